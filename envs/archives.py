@@ -69,7 +69,8 @@ def _check(archive: zipfile.ZipFile, path: Path, most_bytes: int) -> None:
     unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > most_bytes:
         raise ValueError(
-            f"{path} ({_mebibytes(path.stat().st_size)}) would unpack to {_mebibytes(unpacked)}, and at most {_mebibytes(most_bytes)} are "
+            f"{path} ({_mebibytes(path.stat().st_size)}) would unpack to {_mebibytes(unpacked)}, "
+            f"and at most {_mebibytes(most_bytes)} are "
             "taken: it is damaged, or not what it says."
         )
 

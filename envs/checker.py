@@ -193,7 +193,8 @@ async def _check_own_buffers(env: Environment, *, seed: int, actions: Sequence[A
     for returned, copied in kept:
         _require(
             _same(returned, copied),
-            "a later step changed an observation that was returned before: return arrays of their own",
+            "a later step changed an observation that was returned before: return arrays of their "
+            "own",
         )
 
 
@@ -309,7 +310,8 @@ async def _check_frames(env: Environment, *, seed: int, actions: Sequence[Any]) 
         got = [step for part in taken[stream] for step in part.steps]
         _require(
             got == due,
-            f"a stream with one frame every {request.every} steps came with steps {got} instead of {due}",
+            f"a stream with one frame every {request.every} steps came with steps {got} instead "
+            f"of {due}",
         )
     picture: Any = env.render()
     fits = (
@@ -325,14 +327,16 @@ def _frames(info: Info, stream: str) -> Frames:
     part = info.get("frames", {}).get(stream)
     _require(
         isinstance(part, Frames),
-        f"info must have `frames` with the stream {stream!r} that reset was asked for, got {part!r}",
+        f"info must have `frames` with the stream {stream!r} that reset was asked for, got "
+        f"{part!r}",
     )
     size = STREAMS[stream].size
     shape = (len(part.steps), size, size, 3)
     _require(part.images.dtype == np.uint8, f"frames must be uint8, got {part.images.dtype}")
     _require(
         part.images.shape == shape,
-        f"frames of size {size} for steps {part.steps} must have shape {shape}, got {part.images.shape}",
+        f"frames of size {size} for steps {part.steps} must have shape {shape}, got "
+        f"{part.images.shape}",
     )
     return part
 

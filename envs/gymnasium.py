@@ -68,7 +68,8 @@ class GymnasiumEnv(Environment):
         limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
         if limit is None:
             raise ValueError(
-                f"Gymnasium environment {id!r} has no limit of steps of its own: give max_episode_steps."
+                f"Gymnasium environment {id!r} has no limit of steps of its own: give "
+                "max_episode_steps."
             )
         if limit < 1:
             raise ValueError(f"max_episode_steps must be at least 1, got {limit}.")
@@ -113,7 +114,8 @@ class GymnasiumEnv(Environment):
         reward = float(reward)
         if not math.isfinite(reward):
             raise RuntimeError(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step {self._step}."
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step "
+                f"{self._step}."
             )
         return (
             self._layout.read(observation),
@@ -127,7 +129,8 @@ class GymnasiumEnv(Environment):
         """The picture now at its native size, uint8 [height, width, 3]."""
         if not self.spec.renders:
             raise RuntimeError(
-                f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is nothing to see."
+                f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is "
+                "nothing to see."
             )
         if not self._started:
             raise RuntimeError("There is nothing to render: call reset first.")
@@ -171,14 +174,16 @@ class _Layout:
             shapes = {(leaves[key].shape or ())[:2] for key in self._images}
             if len(shapes) > 1:
                 raise ValueError(
-                    f"Gymnasium environment {name!r} has images of several sizes, {sorted(shapes)}: they must share one."
+                    f"Gymnasium environment {name!r} has images of several sizes, "
+                    f"{sorted(shapes)}: they must share one."
                 )
             entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
         if self._vectors:
             for key in self._vectors:
                 if not _is_vector(leaves[key]):
                     raise ValueError(
-                        f"Gymnasium environment {name!r} has observation {leaves[key]}, which is no vector and no image."
+                        f"Gymnasium environment {name!r} has observation {leaves[key]}, which is "
+                        "no vector and no image."
                     )
             flat = [spaces.flatten_space(leaves[key]) for key in self._vectors]
             low, high = (
@@ -199,7 +204,8 @@ class _Layout:
             vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in vectors])
             if not np.isfinite(vector).all():
                 raise RuntimeError(
-                    f"Gymnasium environment {self._name!r} returned an observation that is not finite: {vector}."
+                    f"Gymnasium environment {self._name!r} returned an observation that is not "
+                    f"finite: {vector}."
                 )
             result[PROPRIOCEPTION] = vector
         return result
@@ -215,7 +221,8 @@ def _counted_from_zero(
         return spaces.Discrete(int(space.n)), int(space.start)
     if not isinstance(space, spaces.Box):
         raise ValueError(
-            f"Gymnasium environment {name!r} has actions {space}: only Box and Discrete are supported."
+            f"Gymnasium environment {name!r} has actions {space}: only Box and Discrete are "
+            "supported."
         )
     return space, 0
 
@@ -267,7 +274,8 @@ def _import(module: str, *, id: str) -> None:
                 f"Gymnasium environment {id!r} needs a package that is not installed: {missing}"
             ) from missing
         raise ValueError(
-            f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the Python path?"
+            f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the "
+            "Python path?"
         ) from missing
 
 

@@ -105,7 +105,8 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
         ):
             if importlib.util.find_spec(package) is None:
                 raise RuntimeError(
-                    f"env=mujoco needs the package {package}, which is not installed. Type: {command}"
+                    f"env=mujoco needs the package {package}, which is not installed. Type: "
+                    f"{command}"
                 )
         if isinstance(tasks, str) or not tasks:
             raise ValueError(
@@ -118,7 +119,8 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
             raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
         if not 1 <= max_episode_steps <= METAWORLD_LIMIT:
             raise ValueError(
-                f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got {max_episode_steps}."
+                f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got "
+                f"{max_episode_steps}."
             )
         for kind, value, known in (
             ("camera", camera, CAMERAS),

@@ -43,14 +43,16 @@ def choose_backend() -> str:
         return wanted
     if wanted is not None:
         raise RuntimeError(
-            f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or unset it."
+            f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or "
+            "unset it."
         )
     for backend, groups in BACKENDS.items():
         if all(any(ctypes.util.find_library(library) for library in group) for group in groups):
             os.environ["MUJOCO_GL"] = backend
             return backend
     raise RuntimeError(
-        f"No OpenGL library for images was found (looked for EGL and OSMesa). Install: {APT_COMMAND}"
+        "No OpenGL library for images was found (looked for EGL and OSMesa). Install: "
+        f"{APT_COMMAND}"
     )
 
 

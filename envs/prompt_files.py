@@ -199,7 +199,8 @@ class ParquetPrompts(PromptFile):
             )
         except pyarrow.ArrowInvalid as error:
             raise ValueError(
-                f"{path} is no readable parquet file ({error}). Write it anew, or remove it from the list."
+                f"{path} is no readable parquet file ({error}). Write it anew, or remove it from "
+                "the list."
             ) from error
         _check_columns(self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path)
         self._starts = [0]
@@ -306,7 +307,8 @@ class ParquetPrompts(PromptFile):
 
     def _too_large(self, group: int, verb: str) -> ValueError:
         return ValueError(
-            f"{self.path}, row group {group} (from {self.place(self._starts[group])}) {verb} more than "
+            f"{self.path}, row group {group} (from {self.place(self._starts[group])}) {verb} more "
+            "than "
             f"{MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows a row group."
         )
 
@@ -417,7 +419,8 @@ def _of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> A
 
 def _too_long(path: Path, place: str) -> ValueError:
     return ValueError(
-        f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the row, or take it out."
+        f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the "
+        "row, or take it out."
     )
 
 
@@ -443,8 +446,10 @@ def _check_columns(
     if missing:
         hint = nearest(missing[0], list(found))
         raise ValueError(
-            f"{path} has no column {', '.join(map(repr, missing))}.{hint} It has: {', '.join(found) or '(none)'}. Prompts need "
-            f"{', '.join(known)} (ability and extra_info may be left out), or `question` and `answer` in jsonl as GSM8K ships."
+            f"{path} has no column {', '.join(map(repr, missing))}.{hint} It has: "
+            f"{', '.join(found) or '(none)'}. Prompts need "
+            f"{', '.join(known)} (ability and extra_info may be left out), or `question` and "
+            "`answer` in jsonl as GSM8K ships."
         )
     foreign = [name for name in found if name not in known]
     if foreign:

@@ -47,11 +47,13 @@ class ArmControl:
         )
         if found != ("OSC_POSE", "fixed", True, None, None):
             raise RuntimeError(
-                f"LIBERO's arm is moved by robosuite 1.4.0's OSC_POSE without interpolation; this controller is {found}."
+                "LIBERO's arm is moved by robosuite 1.4.0's OSC_POSE without interpolation; this "
+                f"controller is {found}."
             )
         if type(robot.gripper).__name__ != "PandaGripper":
             raise RuntimeError(
-                f"LIBERO's fingers are robosuite's PandaGripper, not {type(robot.gripper).__name__}."
+                "LIBERO's fingers are robosuite's PandaGripper, not "
+                f"{type(robot.gripper).__name__}."
             )
         self._model, self._data, self._controller, self._gripper = (
             model,

@@ -23,11 +23,13 @@ LABEL = "stand-in"
 HUB_REPOSITORY = "lerobot/libero-assets"  # where hf-libero 0.1.4 itself looks
 NOTICE = (
     "LIBERO runs on stand-in assets: geometry that this project generates, not the benchmark's. "
-    "Success rates on it are NOT LIBERO scores. Set env.assets to a folder of LIBERO's assets for those (docs/libero.md)."
+    "Success rates on it are NOT LIBERO scores. Set env.assets to a folder of LIBERO's assets for "
+    "those (docs/libero.md)."
 )
 HOW_TO = (
     f"Get them by: hf download {HUB_REPOSITORY} --repo-type dataset --local-dir FOLDER, "
-    "or: git clone https://github.com/Lifelong-Robot-Learning/LIBERO (FOLDER is libero/libero/assets there); or use env.assets=stand_in."
+    "or: git clone https://github.com/Lifelong-Robot-Learning/LIBERO (FOLDER is "
+    "libero/libero/assets there); or use env.assets=stand_in."
 )
 SHORT_NOTICE = f"{LABEL} assets: not LIBERO scores"  # fits into the strip above a video
 SHOWN = 5  # missing files named in the message
@@ -77,7 +79,8 @@ def find_assets(wanted: str | Path) -> Assets:
     folder = Path(wanted).expanduser().absolute()
     if not folder.is_dir():
         raise ValueError(
-            f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. {HOW_TO}"
+            f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. "
+            f"{HOW_TO}"
         )
     _check_complete(folder)
     return Assets(folder, stand_in=False)

@@ -59,7 +59,8 @@ def read_initial_states(path: Path) -> NDArray[np.float64]:
         )
     if states.nbytes > MOST_BYTES:
         raise ValueError(
-            f"The initial states {path} are an array of {states.nbytes} bytes; at most {MOST_BYTES} are taken."
+            f"The initial states {path} are an array of {states.nbytes} bytes; at most "
+            f"{MOST_BYTES} are taken."
         )
     if not np.isfinite(states).all():
         raise ValueError(

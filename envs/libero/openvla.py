@@ -88,11 +88,13 @@ def read_statistics(
     known = [name for name in names if name in statistics]
     if not known:
         raise ValueError(
-            f"{path} knows {', '.join(sorted(statistics))}, and none of {', '.join(map(str, names))}: was it trained on {data!r}?"
+            f"{path} knows {', '.join(sorted(statistics))}, and none of "
+            f"{', '.join(map(str, names))}: was it trained on {data!r}?"
         )
     if data is None and len(known) > 1:
         raise ValueError(
-            f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose ranges count."
+            f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose "
+            "ranges count."
         )
     chosen = statistics[known[0]]
     return _quantiles(chosen["action"]), _quantiles(
@@ -118,7 +120,8 @@ def _statistics(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
         if statistics:
             return path, statistics
     raise ValueError(
-        f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be un-normalised."
+        f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be "
+        "un-normalised."
     )
 
 

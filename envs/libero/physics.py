@@ -97,7 +97,8 @@ def motion_differences(simulator: TaskSimulator) -> list[str]:
     if np.abs(moved - RECORDED_MOTION_M).max() <= TOLERANCE_M:
         return []
     return [
-        f"Known actions move the gripper by {moved.round(4).tolist()} m instead of {list(RECORDED_MOTION_M)} m."
+        f"Known actions move the gripper by {moved.round(4).tolist()} m instead of "
+        f"{list(RECORDED_MOTION_M)} m."
     ]
 
 

@@ -91,8 +91,10 @@ class TaskSimulator:
         width = 1 + self.model.nq + self.model.nv
         if self.states.shape[1] != width:
             raise ValueError(
-                f"The initial states of LIBERO task {task.name!r} have {self.states.shape[1]} numbers and its model has {width} "
-                f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets in {assets.folder} are not those of hf-libero "
+                f"The initial states of LIBERO task {task.name!r} have {self.states.shape[1]} "
+                f"numbers and its model has {width} "
+                f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets in "
+                f"{assets.folder} are not those of hf-libero "
                 f"0.1.4, or another version of it is installed. {HOW_TO}"
             )
         self._arm = ArmControl(self.robot, self.model, self.data)
@@ -115,7 +117,8 @@ class TaskSimulator:
         """
         if not 0 <= number < len(self.states):
             raise ValueError(
-                f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0."
+                f"LIBERO task {self.task.name!r} has no initial state {number}: it has "
+                f"{len(self.states)}, numbered from 0."
             )
         self._place(number)
         if number not in self._settled:
@@ -230,7 +233,8 @@ class TaskSimulator:
             np.isfinite(self.data.qpos).all() and np.isfinite(self.data.qvel).all()
         ):
             raise EpisodeFailed(
-                f"The simulation of LIBERO task {self.task.name!r} diverged ({', '.join(diverged) or 'not finite'})."
+                f"The simulation of LIBERO task {self.task.name!r} diverged "
+                f"({', '.join(diverged) or 'not finite'})."
             )
 
 

@@ -94,7 +94,8 @@ def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoT
     if isinstance(tasks, str) or not tasks:
         given = repr(tasks) if isinstance(tasks, str) else "an empty one"
         raise ValueError(
-            f"tasks must be a list of one or more LIBERO tasks, got {given}; null takes all tasks of the suite."
+            f"tasks must be a list of one or more LIBERO tasks, got {given}; null takes all tasks "
+            "of the suite."
         )
     chosen = [_find(str(task), offered=offered, suites=names) for task in tasks]
     if len(set(chosen)) < len(chosen):
@@ -109,7 +110,8 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
         asked = suite_name(suite)
         remedy = f"write suite={'+'.join([*suites, asked])}"
         raise ValueError(
-            f"Task {task!r} is of suite {asked!r}, and the suite of this environment is {', '.join(suites)}: {remedy}."
+            f"Task {task!r} is of suite {asked!r}, and the suite of this environment is "
+            f"{', '.join(suites)}: {remedy}."
         )
     if rest.isdecimal():
         return _numbered(int(rest), task=task, within=within)
@@ -123,7 +125,8 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
         else f"{', '.join(names[:3])}, ... ({len(names)} tasks)"
     )
     raise ValueError(
-        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed}, and their numbers from 0."
+        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed}, and "
+        "their numbers from 0."
     )
 
 
@@ -131,12 +134,14 @@ def _numbered(number: int, *, task: str, within: Sequence[LiberoTask]) -> Libero
     suites = sorted({other.suite for other in within})
     if len(suites) > 1:
         raise ValueError(
-            f"Task number {task!r} is of which suite? Write {suites[0]}/{number} (suites of this run: {', '.join(suites)}), "
+            f"Task number {task!r} is of which suite? Write {suites[0]}/{number} (suites of this "
+            f"run: {', '.join(suites)}), "
             "or tasks=null for all tasks of them."
         )
     if number >= len(within):
         raise ValueError(
-            f"Suite {suites[0]!r} has no task {number}: it has {len(within)}, numbered 0 to {len(within) - 1}."
+            f"Suite {suites[0]!r} has no task {number}: it has {len(within)}, numbered 0 to "
+            f"{len(within) - 1}."
         )
     return within[number]
 

@@ -169,7 +169,8 @@ class TaskSimulator:
         diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
         if diverged or not np.isfinite(self._observation).all():
             raise RuntimeError(
-                f"The simulation of Meta-World task {self.task!r} diverged ({', '.join(diverged) or 'not finite'})."
+                f"The simulation of Meta-World task {self.task!r} diverged "
+                f"({', '.join(diverged) or 'not finite'})."
             )
 
 

@@ -59,7 +59,8 @@ def test_right_program_has_reward_1(env):
         ("solve = lambda v: 0", "test 1 of 10: wrong answer"),
         (
             "print(5)",
-            "test 1 of 10: exit status 1: AttributeError: module '__main__' has no attribute 'solve'",
+            "test 1 of 10: exit status 1: AttributeError: module '__main__' has no attribute "
+            "'solve'",
         ),
     ],
 )
