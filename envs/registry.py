@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from envs.arguments import nearest
 from envs.base import Environment, EnvSpec
-from envs.spec_process import SHIPPED, spec_of_own
+from envs.spec_process import SHIPPED, user_env_spec
 
 ENVS: dict[str, str] = {
     "mujoco": "envs.mujoco:MetaWorldEnv",
@@ -127,7 +127,7 @@ def env_spec(name: str, **kwargs: Any) -> EnvSpec:
     """
     reference = ENVS.get(name, name)
     if _is_own(reference, kwargs):
-        return spec_of_own(name, reference=reference, kwargs=kwargs)
+        return user_env_spec(name, reference=reference, kwargs=kwargs)
     return make_env(name, **kwargs).spec
 
 

@@ -15,7 +15,7 @@ from envs.spec_process import SHIPPED
 async def describe(argument: Mapping[str, str]) -> dict[str, str]:
     """Return the pickled spec or a failure code of `envs.spec_process.FAILURES`.
 
-    The argument is described at `spec_of_own`.
+    The argument is described at `user_env_spec`.
     """
     made = _made(
         argument["name"], argument["reference"], pickle.loads(base64.b64decode(argument["kwargs"]))

@@ -45,7 +45,7 @@ FAILURES: dict[str, type[Exception]] = {
 """The child's failure code to the exception that the caller raises."""
 
 
-def spec_of_own(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvSpec:
+def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvSpec:
     """Return the spec of the environment that `make_env(name, **kwargs)` would make.
 
     Args:

@@ -1,8 +1,8 @@
-"""LIBERO's five suites and 130 tasks: names, numbers, instructions and the step limits of the
-published protocol. Imports no simulator.
+"""LIBERO's five suites and 130 tasks: names, numbers, instructions and published step limits.
 
-Names and order are the installed package's (its order 0, which papers number tasks by); they are
-read from its table of tasks, a file of plain data, without importing the package.
+Imports no simulator. Names and order are the installed package's (its order 0, which papers number
+tasks by); they are read from its table of tasks, a file of plain data, without importing the
+package.
 """
 
 import functools
@@ -36,7 +36,7 @@ class LiberoTask:
     number: int
     """Position in the suite, from 0."""
     instruction: str
-    """The sentence that a policy is given; the benchmark takes it from the name."""
+    """The policy's instruction; the benchmark derives it from the name."""
 
     @property
     def step_limit(self) -> int:
@@ -55,8 +55,7 @@ class LiberoTask:
 
 
 def suite_name(name: object) -> str:
-    """The canonical name of a suite: `libero_spatial`, `spatial` and `Spatial`, `10` and `long` are
-    known.
+    """Return a suite's canonical name, for example of `libero_spatial`, `Spatial` or `long`.
 
     Raises:
         ValueError: There is no such suite.
@@ -77,7 +76,7 @@ def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
 
 
 def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoTask, ...]:
-    """The tasks that a run asks for.
+    """Return a run's tasks.
 
     Args:
         suite: A suite by any name that `suite_name` knows, or several with + between them.
