@@ -31,7 +31,8 @@ REWARD_PARTS, VERDICT = "reward_parts", "verdict"  # keys of a step's info
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
-SAMPLE_CHARACTERS = "0123456789+-*/=^()[]{}\\#.,:;<>\"' \nabcxyzABCXYZ"  # for random actions: digits, and characters that break parsers
+# of random actions: digits, and characters that break parsers
+SAMPLE_CHARACTERS = "0123456789+-*/=^()[]{}\\#.,:;<>\"' \nabcxyzABCXYZ"
 SAMPLE_LENGTH = 80
 
 
@@ -52,7 +53,7 @@ class Messages(gymnasium.Space[list[Message]]):
     """Space of lists of chat messages; includes the empty list."""
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a list of dicts with exactly a known `role` and a `content` of type str."""
+        """Whether `x` is a list of dicts with exactly a known `role` and a str `content`."""
         return isinstance(x, list) and all(_is_message(entry) for entry in x)
 
     def sample(self, mask: Any = None, probability: Any = None) -> list[Message]:

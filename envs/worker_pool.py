@@ -106,7 +106,7 @@ class WorkerPool:
         return self._call(argument, self.settings.deadline_s)
 
     def close(self) -> None:
-        """Kill the processes; running calls fail with `WorkerKilled`. A second call does nothing."""
+        """Kill the processes; running calls fail with `WorkerKilled`. May be called twice."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -50,7 +50,8 @@ def check_physics(simulator: TaskSimulator) -> list[str]:
         warnings.warn(
             "The physics of env=libero is not the one that this project's numbers come from: "
             + " ".join(differences)
-            + " Success rates of the same policy can change by tens of percent; install requirements.lock, or state the versions.",
+            + " Success rates of the same policy can change by tens of percent; "
+            "install requirements.lock, or state the versions.",
             PhysicsWarning,
             stacklevel=2,
         )

@@ -161,7 +161,7 @@ class TaskSimulator:
 
     @property
     def proprioception(self) -> NDArray[np.float32]:
-        """Return float32 [8]: gripper position (3, m), axis times angle (3, rad), fingers (2, m)."""
+        """Return float32 [8]: gripper position (m), axis times angle (rad), fingers (2, m)."""
         return self._sample.felt.copy()
 
     @property

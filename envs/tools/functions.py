@@ -103,7 +103,7 @@ def _describe(function: Callable[..., Any], model: type[pydantic.BaseModel]) -> 
 
 
 def _without_titles(schema: Any) -> Any:
-    """`schema` without pydantic's titles, which repeat the names; a parameter called `title` stays."""
+    """`schema` without pydantic's titles, which repeat names; keeps a parameter called `title`."""
     if isinstance(schema, list):
         return [_without_titles(entry) for entry in schema]
     if not isinstance(schema, dict):

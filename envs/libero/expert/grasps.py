@@ -41,7 +41,7 @@ PALM_OVER_M = (
 
 
 class Grasp(NamedTuple):
-    """Position of the point between the finger tips, and the hand's yaw; at 0 they close along y."""
+    """Position between the finger tips, and the hand's yaw; at 0 they close along y."""
 
     point: Vector
     yaw: float

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
+from envs.libero.expert.clearance import free_place, pass_over
 from envs.libero.expert.grasps import MOUTH_M, TIP_M, Grasp, grasps
 from envs.libero.expert.motion import (
     CLOSED,
@@ -23,7 +24,6 @@ from envs.libero.expert.motion import (
     nearest_yaw,
     pointing_down,
 )
-from envs.libero.expert.clearance import free_place, pass_over
 from envs.libero.scene import (
     Extent,
     Vector,
