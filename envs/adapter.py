@@ -1,10 +1,10 @@
-"""Takes an environment in the form of the user's documents, and makes it an `Environment`.
+"""Wraps an environment in the form of the user's documents as an `Environment`.
 
 That form is a class with `reset(dp_rank, ddp_world_size, seed, options) -> observation` and
-`step(actions) -> (observation, rewards, infos)`, each plain or async, one entry an agent where
-there are several. It cannot say that an episode is over, so the adapter reads that from the infos:
-`terminated` (or `done`) and `success`; `truncated`, or the limit of the spec, cuts an episode
-short.
+`step(actions) -> (observation, rewards, infos)`, each plain or async, with
+one entry per agent if there are several. The form has no end of episode, so the adapter reads it
+from the infos: `terminated` (or `done`) and `success`; `truncated` or the spec's step limit
+truncates an episode.
 
     # in my_module.py
     SumEnv = adapt(MathEnv, spec=EnvSpec(name="sum", tasks=("sum",), ...), batched=True)
@@ -26,7 +26,7 @@ from envs.base import Environment, EnvSpec, Info, Observation, StepResult
 
 
 class ThreeValueEnvironment(Protocol):
-    """The form of the user's documents; both methods may also be async."""
+    """The form of the user's documents; both methods may be async."""
 
     def reset(
         self,
@@ -40,7 +40,7 @@ class ThreeValueEnvironment(Protocol):
     def step(
         self, actions: Any
     ) -> tuple[Observation, Any, Any] | Awaitable[tuple[Observation, Any, Any]]:
-        """Apply the actions; observation, rewards, infos."""
+        """Apply the actions; returns observation, rewards, infos."""
 
 
 class ThreeValueAdapter(Environment):
@@ -59,14 +59,15 @@ class ThreeValueAdapter(Environment):
         """Wrap `environment`.
 
         Args:
-            environment: What is wrapped.
-            spec: What the class does not say of itself: spaces, tasks, limit, number of agents.
-            batched: Whether actions, observations, rewards and infos are lists with one entry an
-                agent; by default where there are several agents. The documents' MathEnv is batched
-                for one agent too.
-            options: Names of the options that `reset` of the class knows, beside `task`.
-            dp_rank: Handed to `reset`; sharding is the caller's business, hence 0 of 1.
-            ddp_world_size: Handed to `reset`.
+            environment: The environment in the documents' form.
+            spec: Properties that the class does not declare: spaces, tasks, step limit, number of
+                agents.
+            batched: Whether actions, observations, rewards and infos are lists with one entry per
+                agent; by default if there are several agents. The documents' MathEnv is batched for
+                one agent too.
+            options: Names of the options that the class's `reset` accepts in addition to `task`.
+            dp_rank: Passed to `reset`; the caller shards, so the default is 0 of 1.
+            ddp_world_size: Passed to `reset`.
         """
         self.spec = dataclasses.replace(spec, renders=False)
         self._environment = environment
@@ -78,7 +79,7 @@ class ThreeValueAdapter(Environment):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """See `Environment.reset`; options other than `frames` are handed on."""
+        """See `Environment.reset`; options other than `frames` are passed on."""
         task = read_options(options, spec=self.spec, further=self._options).task
         self._ended = True
         handed_on = {name: value for name, value in (options or {}).items() if name != "frames"} | {
@@ -93,9 +94,7 @@ class ThreeValueAdapter(Environment):
         return self._unbatch(observation, "observation"), {"task": task}
 
     async def step(self, action: Any) -> StepResult:
-        """See `Environment.step`; with several agents `action` is a list and so is every value but
-        the flags.
-        """
+        """See `Environment.step`; with several agents every value except the flags is a list."""
         if self._ended:
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step."
@@ -104,7 +103,8 @@ class ThreeValueAdapter(Environment):
         result = await _value(self._environment.step(actions))
         if not isinstance(result, tuple) or len(result) != 3:
             raise ValueError(
-                f"step of {type(self._environment).__name__} must return (observation, rewards, infos), got {result!r}."
+                f"step of {type(self._environment).__name__} must return "
+                f"(observation, rewards, infos), got {result!r}."
             )
         observation, rewards, infos = result
         self._steps += 1
@@ -124,7 +124,7 @@ class ThreeValueAdapter(Environment):
             merged["success"] = all(bool(info.get("success", False)) for info in agents)
         reward: Any = np.asarray(
             self._unbatch(rewards, "reward"), dtype=np.float64
-        )  # one an agent: an array, so that chunks can sum it
+        )  # several agents: an array, so that chunks can sum it
         reward = float(reward) if self.spec.num_agents == 1 else reward
         return self._unbatch(observation, "observation"), reward, terminated, truncated, merged
 
@@ -139,7 +139,8 @@ class ThreeValueAdapter(Environment):
             return [checked] if self._batched else checked
         if not isinstance(action, (list, tuple)) or len(action) != self.spec.num_agents:
             raise ValueError(
-                f"step needs a list of {self.spec.num_agents} actions, one an agent, got {action!r}."
+                f"step needs a list of {self.spec.num_agents} actions, one per agent, got "
+                f"{action!r}."
             )
         return [checked_action(entry, space=space) for entry in action]
 
@@ -148,7 +149,7 @@ class ThreeValueAdapter(Environment):
             return values
         if len(values) != self.spec.num_agents:
             raise ValueError(
-                f"Expected one {what} an agent ({self.spec.num_agents}), got {len(values)}."
+                f"Expected one {what} per agent ({self.spec.num_agents}), got {len(values)}."
             )
         return values[0] if self.spec.num_agents == 1 else list(values)
 
@@ -156,7 +157,7 @@ class ThreeValueAdapter(Environment):
         agents = list(infos) if isinstance(infos, (list, tuple, np.ndarray)) else [infos]
         if not agents or not all(isinstance(info, Mapping) for info in agents):
             raise ValueError(
-                f"infos must be a dict, or a list with one dict an agent, got {infos!r}."
+                f"infos must be a dict, or a list with one dict per agent, got {infos!r}."
             )
         return agents
 
@@ -168,9 +169,7 @@ def adapt(
     batched: bool | None = None,
     options: Sequence[str] = (),
 ) -> type[Environment]:
-    """The `Environment` class of a class in the documents' form; its constructor takes what
-    `environment_class` takes.
-    """
+    """Return an `Environment` class for a class in the documents' form, with its constructor."""
 
     class Adapted(ThreeValueAdapter):
         def __init__(self, **kwargs: Any) -> None:

@@ -1,9 +1,9 @@
-"""Zip archives from elsewhere: what they unpack to is bounded before anything is unpacked.
+"""Bounds the unpacked size of untrusted zip archives before unpacking.
 
-A megabyte of zeros in a zip takes a kilobyte, so a small file may fill the memory. An archive says
-what each entry unpacks to, and readers (Python's and PyTorch's) unpack no more of it than that: the
-sum of these sizes is the bound. Left out: what the content asks for when it is read, such as the
-shape of an array.
+A megabyte of zeros takes a kilobyte in a zip, so a small file may fill the memory. The archive
+declares each entry's size, and readers (Python's and PyTorch's) unpack no more: the sum of these
+sizes is bounded. Left out: memory that the content requests when it is read, such as an array's
+shape.
 """
 
 import struct
@@ -21,14 +21,14 @@ DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What reading a zip archive raises for damage, a method that is not known, or encryption."""
+"""Exceptions of reading a zip archive that is damaged, encrypted or of an unknown method."""
 
 
 def check_archive(path: Path, *, most_bytes: int) -> None:
-    """Refuse an archive whose entries unpack to more than `most_bytes`; only its directory is read.
+    """Refuse an archive whose entries unpack to more than `most_bytes`; reads only its directory.
 
     Raises:
-        ValueError: It does, or it is no zip archive; the message names sizes and bound.
+        ValueError: It is too large or no zip archive; the message has sizes and bound.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -38,18 +38,17 @@ def check_archive(path: Path, *, most_bytes: int) -> None:
 
 
 def check_stored(path: Path) -> None:
-    """Refuse an archive that unpacks to more than its own size, as no file that `torch.save` writes
-    does: it compresses nothing.
+    """Refuse an archive that unpacks to more than its own size; `torch.save` does not compress.
 
     Raises:
-        ValueError: It does.
+        ValueError: It unpacks to more.
     """
-    if zipfile.is_zipfile(path):  # files of PyTorch before 1.6 are not
+    if zipfile.is_zipfile(path):  # files of PyTorch before 1.6 are no zip
         check_archive(path, most_bytes=path.stat().st_size)
 
 
 def read_entry(path: Path, *, ending: str, most_bytes: int) -> bytes:
-    """The content of the first entry whose name ends so, from an archive within `most_bytes`.
+    """Read the first entry whose name ends in `ending`, from an archive within `most_bytes`.
 
     Raises:
         ValueError: The archive is damaged, unpacks to more, or has no such entry.
@@ -69,7 +68,8 @@ def _check(archive: zipfile.ZipFile, path: Path, most_bytes: int) -> None:
     unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > most_bytes:
         raise ValueError(
-            f"{path} ({_mebibytes(path.stat().st_size)}) would unpack to {_mebibytes(unpacked)}, and at most {_mebibytes(most_bytes)} are "
+            f"{path} ({_mebibytes(path.stat().st_size)}) would unpack to {_mebibytes(unpacked)}, "
+            f"and at most {_mebibytes(most_bytes)} are "
             "taken: it is damaged, or not what it says."
         )
 

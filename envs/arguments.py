@@ -1,6 +1,4 @@
-"""What a caller hands to an environment, read and checked in one place: seed and options of
-`reset`, and actions.
-"""
+"""Checks arguments of environments: seed and options of `reset`, and actions."""
 
 import difflib
 import math
@@ -12,11 +10,11 @@ from gymnasium import spaces
 
 from envs.base import EnvSpec, FrameRequest
 
-SHORTEST_DEADLINE_S = 0.001  # not even a process that is there answers within less
+SHORTEST_DEADLINE_S = 0.001  # a running process needs at least this long to answer
 
 
 class ResetOptions(NamedTuple):
-    """The options that every environment knows."""
+    """The options that every environment accepts."""
 
     task: str
     frames: dict[str, FrameRequest]
@@ -25,24 +23,27 @@ class ResetOptions(NamedTuple):
 def read_options(
     options: Mapping[str, Any] | None, *, spec: EnvSpec, further: Sequence[str] = ()
 ) -> ResetOptions:
-    """Task (the first of `spec.tasks` by default) and frame streams; `further` names what else the
-    environment knows.
+    """Read task (default: the first of `spec.tasks`) and frame streams.
+
+    `further` names the environment's additional options.
 
     Raises:
-        ValueError: An unknown option or task, frames that are no requests, or frames of an
-            environment that has nothing to see.
+        ValueError: An unknown option or task, a frame stream that is no FrameRequest, or frames of
+            an environment without images.
     """
     options = options or {}
     known = ("task", "frames", *further)
     for name in options:
         if name not in known:
             raise ValueError(
-                f"Unknown reset option {name!r}.{nearest(name, known)} Known: {', '.join(sorted(known))}."
+                f"Unknown reset option {name!r}.{nearest(name, known)} "
+                f"Known: {', '.join(sorted(known))}."
             )
     task = options.get("task", spec.tasks[0])
     if task not in spec.tasks:
         raise ValueError(
-            f"Unknown task {task!r}.{nearest(task, spec.tasks)} This environment has: {', '.join(spec.tasks)}."
+            f"Unknown task {task!r}.{nearest(task, spec.tasks)} "
+            f"This environment has: {', '.join(spec.tasks)}."
         )
     frames = options.get("frames") or {}
     for stream, request in frames.items():
@@ -56,15 +57,16 @@ def read_options(
 
 
 def checked_tasks(tasks: Sequence[str] | str) -> Sequence[str]:
-    """The tasks that an environment is asked for, as a list.
+    """Return the requested tasks as a list.
 
     Raises:
-        ValueError: None at all, or one twice.
+        ValueError: The list is empty or has duplicates.
     """
     tasks = [tasks] if isinstance(tasks, str) else tasks
     if not tasks:
         raise ValueError(
-            "tasks must be a list of one or more, got an empty one; null takes the environment's own."
+            "tasks must be a list of one or more, got an empty one; null takes the environment's "
+            "own."
         )
     if len(set(tasks)) < len(tasks):
         raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
@@ -72,10 +74,10 @@ def checked_tasks(tasks: Sequence[str] | str) -> Sequence[str]:
 
 
 def checked_deadline(name: str, seconds: float) -> float:
-    """`seconds`, of which something has the time to answer.
+    """Return `seconds` if it is a usable deadline.
 
     Raises:
-        ValueError: Less than a millisecond, or not finite.
+        ValueError: Below a millisecond, or not finite.
     """
     if not SHORTEST_DEADLINE_S <= seconds < math.inf:
         raise ValueError(
@@ -85,7 +87,7 @@ def checked_deadline(name: str, seconds: float) -> float:
 
 
 def checked_seed(seed: int | None) -> int | None:
-    """`seed` as a plain int (it may be NumPy's), or None for an episode that need not be repeated.
+    """Return `seed` as a plain int (NumPy integers are accepted), or None for an unseeded episode.
 
     Raises:
         ValueError: A negative seed.
@@ -98,12 +100,13 @@ def checked_seed(seed: int | None) -> int | None:
 
 
 def checked_action(action: Any, *, space: spaces.Space[Any]) -> Any:
-    """`action` as `space` has it: an int for Discrete, an array of the space's dtype for Box, as it
-    is for others.
+    """Return `action` in the form of `space`.
+
+    An int for Discrete, an array of the space's dtype for Box, unchanged for other spaces.
 
     Raises:
-        ValueError: Another shape or kind of number, NaN, or a value outside of the space; the
-            message says which.
+        ValueError: Wrong shape or kind of number, NaN, or a value outside the space; the message
+            names the fault.
     """
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         if not space.contains(action):
@@ -133,6 +136,6 @@ def checked_action(action: Any, *, space: spaces.Space[Any]) -> Any:
 
 
 def nearest(name: object, known: Sequence[str]) -> str:
-    """A sentence that proposes the nearest known name, or nothing."""
+    """Return a sentence proposing the nearest known name, or an empty string."""
     matches = difflib.get_close_matches(str(name), known, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -1,14 +1,13 @@
-"""The environment contract: Gymnasium's five values, asynchronous, with one call for a chunk of
-actions.
+"""The environment contract: asynchronous, Gymnasium's five values, and one call per action chunk.
 
-An environment is stepped by an EnvServer that may live in another process, so everything here is
-picklable data. Rendering is the cost of a simulator, hence the two rules of the contract:
-`step_chunk` renders the observation after the last action only, and further frames are rendered
-only for the streams that `reset` was asked for (`FrameRequest`).
+An EnvServer in another process may step the environment, so everything here is picklable data.
+Rendering dominates a simulator's cost. `step_chunk` therefore renders only the observation after
+the last action, and other frames are rendered only for the streams requested at `reset`
+(`FrameRequest`).
 
-Left out on purpose: the user's documents have `reset(dp_rank, ddp_world_size, seed, options)` and a
-3-value `step`. Sharding is no business of an environment, and `terminated` and `truncated` are two
-ideas; `envs.adapter` takes such a class.
+Left out: the form in the user's documents, `reset(dp_rank, ddp_world_size, seed, options)` and a
+3-value `step`. Environments do not shard, and `terminated` and `truncated` are separate signals.
+`envs.adapter` wraps such a class.
 """
 
 import abc
@@ -22,14 +21,14 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-# Keys of an embodied observation. An environment leaves out what it does not have.
+# Keys of an embodied observation; an environment omits those it lacks.
 IMAGES = "images"  # uint8 [cameras, height, width, 3]
-# float32 [P]: what the robot feels; never the pose of an object or of the goal
+# float32 [P]: the robot's own state; never the pose of an object or of the goal
 PROPRIOCEPTION = "proprioception"
 INSTRUCTION = "instruction"  # str
 
-# a Mapping with the keys above for embodied environments; whatever a text environment says
-# otherwise
+# Embodied environments: a Mapping with the keys above. Text environments:
+# `envs.text.TextObservation`.
 Observation = Any
 Info = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, Info]
@@ -37,54 +36,51 @@ StepResult = tuple[Observation, float, bool, bool, Info]
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a policy and a planner must know of an environment before its first reset."""
+    """Properties of an environment that policy and planner need before the first reset."""
 
     name: str
     """Registry name, for example `mujoco`."""
     tasks: tuple[str, ...]
     """Names that `reset(options={"task": name})` accepts; at least one."""
     observation_space: gymnasium.Space[Any]
-    """Space of the observations; a `gymnasium.spaces.Dict` with the keys above for embodied
-    environments.
+    """Space of one observation. Embodied: a `gymnasium.spaces.Dict` of `images` uint8
+    [cameras, height, width, 3], `proprioception` float32 [P] and `instruction` (str).
     """
     action_space: gymnasium.Space[Any]
-    """Space of one action; `Box` (continuous) or `Discrete`."""
+    """Space of one action: `Box` (continuous, shape [A]) or `Discrete`."""
     max_episode_steps: int
-    """Environment steps after which an episode is truncated."""
+    """Episode limit, in environment steps; longer episodes are truncated."""
     reports_success: bool = True
-    """Whether `info["success"]` is the benchmark's own flag; if not, only the return says how an
-    episode went.
+    """Whether `info["success"]` is the benchmark's own flag; if not, the return is the only score.
     """
     renders: bool = True
-    """Whether `render` and the frame streams work; if not, asking for frames is refused."""
+    """Whether `render` and the frame streams work; if not, `reset` refuses frame requests."""
     replayable: bool = True
-    """Whether seed and actions fix the episode; a real robot says False, and its lost episodes are
-    not replayed.
+    """Whether seed and actions determine the episode; if not (a real robot), lost episodes are not
+    replayed.
     """
     num_agents: int = 1
-    """Agents that act; with more than one, `step` takes a list of actions and returns one entry an
-    agent.
+    """Number of acting agents N; for N > 1, `step` takes N actions and returns N observations and
+    rewards.
     """
     check_row: Callable[[Any], object] | None = None
-    """Raises ValueError for a row of the prompt columns (`envs.prompt_files.PromptRow`) that
-    `reset(options={"row": …})` would refuse; None where none is but those without a ground truth.
-    It is pickled, so it is a function of a module."""
+    """Raises ValueError for a prompt row (`envs.prompt_files.PromptRow`) that
+    `reset(options={"row": …})` would refuse; None if only rows without a ground truth are refused.
+    A module-level function, because specs are pickled.
+    """
     leaves_ungraded: bool = False
-    """Whether it asks what it cannot grade, because somebody else decides: such an episode has
-    `info["success"]` None and a reward without meaning, and is left out of every statistic of
-    success and return."""
+    """Whether some episodes have no verdict: `info["success"]` is None and the reward has no
+    meaning. Statistics of success and return exclude them.
+    """
     notice: str = ""
-    """What whoever reads a number of this environment must know; metric files, videos and reports
-    carry it. Nothing by default.
+    """Caveat for readers of this environment's numbers; metric files, videos and reports show it.
     """
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError for the first field that nobody could work with; `pickle` makes a spec
-        without this.
-        """
+        """Raise ValueError for the first invalid field; unpickling a spec skips this check."""
         for name, (is_sound, expected) in _FIELDS.items():
             value = getattr(self, name)
             if not is_sound(value):
@@ -134,19 +130,18 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "leaves_ungraded": _FLAG,
     "notice": (lambda value: isinstance(value, str), "text"),
 }
-"""Of each field of a spec: what it is checked by, and what is expected of it."""
+"""Field of a spec to its check and the expectation that an error message states."""
 
 
 @dataclass(frozen=True)
 class FrameRequest:
-    """A stream of frames beside the observations, for the video encoder or the recorder:
-    `options={"frames": {name: request}}`.
+    """Requests a stream of frames in addition to the observations, for video encoder or recorder.
+
+    Passed to `reset` as `options={"frames": {name: request}}`.
     """
 
     every: int
-    """Environment steps between two frames; the frame after reset and the one after the last step
-    are always there.
-    """
+    """Environment steps between frames; reset and the last step always have a frame."""
     size: int
     """Height and width in pixels."""
 
@@ -158,8 +153,9 @@ class FrameRequest:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of one stream: `images` uint8 [N, size, size, 3], taken after environment steps
-    `steps` [N] (0 is the reset).
+    """N frames of one stream: `images` uint8 [N, size, size, 3], and their environment `steps` [N].
+
+    Step 0 is the reset.
     """
 
     images: NDArray[np.uint8]
@@ -167,16 +163,17 @@ class Frames:
 
 
 class EpisodeFailed(RuntimeError):
-    """This episode cannot be scored, and would not be if it were played again: it is counted as
-    failed, and never scored.
+    """The episode cannot be scored, and a replay would fail too: it counts as failed, without a
+    score.
 
-    The environment that raises it is sound, and its next episode may be played.
+    The environment stays usable; its next episode can be played.
     """
 
 
 class Environment(abc.ABC):
-    """One environment. Subclasses implement `reset`, `step` and `render`; simulators override
-    `step_chunk` to render less.
+    """One environment: subclasses implement `reset`, `step` and `render`.
+
+    Simulators override `step_chunk` to render less.
     """
 
     spec: EnvSpec
@@ -185,44 +182,44 @@ class Environment(abc.ABC):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Start an episode. The same `seed` and `options` give the same episode for the same
-        actions.
+        """Start an episode; seed, options and actions determine it if `spec.replayable`.
 
         Args:
-            seed: Fixes everything random in the episode.
+            seed: Seeds all randomness of the episode.
             options: `task` (one of `spec.tasks`; the first by default), `frames` ({stream:
-                FrameRequest}), and what else the environment documents.
+                FrameRequest}), and options that the environment documents.
 
         Returns:
-            Observation and info; info has `task` and, where frames were asked for, `frames`
-            ({stream: Frames}).
+            Observation and info; info has `task` and, if frames were requested, `frames` ({stream:
+            Frames}).
 
         Raises:
-            ValueError: An unknown task or option, with the known ones.
+            ValueError: An unknown task or option; the message lists the known ones.
         """
 
     @abc.abstractmethod
     async def step(self, action: Any) -> StepResult:
-        """Apply one action; Gymnasium's (observation, reward, terminated, truncated, info).
+        """Apply one action; returns (observation, reward, terminated, truncated, info).
 
-        info has `success` where `spec.reports_success` (None where `spec.leaves_ungraded` and
-        nobody here can say), and `frames` where asked for at reset.
+        info has `success` if `spec.reports_success` (None for an ungraded episode, see
+        `spec.leaves_ungraded`), and `frames` if `reset` requested them.
 
         Raises:
-            ValueError: An action of the wrong shape, with NaN, or outside of the space.
-            RuntimeError: A step before `reset` or after the end of the episode.
+            ValueError: The action has the wrong shape, has NaN, or lies outside the space.
+            RuntimeError: No episode runs: `reset` was not called, or the episode ended.
         """
 
     async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        """Apply up to K actions and stop where the episode ends; rewards are summed.
+        """Apply K actions, stopping at the end of the episode; sums the rewards.
 
         Returns:
-            The values of the last executed step; info also has `executed`, the number of actions
-            applied, and all frames of the chunk.
+            The last executed step's values, with the summed reward. info also has `executed`
+            (number of applied actions) and all frames of the chunk.
         """
         if len(actions) == 0:
             raise ValueError("step_chunk needs at least one action.")
-        total, frames = 0.0, FrameBuffer()
+        total = 0.0
+        frames = FrameBuffer()
         for executed, action in enumerate(actions, start=1):
             observation, reward, terminated, truncated, info = await self.step(action)
             total += reward
@@ -236,16 +233,18 @@ class Environment(abc.ABC):
 
     @abc.abstractmethod
     def render(self) -> NDArray[np.uint8]:
-        """The current camera image, uint8 [height, width, 3]; raises RuntimeError where there is
-        nothing to see.
+        """Return the current camera image, uint8 [height, width, 3].
+
+        Raises:
+            RuntimeError: The environment has no image.
         """
 
     async def close(self) -> None:  # noqa: B027  (optional: most environments hold nothing)
-        """Release simulators and processes; may be called twice."""
+        """Release simulators and processes; a second call does nothing."""
 
 
 class FrameBuffer:
-    """Collects frames of several streams and hands them out as `Frames`."""
+    """Collects frames of several streams, to return them as `Frames`."""
 
     def __init__(self) -> None:
         self.streams: dict[str, tuple[list[NDArray[np.uint8]], list[int]]] = {}
@@ -257,13 +256,13 @@ class FrameBuffer:
         steps.append(step)
 
     def extend(self, frames: Mapping[str, Frames]) -> None:
-        """Append what `info["frames"]` holds."""
+        """Append the frames of `info["frames"]`."""
         for stream, part in frames.items():
             for image, step in zip(part.images, part.steps, strict=True):
                 self.add(stream, image, step)
 
     def take(self) -> dict[str, Frames]:
-        """Hand out everything collected so far and start anew."""
+        """Return the collected frames and empty the buffer."""
         taken = {
             name: Frames(np.stack(images), tuple(steps))
             for name, (images, steps) in self.streams.items()

@@ -1,12 +1,10 @@
-"""`check_env`: whether an environment keeps the contract of `envs.base`. Public: run it on your own
-before you train on it.
+"""`check_env` tests an environment against the contract of `envs.base`; run it before training.
 
     from envs.checker import check_env
     check_env(MyEnvironment())
 
-It plays a few short episodes with random actions and one to its end, and raises AssertionError with
-a sentence for the first thing that is wrong. Left out: whether the task makes sense, and faults
-that only another process or machine would show.
+It plays short episodes with random actions and one to its end, and raises AssertionError for the
+first violation. Left out: the task's sense, and faults that need another process or machine.
 """
 
 import asyncio
@@ -21,7 +19,7 @@ from gymnasium import spaces
 
 from envs.base import Environment, EnvSpec, FrameRequest, Frames, Info, Observation
 
-CHECK_STEPS = 12  # of the episodes that are compared
+CHECK_STEPS = 12  # of the compared episodes
 CHUNK = 5
 STREAMS = {"often": FrameRequest(every=1, size=24), "seldom": FrameRequest(every=4, size=16)}
 
@@ -30,7 +28,7 @@ def check_env(env: Environment, *, seed: int = 0) -> None:
     """Check a freshly made environment, and close it.
 
     Raises:
-        AssertionError: What is wrong, in one sentence.
+        AssertionError: The first violation, in one sentence.
     """
     asyncio.run(_check_and_close(env, seed=seed))
 
@@ -90,9 +88,7 @@ def _check_spec(spec: EnvSpec) -> None:
 
 
 async def _play(env: Environment, *, seed: int, actions: Sequence[Any], chunk: int) -> list[Any]:
-    """Reset and play `actions` in chunks (1: by `step`) until they or the episode end; every value
-    is checked and kept as a copy.
-    """
+    """Resets, plays `actions` in chunks (1: by `step`), checks and copies every value."""
     observation, info = await _reset(env, seed=seed)
     played: list[Any] = [copy.deepcopy((observation, info))]
     for start in range(0, len(actions), chunk):
@@ -193,7 +189,8 @@ async def _check_own_buffers(env: Environment, *, seed: int, actions: Sequence[A
     for returned, copied in kept:
         _require(
             _same(returned, copied),
-            "a later step changed an observation that was returned before: return arrays of their own",
+            "a later step changed an observation that was returned before: return arrays of their "
+            "own",
         )
 
 
@@ -309,7 +306,8 @@ async def _check_frames(env: Environment, *, seed: int, actions: Sequence[Any]) 
         got = [step for part in taken[stream] for step in part.steps]
         _require(
             got == due,
-            f"a stream with one frame every {request.every} steps came with steps {got} instead of {due}",
+            f"a stream with one frame every {request.every} steps came with steps {got} instead "
+            f"of {due}",
         )
     picture: Any = env.render()
     fits = (
@@ -325,14 +323,16 @@ def _frames(info: Info, stream: str) -> Frames:
     part = info.get("frames", {}).get(stream)
     _require(
         isinstance(part, Frames),
-        f"info must have `frames` with the stream {stream!r} that reset was asked for, got {part!r}",
+        f"info must have `frames` with the stream {stream!r} that reset was asked for, got "
+        f"{part!r}",
     )
     size = STREAMS[stream].size
     shape = (len(part.steps), size, size, 3)
     _require(part.images.dtype == np.uint8, f"frames must be uint8, got {part.images.dtype}")
     _require(
         part.images.shape == shape,
-        f"frames of size {size} for steps {part.steps} must have shape {shape}, got {part.images.shape}",
+        f"frames of size {size} for steps {part.steps} must have shape {shape}, got "
+        f"{part.images.shape}",
     )
     return part
 

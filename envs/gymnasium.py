@@ -1,13 +1,13 @@
 """Any registered Gymnasium environment behind the contract: `env=gymnasium env.id=CartPole-v1`.
 
-An image observation stands under `images` at its native size, everything else flattened to one
-float32 vector under `proprioception`; there is no instruction. Frame streams come from Gymnasium's
-own `rgb_array` rendering, scaled to the size asked for. Success is reported where the environment's
-infos have `is_success` or `success`, which one step at construction tells. Environments that a
-package registers when it is imported are named as Gymnasium does it: `env.id=my_package:MyEnv-v0`.
+Image observations are in `images` at their native size, everything else is flattened to one float32
+vector in `proprioception`; there is no instruction. Frame streams come from Gymnasium's `rgb_array`
+rendering, scaled to the requested size. Success is reported if the infos have `is_success` or
+`success`, as one step at construction shows. An environment that a package registers at import is
+named as in Gymnasium: `env.id=my_package:MyEnv-v0`.
 
-Left out: actions other than Box and Discrete, and observations of text, graphs and sequences: these
-are refused with that sentence.
+Left out: actions other than Box and Discrete, and observations of text, graphs and sequences, which
+are refused.
 """
 
 import copy
@@ -48,19 +48,17 @@ class GymnasiumEnv(Environment):
     """One registered Gymnasium environment."""
 
     def __init__(self, id: str, max_episode_steps: int | None = None, **kwargs: Any) -> None:
-        """Make the environment; it has no images of itself before frames are asked for.
+        """Make the environment; it renders nothing until frames are requested.
 
         Args:
-            id: Gymnasium id, for example `Reacher-v5`, or `module:id` where importing the module
+            id: Gymnasium id, for example `Reacher-v5`, or `module:id` if importing the module
                 registers it.
-            max_episode_steps: Steps after which an episode is truncated; by default what the
-                environment is registered with.
-            kwargs: Handed to `gymnasium.make`.
+            max_episode_steps: Step limit of an episode; by default the registered one.
+            kwargs: Passed to `gymnasium.make`.
 
         Raises:
-            ValueError: An unknown id (answered with the nearest known ones), arguments that the
-                environment does not take, spaces that do not fit the contract, or no limit of steps
-                anywhere.
+            ValueError: An unknown id (the message has the nearest known ones), unknown arguments,
+                spaces outside the contract, or no step limit.
             RuntimeError: A package that the environment needs is missing.
         """
         registered = _registered(id)
@@ -68,7 +66,8 @@ class GymnasiumEnv(Environment):
         limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
         if limit is None:
             raise ValueError(
-                f"Gymnasium environment {id!r} has no limit of steps of its own: give max_episode_steps."
+                f"Gymnasium environment {id!r} has no limit of steps of its own: give "
+                "max_episode_steps."
             )
         if limit < 1:
             raise ValueError(f"max_episode_steps must be at least 1, got {limit}.")
@@ -113,7 +112,8 @@ class GymnasiumEnv(Environment):
         reward = float(reward)
         if not math.isfinite(reward):
             raise RuntimeError(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step {self._step}."
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step "
+                f"{self._step}."
             )
         return (
             self._layout.read(observation),
@@ -124,10 +124,11 @@ class GymnasiumEnv(Environment):
         )
 
     def render(self) -> NDArray[np.uint8]:
-        """The picture now at its native size, uint8 [height, width, 3]."""
+        """Return the current picture at its native size, uint8 [height, width, 3]."""
         if not self.spec.renders:
             raise RuntimeError(
-                f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is nothing to see."
+                f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is "
+                "nothing to see."
             )
         if not self._started:
             raise RuntimeError("There is nothing to render: call reset first.")
@@ -158,7 +159,7 @@ class GymnasiumEnv(Environment):
 
 
 class _Layout:
-    """Where each part of a Gymnasium observation goes."""
+    """Maps the parts of a Gymnasium observation to the contract's keys."""
 
     def __init__(self, space: spaces.Space[Any], *, name: str) -> None:
         self._space, self._name = space, name
@@ -171,14 +172,16 @@ class _Layout:
             shapes = {(leaves[key].shape or ())[:2] for key in self._images}
             if len(shapes) > 1:
                 raise ValueError(
-                    f"Gymnasium environment {name!r} has images of several sizes, {sorted(shapes)}: they must share one."
+                    f"Gymnasium environment {name!r} has images of several sizes, "
+                    f"{sorted(shapes)}: they must share one."
                 )
             entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
         if self._vectors:
             for key in self._vectors:
                 if not _is_vector(leaves[key]):
                     raise ValueError(
-                        f"Gymnasium environment {name!r} has observation {leaves[key]}, which is no vector and no image."
+                        f"Gymnasium environment {name!r} has observation {leaves[key]}, which is "
+                        "no vector and no image."
                     )
             flat = [spaces.flatten_space(leaves[key]) for key in self._vectors]
             low, high = (
@@ -189,7 +192,7 @@ class _Layout:
         self.space = spaces.Dict(entries)
 
     def read(self, observation: Any) -> dict[str, Any]:
-        """The observation as the contract has it, in arrays of its own."""
+        """Return the observation in the contract's form, in new arrays."""
         parts = observation if isinstance(self._space, spaces.Dict) else {"": observation}
         result: dict[str, Any] = {}
         if self._images:
@@ -199,7 +202,8 @@ class _Layout:
             vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in vectors])
             if not np.isfinite(vector).all():
                 raise RuntimeError(
-                    f"Gymnasium environment {self._name!r} returned an observation that is not finite: {vector}."
+                    f"Gymnasium environment {self._name!r} returned an observation that is not "
+                    f"finite: {vector}."
                 )
             result[PROPRIOCEPTION] = vector
         return result
@@ -208,14 +212,13 @@ class _Layout:
 def _counted_from_zero(
     space: spaces.Space[Any], *, name: str
 ) -> tuple[spaces.Box | spaces.Discrete, int]:
-    """The action space as policies see it, and what is added to their actions: the first of a
-    Discrete space need not be 0.
-    """
+    """Zero-based action space, and the offset of a Discrete space's first action."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n)), int(space.start)
     if not isinstance(space, spaces.Box):
         raise ValueError(
-            f"Gymnasium environment {name!r} has actions {space}: only Box and Discrete are supported."
+            f"Gymnasium environment {name!r} has actions {space}: only Box and Discrete are "
+            "supported."
         )
     return space, 0
 
@@ -237,9 +240,7 @@ def _is_vector(space: spaces.Space[Any]) -> bool:
 
 
 def _registered(id: str) -> EnvRegistration:
-    """What is registered as `id`; in `module:id` the module is imported first, as by
-    `gymnasium.make`.
-    """
+    """Registration of `id`; for `module:id`, imports the module first, as `gymnasium.make` does."""
     module, _, name = id.rpartition(":")
     if module:
         _import(module, id=id)
@@ -267,7 +268,8 @@ def _import(module: str, *, id: str) -> None:
                 f"Gymnasium environment {id!r} needs a package that is not installed: {missing}"
             ) from missing
         raise ValueError(
-            f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the Python path?"
+            f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the "
+            "Python path?"
         ) from missing
 
 
@@ -300,7 +302,7 @@ def _make(
         raise ValueError(f"Gymnasium environment {id!r} cannot be made: {refused}") from refused
     if isinstance(
         env.unwrapped, MujocoEnv
-    ):  # before its render context exists: shadows and multisampling cost 22 times the rest
+    ):  # before the render context exists: shadows and multisampling cost 22 times the rest
         env.unwrapped.model.vis.quality.shadowsize = env.unwrapped.model.vis.quality.offsamples = 0
     return env
 
@@ -316,7 +318,7 @@ def _draws(registered: EnvRegistration) -> bool:
 
 
 def _has_opengl(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether there is a library for what MuJoCo draws; others draw without OpenGL."""
+    """Whether OpenGL is available for MuJoCo; other environments draw without it."""
     if not isinstance(env.unwrapped, MujocoEnv):
         return True
     try:

@@ -1,9 +1,8 @@
-"""Meta-World's MuJoCo manipulation tasks as language-conditioned environments: camera image,
-proprioception and instruction in, motion out.
+"""Meta-World's MuJoCo manipulation tasks as language-conditioned environments.
 
-One instance serves any of its tasks in any order: a simulator is built when its task is first asked
-for (about a second with its renderer) and reused between episodes. Success is the benchmark's own
-flag; at any step it ends the episode. The reward is 1 at success and 0 before. Meta-World's goal
+One instance serves its tasks in any order: a simulator is built at the first request for its task
+(about a second with its renderer) and reused between episodes. Success is the benchmark's flag and
+ends the episode at any step. The reward is 1 at success and 0 before. Meta-World's goal
 markers are part of the scene that the camera sees; poses of objects and goals are in no
 observation.
 
@@ -30,8 +29,7 @@ from envs.simulator_episode import SimulatorEnv
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
     from envs.metaworld.simulator import TaskSimulator
 
-# Without dependencies: its metadata pins MuJoCo 3.3.0. It runs on 3.8.1, with which the project's
-# numbers were measured.
+# Without dependencies: its metadata pins MuJoCo 3.3.0, but the project's numbers come from 3.8.1.
 INSTALL = "python -m pip install --no-deps metaworld==3.1.1"
 DEFAULT_TASKS = (
     "drawer-open",
@@ -59,11 +57,10 @@ WORDS = gymnasium.spaces.Text(
 
 @dataclass(frozen=True)
 class TableCamera:
-    """Our camera: close to the table and from in front of the objects, chosen by looking at all
-    tasks at reset, half-way and success.
+    """Our camera, close to the table and in front of the objects.
 
-    Meta-World's own cameras stand further off, where a handle is smaller than a pixel of a 64x64
-    image, or see its back.
+    Chosen on images of all tasks at reset, half-way and success. From Meta-World's cameras a handle
+    is smaller than a pixel of a 64x64 image, or seen from behind.
     """
 
     lookat: tuple[float, float, float] = (0.0, 0.7, 0.15)
@@ -83,21 +80,20 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
         max_episode_steps: int = 120,
         render_quality: RenderQuality = "fast",
     ) -> None:
-        """Cheap: simulators and the OpenGL context are made when they are first needed.
+        """Check the arguments; simulators and the OpenGL context are made at first use.
 
         Args:
             tasks: Names of Meta-World's tasks (`envs.metaworld.suite.INSTRUCTIONS`), with or
                 without `-v3`.
             image_size: Height and width of the observation's image in pixels.
             camera: `table` (ours, see `TableCamera`) or one of Meta-World's.
-            max_episode_steps: Steps after which an episode is truncated; at most Meta-World's 500.
+            max_episode_steps: Step limit of an episode; at most Meta-World's 500.
             render_quality: `fast` (see `envs.offscreen`) or `full`, which takes fifty times as long
                 on a CPU. They look different: train and evaluate with the same.
 
         Raises:
             ValueError: An unknown name, a task given twice, or a number out of range.
-            RuntimeError: Meta-World or MuJoCo is not installed; nothing of them is imported to find
-                out.
+            RuntimeError: Meta-World or MuJoCo is not installed; checked without importing them.
         """
         for package, command in (
             ("metaworld", INSTALL),
@@ -105,7 +101,8 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
         ):
             if importlib.util.find_spec(package) is None:
                 raise RuntimeError(
-                    f"env=mujoco needs the package {package}, which is not installed. Type: {command}"
+                    f"env=mujoco needs the package {package}, which is not installed. Type: "
+                    f"{command}"
                 )
         if isinstance(tasks, str) or not tasks:
             raise ValueError(
@@ -118,7 +115,8 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
             raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
         if not 1 <= max_episode_steps <= METAWORLD_LIMIT:
             raise ValueError(
-                f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got {max_episode_steps}."
+                f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got "
+                f"{max_episode_steps}."
             )
         for kind, value, known in (
             ("camera", camera, CAMERAS),
@@ -135,9 +133,7 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], Info]:
-        """See `Environment.reset`; options are `task` and `frames`. Seed and task fix the episode,
-        whatever ran before in this instance.
-        """
+        """See `Environment.reset`; options: `task`, `frames`. Seed and task determine the start."""
         task, streams = read_options(self._canonical(options), spec=self.spec)
         seed = checked_seed(seed)
         self._ended = True
@@ -148,9 +144,7 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
 
     @property
     def state(self) -> NDArray[np.float64]:
-        """Meta-World's own observation [39], with poses of objects and goal: for experts and
-        oracles, never for a policy.
-        """
+        """Return Meta-World's observation [39] with true poses, for experts and oracles only."""
         return self._running().state
 
     def _canonical(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -188,7 +182,7 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
 
 
 class _OneCamera:
-    """A scene with the one camera that the environment was made with."""
+    """A scene with the environment's one camera."""
 
     def __init__(
         self, model: Any, context: Any, *, name: str, quality: RenderQuality, size: int
@@ -199,15 +193,15 @@ class _OneCamera:
         self.close = self._renderer.close
 
     def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
-        """The simulator's scene now: uint8 [size, size, 3]."""
+        """Render the simulator's scene: uint8 [size, size, 3]."""
         return self._renderer.render(simulator.data, size)
 
 
 def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
-    """Meta-World's scripted expert for `task`: from the environment to its next action, float32 [4]
-    in [-1, 1].
+    """Return Meta-World's scripted expert for `task`: environment to action, float32 [4] in [-1,
+    1].
 
-    Success over 30 seeds and steps to it: docs/environments.md. It reads `env.state`, which no
+    docs/environments.md has its success and steps over 30 seeds. It reads `env.state`, which no
     policy may.
     """
     name = task_name(task)

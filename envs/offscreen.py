@@ -1,11 +1,9 @@
-"""Images of a MuJoCo scene without a window: one OpenGL context, one renderer a model, any number
-of image sizes.
+"""Offscreen images of MuJoCo scenes: one OpenGL context, one renderer per model, any image size.
 
-`mujoco.Renderer` is left aside because its size is fixed and each one makes an OpenGL context of
-its own. An image is the most expensive thing a simulator makes, so `fast` draws less of it, always
-in the same way: no shadows, reflections, multisampling and sky box, coarser spheres and cylinders,
-large meshes thinned, and nothing that lies outside of the picture. The physics never sees that: a
-renderer draws from its own copy of the model.
+`mujoco.Renderer` has a fixed size and its own OpenGL context. Images dominate a simulator's cost,
+so `fast` always omits the same things: shadows, reflections, multisampling, the sky box, and geoms
+outside the picture; spheres and cylinders are coarser, large meshes thinned. The physics is
+unaffected: a renderer draws from its own copy of the model.
 
 A context and its renderers belong to one thread.
 """
@@ -19,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 RenderQuality = Literal["fast", "full"]
-# Value of MUJOCO_GL, and the libraries that it needs, one of each group: without an OpenGL library
-# PyOpenGL finds no function of EGL.
+# Value of MUJOCO_GL to the libraries it needs, one of each group: without an OpenGL library
+# PyOpenGL # finds no function of EGL.
 BACKENDS = {"egl": (("EGL",), ("OpenGL", "GL")), "osmesa": (("OSMesa",),)}
 APT_COMMAND = "apt-get install -y libegl1 libopengl0 libgl1-mesa-dri libosmesa6"
 # Of the meshes in Meta-World's scene only parts of the robot have more faces. 8 mm is two thirds of
@@ -32,8 +30,7 @@ HIDDEN_GROUP = 5  # MuJoCo draws geom groups 0 to 2
 
 
 def choose_backend() -> str:
-    """The OpenGL backend: `MUJOCO_GL` where it is set, else the first whose library is installed,
-    which is then put there.
+    """Return the OpenGL backend: `MUJOCO_GL`, else the first installed one, which sets `MUJOCO_GL`.
 
     Raises:
         RuntimeError: An unusable `MUJOCO_GL`, or no library; the message says what to install.
@@ -43,14 +40,16 @@ def choose_backend() -> str:
         return wanted
     if wanted is not None:
         raise RuntimeError(
-            f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or unset it."
+            f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or "
+            "unset it."
         )
     for backend, groups in BACKENDS.items():
         if all(any(ctypes.util.find_library(library) for library in group) for group in groups):
             os.environ["MUJOCO_GL"] = backend
             return backend
     raise RuntimeError(
-        f"No OpenGL library for images was found (looked for EGL and OSMesa). Install: {APT_COMMAND}"
+        "No OpenGL library for images was found (looked for EGL and OSMesa). Install: "
+        f"{APT_COMMAND}"
     )
 
 
@@ -63,7 +62,7 @@ def make_context(size: int) -> Any:
     backend = choose_backend()
     os.environ.setdefault(
         "LP_NUM_THREADS", "0"
-    )  # Mesa draws in this thread: simulators are as many as cores, and its helpers only wait
+    )  # Mesa draws in this thread: with one simulator per core, its helper threads only wait
     try:
         if backend == "egl":
             from mujoco.egl import GLContext
@@ -76,7 +75,7 @@ def make_context(size: int) -> Any:
         OSError,
         RuntimeError,
         ValueError,
-    ) as error:  # PyOpenGL and the drivers have no common one
+    ) as error:  # PyOpenGL and the drivers have no common base class
         raise RuntimeError(
             f"MUJOCO_GL={backend} cannot draw: {error} Install the libraries: {APT_COMMAND}"
         ) from error
@@ -88,9 +87,7 @@ class SceneRenderer:
     def __init__(
         self, *, model: Any, context: Any, camera: Any, quality: RenderQuality, size: int
     ) -> None:
-        """Upload a copy of `model` into the OpenGL `context`; `camera` is an `MjvCamera`, images
-        start out at `size` pixels.
-        """
+        """Upload a copy of `model` into `context`; `camera` is an `MjvCamera`, `size` in pixels."""
         import mujoco
 
         self._mujoco, self._gl, self._camera, self._size = mujoco, context, camera, size
@@ -117,7 +114,7 @@ class SceneRenderer:
                 self._scene.flags[flag] = 0
 
     def render(self, data: Any, size: int) -> NDArray[np.uint8]:
-        """The scene now: uint8 [size, size, 3]."""
+        """Render the scene: uint8 [size, size, 3]."""
         mujoco = self._mujoco
         self._gl.make_current()
         if size > self._size:
@@ -138,14 +135,12 @@ class SceneRenderer:
         return np.ascontiguousarray(pixels[::-1])  # OpenGL's first row is the lowest
 
     def close(self) -> None:
-        """Free what the model took in the OpenGL context."""
+        """Free the model's memory in the OpenGL context."""
         self._gl.make_current()
         self._context.free()
 
     def _outside(self, data: Any) -> NDArray[np.bool_]:
-        """Geoms whose bounding sphere lies outside of the camera's square pyramid, [number of
-        geoms].
-        """
+        """Mask [geoms] of bounding spheres outside the camera's square pyramid."""
         self._mujoco.mjv_updateCamera(self._model, data, self._camera, self._scene)
         left, right = self._scene.camera
         forward, up = np.array(left.forward), np.array(left.up)
@@ -160,7 +155,7 @@ class SceneRenderer:
 
 
 def _simplify(model: Any) -> None:
-    """Change what the OpenGL context reads when it is made: it cannot be changed afterwards."""
+    """Changes settings that the OpenGL context reads only when it is made."""
     quality = model.vis.quality
     quality.shadowsize = quality.offsamples = 0
     quality.numslices, quality.numstacks, quality.numquads = 12, 8, 1

@@ -1,13 +1,11 @@
-"""Pictures as the contract wants them, uint8 [height, width, 3], whatever an environment draws.
-NumPy only: no imaging library.
-"""
+"""Converts pictures to the contract's form, uint8 [height, width, 3], with NumPy only."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def as_rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A copy of a grey [H, W], [H, W, 1] or coloured [H, W, 3] picture as [H, W, 3].
+    """Return a copy of a grey [H, W], [H, W, 1] or coloured [H, W, 3] picture as [H, W, 3].
 
     Raises:
         ValueError: Another shape or dtype.
@@ -25,10 +23,9 @@ def as_rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def fitted(picture: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """`picture` [H, W, 3] scaled into a square of `size` pixels, its aspect ratio kept, black where
-    it does not reach.
+    """Scale `picture` [H, W, 3] into a square of `size` pixels, keeping its aspect ratio.
 
-    Shrinking averages the pixels that fall together, growing repeats them.
+    The margins are black. Shrinking averages pixels, growing repeats them.
     """
     height, width = picture.shape[:2]
     scale = size / max(height, width)

@@ -1,16 +1,16 @@
-"""Prompts from files, one row each: what is asked, where it comes from, and what a right answer is.
+"""Reads prompts from files: one row has a prompt, its source and its ground truth.
 
-Two forms, told apart by their columns:
+Two forms, distinguished by their columns:
 
 - **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model`
-  ({style, ground_truth}); `ability` and `extra_info` may be left out. Further columns are not read,
-  which is logged.
+  ({style, ground_truth}); `ability` and `extra_info` are optional. Other columns are
+    ignored, with a log message.
 - **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math): `question`
   and `answer`, with the solution and, in its last line, `#### x`.
 
-Opening a file reads no more than its index: a rank asks for its own rows (`rows(start, stop)`).
-Whatever is wrong is a ValueError that names file, row and remedy. Left out: shuffling, sharding and
-chat templates, which belong to whoever loads the data.
+Opening a file reads only its index; a rank reads its own rows (`rows(start, stop)`). Every fault is
+a ValueError with file, row and remedy. Left out: shuffling, sharding and chat templates, which
+belong to the data loader.
 """
 
 import abc
@@ -42,40 +42,37 @@ GSM8K_SOURCE = "openai/gsm8k"  # the name of the data set on the hub
 GSM8K_INSTRUCTION = "Think step by step, and write the final answer as a number after ####."
 READABLE = "a .parquet file, or a .jsonl file with one JSON object a line"
 _TRUTH = "reward_model.ground_truth must be text or a finite number"
-ROWS_AT_ONCE = 512  # decoded at a time where a file is read through: a megabyte or so of text
-MAX_ROW_BYTES = 16 << 20  # of one row or line, unpacked: more text than any model takes
-MAX_PIECE_BYTES = 64 << 20  # of rows that are unpacked at a time
+ROWS_AT_ONCE = 512  # decoded at a time in a full pass: about a megabyte of text
+MAX_ROW_BYTES = 16 << 20  # of one unpacked row or line: more text than any model takes
+MAX_PIECE_BYTES = 64 << 20  # of rows unpacked at a time
 MAX_GROUP_BYTES = (
     1 << 30
-)  # of one parquet row group in pyarrow's compact form, in which a text that recurs stands once
+)  # of one parquet row group in pyarrow's compact form, which stores a recurring text once
 
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One task that is asked in words."""
+    """One prompt with its ground truth."""
 
     data_source: str
-    """Where it comes from, for example `openai/gsm8k`; rewards and accuracies are told apart by it.
-    """
+    """Source, for example `openai/gsm8k`; rewards and accuracies are grouped by it."""
     prompt: tuple[Message, ...]
     """Chat messages, at least one."""
     ground_truth: str | None
-    """What the answer is held against; None, or nothing but blanks, where there is nothing to hold
-    it against.
-    """
+    """Reference for grading; None or blank if there is none."""
     style: str = "rule"
-    """How it is held against it; see `envs.math.grading.STYLES` for those of MathEnv."""
+    """Grading style; `envs.math.grading.STYLES` has those of MathEnv."""
     ability: str = "math"
     """Kind of task, for reports."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else is known."""
+    """Additional data."""
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> "PromptRow":
         """Read a row in the form of the prompt columns.
 
         Raises:
-            ValueError: Something is missing or wrong; the message names the column and the remedy.
+            ValueError: A missing or invalid column; the message names column and remedy.
         """
         missing = [name for name in REQUIRED if name not in columns]
         if missing:
@@ -101,7 +98,7 @@ class PromptRow:
         )
 
     def as_columns(self) -> dict[str, Any]:
-        """The inverse of `of`: plain dicts and lists, as `options={"row": …}` takes them."""
+        """Return plain dicts and lists, as for `options={"row": …}`; the inverse of `of`."""
         return {
             "data_source": self.data_source,
             "prompt": [message(entry["role"], entry["content"]) for entry in self.prompt],
@@ -125,11 +122,11 @@ class PromptFile(abc.ABC):
 
     @abc.abstractmethod
     def place(self, row: int) -> str:
-        """Where a row stands in the file, for messages."""
+        """Describe a row's position in the file, for messages."""
 
     @abc.abstractmethod
     def rows(self, start: int, stop: int) -> list[PromptRow]:
-        """Rows `start` to `stop` (exclusive), read from disk now.
+        """Read rows `start` to `stop` (exclusive) from disk.
 
         Raises:
             ValueError: A row that is wrong, with file, row and remedy.
@@ -137,15 +134,14 @@ class PromptFile(abc.ABC):
 
     @abc.abstractmethod
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
-        """The rows with these numbers, which must ascend, in one pass over the file; a few hundred
-        are in memory at a time.
+        """Yield rows by ascending numbers in one pass; holds a few hundred in memory.
 
         Raises:
             ValueError: A row that is wrong, with file, row and remedy.
         """
 
     def row(self, index: int) -> PromptRow:
-        """One row, for whoever reads them in no order; what was decoded for it is kept."""
+        """Read one row, for random access; caches the decoded part of the file."""
         return self.rows(index, index + 1)[0]
 
 
@@ -154,12 +150,11 @@ def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION
 
     Args:
         path: Parquet or jsonl; see the head of this module.
-        gsm8k_instruction: What is added to a question of GSM8K, which asks for no form of answer.
+        gsm8k_instruction: Appended to GSM8K questions, which ask for no form of answer.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: An ending nobody reads, an empty or broken file, or columns that are neither
-            form.
+        ValueError: An unknown file ending, an empty or broken file, or columns of neither form.
     """
     path = Path(path)
     if not path.is_file():
@@ -174,7 +169,7 @@ def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION
 
 
 def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
-    """Write `rows` as parquet or, where `path` ends so, jsonl; `open_prompts` reads it."""
+    """Write `rows` as parquet or jsonl, by the ending of `path`; `open_prompts` reads it."""
     path, columns = Path(path), [row.as_columns() for row in rows]
     if path.suffix == ".parquet":
         for entry in columns:
@@ -189,7 +184,7 @@ def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
 
 
 class ParquetPrompts(PromptFile):
-    """Prompt columns in parquet; only the row groups that hold the asked rows are decoded."""
+    """Prompt columns in parquet; decodes only row groups with requested rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -199,7 +194,8 @@ class ParquetPrompts(PromptFile):
             )
         except pyarrow.ArrowInvalid as error:
             raise ValueError(
-                f"{path} is no readable parquet file ({error}). Write it anew, or remove it from the list."
+                f"{path} is no readable parquet file ({error}). Write it anew, or remove it from "
+                "the list."
             ) from error
         _check_columns(self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path)
         self._starts = [0]
@@ -237,9 +233,7 @@ class ParquetPrompts(PromptFile):
         return list(self.select(range(len(self))[start:stop]))
 
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
-        """See `PromptFile.select`; row groups without a wanted row are skipped, others are decoded
-        piece by piece.
-        """
+        """See `PromptFile.select`; skips row groups without requested rows, decodes by pieces."""
         done = 0
         while done < len(rows):
             group = bisect.bisect_right(self._starts, rows[done]) - 1
@@ -263,7 +257,7 @@ class ParquetPrompts(PromptFile):
         return self._read(self._kept[group].slice(index - self._starts[group], 1), [index])[0]
 
     def _check_group(self, group: int) -> int:
-        """How many rows of a row group are read at a time, in pyarrow's compact form."""
+        """Number of a row group's rows to read at a time, in pyarrow's compact form."""
         described = self._file.metadata.row_group(group)
         columns = [described.column(number) for number in range(described.num_columns)]
         columns = [
@@ -273,16 +267,14 @@ class ParquetPrompts(PromptFile):
         values = sum(column.num_values for column in columns)
         if (
             sum(declared) + BYTES_OF_A_VALUE * values > MAX_GROUP_BYTES
-        ):  # of one text in a dictionary there may be any number of values
+        ):  # one text in a dictionary may have any number of values
             raise self._too_large(group, "declares")
         return min(max(MAX_GROUP_BYTES // max([1, *declared]), 1), ROWS_AT_ONCE)
 
     def _pieces(self, group: int, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
-        """A row group piece by piece, none larger than `MAX_PIECE_BYTES` when it becomes Python's
-        objects.
+        """Yields a row group in pieces of at most `MAX_PIECE_BYTES` as Python objects.
 
-        Texts that recur are read as pyarrow's dictionaries, so that many messages of one text are
-        measured before they are unpacked.
+        Recurring texts are read as pyarrow dictionaries, so that sizes are known before unpacking.
         """
         first = self._starts[group]
         for batch in self._file.iter_batches(
@@ -306,7 +298,8 @@ class ParquetPrompts(PromptFile):
 
     def _too_large(self, group: int, verb: str) -> ValueError:
         return ValueError(
-            f"{self.path}, row group {group} (from {self.place(self._starts[group])}) {verb} more than "
+            f"{self.path}, row group {group} (from {self.place(self._starts[group])}) {verb} more "
+            "than "
             f"{MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows a row group."
         )
 
@@ -321,9 +314,7 @@ class ParquetPrompts(PromptFile):
 
 
 def _cut(batch: pyarrow.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[pyarrow.RecordBatch]:
-    """`batch` in pieces of at most `MAX_PIECE_BYTES`, with one row at least; `sizes` are those of
-    its rows.
-    """
+    """Cuts `batch` into pieces of at most `MAX_PIECE_BYTES`, at least one row; `sizes` [rows]."""
     ends, begin = np.cumsum(sizes), 0
     while begin < len(batch):
         before = int(ends[begin - 1]) if begin else 0
@@ -337,7 +328,7 @@ class JsonLinesPrompts(PromptFile):
 
     def __init__(self, path: Path, *, gsm8k_instruction: str) -> None:
         self.path, self._instruction = path, gsm8k_instruction
-        # Of every line with something in it: its number (from 1) and its position.
+        # Number (from 1) and position of every nonblank line.
         self._numbers, self._positions = array.array("q"), array.array("q")
         position = 0
         with path.open("rb") as stream:
@@ -369,7 +360,7 @@ class JsonLinesPrompts(PromptFile):
         ]
 
     def place(self, row: int) -> str:
-        """See `PromptFile.place`; lines are counted from 1, blank ones among them."""
+        """See `PromptFile.place`; lines are counted from 1, including blank ones."""
         return f"line {self._numbers[row]}"
 
     def rows(self, start: int, stop: int) -> list[PromptRow]:
@@ -417,7 +408,8 @@ def _of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> A
 
 def _too_long(path: Path, place: str) -> ValueError:
     return ValueError(
-        f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the row, or take it out."
+        f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the "
+        "row, or take it out."
     )
 
 
@@ -427,7 +419,7 @@ def _json_object(line: bytes, *, path: Path, place: str) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
+    ) as error:  # broken JSON, not UTF-8, or a thousand nested lists
         raise ValueError(
             f"{path}, {place}: not JSON ({error}). One JSON object a line is expected."
         ) from error
@@ -443,8 +435,10 @@ def _check_columns(
     if missing:
         hint = nearest(missing[0], list(found))
         raise ValueError(
-            f"{path} has no column {', '.join(map(repr, missing))}.{hint} It has: {', '.join(found) or '(none)'}. Prompts need "
-            f"{', '.join(known)} (ability and extra_info may be left out), or `question` and `answer` in jsonl as GSM8K ships."
+            f"{path} has no column {', '.join(map(repr, missing))}.{hint} It has: "
+            f"{', '.join(found) or '(none)'}. Prompts need "
+            f"{', '.join(known)} (ability and extra_info may be left out), or `question` and "
+            "`answer` in jsonl as GSM8K ships."
         )
     foreign = [name for name in found if name not in known]
     if foreign:
@@ -467,7 +461,7 @@ def _text(value: Any, *, name: str) -> str:
 
 
 def require_truth(truth: str | None) -> str:
-    """`truth`, if there is any to hold an answer against; raises ValueError if not."""
+    """Return `truth`; raises ValueError if it is missing or blank."""
     if truth is None or not truth.strip():
         raise ValueError(f"{_TRUTH}, got {shortened(truth)}")
     return truth

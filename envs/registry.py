@@ -1,7 +1,6 @@
-"""Environments by name: a dict that can be read, a decorator to add one's own, and `module:Class`
-for what is not registered.
+"""Registry of environments by name; unregistered ones are named `module:Class`.
 
-Left out: configuration. What `make_env` is given beside the name goes to the constructor as it is.
+Left out: configuration. `make_env` passes its keyword arguments to the constructor unchanged.
 """
 
 import importlib
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 from envs.arguments import nearest
 from envs.base import Environment, EnvSpec
-from envs.spec_process import SHIPPED, spec_of_own
+from envs.spec_process import SHIPPED, user_env_spec
 
 ENVS: dict[str, str] = {
     "mujoco": "envs.mujoco:MetaWorldEnv",
@@ -27,10 +26,10 @@ EnvironmentClass = TypeVar("EnvironmentClass", bound=type[Environment])
 
 
 def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
-    """Class decorator: make an environment known as `name`.
+    """Class decorator: register an environment as `name`.
 
-    It is known in processes that import its module; to a server elsewhere give `module:Class`,
-    which imports it.
+    The name is known in processes that import its module. Pass `module:Class` to a server in
+    another process, which imports it.
 
     Raises:
         ValueError: The name is taken by another class.
@@ -40,7 +39,8 @@ def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
         reference = f"{environment_class.__module__}:{environment_class.__qualname__}"
         if ENVS.setdefault(name, reference) != reference:
             raise ValueError(
-                f"Environment name {name!r} is taken by {ENVS[name]}; choose another for {reference}."
+                f"Environment name {name!r} is taken by {ENVS[name]}; "
+                f"choose another for {reference}."
             )
         return environment_class
 
@@ -48,34 +48,33 @@ def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
 
 
 def portable_name(name: str) -> str:
-    """A name that other processes understand, which have not imported what this one has: a shipped
-    one, or `module:Class`.
-    """
+    """Return a name that resolves in any process: a shipped one, or `module:Class`."""
     reference = ENVS.get(name, name)
     return name if reference.startswith(SHIPPED) else reference
 
 
 def env_class(name: str) -> type[Environment]:
-    """The class registered as `name`, or named by `module:Class`; imports its module and makes
-    nothing.
+    """Return the class registered as `name` or named by `module:Class`; imports its module.
 
     Raises:
         ValueError: No such name, module or class, or a class that is no `Environment`; the message
-            says what to do.
+            has the remedy.
     """
     reference = ENVS.get(name, name)
     module_name, colon, qualified = reference.partition(":")
     if not colon:
         raise ValueError(
-            f"Unknown environment {name!r}.{nearest(name, tuple(ENVS))} Known: {', '.join(sorted(ENVS))}; or give module:Class."
+            f"Unknown environment {name!r}.{nearest(name, tuple(ENVS))} "
+            f"Known: {', '.join(sorted(ENVS))}; or give module:Class."
         )
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not: that message is the useful one
+            raise  # the module exists but one of its imports does not: keep that message
         raise ValueError(
-            f"Environment {name!r}: there is no module {error.name!r} to import; is it on the Python path?"
+            f"Environment {name!r}: there is no module {error.name!r} to import; "
+            "is it on the Python path?"
         ) from error
     for part in qualified.split("."):
         try:
@@ -84,19 +83,21 @@ def env_class(name: str) -> type[Environment]:
             raise ValueError(f"Environment {name!r}: {error}.") from error
     if not (inspect.isclass(found) and issubclass(found, Environment)):
         raise ValueError(
-            f"Environment {name!r} is no subclass of envs.base.Environment. A class with the 3-value step becomes one by "
-            "envs.adapter.adapt(Class, spec=...); a gymnasium environment runs as env=gymnasium with its id."
+            f"Environment {name!r} is no subclass of envs.base.Environment. "
+            "Wrap a class with the 3-value step in envs.adapter.adapt(Class, spec=...); "
+            "a gymnasium environment runs as env=gymnasium with its id."
         )
     return found
 
 
 def make_env(name: str, **kwargs: Any) -> Environment:
-    """Make the environment registered as `name`, or named by `module:Class`, with the constructor's
-    `kwargs`.
+    """Make the environment registered as `name` or named by `module:Class`.
+
+    `kwargs` go to its constructor.
 
     Raises:
-        ValueError: An unknown name (answered with the known ones), or an argument that the
-            constructor does not know or refuses.
+        ValueError: An unknown name (the message lists the known ones), or an argument that the
+            constructor does not have or refuses.
     """
     environment_class = env_class(name)
     signature = inspect.signature(environment_class)
@@ -108,31 +109,30 @@ def make_env(name: str, **kwargs: Any) -> Environment:
         arguments = list(signature.parameters)
         hint = nearest(unknown[0], arguments)
         raise ValueError(
-            f"Environment {name!r} has no argument {unknown[0]!r}.{hint} Known: {', '.join(arguments) or '(none)'}."
+            f"Environment {name!r} has no argument {unknown[0]!r}.{hint} "
+            f"Known: {', '.join(arguments) or '(none)'}."
         )
     return environment_class(**kwargs)
 
 
 def env_spec(name: str, **kwargs: Any) -> EnvSpec:
-    """The spec of what `make_env` would make. Simulators are built at the first reset, so this is
-    cheap and needs no display library.
+    """Return the spec of the environment that `make_env` would make.
 
-    A class of the user's own is made in a process of its own (`envs.spec_process`).
+    Simulators are built at the first reset, so this is cheap and needs no display library. A
+    user-defined class is constructed in a child process (`envs.spec_process`).
 
     Raises:
         ValueError: As `make_env`.
-        SpecUnknown: A class of the user's own that cannot be made.
+        SpecUnknown: A user-defined class that cannot be constructed.
     """
     reference = ENVS.get(name, name)
     if _is_own(reference, kwargs):
-        return spec_of_own(name, reference=reference, kwargs=kwargs)
+        return user_env_spec(name, reference=reference, kwargs=kwargs)
     return make_env(name, **kwargs).spec
 
 
 def _is_own(reference: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a constructor is the user's; one in the script that runs is no module that another
-    process could import.
-    """
+    """Whether the constructor is user code in an importable module, not in the running script."""
     if reference.startswith(SHIPPED):
         return ":" in str(kwargs.get("id", ""))  # `module:id`, which Gymnasium imports
     return ":" in reference and not reference.startswith("__main__:")

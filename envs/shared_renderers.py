@@ -1,10 +1,8 @@
-"""Renderers that the environments of a thread have in common: a scene's meshes and textures are
-uploaded once, whoever draws it.
+"""Renderers shared by a thread's environments: each scene is uploaded once.
 
-Of what a simulator takes, most is for its pictures: a second copy of the model, and what OpenGL
-makes of it. None of that changes in an episode, so a server with six environments needs it once. A
-renderer lives as long as an environment holds it, and all of them draw into one OpenGL context,
-which belongs to the thread.
+Most of a simulator's memory is for images: a second copy of the model and its OpenGL data. Neither
+changes in an episode, so a server with six environments needs one copy. A renderer lives while an
+environment holds it; all draw into one OpenGL context, which belongs to the thread.
 """
 
 import threading
@@ -19,17 +17,17 @@ from envs.offscreen import make_context
 
 
 class Renderer(Protocol):
-    """Draws the scene of every simulator that was built alike."""
+    """Draws the scene of simulators that were built alike."""
 
     def render(self, simulator: Any, size: int, camera: str) -> NDArray[np.uint8]:
-        """The simulator's scene now as `camera` sees it: uint8 [size, size, 3]."""
+        """Render the simulator's scene from `camera`: uint8 [size, size, 3]."""
 
     def close(self) -> None:
-        """Free what it took in the OpenGL context."""
+        """Free its memory in the OpenGL context."""
 
 
 class SharedRenderers:
-    """The renderers of one thread by scene, and how many environments hold each."""
+    """Reference-counted renderers of one thread, by scene."""
 
     def __init__(self) -> None:
         self._context: Any = None
@@ -37,8 +35,7 @@ class SharedRenderers:
         self._holders: Counter[Hashable] = Counter()
 
     def take(self, scene: Hashable, make: Callable[[Any], Renderer], *, size: int) -> Renderer:
-        """The renderer of `scene`, made in the OpenGL context by `make` where nobody holds one;
-        images start out at `size` pixels.
+        """Acquire the renderer of `scene`; the first caller's `make` builds it for `size` pixels.
 
         Raises:
             RuntimeError: OpenGL or its driver is missing.
@@ -50,7 +47,7 @@ class SharedRenderers:
         return self._renderers[scene]
 
     def give_back(self, scene: Hashable) -> None:
-        """Once for each `take`; the last one frees the renderer, and the last renderer the context."""
+        """Release one `take`; the last frees the renderer, the last renderer the context."""
         self._holders[scene] -= 1
         if self._holders[scene] == 0:
             del self._holders[scene]
@@ -64,7 +61,7 @@ _OF_THREAD = threading.local()
 
 
 def renderers_of_thread() -> SharedRenderers:
-    """Those of the thread that calls, in which they have to be taken, used and given back."""
+    """Return the calling thread's renderers; use them only in this thread."""
     if not hasattr(_OF_THREAD, "renderers"):
         _OF_THREAD.renderers = SharedRenderers()
     renderers: SharedRenderers = _OF_THREAD.renderers

@@ -1,12 +1,11 @@
-"""Episodes of MuJoCo simulators, the part that Meta-World and LIBERO share: chunks of actions,
-images, frame streams, and what is kept.
+"""Episode logic shared by Meta-World and LIBERO: action chunks, images, frame streams, caching.
 
-A simulator is built when its task is first asked for and reused; its renderer it has in common with
-the other environments of the thread. Images are drawn for the observation after the last action of
-a chunk and for the frames that a stream asks for, and at no other step. An episode ends at the
+A simulator is built at the first request for its task and reused; it shares its renderer with the
+thread's other environments. Images are drawn only for the observation after a chunk's last action
+and for due frames of streams. An episode ends at the
 simulator's success or at the task's limit of steps; the reward is 1 at success and 0 before.
 
-Left out: what a task is, how an episode starts, and which camera looks at it. An instance belongs
+Left out: tasks, starts of episodes, and cameras. An instance belongs
 to one thread, because its OpenGL context does.
 """
 
@@ -41,26 +40,24 @@ class Simulator(Protocol):
     data: Any
 
     def step(self, action: NDArray[np.float32]) -> bool:
-        """Apply one action; whether the task is solved now."""
+        """Apply one action; returns whether the task is solved."""
 
     @property
     def proprioception(self) -> NDArray[np.float32]:
-        """What the robot feels, float32 [P]."""
+        """Return the robot's own state, float32 [P]."""
 
 
 AnySimulator = TypeVar("AnySimulator", bound=Simulator)
 
 
 class SimulatorEnv(Environment, Generic[AnySimulator]):
-    """An environment of one or more tasks, each with a simulator; subclasses say what the tasks are
-    and start the episodes.
+    """Environment of one or more simulated tasks; subclasses define tasks and start episodes.
 
     Args:
         image_size: Height and width of the observation's images in pixels.
         cameras: Names of the cameras of an observation; streams of frames and `render` show the
             first one.
-        kept_simulators: How many are kept; one more takes the place of the one that was not used
-            for the longest time. None: all.
+        kept_simulators: Number of cached simulators; the least recently used is dropped. None: all.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         self._simulators: dict[str, AnySimulator] = {}
         self._renderers: dict[
             str, Renderer
-        ] = {}  # by task, and all of `_shared`, which is that of the thread that draws
+        ] = {}  # by task; all belong to `_shared`, the drawing thread's
         self._shared: SharedRenderers | None = None
         self._task: str | None = None
         self._streams: dict[str, FrameRequest] = {}
@@ -86,13 +83,11 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     @abc.abstractmethod
     def _scene(self, task: str) -> Hashable:
-        """What the pictures of a task depend on beside the simulator's state: environments in which
-        it is the same share a renderer.
-        """
+        """Key of a task's renderer: environments with the same key share it."""
 
     @abc.abstractmethod
     def _instruction(self, task: str) -> str:
-        """The sentence that the policy is given."""
+        """The policy's instruction."""
 
     @abc.abstractmethod
     def _step_limit(self, task: str) -> int:
@@ -100,7 +95,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     @abc.abstractmethod
     def _facts(self, task: str) -> Info:
-        """What info holds beside the task, the success and the frames."""
+        """Entries of info besides task, success and frames."""
 
     async def step(self, action: Any) -> StepResult:
         """See `Environment.step`."""
@@ -145,9 +140,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         self._simulators, self._task, self._ended = {}, None, True
 
     def _simulator(self, task: str) -> AnySimulator:
-        """The task's simulator, built if it is not there."""
+        """Returns the task's simulator; builds it if missing."""
         if task in self._simulators:
-            self._simulators[task] = self._simulators.pop(task)  # used last
+            self._simulators[task] = self._simulators.pop(task)  # most recently used
         else:
             if len(self._simulators) == self._kept:
                 self._drop(next(iter(self._simulators)))
@@ -156,13 +151,13 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return self._simulators[task]
 
     def _drop(self, task: str) -> None:
-        """Give a simulator's memory back."""
+        """Frees a simulator's memory."""
         if task in self._renderers:
             self._give_back_renderer(task)
         del self._simulators[task]
         if self._task == task:
             self._task = None
-        # simulators refer to themselves in circles, and Python cannot see how large they are
+        # simulators have reference cycles, and Python does not see their size
         gc.collect()
 
     def _give_back_renderer(self, task: str) -> None:
@@ -199,9 +194,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return self._renderers[self._task].render(simulator, size, camera)
 
     def _add_frames(self, frames: FrameBuffer, images: dict[str, NDArray[np.uint8]]) -> None:
-        """Frames that are due after this step; the observation's images, where there are some,
-        serve streams of their size.
-        """
+        """Adds the due frames; reuses the observation's images for streams of their size."""
         camera = self._cameras[0]
         rendered = {self._image_size: images[camera]} if images else {}
         for stream, request in self._streams.items():
@@ -225,9 +218,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
 
 def _return_freed_memory() -> None:
-    """Give the system what building a simulator has freed: glibc keeps it, as much as the simulator
-    itself takes. Elsewhere: nothing.
-    """
+    """Returns memory freed by building a simulator, which glibc keeps, to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,6 +1,4 @@
-"""The child's side of `envs.spec_process`: make an environment, and answer with its spec or with
-how that failed.
-"""
+"""Child process of `envs.spec_process`: makes an environment, answers with its spec or an error."""
 
 import asyncio
 import base64
@@ -15,8 +13,9 @@ from envs.spec_process import SHIPPED
 
 
 async def describe(argument: Mapping[str, str]) -> dict[str, str]:
-    """The pickled spec, or which of `envs.spec_process.FAILURES` it was; see `spec_of_own` for the
-    argument.
+    """Return the pickled spec or a failure code of `envs.spec_process.FAILURES`.
+
+    The argument is described at `user_env_spec`.
     """
     made = _made(
         argument["name"], argument["reference"], pickle.loads(base64.b64decode(argument["kwargs"]))
@@ -38,6 +37,7 @@ async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes:
     spec = make_env(name, **kwargs).spec
     if not isinstance(spec, EnvSpec):
         raise ValueError(
-            f"Environment {name!r} has {type(spec).__name__} for its spec; it must be an envs.base.EnvSpec."
+            f"Environment {name!r} has a spec of type {type(spec).__name__}; "
+            "it must be an envs.base.EnvSpec."
         )
     return pickle.dumps(spec)

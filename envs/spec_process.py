@@ -1,9 +1,8 @@
-"""The spec of a user's own environment, read in a process of its own.
+"""Reads the spec of a user-defined environment in a child process.
 
-A constructor may end its process, hang or crash: here that costs a process and becomes a sentence.
-What it prints to its standard output goes nowhere, and processes of its process group end with it.
-The child runs `envs.spec_child`. Left out: the specs of shipped environments, whose constructors
-are known.
+A user's constructor may exit, hang or crash; in a child process that becomes an error message. Its
+standard output is discarded, and its process group ends with it. The child runs `envs.spec_child`.
+Left out: specs of shipped environments, which are made in the caller's process.
 """
 
 import base64
@@ -27,17 +26,15 @@ from envs.worker_pool import (
 
 logger = logging.getLogger(__name__)
 
-# imports from a cold disk take a minute; a simulator is built at the first reset, and not here
+# imports from a cold disk take a minute; simulators are built at the first reset, not here
 DEADLINE_S = 120.0
-PATIENCE_S = 10.0  # after which a user wants to know what is waited for
-SHIPPED = "envs."  # the package of environments whose constructors are known
-REMEDY = (
-    "Try it by itself with envs.checker.check_env; what takes long or may crash belongs into reset."
-)
+PATIENCE_S = 10.0  # before the user is notified of the wait
+SHIPPED = "envs."  # package of the shipped environments
+REMEDY = "Test it alone with envs.checker.check_env; move slow or fragile work into reset."
 
 
 class SpecUnknown(RuntimeError):
-    """An environment's class could not be made, or has no spec; the message says what became of it."""
+    """The environment could not be constructed or has no spec; the message gives the reason."""
 
 
 FAILURES: dict[str, type[Exception]] = {
@@ -45,16 +42,16 @@ FAILURES: dict[str, type[Exception]] = {
     "lacks": RuntimeError,
     "raised": SpecUnknown,
 }
-"""What the child calls a failure, and what it is here."""
+"""The child's failure code to the exception that the caller raises."""
 
 
-def spec_of_own(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvSpec:
-    """The spec of the environment that `envs.registry.make_env(name, **kwargs)` would make.
+def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvSpec:
+    """Return the spec of the environment that `make_env(name, **kwargs)` would make.
 
     Args:
-        name: Its name, or `module:Class`.
-        reference: `module:Class`; the process's registry may not have the name.
-        kwargs: Of the constructor; picklable.
+        name: Registry name, or `module:Class`.
+        reference: `module:Class`; the child's registry may lack the name.
+        kwargs: Constructor arguments; picklable.
 
     Raises:
         ValueError: As `make_env`.
@@ -74,7 +71,7 @@ def spec_of_own(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvS
 
 @functools.lru_cache
 def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
-    """Asked once in a process: a command checks, plans and starts with the same environment."""
+    """Cached: a command checks, plans and starts with the same environment."""
     settings = WorkerSettings(
         "envs.spec_child:describe", num_workers=1, deadline_s=DEADLINE_S, shows_errors=True
     )
@@ -88,13 +85,13 @@ def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
             {"name": name, "reference": reference, "kwargs": base64.b64encode(kwargs).decode()}
         )
     except WorkerKilled as end:
-        raise SpecUnknown(
-            f"making it, in a process of its own, went wrong: {end}. {REMEDY}"
-        ) from end
+        raise SpecUnknown(f"constructing it in a child process failed: {end}. {REMEDY}") from end
     except WorkerRaised as error:
         raise _something_else(name, str(error)) from error
     except WorkerUnavailable as error:
-        raise SpecUnknown(f"a process to make it in could not be had: {error}") from error
+        raise SpecUnknown(
+            f"no child process for constructing it could be started: {error}"
+        ) from error
     finally:
         notice.cancel()
         pool.close()
@@ -102,9 +99,7 @@ def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
 
 
 def _read(answer: Any, *, name: str) -> bytes:
-    """The pickled spec of an answer; the constructor may have written to the pipe that it comes
-    through.
-    """
+    """Returns the pickled spec; the constructor may have written to the answer's pipe."""
     match answer:
         case {"spec": str(encoded)}:
             try:
@@ -118,6 +113,6 @@ def _read(answer: Any, *, name: str) -> bytes:
 
 def _something_else(name: str, found: str) -> SpecUnknown:
     return SpecUnknown(
-        f"the process that read the spec of {name!r} answered with something else ({found}). A constructor must not "
-        f"write to file descriptors that it did not open. {REMEDY}"
+        f"the process that read the spec of {name!r} answered with something else ({found}). "
+        f"A constructor must not write to file descriptors that it did not open. {REMEDY}"
     )

@@ -1,19 +1,17 @@
-"""What a text environment sees and says: chat messages in the observation, the model's text as
-action, and how a reward came about.
+"""Observations, actions and infos of text environments: chat messages in, model text out.
 
-- **Observation**: `{"messages": [{"role": …, "content": …}, …]}`, what is said to the model since
-  it last spoke: the whole prompt at reset, answers of tools (or of a user) after a step, an empty
-  list at the end. The model's own words never come back, because whoever plays has them as tokens,
-  and tokens are not made anew between turns.
-- **Action**: the model's text of one turn, a `str`; the empty one is allowed.
+- **Observation**: `{"messages": [{"role": …, "content": …}, …]}`, the messages since the
+  model's last turn: the whole prompt at reset, answers of tools (or of a user) after a step, an
+  empty list at the end. The model's own text is not repeated: the rollout holds it as tokens and
+  does not retokenize between turns.
+- **Action**: the model's text of one turn, a `str`; may be empty.
 - **Info of a step**: `task`, `success`, `reward_parts` ({name: float}, whose sum is the reward) and
-  `verdict` (a short word or sentence: what the grader saw). With several agents, `agents` is a list
-  of such dicts, one an agent, and `success` says whether all succeeded. Where the environment was
-  told to ask what it cannot grade (`EnvSpec.leaves_ungraded`), `success` is None and the reward 0
-  without parts.
+  `verdict` (the grader's finding, a word or sentence). With several agents, `agents` is a list of
+    such dicts, one per agent, and `success` is whether all succeeded. For an ungraded episode
+    (`EnvSpec.leaves_ungraded`), `success` is None and the reward is 0 without parts.
 
-What cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates and budgets
-in tokens, which belong to the rollout.
+An episode that cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates
+and token budgets, which belong to the rollout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,41 +23,41 @@ from gymnasium import spaces
 from envs.base import EnvSpec
 
 MESSAGES = "messages"  # key of the observation
-# key of reset's info: what the answer is held against, where it can be said in a text; never shown
+# key of reset's info: the reference answer as text, if it has one; never shown
 GROUND_TRUTH = "ground_truth"
-# key of reset's info: False where nobody here can say whether an answer is right; steps then have
-# `success` None
+# key of reset's info: False if the environment cannot grade; steps then have `success` None
 GRADED = "graded"
 REWARD_PARTS, VERDICT = "reward_parts", "verdict"  # keys of a step's info
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
-SAMPLE_CHARACTERS = "0123456789+-*/=^()[]{}\\#.,:;<>\"' \nabcxyzABCXYZ"  # of random actions: digits, and what parsers stumble over
+# of random actions: digits, and characters that break parsers
+SAMPLE_CHARACTERS = "0123456789+-*/=^()[]{}\\#.,:;<>\"' \nabcxyzABCXYZ"
 SAMPLE_LENGTH = 80
 
 
 class Message(TypedDict):
-    """One entry of a chat, as chat templates take it."""
+    """One entry of a chat, in the form of chat templates."""
 
     role: Role
     content: str
 
 
 class TextObservation(TypedDict):
-    """What a text environment observes."""
+    """Observation of a text environment."""
 
     messages: list[Message]
 
 
 class Messages(gymnasium.Space[list[Message]]):
-    """Space of lists of chat messages, the empty list among them."""
+    """Space of lists of chat messages; includes the empty list."""
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a list of dicts with exactly a known `role` and a `content` of type str."""
+        """Whether `x` is a list of dicts with exactly a known `role` and a str `content`."""
         return isinstance(x, list) and all(_is_message(entry) for entry in x)
 
     def sample(self, mask: Any = None, probability: Any = None) -> list[Message]:
-        """One message of a user, with a random number."""
+        """One user message with a random number."""
         if mask is not None or probability is not None:
             raise ValueError("Messages.sample takes neither mask nor probability.")
         return [{"role": "user", "content": str(self.np_random.integers(1000))}]
@@ -77,9 +75,7 @@ class Messages(gymnasium.Space[list[Message]]):
 
 
 class ModelText(spaces.Text):
-    """Space of every text up to `max_length` characters, in any script; samples are short and
-    ASCII.
-    """
+    """Space of texts up to `max_length` characters, in any script; samples are short ASCII."""
 
     def __init__(self, max_length: int) -> None:
         super().__init__(max_length, min_length=0, charset=SAMPLE_CHARACTERS)
@@ -109,16 +105,15 @@ def text_spec(
     check_row: Callable[[Any], object] | None = None,
     leaves_ungraded: bool = False,
 ) -> EnvSpec:
-    """The spec of a text environment: nothing to render, success is reported, one environment step
-    a turn of the model.
+    """Spec of a text environment: no images, reports success, one environment step per turn.
 
     Args:
         name: Registry name.
-        tasks: What `reset(options={"task": …})` accepts.
-        max_turns: Turns of the model after which an episode is truncated.
+        tasks: Names that `reset(options={"task": …})` accepts.
+        max_turns: Model turns after which an episode is truncated.
         max_action_characters: Longest text that `step` takes; longer ones are refused.
-        num_agents: Models that answer at once.
-        replayable: Whether seed and texts fix the episode; False where tools reach into the world.
+        num_agents: Models that answer in the same step.
+        replayable: Whether seed and texts determine the episode; False if tools have outside state.
         check_row: Raises ValueError for a row that `reset(options={"row": …})` would refuse.
         leaves_ungraded: Whether `success` may be None; see `EnvSpec`.
     """
@@ -142,9 +137,7 @@ def message(role: Role, content: str) -> Message:
 
 
 def observe(messages: Sequence[Message] = ()) -> TextObservation:
-    """The observation that says `messages`, in dicts of its own; without any, the one at the end of
-    an episode.
-    """
+    """Observation with copies of `messages`; without any, that of the end of an episode."""
     return {"messages": [message(entry["role"], entry["content"]) for entry in messages]}
 
 
@@ -152,22 +145,23 @@ def checked_text(action: Any, *, space: ModelText) -> str:
     """`action` as a plain str.
 
     Raises:
-        ValueError: No text, or a longer one than `space` has.
+        ValueError: Not a str, or longer than `space` allows.
     """
     if not isinstance(action, str):
         raise ValueError(f"An action must be the model's text, a str, got {type(action).__name__}.")
     if len(action) > space.max_length:
         raise ValueError(
-            f"An action may have {space.max_length} characters (env.kwargs.max_action_characters), got {len(action)}."
+            f"An action may have {space.max_length} characters "
+            f"(env.kwargs.max_action_characters), got {len(action)}."
         )
     return str(action)
 
 
 def checked_messages(value: Any) -> list[Message]:
-    """`value` as a prompt: at least one message, each a dict with `role` and `content`.
+    """Return `value` as a prompt: at least one message, each a dict with `role` and `content`.
 
     Raises:
-        ValueError: Anything else; the message says which entry, and what is wrong with it.
+        ValueError: Anything else; the message names the entry and its fault.
     """
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)) or len(value) == 0:
         raise ValueError(
@@ -176,7 +170,8 @@ def checked_messages(value: Any) -> list[Message]:
     for number, entry in enumerate(value):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("content"), str):
             raise ValueError(
-                f"entry {number} must be a chat message {{role, content}} whose content is text, got {shortened(entry)}"
+                f"entry {number} must be a chat message {{role, content}} whose content is text, "
+                f"got {shortened(entry)}"
             )
         if entry.get("role") not in ROLES:
             raise ValueError(
@@ -186,7 +181,7 @@ def checked_messages(value: Any) -> list[Message]:
 
 
 def shortened(value: Any, *, characters: int = 80) -> str:
-    """`repr(value)`, cut for an error message."""
+    """`repr(value)`, truncated for an error message."""
     text = repr(value)
     return text if len(text) <= characters else text[: characters - 1] + "…"
 

@@ -1,9 +1,8 @@
-"""How large rows of parquet become when they are unpacked, measured while many of them still share
-one text.
+"""Size of parquet rows after unpacking, measured on dictionary-encoded texts.
 
-Parquet keeps a text that recurs once, in a dictionary, and pyarrow can read it so
-(`read_dictionary`): a few bytes a value. Then a small file whose rows are gigabytes shows what it
-is before anything is unpacked.
+Parquet stores a recurring text once, in a dictionary, and pyarrow can keep that form
+(`read_dictionary`): a few bytes per value. So a small file whose rows unpack to gigabytes is
+detected before anything is unpacked.
 """
 
 from collections.abc import Collection
@@ -14,13 +13,11 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute, parquet
 
-BYTES_OF_A_VALUE = 8  # of a number, or of the place of a text
+BYTES_OF_A_VALUE = 8  # of a number, or of a text's offset
 
 
 def text_columns(metadata: parquet.FileMetaData, names: Collection[str]) -> list[str]:
-    """Paths of the texts in the columns `names`, also those within lists and structs, as
-    `read_dictionary` takes them.
-    """
+    """Paths of texts in the columns `names`, including nested ones, for `read_dictionary`."""
     schema = metadata.schema
     columns = [schema.column(number) for number in range(len(schema))]
     return [
@@ -33,7 +30,7 @@ def text_columns(metadata: parquet.FileMetaData, names: Collection[str]) -> list
 
 
 def unpacked_bytes(batch: pyarrow.RecordBatch) -> NDArray[np.int64]:
-    """Size of each row of `batch` with every text written out, in bytes [rows]."""
+    """Unpacked size of each row of `batch`, in bytes [rows]."""
     return sum((_sizes(column) for column in batch.columns), start=np.zeros(len(batch), np.int64))
 
 

@@ -1,11 +1,10 @@
-"""The child's side of `envs.worker_pool`: import one function, then answer calls of it, one JSON
-line each, until standard input ends.
+"""Child process of `envs.worker_pool`: answers calls of one function, one JSON line each.
 
     python -P -m envs.worker_child module:function CPU_SECONDS MEMORY_MIB
 
-What the function prints goes nowhere. What it raises is an answer. More than CPU_SECONDS of
-processor time in one call ends the process, also where nobody is left to kill it; 0 stands for no
-limit.
+It ends when standard input ends. The function's output is discarded; an exception is an answer.
+More than CPU_SECONDS of processor time in one call ends the process, even if the parent is gone; 0
+means no limit.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def _own_streams() -> tuple[BinaryIO, BinaryIO]:
-    """The two ends of the protocol; the function's own standard input and output lead nowhere."""
+    """Returns the protocol's streams; the function's standard streams become /dev/null."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
@@ -74,7 +73,7 @@ def _limit_processor_time(cpu_s: float) -> None:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Set a soft limit, below the hard one that this process was given."""
+    """Sets a soft limit, at most the inherited hard limit."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 

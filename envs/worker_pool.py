@@ -1,16 +1,15 @@
-"""Functions that may hang or crash, run in processes that can be killed: a few processes, one JSON
-value in and one out, a deadline a call.
+"""Runs functions that may hang or crash in killable processes: JSON in, JSON out, deadlines.
 
-Threads and signals do not do: a big-integer power holds the interpreter's lock for hours, and
-`signal.alarm` works in main threads only. Processes start at the first call, live on between calls,
-and are replaced when one dies or is killed.
+Threads and signals are insufficient: a big-integer power holds the interpreter's lock for hours,
+and `signal.alarm` works only in main threads. Processes start at the first call, persist between
+calls, and are replaced when they die or are killed.
 
     pool = lease(WorkerSettings(target="my_module:my_function", num_workers=2, deadline_s=10.0))
     result = await pool.call({"question": "…"})
     release(pool)
 
-Left out: isolation. A function in a worker can do what this process can; untrusted programs belong
-into the sandbox.
+Left out: isolation. A function in a worker has this process's rights; untrusted programs belong in
+the sandbox.
 """
 
 import asyncio
@@ -31,45 +30,44 @@ from envs.arguments import checked_deadline
 
 MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
-ANSWERS = ("ready", "unavailable", "raised", "result")  # keys of what `envs.worker_child` sends
+ANSWERS = ("ready", "unavailable", "raised", "result")  # keys of an answer of `envs.worker_child`
 
 
 class WorkerKilled(RuntimeError):
-    """The process died in mid-call, or was killed at its deadline."""
+    """The process died during a call, or was killed at its deadline."""
 
     over_limit = False
-    """Whether it used more processor time than its settings allow, which is the call's own doing.
-    """
+    """Whether it exceeded its processor time, which the call itself caused."""
 
 
 class WorkerRaised(RuntimeError):
-    """The function raised; the message has type and text of its exception."""
+    """The function raised; the message has the exception's type and text."""
 
 
 class WorkerUnavailable(RuntimeError):
-    """No process can be started, or the function cannot be imported there."""
+    """No process could be started, or the function could not be imported in it."""
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What runs, and how long it may take."""
+    """A pool's function and its limits."""
 
     target: str
     """`module:function`; called with one JSON value, returns one, may be async."""
     num_workers: int = 2
-    """Processes at most, and calls at once; further calls wait for a free one."""
+    """Maximum number of processes and of concurrent calls; further calls wait."""
     deadline_s: float = 10.0
-    """Seconds of wall time after which a call's process is killed."""
+    """Wall time of a call in seconds, after which its process is killed."""
     cpu_s: float = 0.0
-    """Seconds of processor time after which the kernel ends it; 0: no limit. A busy machine does
-    not shorten it.
+    """Processor time of a call in seconds, after which the kernel ends it; 0: no limit. A busy
+    machine does not shorten it.
     """
     memory_mib: int = 0
     """Address space of a process in MiB; 0: no limit."""
     start_deadline_s: float = 180.0
-    """Seconds for the interpreter and the imports: a cold disk, many processes at once."""
+    """Seconds for the interpreter and the imports: a cold disk, many processes starting at once."""
     shows_errors: bool = False
-    """Whether standard error is this process's; else it goes nowhere, as standard output does."""
+    """Whether workers inherit standard error; else it is discarded, as standard output is."""
 
     def __post_init__(self) -> None:
         checked_deadline("deadline_s", min(self.deadline_s, self.start_deadline_s))
@@ -78,14 +76,12 @@ class WorkerSettings:
 
 
 class WorkerPool:
-    """At most `num_workers` processes, each behind one thread of this process. Any event loop may
-    call.
-    """
+    """At most `num_workers` processes, one thread each; callable from any event loop."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Cheap: the first call starts a process."""
+        """Starts nothing; the first call starts a process."""
         self.settings = settings
-        self.killed = 0  # processes that died or were killed in mid-call
+        self.killed = 0  # processes that died or were killed during a call
         self._threads = ThreadPoolExecutor(settings.num_workers, thread_name_prefix="worker-pool")
         self._idle: list[_Worker] = []
         self._alive: set[_Worker] = set()
@@ -93,8 +89,9 @@ class WorkerPool:
         self._closed = False
 
     async def call(self, argument: Any, *, deadline_s: float | None = None) -> Any:
-        """The function's result for `argument`; `deadline_s` (the settings' own by default) counts
-        from when a process is free.
+        """Return the function's result for `argument`.
+
+        `deadline_s` (by default that of the settings) starts when a process is free.
 
         Raises:
             WorkerRaised: The function raised, or its result is not JSON.
@@ -105,18 +102,18 @@ class WorkerPool:
         return await asyncio.wrap_future(self._threads.submit(self._call, argument, wall_s))
 
     def call_blocking(self, argument: Any) -> Any:
-        """As `call`, for a caller without an event loop; it waits in the calling thread."""
+        """Same as `call`, blocking the calling thread."""
         return self._call(argument, self.settings.deadline_s)
 
     def close(self) -> None:
-        """Kill the processes; calls that run fail with `WorkerKilled`. May be called twice."""
+        """Kill the processes; running calls fail with `WorkerKilled`. May be called twice."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             busy = self._alive.difference(idle)
             self._alive.clear()
         for worker in busy:
-            worker.end()  # the thread that waits for it sees that, and tidies up
+            worker.end()  # the thread that waits for it then cleans up
         for worker in idle:
             worker.tidy_up()
         self._threads.shutdown(wait=False)
@@ -136,7 +133,7 @@ class WorkerPool:
         raise WorkerRaised(str(answer.get("raised", "something else than a result")))
 
     def _take(self) -> "_Worker":
-        """A process that waits for work: an idle one, or a new one."""
+        """Returns an idle process, or starts one."""
         while (worker := self._pop_idle()) is not None:
             if worker.is_alive():
                 return worker
@@ -177,7 +174,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, in a session of its own, so that what it started can be killed with it."""
+    """One process in its own session, so that its children can be killed with it."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -212,8 +209,7 @@ class _Worker:
         """Send `line` and return the next answer.
 
         Raises:
-            WorkerKilled: No whole answer in time, too long a one or something else, or the process
-                is gone.
+            WorkerKilled: The answer is late, incomplete, too long or invalid, or the process ended.
         """
         end = time.monotonic() + deadline_s
         received = bytearray()
@@ -231,14 +227,12 @@ class _Worker:
         return _answer(received)
 
     def end(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def tidy_up(self) -> None:
-        """Kill, wait until the process is gone, and close the pipes. Only when nothing is
-        exchanged.
-        """
+        """Kill the process, wait for its end, and close the pipes; not during an exchange."""
         self.end()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -283,7 +277,7 @@ class _Worker:
 
 
 def _answer(received: bytes | bytearray) -> dict[str, Any]:
-    """What `envs.worker_child` sent; its function may have written to the same pipe."""
+    """Parses the worker's answer; its function may have written to the same pipe."""
     try:
         answer = json.loads(received)
     except (ValueError, RecursionError):
@@ -295,12 +289,12 @@ def _answer(received: bytes | bytearray) -> dict[str, Any]:
 
 _LEASED: dict[
     WorkerSettings, tuple[WorkerPool, int]
-] = {}  # one server hosts many environments, which share these few processes
+] = {}  # the environments of one server share these processes
 _LEASED_LOCK = threading.Lock()
 
 
 def lease(settings: WorkerSettings) -> WorkerPool:
-    """This process's pool with these settings; `release` it when done."""
+    """Return this process's shared pool for `settings`; pair with `release`."""
     with _LEASED_LOCK:
         pool, users = _LEASED.get(settings) or (WorkerPool(settings), 0)
         _LEASED[settings] = (pool, users + 1)
@@ -308,7 +302,7 @@ def lease(settings: WorkerSettings) -> WorkerPool:
 
 
 def release(pool: WorkerPool) -> None:
-    """Give a leased pool back; the last one to do so closes it."""
+    """Return a leased pool; the last release closes it."""
     with _LEASED_LOCK:
         _, users = _LEASED[pool.settings]
         if users > 1:

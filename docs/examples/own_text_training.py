@@ -58,7 +58,8 @@ def main(steps: int = 40, questions: int = 16) -> None:
             result = inference.prepare_batch(numbers, workflow, count=questions)
             if not result.trajectories:
                 raise SystemExit(
-                    f"Of {len(result.rejected)} groups each was all right or all wrong: there is nothing to learn here."
+                    f"Of {len(result.rejected)} groups each was all right or all wrong: there is "
+                    "nothing to learn here."
                 )
             batch = result.batch()
             advantages_B = rl.grpo_advantage(rewards_B=batch["env_return"], group_B=batch["index"])
@@ -67,7 +68,8 @@ def main(steps: int = 40, questions: int = 16) -> None:
             inference.update_weights(step).result()
             right, asked = batch["env_return"].mean(), questions + len(result.rejected)
             print(
-                f"step {step}: {asked} questions for {questions} mixed groups, of which {right:.0%} right; log-prob gap {gap:.1e}"
+                f"step {step}: {asked} questions for {questions} mixed groups, of which "
+                f"{right:.0%} right; log-prob gap {gap:.1e}"
             )
 
 

@@ -1,7 +1,6 @@
-"""`env=libero`: the LIBERO benchmark (130 language-conditioned manipulation tasks, robosuite,
-MuJoCo) behind the project's contract.
+"""`env=libero`: the LIBERO benchmark, 130 language-conditioned tasks on robosuite and MuJoCo.
 
-Entry: `envs.libero.environment.LiberoEnv`. Benchmark code, task definitions and initial states come
-from the packages hf-libero, robosuite and bddl; meshes and textures from a folder, or the project's
-stand-ins (`envs.libero.stand_in.stand_ins`): docs/libero.md.
+Entry point: `envs.libero.environment.LiberoEnv`. Benchmark code, task definitions and initial
+states come from the packages hf-libero, robosuite and bddl; meshes and textures from a folder, or
+the project's stand-ins (`envs.libero.stand_in.stand_ins`): docs/libero.md.
 """

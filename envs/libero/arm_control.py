@@ -1,14 +1,12 @@
-"""One action of LIBERO's arm: robosuite's operational-space controller, run for the physics steps
-of an action without what repeats itself.
+"""robosuite's operational-space controller of LIBERO's arm, without repeated computations.
 
-robosuite 1.4.0 computes the whole dynamics three times a physics step: before the controller is
-asked, again when the controller looks at the arm, and in the step itself. Positions and velocities
-are the same each time; only the constraint solver goes on from its last answer, and torques enter
-at the end. So positions and velocities are computed once here, and the solver is run as often as
-there. Names are looked up and matrices made once a simulator, and what robosuite records for
-observables that nobody reads is left out. Matrices and torques come from robosuite's own compiled
-functions, on the same numbers in the same order in memory: positions are equal to the last bit (a
-test).
+robosuite 1.4.0 computes the whole dynamics three times per physics step: before the controller, in
+the controller, and in the step. Positions and velocities are the same each time; only the
+constraint solver continues from its last solution, and torques enter at the end. Here positions and
+velocities are computed once, and the solver runs as often as in robosuite. Names and matrices are
+resolved once per simulator, and unread observables are not recorded. Matrices and torques come from
+robosuite's compiled functions, on the same numbers in the same memory order: positions are equal to
+the last bit (a test).
 """
 
 import importlib
@@ -19,23 +17,22 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-POSE = 6  # numbers of an action that move the hand; the seventh moves the fingers
+POSE = 6  # entries of an action that move the hand; the seventh moves the fingers
 
 
 class ArmControl:
-    """Turns an action into torques, physics step by physics step."""
+    """Computes torques from an action, per physics step."""
 
     def __init__(self, robot: Any, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Look up what is fixed in a model.
+        """Resolve the constants of a model.
 
         Args:
-            robot: robosuite's single arm with its controller and gripper, whose memory stays
-                theirs.
+            robot: robosuite's single arm; its controller and gripper keep their state.
             model: The model of the same simulator.
             data: Its state.
 
         Raises:
-            RuntimeError: The controller is not the one that LIBERO asks for.
+            RuntimeError: The controller is not LIBERO's.
         """
         controller = robot.controller
         found = (
@@ -47,11 +44,13 @@ class ArmControl:
         )
         if found != ("OSC_POSE", "fixed", True, None, None):
             raise RuntimeError(
-                f"LIBERO's arm is moved by robosuite 1.4.0's OSC_POSE without interpolation; this controller is {found}."
+                "LIBERO's arm is moved by robosuite 1.4.0's OSC_POSE without interpolation; this "
+                f"controller is {found}."
             )
         if type(robot.gripper).__name__ != "PandaGripper":
             raise RuntimeError(
-                f"LIBERO's fingers are robosuite's PandaGripper, not {type(robot.gripper).__name__}."
+                "LIBERO's fingers are robosuite's PandaGripper, not "
+                f"{type(robot.gripper).__name__}."
             )
         self._model, self._data, self._controller, self._gripper = (
             model,
@@ -76,23 +75,21 @@ class ArmControl:
         )
         self._moves, self._turns = np.empty((3, model.nv)), np.empty((3, model.nv))
         self._masses = np.empty((model.nv, model.nv))
-        self._goal: NDArray[Any] | None = None  # of an action that was not begun yet
+        self._goal: NDArray[Any] | None = None  # of an action that has not started
         self._closing = np.zeros(2)
-        # In the order of columns that robosuite's indexing gives them: products of matrices round
-        # as their order in memory has it.
+        # In the column order of robosuite's indexing: rounding of matrix products depends on memory
+        # order.
         joints = len(controller.qvel_index)
         self._matrices = [np.empty((rows, joints), order="F") for rows in (3, 3, 6, joints)]
 
     def command(self, action: NDArray[Any]) -> None:
-        """Take up an action [7]: a motion from the hand's place at the next physics step, and
-        fingers.
-        """
+        """Set the action [7]: hand motion relative to the next physics step's pose, and fingers."""
         self._goal = action[:POSE]
         # As the gripper's `format_action`.
         self._closing = np.array([-1.0, 1.0]) * self._gripper.speed * np.sign(action[POSE:])
 
     def run(self, physics_steps: int) -> None:
-        """Follow the action for some physics steps.
+        """Execute the action for `physics_steps` steps.
 
         Raises:
             LinAlgError: The state is not finite.
@@ -101,8 +98,7 @@ class ArmControl:
         for _ in range(physics_steps):
             mujoco.mj_step1(model, data)  # positions and velocities
             self._solve()
-            # not in the first step after a reset: the controller then has the arm's home pose in
-            # mind
+            # not in the first step after a reset: the controller still holds the arm's home pose
             if controller.new_update:
                 self._solve()
                 self._look()
@@ -114,18 +110,16 @@ class ArmControl:
             data.ctrl[self._finger_motors] = (
                 self._finger_middle + self._finger_half * gripper.current_action
             )
-            mujoco.mj_step2(model, data)  # torques, accelerations, and on
+            mujoco.mj_step2(model, data)  # torques, accelerations, integration
 
     def _solve(self) -> None:
-        """One pass of the constraint solver from where the last one ended, with the torques of the
-        last physics step.
-        """
+        """Runs the constraint solver from its last solution, with the last step's torques."""
         mujoco.mj_forwardSkip(
             self._model, self._data, mujoco.mjtStage.mjSTAGE_VEL, 1
         )  # 1: no sensors
 
     def _look(self) -> None:
-        """robosuite's `Controller.update`, from a state whose dynamics are there."""
+        """robosuite's `Controller.update`, from computed dynamics."""
         model, data, controller, joints = self._model, self._data, self._controller, self._joints
         mujoco.mj_jacSite(model, data, self._moves, self._turns, self._site)
         controller.ee_pos, controller.ee_ori_mat = (
@@ -152,9 +146,7 @@ class ArmControl:
         controller.new_update = False  # so that `set_goal` does not compute it again
 
     def _torques(self) -> NDArray[np.float64]:
-        """Torques [7] towards the controller's goal: its `run_controller` without interpolation
-        (Khatib, 1987).
-        """
+        """Torques [7] towards the controller's goal: its `run_controller` (Khatib, 1987)."""
         arm, stiffness, damping = self._controller, self._stiffness, self._damping
         away = self._formulas.orientation_error(arm.goal_ori, arm.ee_ori_mat)
         force = (arm.goal_pos - arm.ee_pos) * stiffness[:3] + -arm.ee_pos_vel * damping[:3]
@@ -173,7 +165,7 @@ class ArmControl:
 
 
 def _span(indices: Sequence[int]) -> slice:
-    """The joints of an arm as a slice; a list of numbers costs many times as much."""
+    """Returns an arm's joints as a slice; indexing by a list is many times slower."""
     first, last = indices[0], indices[-1]
     if list(indices) != list(range(first, last + 1)):
         raise RuntimeError(
@@ -183,5 +175,5 @@ def _span(indices: Sequence[int]) -> slice:
 
 
 def _bounded(values: NDArray[Any], low: Any, high: Any) -> NDArray[Any]:
-    """`np.clip`, which takes several times as long on seven numbers."""
+    """`np.clip` for few numbers, several times as fast."""
     return np.minimum(np.maximum(values, low), high)

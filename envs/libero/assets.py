@@ -1,9 +1,7 @@
-"""Which assets LIBERO loads: a folder of the user's, the benchmark's own (installed or from the
-hub), or the project's stand-ins.
+"""Selects LIBERO's assets: a user's folder, the benchmark's (installed or hub), or stand-ins.
 
-A folder is checked before anything is built, and an incomplete one is refused with the files that
-it lacks. Stand-ins are announced loudly, once a process, and named in the environment's spec and
-infos.
+A folder is checked before anything is built; an incomplete one is refused with its missing files.
+Stand-ins raise a warning once per process and are named in the environment's spec and infos.
 """
 
 import functools
@@ -23,18 +21,20 @@ LABEL = "stand-in"
 HUB_REPOSITORY = "lerobot/libero-assets"  # where hf-libero 0.1.4 itself looks
 NOTICE = (
     "LIBERO runs on stand-in assets: geometry that this project generates, not the benchmark's. "
-    "Success rates on it are NOT LIBERO scores. Set env.assets to a folder of LIBERO's assets for those (docs/libero.md)."
+    "Success rates on it are NOT LIBERO scores. Set env.assets to a folder of LIBERO's assets for "
+    "those (docs/libero.md)."
 )
 HOW_TO = (
     f"Get them by: hf download {HUB_REPOSITORY} --repo-type dataset --local-dir FOLDER, "
-    "or: git clone https://github.com/Lifelong-Robot-Learning/LIBERO (FOLDER is libero/libero/assets there); or use env.assets=stand_in."
+    "or: git clone https://github.com/Lifelong-Robot-Learning/LIBERO (FOLDER is "
+    "libero/libero/assets there); or use env.assets=stand_in."
 )
 SHORT_NOTICE = f"{LABEL} assets: not LIBERO scores"  # fits into the strip above a video
 SHOWN = 5  # missing files named in the message
 
 
 class DamagedDescription(ValueError):
-    """A file of a folder of assets that is no MJCF; the message names it."""
+    """An asset description is no MJCF; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,28 @@ class Assets:
 
     @property
     def label(self) -> str:
-        """What infos and reports call them: `stand-in`, or the folder."""
+        """Label in infos and reports: `stand-in`, or the folder."""
         return LABEL if self.stand_in else str(self.folder)
 
 
 class StandInWarning(UserWarning):
-    """Numbers of this run are not LIBERO scores."""
+    """This run's numbers are not LIBERO scores."""
 
 
 class IncompleteAssetsWarning(UserWarning):
-    """A folder of assets is there, and something in it is missing: `auto` looks further."""
+    """A folder of assets is incomplete; `auto` tries the next source."""
 
 
 def find_assets(wanted: str | Path) -> Assets:
-    """The assets that `env.assets` asks for.
+    """Return the assets that `env.assets` selects.
 
     Args:
-        wanted: A folder; `stand_in`; or `auto`: the installed folder, else the one in the cache,
-            else a download from the hub where it can be reached, else stand-ins.
+        wanted: A folder; `stand_in`; or `auto`: the installed folder, else the cached one, else a
+            download from the hub if it is reachable, else stand-ins.
 
     Raises:
-        ValueError: The folder does not exist, lacks files or holds damaged ones; the message says
-            which, and how to get them.
+        ValueError: The folder is missing, incomplete or damaged; the message has the files and the
+            remedy.
     """
     if wanted == STAND_IN:
         return _stand_ins()
@@ -77,18 +77,20 @@ def find_assets(wanted: str | Path) -> Assets:
     folder = Path(wanted).expanduser().absolute()
     if not folder.is_dir():
         raise ValueError(
-            f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. {HOW_TO}"
+            f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. "
+            f"{HOW_TO}"
         )
     _check_complete(folder)
     return Assets(folder, stand_in=False)
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Paths below `folder` that the five suites need and that are not there or empty: descriptions,
-    and the meshes and textures they name.
+    """Return needed files below `folder` that are missing or empty.
+
+    The five suites need descriptions, and the meshes and textures that these name.
 
     Raises:
-        DamagedDescription: A description that cannot be read.
+        DamagedDescription: A description is unreadable.
     """
     missing = []
     for (
@@ -96,7 +98,7 @@ def missing_files(folder: Path) -> list[str]:
         content,
     ) in (
         stand_in_files()
-    ):  # the stand-ins are what is needed: same paths, and the same styles of floor and wall
+    ):  # the stand-ins define the needed files: same paths, same styles of floor and wall
         if not _has_content(folder / path):
             missing.append(path)
         elif isinstance(content, str):
@@ -111,7 +113,7 @@ def missing_files(folder: Path) -> list[str]:
 def _has_content(file: Path) -> bool:
     return (
         file.is_file() and file.stat().st_size > 0
-    )  # a download or copy that was cut off leaves empty files
+    )  # an interrupted download or copy leaves empty files
 
 
 def _named_files(description: Path, *, root: Path) -> list[Path]:
@@ -134,9 +136,7 @@ def _check_complete(folder: Path) -> None:
 
 
 def _fault(folder: Path) -> str | None:
-    """What is wrong with a folder, as the rest of a sentence that its name begins; None if nothing
-    is.
-    """
+    """Predicate of a sentence on the folder's fault; None if it is complete."""
     try:
         missing = missing_files(folder)
     except DamagedDescription as error:
@@ -175,13 +175,13 @@ def _auto_folder() -> Path | None:
     try:
         snapshot_download(
             HUB_REPOSITORY, repo_type="dataset", local_dir=cached
-        )  # locks, so one server downloads and the others wait
+        )  # locks: one server downloads, the others wait
         _check_complete(cached)
     except (
         HTTPError,
         OSError,
         ValueError,
-    ) as error:  # a broken connection is none of the hub's own errors, which are OSErrors
+    ) as error:  # the hub's own errors are OSErrors, broken connections are not
         warnings.warn(
             f"LIBERO's assets could not be had from the hub ({error}).",
             StandInWarning,
@@ -192,9 +192,7 @@ def _auto_folder() -> Path | None:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached, asked in at most two seconds: its own client would try for a
-    minute.
-    """
+    """Whether the hub answers within two seconds; its client would try for a minute."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     address = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")

@@ -1,16 +1,14 @@
-"""LIBERO's tasks as language-conditioned environments: two camera images, proprioception and
-instruction in, motion out.
+"""LIBERO's tasks as language-conditioned environments, with two camera images.
 
-One instance serves any of its tasks in any order: a simulator is built when its task is first asked
-for (a few seconds) and reused between episodes. An episode starts from one of the benchmark's 50
-initial states after its ten settling steps, with fixtures where the published evaluation's episode
-of that state has them, and ends at success or at the published step limit. The reward is 1 at
+One instance serves its tasks in any order: a simulator is built at the first request for its task
+(a few seconds) and reused between episodes. An episode starts from one of the benchmark's 50
+initial states after ten settling steps, with fixtures placed as in the published evaluation's
+episode of that state, and ends at success or at the published step limit. The reward is 1 at
 success and 0 before. Poses of objects are in no observation.
 
-An action is the benchmark's: seven numbers in [-1, 1], for the gripper's motion in x, y, z (1 asks
-for 5 cm), its rotation about x, y, z (1 asks for 0.5 rad), and the fingers, +1 to close and -1 to
-open. Nothing else is accepted here; `envs.libero.openvla` converts what published checkpoints put
-out.
+An action is the benchmark's: seven numbers in [-1, 1] for the gripper's motion in x, y, z (1 is
+5 cm), its rotation about x, y, z (1 is 0.5 rad), and the fingers (+1 closes, -1 opens).
+`envs.libero.openvla` converts outputs of published checkpoints.
 
 An instance belongs to one thread, because its OpenGL context does.
 """
@@ -34,7 +32,7 @@ from envs.simulator_episode import SimulatorEnv
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
     from envs.libero.simulator import TaskSimulator
 
-DEFAULT_SUITE = "object"  # one scene, one skill: the first thing to learn
+DEFAULT_SUITE = "object"  # one scene and one skill: the easiest to learn
 ACTION_SIZE = 7
 PROPRIOCEPTION_SIZE = 8
 INIT_STATE = "init_state"
@@ -57,26 +55,24 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
         render_quality: RenderQuality = "fast",
         kept_simulators: int | None = None,
     ) -> None:
-        """Cheap, but for a download of assets: simulators and the OpenGL context are made when they
-        are first needed.
+        """Find the assets (may download); simulators and the OpenGL context are made at first use.
 
         Args:
             suite: `spatial`, `object`, `goal`, `10` (or `long`), `90`, or several of them:
                 `spatial+goal`.
-            tasks: Tasks by name or by number in the suite (`spatial/3` where there are several
-                suites); all tasks by default.
+            tasks: Tasks by name or by number in the suite (`spatial/3` if there are several
+                suites); all by default.
             assets: A folder of LIBERO's assets, `stand_in`, or `auto` (see `envs.libero.assets`).
             image_size: Height and width of the observation's images in pixels.
             camera: `both`, `agentview` or `wrist`.
-            max_episode_steps: Steps after which an episode is truncated; by default what the
-                published protocol gives each suite.
+            max_episode_steps: Step limit of an episode; by default the published one of each suite.
             states: `split` keeps every fifth initial state for evaluation (seeds below 1,000,000);
                 `all` is the published protocol: seed k starts from state k modulo 50, and in seeds
                 0 to 49 the environment is LIBERO's own in the published loop.
             render_quality: `fast` (see `envs.offscreen`) or `full`. They look different: train and
                 evaluate with the same.
-            kept_simulators: Simulators that are kept for later episodes, of 50 MB and more each; by
-                default all. 1 is enough where tasks are played one after the other.
+            kept_simulators: Number of cached simulators, 50 MB and more each; by default all. 1
+                suffices if tasks are played one after another.
 
         Raises:
             ValueError: An unknown name, a task given twice, a number out of range, or incomplete
@@ -113,11 +109,10 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], Info]:
-        """See `Environment.reset`; options are `task`, `frames` and `init_state`, the number of an
-        initial state.
+        """See `Environment.reset`; options: `task`, `frames`, `init_state` (number of a state).
 
-        Without `init_state` the seed chooses the state (see `states` of the constructor); nothing
-        else in an episode is random.
+        By default the seed selects the state (see `states` of the constructor); nothing else is
+        random.
         """
         task, streams = read_options(options, spec=self.spec, further=(INIT_STATE,))
         seed = checked_seed(seed)
@@ -133,9 +128,7 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
 
     @property
     def simulator(self) -> "TaskSimulator":
-        """The running episode's simulator, with true poses: for experts and oracles, never for a
-        policy.
-        """
+        """Return the episode's simulator with true poses, for experts and oracles only."""
         return self._running()
 
     @property

@@ -1,9 +1,8 @@
-"""Where things are: the installed LIBERO package, found without importing it, and the cache folder,
-the only place that is written to.
+"""Locates the LIBERO package without importing it, and the cache folder, the only one written.
 
-Importing LIBERO without a config file asks questions on the terminal; `import_libero` writes one
-into the cache folder first. It also keeps robosuite from logging to /tmp and Numba from writing
-into site-packages.
+Importing LIBERO without a config file prompts on the terminal, so `import_libero` first writes one
+into the cache folder. It also stops robosuite from logging to /tmp and Numba from writing into
+site-packages.
 """
 
 import contextlib
@@ -18,17 +17,20 @@ from typing import Any
 
 from envs.offscreen import choose_backend
 
-# Without dependencies: their metadata pins training code and other builds of OpenCV. What they
-# import is siirl's extra `libero`.
-INSTALL = "python -m pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1, beside siirl[libero]"
+# Without dependencies: their metadata pins training code and other builds of OpenCV. Their imports
+# # are in siirl's extra `libero`.
+INSTALL = (
+    "python -m pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1, "
+    "beside siirl[libero]"
+)
 CACHE_VARIABLE = "SIIRL_CACHE"
 
 
 def cache_folder() -> Path:
-    """`$SIIRL_CACHE/libero`, by default `~/.cache/siirl/libero`; made if it is not there.
+    """Return `$SIIRL_CACHE/libero`, by default `~/.cache/siirl/libero`; creates it if missing.
 
     Raises:
-        RuntimeError: It cannot be made; the message says how to choose another.
+        RuntimeError: It cannot be created; the message says how to choose another.
     """
     general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(os.environ.get(CACHE_VARIABLE) or Path(general) / "siirl").expanduser() / "libero"
@@ -36,17 +38,17 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RuntimeError(
-            f"The cache folder {folder} cannot be made ({error}): set {CACHE_VARIABLE} to a folder of your own."
+            f"The cache folder {folder} cannot be made ({error}): set {CACHE_VARIABLE} to a "
+            "folder of your own."
         ) from error
     return folder
 
 
 def package_folder() -> Path:
-    """The folder `libero/libero` of the installed package, with `bddl_files` and `init_files`;
-    imports nothing.
+    """Return the installed folder `libero/libero`, with `bddl_files` and `init_files`.
 
     Raises:
-        RuntimeError: LIBERO is not installed; the message says how to.
+        RuntimeError: LIBERO is not installed; the message has the command.
     """
     found = importlib.util.find_spec("libero")
     for place in (
@@ -58,8 +60,7 @@ def package_folder() -> Path:
 
 
 def import_libero() -> Any:
-    """LIBERO's module of environments, imported without a question and without a file outside of
-    the cache folder.
+    """Import LIBERO's environments without prompts and without files outside the cache folder.
 
     Raises:
         RuntimeError: A package or the OpenGL library is missing; the message says what to install.
@@ -89,9 +90,7 @@ def import_libero() -> Any:
 
 
 def _silence_robosuite() -> None:
-    """Change the two macros before robosuite's logger reads them: it opens /tmp/robosuite.log when
-    it is imported.
-    """
+    """Sets macros that robosuite's logger reads at import, when it opens /tmp/robosuite.log."""
     found = importlib.util.find_spec("robosuite")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'robosuite'")

@@ -1,8 +1,7 @@
-"""The benchmark's 50 initial states of a task: read from its package without torch, and divided
-between training and evaluation.
+"""Reads the benchmark's 50 initial states per task without torch, and splits them.
 
-The files are written by `torch.save`: a zip archive with one pickle of a NumPy array. Only arrays
-are unpickled, so a file cannot run code, and within a bound, so a small file cannot fill the
+The files are written by `torch.save`: a zip archive with one pickled NumPy array. Only arrays are
+unpickled, so a file cannot run code, and the size is bounded, so a small file cannot fill the
 memory.
 """
 
@@ -22,7 +21,10 @@ HELD_OUT_EVERY = 5  # states 4, 9, ..., 49 are for evaluation
 MOST_BYTES = (
     16 * MEBIBYTE
 )  # of a file's content and of its array; the benchmark's largest takes 50 kB
-PLACEMENTS = "fixtures of initial state i stand where the official loop (env.seed(0), one reset an episode) has them in episode i"
+PLACEMENTS = (
+    "fixtures of initial state i stand where the official loop "
+    "(env.seed(0), one reset an episode) has them in episode i"
+)
 FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds lie below
 # what unpickling damaged bytes raises, as Python's documentation warns and as was tried
 NO_PICKLE = (
@@ -39,11 +41,10 @@ _ARRAY_PARTS = {  # all that an array's pickle may name; NumPy moved its modules
 
 
 def read_initial_states(path: Path) -> NDArray[np.float64]:
-    """Initial states [50, 1 + number of positions + number of velocities]: time, qpos and qvel of
-    MuJoCo.
+    """Read initial states [50, 1 + nq + nv]: MuJoCo's time, qpos and qvel.
 
     Raises:
-        ValueError: The file is missing, damaged or holds something else.
+        ValueError: The file is missing, damaged or holds no such array.
     """
     try:
         states = _ArrayUnpickler(
@@ -59,7 +60,8 @@ def read_initial_states(path: Path) -> NDArray[np.float64]:
         )
     if states.nbytes > MOST_BYTES:
         raise ValueError(
-            f"The initial states {path} are an array of {states.nbytes} bytes; at most {MOST_BYTES} are taken."
+            f"The initial states {path} are an array of {states.nbytes} bytes; at most "
+            f"{MOST_BYTES} are taken."
         )
     if not np.isfinite(states).all():
         raise ValueError(
@@ -69,12 +71,12 @@ def read_initial_states(path: Path) -> NDArray[np.float64]:
 
 
 def held_out(count: int) -> tuple[int, ...]:
-    """Numbers of the states that training never starts from, of `count` states."""
+    """Return the numbers of the held-out states among `count` states."""
     return tuple(range(HELD_OUT_EVERY - 1, count, HELD_OUT_EVERY))
 
 
 def state_number(seed: int, *, count: int, states: States) -> int:
-    """The initial state that `seed` starts from.
+    """Return the number of the initial state for `seed`.
 
     `all` (the published protocol): seed k starts from state k modulo `count`, for training and
     evaluation. `split`: training seeds (1,000,000 and above) start from four fifths of the states,

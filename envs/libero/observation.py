@@ -1,5 +1,4 @@
-"""What LIBERO's observations show: robosuite reads its sensors before an action's last physics
-step.
+"""Timing of LIBERO's observations: robosuite reads sensors before an action's last physics step.
 
 robosuite 1.4.0 samples at the first physics step of a sensor's period of 50 ms. Reset and initial
 state count as a step of 2 ms each, so that the period begins anew after the 23rd of an action's 25
@@ -22,25 +21,25 @@ class Sample(NamedTuple):
     """One reading of the sensors."""
 
     positions: NDArray[np.float64]
-    """MuJoCo's `qpos`, of which the poses and images are."""
+    """MuJoCo's `qpos`, the source of poses and images."""
     felt: NDArray[np.float32]
     """[8]: gripper position (3, metres), axis times angle (3, radians), fingers (2, metres)."""
     lamps: NDArray[np.float32]
-    """Colours of the model's sites [sites, 4]: a stove that is on glows."""
+    """Colours of the model's sites [sites, 4]; a stove that is on glows."""
 
 
 class Sensors:
     """The sensors of one simulator."""
 
     def __init__(self, robot: Any, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Look up where robosuite's arm has its hand and fingers."""
+        """Look up hand and fingers of robosuite's arm."""
         self._model, self._data = model, data
         self._hand, self._site = model.body(robot.robot_model.eef_name).id, int(robot.eef_site_id)
         self._fingers = list(robot._ref_gripper_joint_pos_indexes)
         self._transforms: Any = importlib.import_module("robosuite.utils.transform_utils")
 
     def read(self, positions: NDArray[np.float64]) -> Sample:
-        """Read them now; the poses in the simulator's data were computed from `positions`."""
+        """Read the sensors; the simulator's poses were computed from `positions`."""
         place = self._data.site_xpos[self._site]
         quaternion = np.roll(self._data.xquat[self._hand], -1)  # to x y z w
         turn = self._transforms.quat2axisangle(quaternion)

@@ -1,14 +1,13 @@
-"""What OpenVLA and OpenVLA-OFT checkpoints for LIBERO expect of images, proprioception and actions:
-all of their conventions, in one place.
+"""Conventions of OpenVLA and OpenVLA-OFT checkpoints for LIBERO: images, proprioception, actions.
 
 Facts from the public evaluation code (github.com/moojink/openvla-oft:
 experiments/robot/libero/libero_utils.py, experiments/robot/openvla_utils.py,
 experiments/robot/robot_utils.py, prismatic/vla/action_tokenizer.py, prismatic/vla/constants.py,
 MIT):
 
-- Images: LIBERO's are upside down, and the data were turned by 180 degrees. From our upright ones
-  that is left and right exchanged. Then JPEG (quality 95), Lanczos to 224x224, the middle 90 % of
-  the area, bilinear back to 224x224. Agent view first, then the wrist.
+- Images: LIBERO's are upside down, and the training data were rotated by 180 degrees; relative to
+  our upright images, left and right are exchanged. Then JPEG (quality 95), Lanczos to 224x224, the
+  middle 90 % of the area, bilinear back to 224x224. Agent view first, then the wrist.
 - Proprioception: gripper position, axis times angle, two fingers (what `env=libero` gives), to [-1,
   1] by the 1 % and 99 % quantiles.
 - Actions: six numbers in [-1, 1] by the quantiles, and the fingers from 0 (closed) to 1 (open). The
@@ -17,8 +16,8 @@ MIT):
   for Llama 2). Chunks of 8 actions.
 
 Left out: the networks (siirl.models), and TensorFlow, which prepares images there.
-`envs.libero.tensorflow_images` computes what it computes: the image that a checkpoint is given
-differs in about one value of a thousand, by one grey level (a test).
+`envs.libero.tensorflow_images` replaces it: a checkpoint's image differs in about one value of a
+thousand, by one grey level (a test).
 """
 
 import json
@@ -43,21 +42,19 @@ PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 
 @dataclass(frozen=True)
 class Quantiles:
-    """The range of each number in the training data; where `mask` is False a number is left as it
-    is.
-    """
+    """Range of each number in the training data; numbers with `mask` False are not scaled."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     mask: NDArray[np.bool_]
 
     def normalise(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """To [-1, 1], clipped: what the network is given."""
+        """Scale to [-1, 1], clipped, for the network's input."""
         scaled = 2 * (values - self.low) / (self.high - self.low + SMALLEST_RANGE) - 1
         return np.clip(np.where(self.mask, scaled, values), -1.0, 1.0)
 
     def unnormalise(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """From [-1, 1]: what the network puts out."""
+        """Scale the network's output from [-1, 1]."""
         return np.where(
             self.mask,
             0.5 * (values + 1) * (self.high - self.low + SMALLEST_RANGE) + self.low,
@@ -68,16 +65,16 @@ class Quantiles:
 def read_statistics(
     checkpoint: Path, *, data: str | None = None
 ) -> tuple[Quantiles, Quantiles | None]:
-    """Quantiles of actions and, where the checkpoint has them, of proprioception.
+    """Read quantiles of actions and, if the checkpoint has them, of proprioception.
 
     Args:
         checkpoint: The folder of the checkpoint, with `dataset_statistics.json`, or else
             `norm_stats` in its `config.json`.
-        data: The data set, or the suite that it shows: `spatial` is `libero_spatial_no_noops` or
+        data: The data set or its suite: `spatial` is `libero_spatial_no_noops` or
             `libero_spatial`. None: the only one.
 
     Raises:
-        ValueError: There is no such file, or it does not know the data set.
+        ValueError: The file is missing or lacks the data set.
     """
     path, statistics = _statistics(checkpoint)
     names = (
@@ -88,11 +85,13 @@ def read_statistics(
     known = [name for name in names if name in statistics]
     if not known:
         raise ValueError(
-            f"{path} knows {', '.join(sorted(statistics))}, and none of {', '.join(map(str, names))}: was it trained on {data!r}?"
+            f"{path} knows {', '.join(sorted(statistics))}, and none of "
+            f"{', '.join(map(str, names))}: was it trained on {data!r}?"
         )
     if data is None and len(known) > 1:
         raise ValueError(
-            f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose ranges count."
+            f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose "
+            "ranges count."
         )
     chosen = statistics[known[0]]
     return _quantiles(chosen["action"]), _quantiles(
@@ -118,12 +117,13 @@ def _statistics(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
         if statistics:
             return path, statistics
     raise ValueError(
-        f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be un-normalised."
+        f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be "
+        "un-normalised."
     )
 
 
 def policy_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Our image [size, size, 3] as the checkpoints want it: uint8 [224, 224, 3]."""
+    """Convert our image [size, size, 3] for the checkpoints: uint8 [224, 224, 3]."""
     return cropped_image(resized_image(stored_image(published_image(upright)), IMAGE_SIZE))
 
 
@@ -133,16 +133,14 @@ def published_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def environment_actions(normalised: NDArray[Any], *, quantiles: Quantiles) -> NDArray[np.float32]:
-    """A chunk of network outputs [N, 7] as actions of `env=libero`, float32 [N, 7] in [-1, 1]."""
+    """Convert network outputs [N, 7] to actions of `env=libero`, float32 [N, 7] in [-1, 1]."""
     actions = quantiles.unnormalise(np.asarray(normalised, np.float64))
     actions[:, -1] = -np.sign(2 * actions[:, -1] - 1)  # 0 closed, 1 open, to +1 closed, -1 open
     return np.clip(actions, -1.0, 1.0).astype(np.float32)
 
 
 def normalised_actions(actions: NDArray[Any], *, quantiles: Quantiles) -> NDArray[np.float64]:
-    """Actions of `env=libero` [N, 7] as the network is trained to put them out: the inverse of
-    `environment_actions`.
-    """
+    """Convert actions of `env=libero` [N, 7] to training targets; inverts `environment_actions`."""
     theirs = np.array(actions, np.float64)
     theirs[:, -1] = (1 - theirs[:, -1]) / 2
     return quantiles.normalise(theirs)
@@ -151,15 +149,16 @@ def normalised_actions(actions: NDArray[Any], *, quantiles: Quantiles) -> NDArra
 def action_tokens(
     normalised: NDArray[Any], *, vocabulary: int = LLAMA_VOCABULARY
 ) -> NDArray[np.int64]:
-    """Token ids of normalised actions: the bin of -1 is the last token of the vocabulary."""
+    """Return token ids of normalised actions; the bin of -1 is the vocabulary's last token."""
     return np.asarray(vocabulary - np.digitize(np.clip(normalised, -1.0, 1.0), _edges()), np.int64)
 
 
 def action_values(
     tokens: NDArray[np.int64], *, vocabulary: int = LLAMA_VOCABULARY
 ) -> NDArray[np.float64]:
-    """Normalised actions of token ids: the middle of each bin; 256 edges make 255 bins, and the
-    last id stands for the last bin.
+    """Return normalised actions of token ids: bin centres.
+
+    256 edges make 255 bins; the last id also means the last bin.
     """
     edges = _edges()
     middles = (edges[:-1] + edges[1:]) / 2

@@ -2,8 +2,8 @@
 
 A few of the benchmark's 6,500 states do: bowl and plate of spatial tasks 0 and 2 overlap by 6 to 8
 mm with the benchmark's own shapes too. Contacts as stiff as theirs then throw things off the table
-at metres a second. Stand-ins are put beside one another instead, so that every state settles; with
-the benchmark's assets a state is what its file says. What lies on another thing stays there.
+at metres a second. Stand-ins are therefore moved apart, so that every state settles; with the
+benchmark's assets states are unchanged. A thing that lies on another stays there.
 """
 
 from collections.abc import Collection
@@ -22,8 +22,8 @@ PASSES = 50  # of pushing; what stands close may be pushed into the next one
 
 
 def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
-    """Move free bodies that overlap with one another side by side or stand in a fixture's side
-    apart, level; returns whether any was moved.
+    """Move apart free bodies that overlap sideways with each other or a fixture; returns if any
+    moved.
 
     Two free bodies give way along the line between their origins, half each; a fixture stays, and
     what stands in it leaves by its side. Positions, contacts and what follows from positions are
@@ -58,7 +58,7 @@ def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
 def _overlaps(
     model: mujoco.MjModel, data: mujoco.MjData, free: Collection[int]
 ) -> dict[tuple[int, int], Any]:
-    """The deepest contact of each pair of bodies that are to be parted."""
+    """Deepest contact of each pair of bodies to move apart."""
     deepest: dict[tuple[int, int], Any] = {}
     stacked: set[frozenset[int]] = set()
     for contact in data.contact:

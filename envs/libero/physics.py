@@ -1,10 +1,9 @@
-"""Whether MuJoCo and robosuite behave as the versions that the project pins: checked once a
-process, before the first episode.
+"""Checks once per process that MuJoCo and robosuite behave like the pinned versions.
 
 Scores on LIBERO depend on the physics: the same policy fell from 98 % to 12 % on one task between
-MuJoCo 3.3 and 3.8. So a few known things are let go, and where they come to rest, and how far known
-actions move the arm, is compared with what the pinned versions gave. Another version, or another
-result, is a warning and no error: the run may go on, and its numbers should say so.
+MuJoCo 3.3 and 3.8. The check drops known objects and applies known actions, and compares resting
+heights and arm motion with those of the pinned versions. A different version or result is a
+warning, not an error: the run continues, and its numbers should mention it.
 """
 
 import importlib.metadata
@@ -41,19 +40,18 @@ _checked: list[bool] = []
 
 
 class PhysicsWarning(UserWarning):
-    """The physics differs from the one that the project's numbers come from."""
+    """The physics differs from that of the project's numbers."""
 
 
 def check_physics(simulator: TaskSimulator) -> list[str]:
-    """What differs from the pinned versions, one sentence each, and a warning with it; leaves
-    `simulator` in need of a reset.
-    """
+    """Return and warn of differences from the pinned versions; `simulator` then needs a reset."""
     differences = [*version_differences(), *drop_differences(), *motion_differences(simulator)]
     if differences:
         warnings.warn(
             "The physics of env=libero is not the one that this project's numbers come from: "
             + " ".join(differences)
-            + " Success rates of the same policy can change by tens of percent; install requirements.lock, or state the versions.",
+            + " Success rates of the same policy can change by tens of percent; "
+            "install requirements.lock, or state the versions.",
             PhysicsWarning,
             stacklevel=2,
         )
@@ -78,9 +76,7 @@ def version_differences() -> list[str]:
 
 
 def drop_differences() -> list[str]:
-    """Dropped things that come to rest elsewhere than recorded, and the way up of the bottle that
-    starts in the floor.
-    """
+    """Return dropped objects whose recorded height differs, including the rising bottle."""
     heights, peak = drop()
     expected = {**RECORDED_HEIGHTS_M, "ketchup on its way up": RECORDED_PEAK_M}
     found = {**heights, "ketchup on its way up": peak}
@@ -97,14 +93,13 @@ def motion_differences(simulator: TaskSimulator) -> list[str]:
     if np.abs(moved - RECORDED_MOTION_M).max() <= TOLERANCE_M:
         return []
     return [
-        f"Known actions move the gripper by {moved.round(4).tolist()} m instead of {list(RECORDED_MOTION_M)} m."
+        f"Known actions move the gripper by {moved.round(4).tolist()} m instead of "
+        f"{list(RECORDED_MOTION_M)} m."
     ]
 
 
 def drop() -> tuple[dict[str, float], float]:
-    """Let stand-ins fall: the heights at which they come to rest, and the bottle's height after
-    `PEAK_STEP` physics steps.
-    """
+    """Drop stand-ins; returns resting heights, and the bottle's height after `PEAK_STEP` steps."""
     model = mujoco.MjModel.from_xml_string(_drop_scene())
     data = mujoco.MjData(model)
     mujoco.mj_step(model, data, PEAK_STEP)
@@ -114,9 +109,7 @@ def drop() -> tuple[dict[str, float], float]:
 
 
 def arm_motion(simulator: TaskSimulator) -> NDArray[np.float64]:
-    """Displacement [3] of the gripper, in metres, by the known actions from the arm's home pose;
-    the objects are wherever they are.
-    """
+    """Return the gripper's displacement [3] in metres by known actions from the home pose."""
     state = simulator.states[0].copy()
     state[1 + np.array(simulator.robot._ref_joint_pos_indexes)] = simulator.robot.init_qpos
     simulator.set_state(state)

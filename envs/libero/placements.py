@@ -1,4 +1,4 @@
-"""Where fixtures stand in episode i of the published evaluation: LIBERO's draws without its resets.
+"""Places fixtures as in episode i of the published evaluation: LIBERO's draws without its resets.
 
 An initial state has no place for cabinets, stoves and other fixtures. LIBERO draws it within about
 2 cm at each reset, from NumPy's global generator. The published loop (run_libero_eval.py in

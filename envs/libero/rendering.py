@@ -39,7 +39,7 @@ class SceneCameras:
         )
 
     def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
-        """The scene of the simulator's last sample as `camera` sees it: uint8 [size, size, 3]."""
+        """Render the simulator's last sample from `camera`: uint8 [size, size, 3]."""
         import mujoco
 
         sample = simulator.sample
@@ -56,7 +56,7 @@ class SceneCameras:
 
 
 class _LampRenderer(SceneRenderer):
-    """A renderer draws from its own copy of the model; a stove that glows changes the simulator's."""
+    """Copies the colour of a glowing stove into the renderer's copy of the model."""
 
     def show_lamps(self, colours: NDArray[np.float32]) -> None:
         self._model.site_rgba[:] = colours

@@ -1,6 +1,4 @@
-"""True poses, extents and speeds of what is in a simulator: for the scripted expert and for checks,
-never for a policy.
-"""
+"""True poses, extents and speeds in a simulator, for the scripted expert and checks only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +13,10 @@ Vector = NDArray[np.float64]
 
 
 class Extent:
-    """The box around a body's colliding shapes, along the world's axes turned by `yaw` about the
-    vertical.
-    """
+    """Bounding box of a body's colliding shapes, along axes turned by `yaw` about the vertical."""
 
     def __init__(self, simulator: TaskSimulator, body: int, *, yaw: float = 0.0) -> None:
-        """Measure now; nothing follows later motion."""
+        """Measure the current pose; later motion is not tracked."""
         lows, highs = boxes(simulator, [body], yaw=yaw)
         low, high = lows.min(axis=0), highs.max(axis=0)
         self._to_world = _turned_axes(yaw).T
@@ -32,9 +28,7 @@ class Extent:
 def boxes(
     simulator: TaskSimulator, bodies: Sequence[int], *, yaw: float = 0.0
 ) -> tuple[Vector, Vector]:
-    """Lower and upper corners [N, 3] of boxes around the N colliding shapes of `bodies`, along the
-    axes turned by `yaw`.
-    """
+    """Return lower and upper corners [N, 3] of boxes around the N colliding shapes of `bodies`."""
     model, data = simulator.model, simulator.data
     geoms = [geom for body in bodies for geom in colliding_geoms(simulator, body)]
     rotation = _turned_axes(yaw) @ data.geom_xmat[geoms].reshape(-1, 3, 3)
@@ -88,15 +82,13 @@ def region_half(simulator: TaskSimulator, name: str) -> Vector:
 
 
 def level_heading(rotation: Vector) -> float:
-    """Yaw of the first of a thing's two most level axes, of its rotation [3, 3]."""
+    """Return the yaw of the first of a thing's two most level axes, from its rotation [3, 3]."""
     axis = rotation[:, int(np.argsort(np.abs(rotation[2]), kind="stable")[0])]
     return float(np.arctan2(axis[1], axis[0]))
 
 
 def object_speed(simulator: TaskSimulator) -> float:
-    """The largest entry of the free objects' velocities: metres a second, or radians a second of a
-    rotation.
-    """
+    """Return the largest entry of the free objects' velocities, in m/s or rad/s."""
     free = simulator.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
     entries = simulator.model.jnt_dofadr[free][:, None] + np.arange(6)
     return float(np.abs(simulator.data.qvel[entries]).max())

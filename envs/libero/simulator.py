@@ -1,14 +1,12 @@
-"""One LIBERO task as a simulator that is built once and reset many times: physics and the goal's
-predicate, no images.
+"""One LIBERO task, built once and reset many times: physics and goal predicates, no images.
 
-Physics, controller and predicates are LIBERO's and robosuite's own. What is left out is what they
-compute at each of the 25 physics steps of an action and nobody reads (some forty observables), and
-robosuite's renderer; what they compute more than once is computed once (`envs.libero.arm_control`).
-The same initial state and actions give what LIBERO's own environment gives (a test).
+Physics, controller and predicates are LIBERO's and robosuite's. Left out are some forty observables
+that they compute in each of an action's 25 physics steps without a reader, and robosuite's
+renderer; repeated computations run once (`envs.libero.arm_control`). The same initial state and
+actions give the same results as LIBERO's environment (a test).
 
-Fixtures have no place in an initial state. Initial state i has them where episode i of the
-published evaluation has them (`envs.libero.placements`), so that task and number of the state fix a
-start.
+Fixtures have no place in an initial state. Initial state i places them as episode i of the
+published evaluation (`envs.libero.placements`), so task and state number determine a start.
 """
 
 import importlib
@@ -28,8 +26,8 @@ from envs.libero.overlaps import part_objects
 from envs.libero.placements import draw_placements, published_seed
 from envs.libero.suites import SETTLE_STEPS, LiberoTask
 
-# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are
-# counted in `data.warning` and raised.
+# MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
+# # `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
 ACTION_SIZE = 7
@@ -44,17 +42,17 @@ DIVERGENCE = (
 )
 STATE = (
     mujoco.mjtState.mjSTATE_INTEGRATION
-)  # all that the next step depends on, the solver's warm start included
+)  # all inputs of the next step, including the solver's warm start
 
 
 class Start(NamedTuple):
-    """All that an episode changes in a simulator."""
+    """Simulator state that an episode changes."""
 
     state: NDArray[np.float64]
     controller: dict[str, Any]
-    """What robosuite's arm controller remembers: goals, and the poses that it saw last."""
+    """State of robosuite's arm controller: goals, and the last poses."""
     gripper: NDArray[np.float64]
-    """Where robosuite's gripper has got to on its way between open and closed."""
+    """Commanded opening of robosuite's gripper."""
     sample: Sample
     """The last reading of the sensors."""
 
@@ -91,8 +89,10 @@ class TaskSimulator:
         width = 1 + self.model.nq + self.model.nv
         if self.states.shape[1] != width:
             raise ValueError(
-                f"The initial states of LIBERO task {task.name!r} have {self.states.shape[1]} numbers and its model has {width} "
-                f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets in {assets.folder} are not those of hf-libero "
+                f"The initial states of LIBERO task {task.name!r} have {self.states.shape[1]} "
+                f"numbers and its model has {width} "
+                f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets in "
+                f"{assets.folder} are not those of hf-libero "
                 f"0.1.4, or another version of it is installed. {HOW_TO}"
             )
         self._arm = ArmControl(self.robot, self.model, self.data)
@@ -105,8 +105,7 @@ class TaskSimulator:
         self._place(0)
 
     def reset(self, number: int) -> None:
-        """Start from initial state `number` after the benchmark's settling; kept, so that the next
-        episode from it starts at once.
+        """Start from initial state `number` after the benchmark's settling; caches the start.
 
         Raises:
             ValueError: There is no such state.
@@ -115,7 +114,8 @@ class TaskSimulator:
         """
         if not 0 <= number < len(self.states):
             raise ValueError(
-                f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0."
+                f"LIBERO task {self.task.name!r} has no initial state {number}: it has "
+                f"{len(self.states)}, numbered from 0."
             )
         self._place(number)
         if number not in self._settled:
@@ -132,12 +132,11 @@ class TaskSimulator:
         self.model.body_pos[:], self.model.body_quat[:] = self._placements[number]
 
     def set_state(self, state: NDArray[np.float64]) -> None:
-        """Put the simulator into a state [1 + positions + velocities] as the benchmark's files have
-        it, without settling.
+        """Set a state [1 + nq + nv] of the benchmark's files, without settling.
 
-        The controller is what LIBERO's reset makes it. It still has the arm's home pose in mind, so
-        the first action is one relative to that pose, and while things settle the arm moves from
-        the state's pose towards it: so it is in the published protocol.
+        The controller is in the state of LIBERO's reset. It still holds the arm's home pose, so the
+        first action is relative to that pose, and during settling the arm moves from the state's
+        pose towards it, as in the published protocol.
         """
         mujoco.mj_resetData(self.model, self.data)
         self.data.time = state[0]
@@ -157,19 +156,17 @@ class TaskSimulator:
 
     @property
     def success(self) -> bool:
-        """Whether the task's goal holds now, as the benchmark's predicates have it."""
+        """Return whether the benchmark's goal predicates hold."""
         return bool(self.env._check_success())
 
     @property
     def proprioception(self) -> NDArray[np.float32]:
-        """What the robot feels, float32 [8]: gripper position (3, metres), axis times angle (3,
-        radians), fingers (2, metres).
-        """
+        """Return float32 [8]: gripper position (m), axis times angle (rad), fingers (2, m)."""
         return self._sample.felt.copy()
 
     @property
     def sample(self) -> Sample:
-        """The last reading of the sensors, which the images show too."""
+        """Return the last reading of the sensors, which images show too."""
         return self._sample
 
     def _advance(self, action: NDArray[Any]) -> None:
@@ -182,9 +179,7 @@ class TaskSimulator:
             self._arm.run(1)
             self._sample = self._sensors.read(positions)
             self._arm.run(self._substeps - SAMPLED_STEP)
-        except (
-            np.linalg.LinAlgError
-        ) as error:  # the controller inverts matrices that are no numbers any more
+        except np.linalg.LinAlgError as error:  # the controller inverts matrices with NaN
             raise EpisodeFailed(
                 f"The simulation of LIBERO task {self.task.name!r} diverged ({error})."
             ) from error
@@ -212,9 +207,7 @@ class TaskSimulator:
         self._sample = start.sample
 
     def _recall(self, start: Start) -> None:
-        """Compute what follows from the positions, and give controller and gripper their memory of
-        `start`.
-        """
+        """Runs the forward pass, and restores controller and gripper from `start`."""
         mujoco.mj_forward(self.model, self.data)
         vars(self.robot.controller).update(
             {name: _own(value) for name, value in start.controller.items()}
@@ -230,14 +223,13 @@ class TaskSimulator:
             np.isfinite(self.data.qpos).all() and np.isfinite(self.data.qvel).all()
         ):
             raise EpisodeFailed(
-                f"The simulation of LIBERO task {self.task.name!r} diverged ({', '.join(diverged) or 'not finite'})."
+                f"The simulation of LIBERO task {self.task.name!r} diverged "
+                f"({', '.join(diverged) or 'not finite'})."
             )
 
 
 def _use(assets: Assets) -> None:
-    """Let LIBERO's classes load from `assets`: the module keeps the folder that it found first in
-    this variable.
-    """
+    """Makes LIBERO's classes load from `assets`, by the module variable with its folder."""
     package: Any = importlib.import_module("libero.libero")
     package._assets_path_cache = str(assets.folder)
 

@@ -1,8 +1,8 @@
-"""LIBERO's five suites and 130 tasks: names, numbers, instructions and the step limits of the
-published protocol. Imports no simulator.
+"""LIBERO's five suites and 130 tasks: names, numbers, instructions and published step limits.
 
-Names and order are the installed package's (its order 0, which papers number tasks by); they are
-read from its table of tasks, a file of plain data, without importing the package.
+Imports no simulator. Names and order are the installed package's (its order 0, which papers number
+tasks by); they are read from its table of tasks, a file of plain data, without importing the
+package.
 """
 
 import functools
@@ -36,7 +36,7 @@ class LiberoTask:
     number: int
     """Position in the suite, from 0."""
     instruction: str
-    """The sentence that a policy is given; the benchmark takes it from the name."""
+    """The policy's instruction; the benchmark derives it from the name."""
 
     @property
     def step_limit(self) -> int:
@@ -55,8 +55,7 @@ class LiberoTask:
 
 
 def suite_name(name: object) -> str:
-    """The canonical name of a suite: `libero_spatial`, `spatial` and `Spatial`, `10` and `long` are
-    known.
+    """Return a suite's canonical name, for example of `libero_spatial`, `Spatial` or `long`.
 
     Raises:
         ValueError: There is no such suite.
@@ -77,7 +76,7 @@ def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
 
 
 def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoTask, ...]:
-    """The tasks that a run asks for.
+    """Return a run's tasks.
 
     Args:
         suite: A suite by any name that `suite_name` knows, or several with + between them.
@@ -94,7 +93,8 @@ def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoT
     if isinstance(tasks, str) or not tasks:
         given = repr(tasks) if isinstance(tasks, str) else "an empty one"
         raise ValueError(
-            f"tasks must be a list of one or more LIBERO tasks, got {given}; null takes all tasks of the suite."
+            f"tasks must be a list of one or more LIBERO tasks, got {given}; null takes all tasks "
+            "of the suite."
         )
     chosen = [_find(str(task), offered=offered, suites=names) for task in tasks]
     if len(set(chosen)) < len(chosen):
@@ -109,7 +109,8 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
         asked = suite_name(suite)
         remedy = f"write suite={'+'.join([*suites, asked])}"
         raise ValueError(
-            f"Task {task!r} is of suite {asked!r}, and the suite of this environment is {', '.join(suites)}: {remedy}."
+            f"Task {task!r} is of suite {asked!r}, and the suite of this environment is "
+            f"{', '.join(suites)}: {remedy}."
         )
     if rest.isdecimal():
         return _numbered(int(rest), task=task, within=within)
@@ -123,7 +124,8 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
         else f"{', '.join(names[:3])}, ... ({len(names)} tasks)"
     )
     raise ValueError(
-        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed}, and their numbers from 0."
+        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed}, and "
+        "their numbers from 0."
     )
 
 
@@ -131,12 +133,14 @@ def _numbered(number: int, *, task: str, within: Sequence[LiberoTask]) -> Libero
     suites = sorted({other.suite for other in within})
     if len(suites) > 1:
         raise ValueError(
-            f"Task number {task!r} is of which suite? Write {suites[0]}/{number} (suites of this run: {', '.join(suites)}), "
+            f"Task number {task!r} is of which suite? Write {suites[0]}/{number} (suites of this "
+            f"run: {', '.join(suites)}), "
             "or tasks=null for all tasks of them."
         )
     if number >= len(within):
         raise ValueError(
-            f"Suite {suites[0]!r} has no task {number}: it has {len(within)}, numbered 0 to {len(within) - 1}."
+            f"Suite {suites[0]!r} has no task {number}: it has {len(within)}, numbered 0 to "
+            f"{len(within) - 1}."
         )
     return within[number]
 

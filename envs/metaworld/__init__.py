@@ -1,1 +1,1 @@
-"""Meta-World's tasks and their simulator, which `envs.mujoco` makes an environment of."""
+"""Meta-World's tasks and simulator; `envs.mujoco` has the environment."""

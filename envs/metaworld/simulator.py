@@ -1,12 +1,10 @@
-"""One Meta-World task as a simulator that is built once and reset many times: physics and success,
-no images.
+"""One Meta-World task, built once and reset many times: physics and success, no images.
 
-Meta-World's own `reset` leaves traces: bodies and sites stay where the last episode put them in the
-model, goals and other attributes in the Python object, and it moves the hand into place twice. Here
-every reset first restores what the constructor made, draws object and goal from the seed, and moves
-the hand once; so the seed alone fixes the episode, whatever ran before. Physics, observation and
-success flag are Meta-World's own: the same draw and actions give the same `qpos`, bit for bit, as
-its environment does (a test).
+Meta-World's `reset` leaves traces of the last episode in the model's bodies and sites and in Python
+attributes, and moves the hand into place twice. Here every reset restores the constructor's state,
+draws object and goal from the seed, and moves the hand once; the seed alone determines the episode.
+Physics, observation and success flag are Meta-World's: the same draw and actions give the same
+`qpos` as its environment, bit for bit (a test).
 """
 
 import itertools
@@ -21,8 +19,8 @@ from numpy.typing import NDArray
 from envs.metaworld.speed import lighten
 from envs.metaworld.suite import VERSION_SUFFIX
 
-# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are
-# counted in `data.warning` and raised.
+# MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
+# # `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
 GRIPPER, THING, SECOND_THING = (
@@ -39,11 +37,11 @@ DIVERGENCE = (
 )
 STATE = (
     mujoco.mjtState.mjSTATE_INTEGRATION
-)  # all that the next step depends on, the solver's warm start included
+)  # all inputs of the next step, including the solver's warm start
 
 
 class Snapshot(NamedTuple):
-    """All that an episode changes in a simulator."""
+    """Simulator state that an episode changes."""
 
     state: NDArray[np.float64]
     body_pos: NDArray[np.float64]
@@ -73,9 +71,7 @@ class TaskSimulator:
         self._observation: NDArray[np.float64] = np.zeros(39)
 
     def reset(self, *, seed: int) -> None:
-        """Start the episode that `seed` fixes. The start of the last seed is kept: a group of
-        rollouts comes back to it at once.
-        """
+        """Start the episode of `seed`; caches the last seed's start for a group of rollouts."""
         if self._start is not None and self._start[0] == seed:
             self._restore(self._start[1])
         else:
@@ -96,9 +92,7 @@ class TaskSimulator:
 
     @property
     def state(self) -> NDArray[np.float64]:
-        """Meta-World's own observation [39], with object and goal poses: for experts and oracles
-        only.
-        """
+        """Return Meta-World's observation [39] with true poses, for experts and oracles only."""
         return self._observation.copy()
 
     @property
@@ -108,12 +102,11 @@ class TaskSimulator:
 
     @property
     def oracle_distance(self) -> float:
-        """The way that is left, in metres: from between the fingers to the object, and from the
-        object to its goal.
+        """Return the remaining distance in metres: fingers to object, plus object to goal.
 
-        One leg for reaching (fingers to goal), three where a tool moves the object. It falls along
-        the episodes of the scripted experts (a test), and is small but not zero at success, which
-        has a tolerance.
+        One leg for reaching (fingers to goal), three if a tool moves the object. It falls along the
+        scripted experts' episodes (a test); at success it is small, within the benchmark's
+        tolerance.
         """
         fingers, goal = self._env.tcp_center, np.asarray(self._env._target_pos)
         if self.task in GRIPPER_TASKS:
@@ -127,9 +120,7 @@ class TaskSimulator:
         )
 
     def _draw(self, seed: int) -> None:
-        """Meta-World's reset, which places everything twice (the first time moves bodies in the
-        model), with the hand moved once.
-        """
+        """Meta-World's reset, which places everything twice, but moving the hand once."""
         env = self._env
         self._restore(self._made)
         env.np_random = seeding.np_random(seed)[0]
@@ -142,7 +133,7 @@ class TaskSimulator:
         env.reset_model()
         mujoco.mj_forward(
             self.model, self.data
-        )  # bodies have moved since Meta-World's last forward pass: images would lag behind
+        )  # bodies moved since Meta-World's last forward pass, so images would be stale
 
     def _hand_stays(self) -> None:
         self._env.init_tcp = self._env.tcp_center
@@ -169,14 +160,13 @@ class TaskSimulator:
         diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
         if diverged or not np.isfinite(self._observation).all():
             raise RuntimeError(
-                f"The simulation of Meta-World task {self.task!r} diverged ({', '.join(diverged) or 'not finite'})."
+                f"The simulation of Meta-World task {self.task!r} diverged "
+                f"({', '.join(diverged) or 'not finite'})."
             )
 
 
 def _own_copies(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the arrays that an episode may change in place; views into MuJoCo's memory stay
-    views.
-    """
+    """Copies arrays that an episode may change; keeps views into MuJoCo's memory."""
     return {name: _own_copy(value) for name, value in attributes.items()}
 
 

@@ -1,8 +1,8 @@
-"""The fifty Meta-World tasks by name, each with the sentence that tells a policy what to do.
+"""The fifty Meta-World tasks by name, each with its instruction for the policy.
 
-Meta-World itself has no language; the sentences are ours. Names are Meta-World's without the
-version suffix: `drawer-open` stands for `drawer-open-v3`, and both are accepted. Plain data:
-neither MuJoCo nor Meta-World is imported, so that a planner may read it anywhere.
+Meta-World has no language; the sentences are ours. Names are Meta-World's without the version
+suffix: `drawer-open` stands for `drawer-open-v3`, and both are accepted. Plain data without imports
+of MuJoCo or Meta-World, for planners on any machine.
 """
 
 from envs.arguments import nearest

@@ -1,8 +1,7 @@
-"""Code that a model wrote, run where it can do no harm, and judged from outside of its process.
+"""Runs model-written programs in isolation and judges them from outside their process.
 
-From the inside out: `runner` is all that lives in the sandbox beside the program; `seccomp` and
-`isolation` are its walls, `probe` tries them before they are trusted; `local` starts a sandbox for
-a program and reads what comes back; `remote` does so on another machine; `scoring` compares;
-`problems`, `generator` and `problem_files` say what is asked for; `environment` puts them behind
-the contract of `envs.base`.
+From the inside out: `runner` is the only other code in the sandbox; `seccomp` and `isolation` are
+its walls, and `probe` tests them before use; `local` starts a sandbox per program and reads its
+output; `remote` does so on another machine; `scoring` compares; `problems`, `generator` and
+`problem_files` provide problems; `environment` implements the contract of `envs.base`.
 """

@@ -1,9 +1,7 @@
-"""SandboxEnv: the model answers a programming problem with a program, which is run against hidden
-tests. One turn an episode.
+"""SandboxEnv: the model writes a program, which runs against hidden tests; one turn per episode.
 
-The tests' inputs go into the sandbox and what is expected stays here; see `envs.sandbox.scoring`. A
-program that cannot be run for reasons that are not its own raises `EpisodeFailed`: it is counted,
-and never scored.
+The tests' inputs go into the sandbox, the expected outputs stay here (`envs.sandbox.scoring`). If
+the sandbox fails, not the program, the episode raises `EpisodeFailed`: counted, never scored.
 """
 
 import functools
@@ -30,23 +28,27 @@ logger = logging.getLogger(__name__)
 IsolationName = Literal["bubblewrap", "remote", "none"]
 ISOLATIONS: tuple[str, ...] = get_args(IsolationName)
 DEFAULT_TASKS = ("numbers-2", "lists-2", "texts-2", "lines-2")
-INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap), or run where user namespaces are allowed"
-ALTERNATIVES = "env.isolation=remote with env.kwargs.url uses a sandbox elsewhere; env.isolation=none runs programs unprotected, as you"
+INSTALL = (
+    "Install it (Debian, Ubuntu: apt-get install bubblewrap), "
+    "or run where user namespaces are allowed"
+)
+ALTERNATIVES = (
+    "env.isolation=remote with env.kwargs.url uses a sandbox elsewhere; "
+    "env.isolation=none runs programs unprotected, as you"
+)
 
 
 class ProblemSource(Protocol):
-    """Where problems come from."""
+    """A source of problems."""
 
     tasks: tuple[str, ...]
 
     def draw(self, task: str, *, split: str, seed: int | None) -> Problem:
-        """The problem of `task` and `split` that `seed` stands for; any without a seed."""
+        """Return the problem of `task` and `split` for `seed`; a random one without a seed."""
 
 
 class SandboxEnv(Environment):
-    """Programming problems, by seed, from generators or files; or one at a time, by
-    `options={"row": …}`.
-    """
+    """Programming problems by seed, from generators or files, or by `options={"row": …}`."""
 
     def __init__(
         self,
@@ -63,30 +65,30 @@ class SandboxEnv(Environment):
         heldout_share: float = 0.1,
         max_action_characters: int = 20_000,
     ) -> None:
-        """Build the sandbox and try it out.
+        """Build the sandbox and test its isolation.
 
         Args:
             tasks: Generators such as `lists-2` (see `envs.sandbox.generator`), or, with `files`,
                 values of `data_source`; all by default.
             files: Problems to draw from instead of generators (see `envs.sandbox.problem_files`).
-            split: Which problems `reset` takes by default, `train` or `heldout`.
+            split: Default split of `reset`, `train` or `heldout`.
             isolation: `bubblewrap`; `remote` (a service at `url`); or `none`, which protects
                 nothing.
             url: Address of a SandboxFusion service, for `remote`.
-            packages: What programs may import beside the standard library, such as `numpy`.
-            limits: What programs may use, by name (see `envs.sandbox.limits.Limits`).
+            packages: Packages that programs may import besides the standard library, such as
+                `numpy`.
+            limits: Limits of programs, by name (see `envs.sandbox.limits.Limits`).
             reward: `all` (1 if every test is passed, as judges score) or `share` (of tests, above
                 the best constant).
-            num_tests: Hidden tests of a generated problem: ten, so that a program that is right for
-                half of all inputs passes one in 1000.
+            num_tests: Hidden tests of a generated problem. With ten, a program that is right for
+                half of all inputs passes one time in 1000.
             wording: `words`, or `bare` for small models (generators only).
-            heldout_share: Share of problems that training never sees.
-            max_action_characters: Longest answer; programs of competitions are a tenth of the
-                default.
+            heldout_share: Share of held-out problems.
+            max_action_characters: Longest answer; competition programs take a tenth of the default.
 
         Raises:
-            ValueError: An argument that makes no sense.
-            RuntimeError: Isolation cannot be had here.
+            ValueError: An invalid argument.
+                RuntimeError: Isolation is not possible on this machine.
         """
         _check_choice("reward", reward, REWARDS)
         _check_choice("wording", wording, WORDINGS)
@@ -98,7 +100,8 @@ class SandboxEnv(Environment):
             )
         if num_tests < 4:
             raise ValueError(
-                f"env.kwargs.num_tests must be at least 4, or chance passes too often; got {num_tests}."
+                f"env.kwargs.num_tests must be at least 4, or chance passes too often; "
+                f"got {num_tests}."
             )
         asked = None if tasks is None else checked_tasks(tasks)
         self._source: ProblemSource = (
@@ -131,9 +134,7 @@ class SandboxEnv(Environment):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[TextObservation, Info]:
-        """See `Environment.reset`; options are `task`, `split` and `row`, a problem in the form of
-        the prompt columns.
-        """
+        """See `Environment.reset`; options: `task`, `split`, and `row` (prompt columns)."""
         options = options or {}
         task = read_options(options, spec=self.spec, further=("split", "row")).task
         split = options.get("split", self._split)
@@ -149,7 +150,7 @@ class SandboxEnv(Environment):
         return observe(problem.row.prompt), {**_origin(problem), "num_tests": len(problem.cases)}
 
     async def step(self, action: Any) -> StepResult:
-        """See `Environment.step`; the action is the model's answer, and the episode's only one.
+        """See `Environment.step`; the action is the model's only answer of the episode.
 
         Raises:
             EpisodeFailed: The sandbox could not run the program.
@@ -179,7 +180,7 @@ class SandboxEnv(Environment):
         return observe(), reward, True, False, info
 
     def render(self) -> NoReturn:
-        """Raises RuntimeError: there is nothing to see."""
+        """Raises RuntimeError: the environment has no images."""
         raise RuntimeError("Environment 'sandbox' has no images.")
 
     async def close(self) -> None:
@@ -214,26 +215,28 @@ class GeneratedProblems:
 def make_sandbox(
     isolation: str, *, limits: Limits, url: str | None = None, packages: tuple[str, ...] = ()
 ) -> Sandbox:
-    """The sandbox that `isolation` names; bubblewrap is tried out the first time.
+    """Make the sandbox for `isolation`; bubblewrap is tested at its first use.
 
     Raises:
-        ValueError: A `url` without `remote`, or the reverse; packages that a sandbox cannot be
-            given.
-        RuntimeError: Isolation cannot be had here.
+        ValueError: A `url` without `remote` or the reverse, or packages without bubblewrap.
+            RuntimeError: Isolation is not possible on this machine.
     """
     if (url is not None) != (isolation == "remote"):
         raise ValueError(
-            f"env.kwargs.url is the address for env.isolation=remote; got url={url!r} and isolation={isolation}."
+            "env.kwargs.url is the address for env.isolation=remote; "
+            f"got url={url!r} and isolation={isolation}."
         )
     if packages and isolation != "bubblewrap":
         raise ValueError(
-            f"env.kwargs.packages are for env.isolation=bubblewrap; with {isolation} programs import what is there."
+            f"env.kwargs.packages needs env.isolation=bubblewrap; "
+            f"with {isolation} programs import what is installed."
         )
     if isolation == "remote":
         return RemoteSandbox(str(url), limits)
     if isolation == "none":
         logger.warning(
-            "env.isolation=none: programs that a model wrote run unprotected, as the user of this process."
+            "env.isolation=none: model-written programs run unprotected, "
+            "as the user of this process."
         )
         return LocalSandbox(NoIsolation(), limits)
     return LocalSandbox(_tried_bubblewrap(limits, packages), limits)

@@ -1,5 +1,4 @@
-"""Small programming problems from a seeded generator, by task name: `lists-2` asks for two steps on
-a list of numbers.
+"""Small generated programming problems; task `lists-2` asks for two steps on a list of numbers.
 
 | name | given | form |
 |---|---|---|
@@ -8,10 +7,9 @@ a list of numbers.
 | texts-n | a word | function |
 | lines-n | a line of whole numbers | standard input |
 
-A problem is n steps in words. Its tests come from the steps' own code, which is ours and is run
-here. Training and held-out problems are told apart by a hash of what they compute on fixed probes:
-two problems that ask for the same in other words are on the same side, and no seed can bring one to
-the other.
+A problem is n steps in words. Its tests come from the steps' code, which is ours and runs here. A
+hash of the results on fixed probes assigns problems to training or held-out: two problems that
+compute the same in other words share a split, whatever the seed.
 """
 
 import functools
@@ -37,13 +35,14 @@ INSTRUCTION = "Answer with the whole program in one ```python block."
 MAX_STEPS = 6
 MAX_DRAWS = 10_000  # for one problem of a split
 NUM_PROBES = 16
-NUM_EXAMPLES = 2  # shown in the prompt, and no tests
+NUM_EXAMPLES = 2  # shown in the prompt, not tested
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Step(NamedTuple):
-    """One step, in words and in Python: `{v}` is the value so far, `{e}` the same where no
-    parentheses are needed; others are drawn.
+    """One step, in words and in Python.
+
+    `{v}` is the value so far, `{e}` the same without parentheses; other fields are drawn.
     """
 
     words: str
@@ -51,12 +50,12 @@ class Step(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a family of problems works on."""
+    """A family of problems."""
 
     subject: str
     steps: tuple[Step, ...]
     last_steps: tuple[Step, ...] = ()
-    """Steps that may only come last: what they give is no longer a list."""
+    """Steps that may only come last: their result is no list."""
     reads_line: bool = False
 
 
@@ -105,7 +104,7 @@ KINDS = {
 
 
 class GeneratedTask(NamedTuple):
-    """A kind with its number of steps."""
+    """A kind and its number of steps."""
 
     name: str
     kind: str
@@ -122,23 +121,25 @@ class GeneratedTask(NamedTuple):
         if kind not in KINDS:
             known = [f"{kind}-n" for kind in KINDS]
             raise ValueError(
-                f"Unknown sandbox task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, for example lists-2."
+                f"Unknown sandbox task {name!r}.{nearest(name, known)} "
+                f"Known: {', '.join(known)}, for example lists-2."
             )
         if not (steps.isascii() and steps.isdigit() and 1 <= int(steps) <= MAX_STEPS):
             raise ValueError(
-                f"Sandbox task {name!r} must end in a number of steps from 1 to {MAX_STEPS}, for example {kind}-2."
+                f"Sandbox task {name!r} must end in a number of steps from 1 to {MAX_STEPS}, "
+                f"for example {kind}-2."
             )
         return cls(name, kind, int(steps))
 
 
 class Specification(NamedTuple):
-    """What is asked: steps in words, and the Python expression in `v` that does them."""
+    """Steps in words, and the Python expression in `v` that computes them."""
 
     words: tuple[str, ...]
     expression: str
 
     def apply(self, values: Sequence[Any]) -> list[Any]:
-        """What the right program gives for each of `values`."""
+        """Results of the right program for `values`."""
         code = compile(
             self.expression, "specification", "eval"
         )  # an expression from the tables above
@@ -154,11 +155,12 @@ def draw_row(
     wording: str,
     seed: int | None,
 ) -> PromptRow:
-    """The problem of `split` that `seed` stands for, with `num_tests` hidden tests; the right
-    program is in `extra_info`.
+    """Draw the problem of `split` for `seed`, with `num_tests` hidden tests.
+
+    `extra_info` has the right program.
 
     Raises:
-        ValueError: The split has none, or too few to be found.
+        ValueError: The split has no problems, or too few to find one.
     """
     random = np.random.default_rng(None if seed is None else [seed, zlib.crc32(task.name.encode())])
     for _ in range(MAX_DRAWS):
@@ -179,17 +181,18 @@ def draw_row(
                 extra_info={"key": key, "split": split},
             )
     raise ValueError(
-        f"No {split} problem of {task.name!r} in {MAX_DRAWS} draws: heldout_share is {heldout_share}."
+        f"No {split} problem of {task.name!r} in {MAX_DRAWS} draws: heldout_share is "
+        f"{heldout_share}."
     )
 
 
 def problem_key(kind: str, results: Sequence[Any]) -> str:
-    """The same for problems that compute the same: a digest of their results on the probes."""
+    """Digest of the results on the probes; equal for problems that compute the same."""
     return hashlib.sha256(json.dumps([KINDS[kind].subject, results]).encode()).hexdigest()
 
 
 def held_out(key: str, *, share: float) -> bool:
-    """Whether a problem belongs to the held-out ones, of which there are about `share` of all."""
+    """Whether a problem is held out; about `share` of all are."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -214,7 +217,7 @@ def _draw(task: GeneratedTask, random: np.random.Generator) -> Specification:
 
 
 def _is_sound(kind: str, results: Sequence[Any]) -> bool:
-    """Whether neither a constant nor the given value itself is right, or nearly."""
+    """Whether a constant and the input itself are both clearly wrong answers."""
     shown = [json.dumps(result) for result in results]
     unchanged = sum(value == result for value, result in zip(_probes(kind), results, strict=True))
     return max(unchanged, *(shown.count(result) for result in shown)) <= NUM_PROBES // 4
@@ -283,9 +286,7 @@ def _row(
 def _distinct_values(
     kind: str, specification: Specification, random: np.random.Generator, *, count: int
 ) -> list[Any] | None:
-    """Inputs of which no two are the same, and no result is that of more than a quarter; None if
-    these are not found.
-    """
+    """Draws distinct inputs, no result shared by more than a quarter; None if not found."""
     values: list[Any] = []
     results: list[Any] = []
     for _ in range(20 * count):
@@ -306,23 +307,33 @@ def _printed(result: Any) -> str:
 def _bare(kind: str, specification: Specification) -> str:
     given = (
         ("read the line",) if KINDS[kind].reads_line else ()
-    )  # or nobody could tell it from the same steps on a list
+    )  # distinguishes it from the same steps on a list
     return ", then ".join((*given, *specification.words)) + "\n"
 
 
 def _in_words(kind: str, specification: Specification, examples: Sequence[str]) -> str:
     subject, steps = KINDS[kind].subject, "; then ".join(specification.words)
     if KINDS[kind].reads_line:
-        task = f"Write a Python program that reads a line with {subject}, separated by spaces, does the following and prints the result "
+        task = (
+            f"Write a Python program that reads a line with {subject}, separated by spaces, "
+            "does the following and prints the result "
+        )
         task += "(a list as numbers separated by spaces)"
     else:
-        task = f"Write a Python function solve(v) that takes {subject}, does the following and returns the result"
+        task = (
+            f"Write a Python function solve(v) that takes {subject}, "
+            "does the following and returns the result"
+        )
     return f"{task}: {steps}. For example, {' and '.join(examples)}. {INSTRUCTION}"
 
 
 def _solution(kind: str, specification: Specification, wording: str) -> str:
     if KINDS[kind].reads_line:
-        program = f"v = [int(x) for x in input().split()]\nr = {specification.expression}\nprint(*r if isinstance(r, list) else [r])\n"
+        program = (
+            "v = [int(x) for x in input().split()]\n"
+            f"r = {specification.expression}\n"
+            "print(*r if isinstance(r, list) else [r])\n"
+        )
     elif wording == "bare":
         return f"solve=lambda v:{specification.expression}"
     else:

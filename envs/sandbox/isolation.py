@@ -1,17 +1,16 @@
-"""The walls around a program: bubblewrap, or, where it is asked for by name, none.
+"""Isolation of a program: bubblewrap, or none if requested by name.
 
-Inside there are: the interpreter with its standard library and the shared libraries of the system,
-read-only; a /tmp of its own; four harmless devices; nothing else. No /proc, no /sys, no /etc, no
-shell, no network, no installed packages but those that are asked for. The program is an
-unprivileged user of its own namespaces (user, process, network, ipc, mount, host name, control
-group), without capabilities, and may make the system calls of `seccomp`.
+Inside are only: the interpreter with its standard library and the system's shared libraries,
+read-only; a private /tmp; four harmless devices. No /proc, /sys, /etc, shell or network, and only
+the requested installed packages. The program is an unprivileged user of its own namespaces (user,
+process, network, ipc, mount, host name, control group), has no capabilities, and may make the
+system calls of `seccomp`.
 
 A service that runs as root starts bubblewrap as the user nobody: limits on processes do not bind
-root, and files that only root can read stay closed even if a wall fell. An interpreter that nobody
-cannot reach (below /root) is bound, in a mount namespace that only we see, to a place that it can.
-In a user namespace with a single user (`unshare -Ur`, some containers) there is no nobody:
-bubblewrap runs as that user, as it does for an unprivileged one, and `local` watches the number of
-processes.
+root, and root-only files stay closed even if a wall fails. If nobody cannot reach the interpreter
+(below /root), a private mount namespace binds it to a reachable place. A user namespace with a
+single user (`unshare -Ur`, some containers) has no nobody: bubblewrap runs as that user, as for an
+unprivileged one, and `local` watches the number of processes.
 """
 
 import contextlib
@@ -30,18 +29,17 @@ from typing import NamedTuple, Protocol
 from envs.sandbox.limits import Limits
 from envs.sandbox.seccomp import syscall_filter
 
-NOBODY = 65534  # user and group id that the kernel itself calls overflow id; owns nothing
+NOBODY = 65534  # the kernel's overflow user and group id; owns nothing
 DEVICES = ("null", "zero", "random", "urandom")
 ENVIRONMENT = {
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
-}  # sets are in the same order at every run
-# Without site packages, user site, the script's folder on the path; nothing written; text is UTF-8.
+}  # the same order of sets in every run
+# No site packages, user site or script folder on the path; no bytecode written; text is UTF-8.
 INTERPRETER_FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")
-# covered, in a namespace of ours: nothing that is bound can lie there, and bubblewrap does not need
-# it
+# covered in our mount namespace: no bind source lies there, and bubblewrap does not need it
 STAGE = "/sys"
 STAGING = """
 folder=$1; shift
@@ -58,28 +56,26 @@ read -r _ || :
 
 
 class Launch(NamedTuple):
-    """How to start an interpreter behind a wall."""
+    """How to start an isolated interpreter."""
 
     command: list[str]
     """Program and arguments; the interpreter's own follow."""
     environment: dict[str, str]
     descriptors: tuple[int, ...]
-    """To be left open for it."""
+    """Descriptors that it inherits."""
     folder: str
-    """Where it is started."""
+    """Its working folder."""
 
 
 class Isolation(Protocol):
     """A way to start an interpreter."""
 
     def launch(self) -> contextlib.AbstractContextManager[Launch]:
-        """What to start; the context ends when that has ended."""
+        """Return the command to start; the context must outlive it."""
 
 
 class NoIsolation:
-    """The program runs as what we are, may read and write what we may, and reach whom we reach. For
-    trusted programs only.
-    """
+    """The program has this process's user, files and network. For trusted programs only."""
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[Launch]:
@@ -92,15 +88,15 @@ class NoIsolation:
 
 
 class Bubblewrap:
-    """The sandbox of this machine.
+    """Isolation by bubblewrap on this machine.
 
     Args:
-        limits: Size of /tmp; the other limits are set inside.
-        packages: Top-level packages that programs may import, such as `numpy`; each is bound
-            read-only, and nothing beside it.
+        limits: Size of /tmp; the supervisor inside sets the other limits.
+        packages: Top-level packages that programs may import, such as `numpy`; only these are
+            bound, read-only.
 
     Raises:
-        RuntimeError: Bubblewrap is not installed, or what it needs is not to be had here.
+        RuntimeError: Bubblewrap is not installed, or this machine lacks what it needs.
         ValueError: A package that is not installed.
     """
 
@@ -131,7 +127,7 @@ class Bubblewrap:
         """See `Isolation.launch`."""
         reading, writing = (
             os.pipe()
-        )  # bwrap reads a filter to its end, so each needs its own; it fits into a pipe
+        )  # bwrap reads the filter to its end, so each launch needs one; it fits into a pipe
         try:
             os.write(writing, self._filter)
         finally:
@@ -151,7 +147,7 @@ class Bubblewrap:
 
 
 def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
-    """Bubblewrap's options, in the order in which it carries them out."""
+    """Bubblewrap's options, in the order in which it applies them."""
     options = [
         "--unshare-all",
         "--unshare-user",
@@ -169,7 +165,7 @@ def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
         "lib",
         "lib64",
         "lib32",
-    ):  # the loader's name is /lib64/…, and most systems keep it below /usr
+    ):  # the loader's name is /lib64/…, but most systems store it below /usr
         path = Path("/") / link
         if path.is_symlink():
             options += ["--symlink", os.readlink(path), str(path)]
@@ -191,9 +187,7 @@ def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
 
 
 def _has_nobody() -> bool:
-    """Whether this process's user namespace maps the user and group nobody, and lets root become
-    them.
-    """
+    """Whether this user namespace maps user and group nobody, and lets root become them."""
     maps = [Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map")]
     may_leave_groups = Path("/proc/self/setgroups").read_text().strip() == "allow"
     return may_leave_groups and all(map(_maps_nobody, maps))
@@ -207,20 +201,18 @@ def _maps_nobody(id_map: str) -> bool:
 
 
 def _interpreter() -> Path:
-    """The executable itself, not a virtual environment's link to it."""
+    """The executable, resolved from a virtual environment's link."""
     return Path(os.path.realpath(sys.executable))
 
 
 def _system_folders() -> list[Path]:
-    """Shared libraries, in folders that are no links."""
+    """Folders of shared libraries, without links."""
     candidates = (Path(root) / name for root in ("/usr", "/") for name in ("lib", "lib64", "lib32"))
     return [path for path in candidates if path.is_dir() and not path.is_symlink()]
 
 
 def _interpreter_files() -> list[Path]:
-    """Executable, standard library and, if there is one, libpython; without those that are in
-    system folders.
-    """
+    """Executable, standard library and any libpython, except those in system folders."""
     paths = [_interpreter(), *_standard_library()]
     library = Path(sysconfig.get_config_var("LIBDIR") or "/") / (
         sysconfig.get_config_var("INSTSONAME") or "none"
@@ -235,7 +227,7 @@ def _interpreter_files() -> list[Path]:
 
 
 def _standard_library() -> list[Path]:
-    """Its folders; not those of a virtual environment, which `sysconfig` names if it is not told."""
+    """Its folders in the base installation; `sysconfig` defaults to the virtual environment."""
     base = {
         "installed_base": sys.base_prefix,
         "platbase": sys.base_exec_prefix,
@@ -248,9 +240,7 @@ def _standard_library() -> list[Path]:
 
 
 def _package_folders() -> list[Path]:
-    """Folders of installed packages inside of what is bound: they are covered, for our own may be
-    there.
-    """
+    """Folders of installed packages within the binds; covered, as they may hold our own."""
     inside = [*_system_folders(), *_interpreter_files()]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = _standard_library()[0].parent
@@ -266,13 +256,13 @@ def _package_folders() -> list[Path]:
 
 
 def _package_files(packages: Sequence[str]) -> list[Path]:
-    """Folder or file of each package, and the shared libraries that its wheel brought along."""
+    """Folder or file of each package, and the shared libraries of its wheel."""
     found = []
     for name in packages:
         spec = find_spec(name)
         if spec is None or spec.origin is None:
             raise ValueError(
-                f"Package {name!r} (env.kwargs.packages) is not installed beside this interpreter."
+                f"Package {name!r} (env.kwargs.packages) is not installed for this interpreter."
             )
         origin = Path(spec.origin)
         path = origin.parent if origin.name == "__init__.py" else origin
@@ -282,9 +272,7 @@ def _package_files(packages: Sequence[str]) -> list[Path]:
 
 
 class _Stage:
-    """A mount namespace in which everyone can reach `sources`, at a place that only this namespace
-    sees.
-    """
+    """A private mount namespace in which any user can reach `sources`."""
 
     def __init__(self, sources: Sequence[str]) -> None:
         command = [
@@ -305,16 +293,16 @@ class _Stage:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        ) as keeper:
-            assert keeper.stdout is not None and keeper.stderr is not None
-            if keeper.stdout.readline() != "ready\n":
+        ) as holder:
+            assert holder.stdout is not None and holder.stderr is not None
+            if holder.stdout.readline() != "ready\n":
                 raise RuntimeError(
-                    f"A mount namespace could not be made: {keeper.stderr.read().strip()}."
+                    f"A mount namespace could not be made: {holder.stderr.read().strip()}."
                 )
             namespace = os.open(
-                f"/proc/{keeper.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC
-            )  # keeps it when the process has ended
-        # By our process id: an inherited descriptor would be open in the sandbox.
+                f"/proc/{holder.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC
+            )  # keeps the namespace after the process's end
+        # Named by our process id: an inherited descriptor would be open in the sandbox.
         name = f"/proc/{os.getpid()}/fd/{namespace}"
         self.enter = [
             "nsenter",
@@ -325,11 +313,11 @@ class _Stage:
         ]
 
     def place(self, number: int) -> str:
-        """Where source `number` is."""
+        """Path of source `number`."""
         return f"{STAGE}/{number}"
 
 
 @functools.cache
 def _staged(sources: tuple[str, ...]) -> _Stage:
-    """One stage for the same sources; it ends with this process."""
+    """Returns the shared stage of `sources`; it ends with this process."""
     return _Stage(sources)

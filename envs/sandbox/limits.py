@@ -1,6 +1,4 @@
-"""What a program may use, and what came of running it: the two data types that every sandbox
-shares.
-"""
+"""Limits, jobs and results: the data types that all sandboxes share."""
 
 import enum
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -14,28 +12,25 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one program. Each test starts with the full amount, but for `total_s`, which is for
-    all tests of a program together.
-    """
+    """Limits of one program; each test has the full amount, except `total_s`."""
 
     cpu_s: int = 2
-    """Seconds of processor time of one process; whole ones, as the kernel counts. What judges give
-    a program in Python is 2 to 10.
+    """Processor time of one process, in whole seconds as the kernel counts. Judges give a Python
+    program 2 to 10.
     """
     wall_s: float = 10.0
-    """Seconds by the clock of one test: five times `cpu_s`, so that a busy machine does not decide.
+    """Wall time of one test in seconds: five times `cpu_s`, so that a busy machine does not decide.
     """
     total_s: float = 30.0
-    """Seconds by the clock of all tests of a program; below env.deadline_s (60), after which the
-    whole server would be replaced.
+    """Wall time of all tests of a program in seconds; below env.deadline_s (60), after which the
+    whole server is replaced.
     """
     memory_bytes: int = 256 * MEBIBYTE
-    """Address space of one process, and resident memory of all together. Codeforces gives most
-    tasks this much.
+    """Address space of one process, and resident memory of all together. Codeforces' usual limit.
     """
     processes: int = 16
-    """Processes and threads at the same time, the program itself among them; a thread's stack takes
-    8 MiB of address space.
+    """Concurrent processes and threads, including the program; a thread's stack takes 8 MiB of
+    address space.
     """
     tmp_bytes: int = 16 * MEBIBYTE
     """Size of /tmp, the only place to write, and of one file."""
@@ -44,10 +39,10 @@ class Limits:
     open_files: int = 64
     """File descriptors of one process."""
     output_bytes: int = MEBIBYTE
-    """What it may print, and what it may return; more ends the program."""
+    """Bytes that it may print, and that it may return; more ends the program."""
 
     def __post_init__(self) -> None:
-        # With less memory and fewer files the interpreter does not start; in less time nothing
+        # With less memory or fewer files the interpreter does not start; in less time nothing
         # answers.
         least = {
             "memory_bytes": 48 * MEBIBYTE,
@@ -68,15 +63,16 @@ class Limits:
                 )
             if not (value >= minimum and value > 0 and value < float("inf")):
                 raise ValueError(
-                    f"limits.{field.name} must be at least {minimum or 'more than 0'}, and finite, got {value}."
+                    f"limits.{field.name} must be at least {minimum or 'more than 0'}, "
+                    f"and finite, got {value}."
                 )
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> "Limits":
-        """The default limits, changed by name.
+        """Return the default limits with overrides by name.
 
         Raises:
-            ValueError: An unknown name, or a value that makes no sense.
+            ValueError: An unknown name or an invalid value.
         """
         known = [field.name for field in fields(cls)]
         for name in given or {}:
@@ -88,7 +84,7 @@ class Limits:
 
 
 class Ending(enum.Enum):
-    """How a program ended. Only `FINISHED` can be a success, and that is for the scorer to say."""
+    """How a test ended. Only `FINISHED` can be a success, which the scorer decides."""
 
     FINISHED = "finished"
     CPU_TIME = "out of processor time"
@@ -102,54 +98,49 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class Execution:
-    """One test that was run. Everything in here comes from the program or may be forged by it: data
-    to compare, never a verdict.
-    """
+    """Result of one executed test; the program may forge all of it: data, never a verdict."""
 
     ending: Ending
     exit_status: int = 0
-    """As a shell has it: 0 is well, minus the signal that killed it."""
+    """0 for success, or minus the signal that killed it."""
     output: bytes = b""
-    """Standard output, or, where a function was called, its result as JSON; empty if it did not
-    return.
-    """
+    """Standard output, or a called function's result as JSON; empty if it did not return."""
     errors: bytes = b""
-    """The last two kilobytes of standard error, for people and prompts."""
+    """Last two kilobytes of standard error, for people and prompts."""
     cpu_s: float = 0.0
-    """Processor time of the main process and of its children that were waited for."""
+    """Processor time in seconds of the main process and its reaped children."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program and what it is to be run on."""
+    """A program and its inputs."""
 
     program: str
     """Python source."""
     inputs: Sequence[bytes]
-    """One entry a test: standard input, or, with `function`, a JSON list of arguments."""
+    """One entry per test: standard input, or, with `function`, a JSON list of arguments."""
     function: str | None = None
-    """Name of what is called: `solve`, or `Solution.solve` for a method of an instance that takes
-    no arguments.
+    """Function to call: `solve`, or `Solution.solve` for a method; the class is constructed without
+    arguments.
     """
 
 
 class SandboxFailed(RuntimeError):
-    """The sandbox, not the program, failed: the program was not judged."""
+    """The sandbox failed, not the program; the program was not judged."""
 
 
 class Sandbox(Protocol):
-    """Where programs run."""
+    """Runs programs."""
 
     def run(self, job: Job) -> AsyncGenerator[Execution, None]:
-        """Run the tests one after the other; one entry a test, in order, fewer when the program
-        used up its time or broke its sandbox.
+        """Run the tests in order; yields one entry per test.
 
-        Each test has a fresh process and an empty /tmp. Closing the iterator early ends the
-        program.
+        There are fewer entries if the program used up its time or broke its sandbox. Each test has
+        a fresh process and an empty /tmp. Closing the iterator early ends the program.
 
         Raises:
-            SandboxFailed: Nothing of the program was run.
+            SandboxFailed: The program was not run.
         """
 
     def close(self) -> None:
-        """Release what is held; may be called twice."""
+        """Release resources; a second call does nothing."""

@@ -1,10 +1,8 @@
-"""A sandbox on this machine: one for each program, with a process for each of its tests; read and
-watched from outside.
+"""Sandbox on this machine: one per program, one process per test, watched from outside.
 
-What is measured by the program's keeper inside (`runner`) is held against the clock, the memory and
-the number of processes that are seen from here: when one is used up, the sandbox is killed, and
-with process 1 of its namespace everything in it. The kernel itself bounds the processes of every
-user but the machine's root.
+The supervisor inside (`runner`) measures; time, memory and number of processes are also measured
+from outside. When a limit is exceeded the sandbox is killed, and with process 1 of its namespace
+everything in it. The kernel bounds the processes of every user except the machine's root.
 """
 
 import asyncio
@@ -32,17 +30,19 @@ BOOTSTRAP = (
     "import marshal; stream = open(0, 'rb', closefd=False); "
     "exec(marshal.load(stream), {'stream': stream, '__name__': '__sandbox__'})"
 )
-START_S = 40.0  # a start takes 20 ms; a machine that is two thousand times slower is broken
-# for the keeper to report what it has ended itself; it does so at once unless the machine is busy
+START_S = 40.0  # a start takes 20 ms; a machine two thousand times slower is broken
+# for the supervisor to report what it ended itself: immediate unless the machine is busy
 GRACE_S = 10.0
-LOOK_EVERY_S = 0.05  # at memory and processes; a program touches about 50 MiB in that time
-OWN_TASKS = 3  # bubblewrap, its child while it builds the walls, keeper
-OVERHEAD_BYTES = 24 * MEBIBYTE  # of keeper and bubblewrap
-MESSAGE_BYTES = 4000  # of what bubblewrap says when it fails
+LOOK_EVERY_S = (
+    0.05  # interval of memory and process checks; a program touches about 50 MiB in that time
+)
+OWN_TASKS = 3  # bubblewrap, its child while it builds the walls, supervisor
+OVERHEAD_BYTES = 24 * MEBIBYTE  # of supervisor and bubblewrap
+MESSAGE_BYTES = 4000  # of bubblewrap's error message
 
 
 class LocalSandbox:
-    """Runs programs behind `isolation`, within `limits`."""
+    """Runs programs in `isolation`, within `limits`."""
 
     def __init__(self, isolation: Isolation, limits: Limits) -> None:
         self._isolation, self._limits = isolation, limits
@@ -77,11 +77,10 @@ class LocalSandbox:
                 await running.end()
 
     def close(self) -> None:
-        """See `Sandbox.close`: nothing is held between programs."""
+        """See `Sandbox.close`; nothing is held between programs."""
 
     def _message(self, job: Job) -> bytes:
-        # A lone surrogate is a character that no file could hold: the program gets a question mark,
-        # as an editor would save it.
+        # A file cannot hold a lone surrogate: the program gets a question mark, as editors save it.
         program = job.program.encode("utf-8", errors="replace").decode()
         content = {
             "program": program,
@@ -93,7 +92,7 @@ class LocalSandbox:
 
 
 class _Running:
-    """One sandbox while it runs."""
+    """One running sandbox."""
 
     def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
         assert (
@@ -106,7 +105,7 @@ class _Running:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self, message: bytes) -> None:
-        """Send the job and wait for the keeper's word that the walls stand."""
+        """Send the job and wait for the supervisor's report that it has started."""
         self._tasks = [asyncio.create_task(self._send(message)), asyncio.create_task(self._watch())]
         try:
             async with asyncio.timeout(START_S):
@@ -120,7 +119,7 @@ class _Running:
         self._deadline = asyncio.get_running_loop().time() + self._limits.total_s + GRACE_S
 
     async def next(self) -> Execution | None:
-        """The next test's end; None if the keeper has ended."""
+        """Return the next test's result; None after the supervisor's end."""
         deadline = min(
             self._deadline, asyncio.get_running_loop().time() + self._limits.wall_s + GRACE_S
         )
@@ -135,7 +134,7 @@ class _Running:
             return Execution(Ending.KILLED) if end.partial else None
 
     async def end(self) -> None:
-        """Kill what is left, and collect it."""
+        """Kill the remaining processes and reap them."""
         self._kill()
         for task in self._tasks:
             task.cancel()
@@ -149,14 +148,15 @@ class _Running:
         )
         if number == NOT_STARTED:
             raise SandboxFailed(
-                "The sandbox could not start a process for the program: this machine has no memory or processes left."
+                "The sandbox could not start a process for the program: "
+                "this machine has no memory or processes left."
             )
         if (
             not 0 <= number < len(ENDINGS)
             or output_size > self._limits.output_bytes
             or error_size > ERROR_BYTES
         ):
-            raise ValueError("no record of the keeper's")
+            raise ValueError("no record of the supervisor")
         content = await self._output.readexactly(output_size + error_size)
         return Execution(
             ENDINGS[number],
@@ -169,7 +169,7 @@ class _Running:
     async def _send(self, message: bytes) -> None:
         with contextlib.suppress(
             ConnectionError
-        ):  # it has ended: whoever reads its output finds out
+        ):  # it has ended; reading its output will show that
             self._input.write(message)
             await self._input.drain()
             self._input.close()
@@ -190,15 +190,13 @@ class _Running:
             return
         for pid in list(
             process_tree(self._process.pid)
-        ):  # without walls, nothing ends the others with the first
+        ):  # without isolation, the others do not end with the first
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _excess(pid: int, limits: Limits) -> Ending | None:
-    """The limit that a process and its descendants exceed together; no more of them are counted
-    than that takes.
-    """
+    """Limit that a process tree exceeds; counting stops at the first excess."""
     tasks = memory_bytes = 0
     for process in process_tree(pid):
         tasks += len(_tasks(process))
@@ -209,7 +207,7 @@ def _excess(pid: int, limits: Limits) -> Ending | None:
 
 
 def process_tree(pid: int) -> Iterator[int]:
-    """A process and all its descendants."""
+    """Yield a process and all its descendants."""
     waiting = [pid]
     while waiting:
         yield (process := waiting.pop())
@@ -219,7 +217,7 @@ def process_tree(pid: int) -> Iterator[int]:
 
 
 def _tasks(pid: int) -> list[Path]:
-    """The threads of a process; none if it has ended."""
+    """Threads of a process; none if it has ended."""
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
@@ -227,7 +225,7 @@ def _tasks(pid: int) -> list[Path]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that no file backs; 0 if it has ended."""
+    """Anonymous resident memory of a process, in bytes; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

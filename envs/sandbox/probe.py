@@ -1,9 +1,7 @@
-"""Isolation is tried before it is trusted: a program that attempts to get out runs first, and what
-it reports must be that it failed.
+"""Tests isolation before use: a program attempts to escape, and every attempt must fail.
 
-A list of walls that a kernel, a container or a distribution may silently leave out: without this, a
-missing one would be noticed by whoever it let through. It costs one start of a sandbox, once a
-process.
+A kernel, container or distribution may silently omit a wall; without the test, a program would find
+the gap first. It costs one sandbox start per process.
 """
 
 import asyncio
@@ -20,7 +18,7 @@ from envs.sandbox.limits import Ending, Execution, Job, Limits, SandboxFailed
 from envs.sandbox.local import LocalSandbox
 
 TRIAL_S = (
-    30  # it takes a tenth of a second, and a busy machine must not be taken for one without walls
+    30  # the test takes a tenth of a second; a busy machine must not look like one without walls
 )
 
 # Each attempt raises OSError or MemoryError if the wall holds, and returns what it found if not.
@@ -86,8 +84,8 @@ def probe():
     return through
 """
 
-# Returns whether a fork was refused; a sandbox that is killed for it holds as well. The processes
-# stay until they are seen.
+# Returns whether a fork was refused; a sandbox killed for it holds as well. The processes stay
+# until # they are counted.
 FORKS = """
 import os, time
 
@@ -114,11 +112,12 @@ def check_isolation(isolation: Isolation, limits: Limits) -> None:
     """Run the attempts.
 
     Raises:
-        RuntimeError: The sandbox does not start, or an attempt got through; the message says which.
+        RuntimeError: The sandbox does not start, or an attempt succeeded; the message names it.
     """
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
         raise RuntimeError(
-            "This kernel does not list the children of a process (CONFIG_PROC_CHILDREN), by which memory is watched."
+            "This kernel does not list the children of a process (CONFIG_PROC_CHILDREN), "
+            "which the memory check needs."
         )
     patient = LocalSandbox(
         isolation, replace(limits, cpu_s=TRIAL_S, wall_s=TRIAL_S, total_s=TRIAL_S)
@@ -156,9 +155,7 @@ async def _run(sandbox: LocalSandbox, job: Job) -> list[Execution] | SandboxFail
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Environments are made inside and outside of running event loops: a loop in a thread of its
-    own fits both.
-    """
+    """Runs a coroutine in its own thread: the caller may be inside an event loop or not."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(asyncio.run(coroutine)))
     thread.start()

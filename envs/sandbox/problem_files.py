@@ -1,5 +1,4 @@
-"""Programming problems from files: rows of prompts with tests as ground truth, and jsonl as APPS
-and LiveCodeBench ship.
+"""Programming problems from files: prompt rows with tests, and jsonl of APPS and LiveCodeBench.
 
 - **Prompt columns**, parquet or jsonl (`envs.prompt_files`): `reward_model.ground_truth` has the
   tests, see `envs.sandbox.problems`.
@@ -9,8 +8,8 @@ and LiveCodeBench ship.
   `public_test_cases`, `private_test_cases` (JSON text; the private ones often pickled, compressed
   and in base64), `metadata` with func_name, `starter_code`.
 
-What cannot be read is a ValueError with file and line. A problem that can be read but not be judged
-(no tests, or all tests expect the same) is left out and counted, in the log and in `dropped`.
+An unreadable row is a ValueError with file and line. A readable problem that cannot be judged (no
+tests, or all tests expect the same) is dropped and counted, in the log and in `dropped`.
 """
 
 import base64
@@ -37,23 +36,21 @@ from envs.text import message, shortened
 logger = logging.getLogger(__name__)
 
 APPS_COLUMNS = ("question", "input_output")
-MOST_TEST_BYTES = 256 * MEBIBYTE  # of one problem, unpacked: more than its sandbox has memory for
+MOST_TEST_BYTES = 256 * MEBIBYTE  # of one problem, unpacked: more than its sandbox's memory
 LIVE_COLUMNS = ("question_content", "public_test_cases", "private_test_cases")
 TEXT_FORM = "The program reads from standard input and prints to standard output."
 
 
 class ProblemFile(NamedTuple):
-    """The problems of one file that can be judged."""
+    """The gradable problems of one file."""
 
     problems: tuple[Problem, ...]
     dropped: Mapping[str, int]
-    """How many were left out, by reason."""
+    """Number of dropped problems by reason."""
 
 
 class FileProblems:
-    """Problems of files; a task is a `data_source`, and the splits are told apart by a hash of the
-    prompt.
-    """
+    """Problems of files; a task is a `data_source`, and a hash of the prompt assigns the split."""
 
     def __init__(
         self, files: Sequence[str], *, tasks: Sequence[str] | None, heldout_share: float
@@ -71,12 +68,13 @@ class FileProblems:
         unknown = [task for task in tasks or () if task not in self._problems]
         if unknown:
             raise ValueError(
-                f"No problem of {', '.join(map(str, files))} has the data_source {unknown[0]!r}; there are: {', '.join(self._problems)}."
+                f"No problem of {', '.join(map(str, files))} has the data_source {unknown[0]!r}; "
+                f"there are: {', '.join(self._problems)}."
             )
         self.tasks = tuple(tasks or self._problems)
 
     def draw(self, task: str, *, split: str, seed: int | None) -> Problem:
-        """The problem of `task` and `split` that `seed` stands for; any without a seed.
+        """Return the problem of `task` and `split` for `seed`; a random one without a seed.
 
         Raises:
             ValueError: The split has none of this task.
@@ -85,7 +83,8 @@ class FileProblems:
         if not problems:
             total = sum(map(len, self._problems[task].values()))
             raise ValueError(
-                f"None of the {total} problems of {task!r} is a {split} one: change env.kwargs.heldout_share."
+                f"None of the {total} problems of {task!r} is a {split} one: "
+                "change env.kwargs.heldout_share."
             )
         random = np.random.default_rng(
             None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))]
@@ -94,17 +93,16 @@ class FileProblems:
 
 
 def read_problems(path: str) -> ProblemFile:
-    """All problems of a file.
+    """Read all problems of a file.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A file in no known form, a row that cannot be read, or a file of which nothing
-            is left.
+        ValueError: An unknown form, an unreadable row, or no gradable problem.
     """
     return _read(path, _fingerprint(path))
 
 
-# Cached because one server hosts many environments that read the same files.
+# Cached: the environments of one server read the same files.
 @functools.lru_cache(maxsize=8)
 def _read(path: str, fingerprint: tuple[int, int]) -> ProblemFile:
     problems: list[Problem] = []
@@ -118,13 +116,14 @@ def _read(path: str, fingerprint: tuple[int, int]) -> ProblemFile:
         logger.warning("%s: %d problems left out: %s.", path, count, reason)
     if not problems:
         raise ValueError(
-            f"{path} has no problem that can be judged. Left out: {dict(dropped) or 'nothing, it is empty'}."
+            f"{path} has no problem that can be judged. "
+            f"Left out: {dict(dropped) or 'nothing, it is empty'}."
         )
     return ProblemFile(tuple(problems), dict(dropped))
 
 
 def _fingerprint(path: str) -> tuple[int, int]:
-    """Size and time of change: a file that was written anew is read anew."""
+    """Size and modification time: a changed file is read again."""
     if not Path(path).is_file():
         raise FileNotFoundError(
             f"There is no file {path} to read problems from (env.kwargs.files, data.train_files)."
@@ -147,7 +146,7 @@ def _rows(path: str) -> list[PromptRow]:
 
 
 def _converter(path: str) -> Callable[[Mapping[str, Any]], PromptRow] | None:
-    """Which form the file has, by the columns of its first line; None: prompt columns."""
+    """Converter for the file's form, by the columns of its first line; None: prompt columns."""
     if Path(path).suffix != ".jsonl":
         return None
     with Path(path).open("rb") as stream:
@@ -177,7 +176,7 @@ def _object(line: bytes, *, place: str) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
+    ) as error:  # broken JSON, not UTF-8, or a thousand nested lists
         raise ValueError(
             f"{place}: not JSON ({error}). One JSON object a line is expected."
         ) from error
@@ -215,7 +214,7 @@ def _live_row(entry: Mapping[str, Any]) -> PromptRow:
     function = _method(metadata.get("func_name"), entry.get("starter_code"))
     inputs: list[Any] = [case["input"] for case in cases]
     outputs: list[Any] = [case["output"] for case in cases]
-    if function is not None:  # one argument a line, each as JSON
+    if function is not None:  # one JSON argument per line
         inputs = [
             [json.loads(line) for line in text.splitlines() if line.strip()] for text in inputs
         ]
@@ -243,7 +242,7 @@ def _prompt_row(
 
 
 def _method(function: str | None, starter_code: str | None) -> str | None:
-    """`Solution.name` where the starter code puts the function into that class."""
+    """`Solution.name` if the starter code puts the function into that class."""
     return (
         f"Solution.{function}"
         if function and "class Solution" in (starter_code or "")
@@ -252,12 +251,12 @@ def _method(function: str | None, starter_code: str | None) -> str | None:
 
 
 def _as_text(value: Any) -> Any:
-    """APPS has some texts as lists of lines."""
+    """Joins the lines of texts that APPS stores as lists."""
     return "\n".join(map(str, value)) if isinstance(value, list) else value
 
 
 class _TextUnpickler(pickle.Unpickler):
-    """Reads a pickled text or list; whatever would import or call something is refused."""
+    """Reads a pickled text or list; refuses any import or call."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"a text was expected, and it wants {module}.{name}")

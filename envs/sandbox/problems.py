@@ -1,8 +1,7 @@
-r"""A programming problem: what the model is asked, and the tests that its program must pass, which
-it never sees.
+r"""A programming problem: its prompt, and the hidden tests that the program must pass.
 
-Two forms of tests. Standard input: the program reads a text and prints one. Function: a function is
-called with JSON values as arguments and returns one. As a row of prompts
+Tests have two forms. Standard input: the program reads a text and prints one. Function: a function
+is called with JSON values and returns one. As a row of prompts
 (`envs.prompt_files.PromptRow`) the tests are its `ground_truth`, JSON in the form that APPS made
 common (https://github.com/hendrycks/apps):
 
@@ -26,7 +25,7 @@ from envs.text import shortened
 STYLE = "code"  # reward_model.style of such rows
 KEYS = ("inputs", "outputs", "fn_name", "tolerance")
 FUNCTION_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
-MAX_DEPTH = 50  # of lists in lists in a test: far below where Python's own recursion ends
+MAX_DEPTH = 50  # of nested lists in a test: far below Python's recursion limit
 
 
 @dataclass(frozen=True)
@@ -34,36 +33,36 @@ class Case:
     """One test."""
 
     given: bytes
-    """What the program gets: standard input, or a JSON list of arguments."""
+    """The program's input: standard input, or a JSON list of arguments."""
     expected: Any
     """A text, or a JSON value."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked, and how it is tested."""
+    """A prompt and its tests."""
 
     row: PromptRow
-    """Where it comes from, and the prompt."""
+    """The source row, with the prompt."""
     cases: tuple[Case, ...]
     function: str | None = None
-    """Name of what is called; None: the program reads standard input."""
+    """Function to call; None: the program reads standard input."""
     tolerance: float = 0.0
-    """By how much a number may differ, times max(1, |expected|)."""
+    """Allowed difference of a number, times max(1, |expected|)."""
 
     @classmethod
     def of(cls, row: PromptRow) -> "Problem":
         """Read the tests of `row`.
 
         Raises:
-            ValueError: Tests in no known form, or such that a program that always says the same
-                would pass them.
+            ValueError: Tests in no known form, or tests that a constant answer would pass.
         """
         try:
             tests = json.loads(require_truth(row.ground_truth))
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"reward_model.ground_truth must be the tests as JSON, got {shortened(row.ground_truth)} ({error})"
+                "reward_model.ground_truth must be the tests as JSON, "
+                f"got {shortened(row.ground_truth)} ({error})"
             ) from error
         if not isinstance(tests, Mapping):
             raise ValueError(
@@ -87,22 +86,23 @@ class Problem:
         problem = cls(row, cases, function, float(tolerance))
         if problem.best_constant == len(cases):
             raise ValueError(
-                f"all {len(cases)} tests expect the same, so a program that prints a constant would pass"
+                f"all {len(cases)} tests expect the same, "
+                "so a program that prints a constant would pass"
             )
         return problem
 
     @property
     def best_constant(self) -> int:
-        """Tests that a program passes which always gives the most frequent answer."""
+        """Number of tests that the most frequent answer passes."""
         return max(Counter(_normal(case.expected) for case in self.cases).values())
 
     def job(self, program: str) -> Job:
-        """What is sent to a sandbox: inputs, and nothing of what is expected."""
+        """Return the sandbox job: inputs only, no expected outputs."""
         return Job(program, [case.given for case in self.cases], self.function)
 
 
 def output_lines(text: str) -> list[str]:
-    """Lines without blanks at their ends, and without empty lines at the end: as judges compare."""
+    """Lines without trailing blanks and empty last lines, as judges compare them."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
@@ -113,7 +113,7 @@ def encoded_tests(
     function: str | None = None,
     tolerance: float = 0.0,
 ) -> str:
-    """`ground_truth` of a row; the inverse of what `Problem.of` reads."""
+    """Encode tests as a row's `ground_truth`; the inverse of `Problem.of`."""
     tests: dict[str, Any] = {"inputs": list(inputs), "outputs": list(outputs)}
     tests |= {"fn_name": function} if function is not None else {}
     tests |= {"tolerance": tolerance} if tolerance else {}
@@ -124,7 +124,8 @@ def _check_keys(tests: Mapping[str, Any]) -> None:
     missing = [key for key in ("inputs", "outputs") if not isinstance(tests.get(key), list)]
     if missing:
         raise ValueError(
-            f"the tests must have a list {missing[0]!r}; they have {', '.join(map(str, tests)) or 'nothing'}"
+            f"the tests must have a list {missing[0]!r}; "
+            f"they have {', '.join(map(str, tests)) or 'nothing'}"
         )
     unknown = [key for key in tests if key not in KEYS]
     if unknown:
@@ -142,7 +143,8 @@ def _pairs(tests: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     inputs, outputs = tests["inputs"], tests["outputs"]
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError(
-            f"there must be as many outputs as inputs, and at least one; got {len(inputs)} and {len(outputs)}"
+            "there must be as many outputs as inputs, and at least one; "
+            f"got {len(inputs)} and {len(outputs)}"
         )
     return list(zip(inputs, outputs, strict=True))
 
@@ -151,7 +153,8 @@ def _text_case(given: Any, expected: Any, number: int) -> Case:
     for name, value in (("input", given), ("output", expected)):
         if not isinstance(value, str):
             raise ValueError(
-                f"{name} {number} must be text, for a program that reads standard input, got {shortened(value)}"
+                f"{name} {number} must be text, for a program that reads standard input, "
+                f"got {shortened(value)}"
             )
     return Case(given.encode("utf-8", errors="replace"), expected)
 
@@ -161,13 +164,13 @@ def _call_case(given: Any, expected: Any, number: int) -> Case:
         raise ValueError(f"input {number} must be a list of arguments, got {shortened(given)}")
     if not (_is_plain(given) and _is_plain(expected)):
         raise ValueError(
-            f"test {number} has numbers that are not finite, or more than {MAX_DEPTH} lists in each other"
+            f"test {number} has numbers that are not finite, or more than {MAX_DEPTH} nested lists"
         )
     return Case(json.dumps(given).encode(), expected)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a JSON value has finite numbers only and is not nested without end."""
+    """Whether a JSON value has only finite numbers and limited nesting."""
     if isinstance(value, float):
         return math.isfinite(value)
     if not isinstance(value, (list, dict)):

@@ -1,15 +1,14 @@
-"""A sandbox on another machine, over HTTP, in the form of SandboxFusion's `run_code`
-(https://github.com/bytedance/SandboxFusion).
+"""Sandbox on another machine, over HTTP, with SandboxFusion's `run_code` API.
 
-One request a test: `{code, language, stdin, compile_timeout, run_timeout, memory_limit_MB, files,
-fetch_files}`; the answer has `status` and a `run_result` {status, execution_time, return_code,
-stdout, stderr}. How well the program is locked in is that service's affair; the verdict is still
-reached here, from what it printed. A function is called by lines that are put behind the program;
-its result comes back as the last line of standard output, behind a mark that is drawn for each
+API: https://github.com/bytedance/SandboxFusion. One request per test: `{code, language, stdin,
+compile_timeout, run_timeout, memory_limit_MB, files, fetch_files}`; the answer has `status` and a
+`run_result` {status, execution_time, return_code, stdout, stderr}. The service is responsible for
+isolation; the verdict is still computed here, from the output. Lines appended to the program call a
+function; its result is the last line of standard output, after a random mark that is new for each
 request.
 
-A service that cannot be reached, is overloaded or reports a failure of its own is asked again, and
-then the episode fails: that is never a wrong answer.
+A request is retried if the service is unreachable, overloaded or reports its own failure; then the
+episode fails. That never counts as a wrong answer.
 """
 
 import asyncio
@@ -25,8 +24,8 @@ from typing import Any
 from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Job, Limits, SandboxFailed
 
 TRIES = 3
-FIRST_PAUSE_S = 0.5  # doubled from try to try
-TRANSFER_S = 30.0  # beside the running time, for queue and network
+FIRST_PAUSE_S = 0.5  # doubles with each retry
+TRANSFER_S = 30.0  # for queue and network, in addition to the running time
 OVERLOADED = (408, 429, 500, 502, 503, 504)
 CALL = """
 
@@ -49,19 +48,20 @@ class RemoteSandbox:
     """Runs programs at `url`, the address of the service without `/run_code`.
 
     Raises:
-        ValueError: No address of an HTTP service.
+        ValueError: `url` is no HTTP address.
     """
 
     def __init__(self, url: str, limits: Limits) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(
-                f"env.kwargs.url must be the address of a SandboxFusion service, such as http://sandbox:8080, got {url!r}."
+                "env.kwargs.url must be the address of a SandboxFusion service, "
+                f"such as http://sandbox:8080, got {url!r}."
             )
         self._address, self._limits = f"{url.rstrip('/')}/run_code", limits
 
     async def run(self, job: Job) -> AsyncGenerator[Execution, None]:
-        """See `Sandbox.run`; one request a test."""
+        """See `Sandbox.run`; one request per test."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.total_s
         for given in job.inputs:
@@ -78,7 +78,7 @@ class RemoteSandbox:
                 return
 
     def close(self) -> None:
-        """See `Sandbox.close`: nothing is held."""
+        """See `Sandbox.close`; there is nothing to release."""
 
     async def _ask(self, code: str, given: bytes) -> Mapping[str, Any]:
         request = {
@@ -111,7 +111,7 @@ class RemoteSandbox:
 
     def _post(self, body: bytes) -> Mapping[str, Any]:
         request = urllib.request.Request(self._address, body, {"Content-Type": "application/json"})
-        most = 8 * self._limits.output_bytes + MEBIBYTE  # a byte may take six characters in JSON
+        most = 8 * self._limits.output_bytes + MEBIBYTE  # a byte takes up to six characters in JSON
         with urllib.request.urlopen(request, timeout=self._limits.wall_s + TRANSFER_S) as response:
             content = response.read(most + 1)
         if len(content) > most:
@@ -129,7 +129,7 @@ class RemoteSandbox:
 
     def _execution(self, answer: Mapping[str, Any], *, mark: str | None) -> Execution:
         result = answer.get("run_result")
-        if result is None:  # as when a program does not compile, in languages that are compiled
+        if result is None:  # compiled languages: the program does not compile
             return Execution(Ending.KILLED)
         try:
             status, seconds, exit_status = (

@@ -1,14 +1,11 @@
-"""The program's keeper inside of the sandbox: gives each test a process of its own, and sends what
-it printed or returned outside.
+"""Supervisor inside the sandbox: runs each test in its own process and reports its output.
 
-It is process 1 of its own process namespace: no signal from a program reaches it, and the whole
-tree is gone when it ends. It knows inputs only; what is expected stays outside, and nothing that it
-sends is believed. So it guards order (limits, an empty /tmp, no process left from the test before)
-and not secrets.
+It is process 1 of its process namespace: programs cannot signal it, and all processes end with it.
+It knows inputs only; expected outputs stay outside, and the outside trusts nothing it sends. So it
+guards order (limits, an empty /tmp, no process left from the previous test), not secrets.
 
-This file is never imported there: `local` sends it as compiled code, with a job behind it, through
-standard input. Only built-in modules are imported before they are needed: starting up is half of
-the cost of a test.
+This file is not imported in the sandbox: `local` sends it as compiled code through standard input,
+followed by a job. At start it imports only built-in modules: startup is half of a test's cost.
 """
 
 import marshal
@@ -27,9 +24,9 @@ HEADER = struct.Struct(
 READY = b"R"
 FINISHED, CPU_TIME, WALL_TIME, OUTPUT, FILES, NOT_STARTED = range(6)
 ERROR_BYTES = 2000
-PIPE_BYTES = 65536  # what a pipe holds, so one read empties it
-GLANCE_MS = 20  # between two looks at the number of files
-RESULT = 3  # descriptor of the result in the program's process
+PIPE_BYTES = 65536  # a pipe's capacity: one read empties it
+GLANCE_MS = 20  # interval of checks of the number of files
+RESULT = 3  # file descriptor of the result in the program's process
 PRELOADED = (
     "math",
     "collections",
@@ -52,7 +49,7 @@ def main(stream: Any) -> None:
     os.write(1, READY)
     for name in PRELOADED:
         if f"import {name}" in job["program"] or f"from {name} " in job["program"]:
-            __import__(name)  # once here, and not in each test's process
+            __import__(name)  # once here instead of in each test's process
     if job["function"]:
         import json  # noqa: F401
     until = time.monotonic() + job["limits"]["total_s"]
@@ -60,9 +57,7 @@ def main(stream: Any) -> None:
         test = Test(job, given)
         try:
             test.start()
-        except (
-            OSError
-        ):  # no memory or process to be had on this machine, which is not the program's doing
+        except OSError:  # this machine has no memory or processes left; not the program's fault
             _write_all(HEADER.pack(NOT_STARTED, 0, 0, 0, 0))
             return
         _write_all(test.finish(until))
@@ -86,7 +81,7 @@ class Test:
         """Start the program.
 
         Raises:
-            OSError: The machine has nothing left to start it with.
+            OSError: The machine has no memory, processes or descriptors left.
         """
         theirs: dict[str, int] = {}
         self.ends: dict[str, int] = {}
@@ -104,7 +99,7 @@ class Test:
             os.set_blocking(descriptor, False)
 
     def finish(self, until: float) -> bytes:
-        """Wait for the program's end, or bring it about; returns the record to send."""
+        """Wait for the program's end or kill it; returns the record to send."""
         ending = self.watch(min(until, time.monotonic() + self.limits["wall_s"]))
         kill_all(self.pid)
         _, status, usage = os.wait4(self.pid, 0)
@@ -117,7 +112,7 @@ class Test:
         )
 
     def watch(self, deadline: float) -> int:
-        """Feed and read the program until its main process ends or a bound is passed."""
+        """Feed and read the program until its main process ends or a limit is exceeded."""
         poll, sent, ended = select.poll(), 0, os.pidfd_open(self.pid)
         names = {descriptor: name for name, descriptor in self.ends.items()}
         for descriptor, name in names.items():
@@ -142,7 +137,7 @@ class Test:
             os.close(ended)
 
     def feed(self, poll: Any, sent: int) -> int:
-        """Write more of the input; close it when all is written, or when nobody reads it."""
+        """Write more of the input; close it when all is written or the reader is gone."""
         try:
             sent += os.write(self.ends["input"], self.given[sent : sent + PIPE_BYTES])
             finished = sent == len(self.given)
@@ -154,7 +149,7 @@ class Test:
         return sent
 
     def receive(self, name: str) -> bool:
-        """Read what is in a pipe; False at its end."""
+        """Read a pipe's content; False at its end."""
         try:
             part = os.read(self.ends[name], PIPE_BYTES)
         except BlockingIOError:
@@ -166,7 +161,7 @@ class Test:
         return bool(part)
 
     def drain(self) -> int | None:
-        """Read what the program had written when it ended."""
+        """Read the output that remains after the program's end."""
         for name in self.received:
             before = -1
             while before != len(self.received[name]) + self.total_errors:
@@ -184,8 +179,8 @@ class Test:
 
     def record(self, ending: int, exit_status: int, cpu_s: float) -> bytes:
         """The bytes to send."""
-        # The time that is reported may lag behind what the limit counts: on a busy machine a limit
-        # of 1 s struck at 0.89 s.
+        # The reported time may lag behind the limit's count: on a busy machine a limit of 1 s
+        # struck at # 0.89 s.
         if exit_status < 0 and cpu_s >= 0.75 * self.limits["cpu_s"]:
             ending = CPU_TIME
         output = self.received["result" if self.job["function"] else "output"]
@@ -199,16 +194,14 @@ class Test:
 
 
 class Program:
-    """The program's own process. It may do to itself whatever it likes."""
+    """The program's process, in which the program is free to change anything."""
 
     def __init__(self, job: dict[str, Any], given: bytes, pipes: dict[str, int]) -> None:
         self.job, self.given, self.pipes = job, given, pipes
         self.exit, self.flush = os._exit, (sys.stdout.flush, sys.stderr.flush)
 
     def run(self) -> NoReturn:
-        """Run the program to its end, as `python program.py` would, or call its function; never
-        returns.
-        """
+        """Run the program as `python program.py` would, or call its function; never returns."""
         status = 1
         try:
             self.settle_in()
@@ -217,13 +210,12 @@ class Program:
             self.exit(status)
 
     def settle_in(self) -> None:
-        """Own session, own descriptors, own limits."""
+        """Set up session, descriptors and limits of this process."""
         os.setsid()
         os.dup2(self.pipes["input"], 0)
         os.dup2(self.pipes["output"], 1)
         os.dup2(self.pipes["errors"], 2)
-        # The pipe of the result, which the program may have if it wants: a result counts only if it
-        # is right.
+        # The result's pipe; the program may write to it, because only a right result counts.
         os.dup2(self.pipes["result"], RESULT)
         os.closerange(RESULT + 1, 1024)
         sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115  (for as long as it runs)
@@ -244,7 +236,7 @@ class Program:
         except BaseException as error:  # noqa: BLE001  (whatever it raises is its result)
             error.__traceback__ = (
                 error.__traceback__ and error.__traceback__.tb_next
-            )  # from the program's first line on
+            )  # from the program's first line
             sys.__excepthook__(type(error), error, error.__traceback__)
             status = 1
         return self.finish() or status
@@ -262,14 +254,14 @@ class Program:
             result = result[os.write(RESULT, result) :]
 
     def status_of(self, code: Any) -> int:
-        """What `sys.exit(code)` makes the exit status."""
+        """Exit status of `sys.exit(code)`."""
         if code is None or isinstance(code, int):
             return (code or 0) & 0xFF
         print(code, file=sys.stderr)
         return 1
 
     def finish(self) -> int:
-        """Join threads, call what is registered for the end, and flush, as the interpreter does."""
+        """Join threads, run exit handlers, and flush, as the interpreter does."""
         import atexit
 
         try:
@@ -285,8 +277,8 @@ class Program:
 
 
 def set_limits(limits: dict[str, Any], tasks_before: int) -> None:
-    """Bounds of this process and those that it starts; nothing in a sandbox may raise them again."""
-    stack = 8 * 2**20  # what Linux gives; each thread takes as much address space
+    """Limit this process and its children; nothing in a sandbox may raise the limits."""
+    stack = 8 * 2**20  # Linux's default; each thread takes as much address space
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_s"],
         resource.RLIMIT_AS: limits["memory_bytes"],
@@ -298,26 +290,28 @@ def set_limits(limits: dict[str, Any], tasks_before: int) -> None:
     }
     if (
         os.getpid() != 1 and os.getppid() == 1
-    ):  # counted by user: meaningful only where the user is alone in its namespace
+    ):  # counted per user: meaningful only if the user is alone in its namespace
         bounds[resource.RLIMIT_NPROC] = limits["processes"] + tasks_before
     for kind, bound in bounds.items():
         resource.setrlimit(kind, (bound, bound))
 
 
 def kill_all(pid: int) -> None:
-    """End the program and everything that it started."""
+    """Kill the program and all its descendants."""
     try:
         if os.getpid() == 1:
-            os.kill(-1, signal.SIGKILL)  # everything in this process namespace but process 1
+            os.kill(-1, signal.SIGKILL)  # all of this process namespace except process 1
         else:
             os.kill(pid, signal.SIGKILL)
-            os.killpg(pid, signal.SIGKILL)  # without isolation, what left the group lives on
+            os.killpg(
+                pid, signal.SIGKILL
+            )  # without isolation, processes that left the group survive
     except ProcessLookupError:
         return
 
 
 def reap_all() -> None:
-    """Wait for processes whose parents are gone."""
+    """Reap orphaned processes."""
     while os.getpid() == 1:
         try:
             os.wait()
@@ -326,7 +320,7 @@ def reap_all() -> None:
 
 
 def count_files() -> int:
-    """Files and folders in /tmp, where it is the sandbox's own."""
+    """Number of files and folders in the sandbox's own /tmp."""
     if os.getpid() != 1:
         return 0
     usage = os.statvfs("/tmp")
@@ -334,9 +328,7 @@ def count_files() -> int:
 
 
 def empty_tmp() -> bool:
-    """Delete what the test left in /tmp: the next one shall not find it. False if that cannot be
-    done, for depth or long names.
-    """
+    """Empty /tmp before the next test; False if depth or long names prevent it."""
     if os.getpid() != 1:
         return True
     try:

@@ -1,9 +1,8 @@
-"""The verdict: what came out of the sandbox, held against what was expected, out here where the
-program cannot be.
+"""Compares a sandbox's output with the expected output, out of the program's reach.
 
-An exit status proves nothing and is only ever held against a program; what it printed or returned
-is compared as data. So there is nothing to gain by leaving early, patching modules, or lying to the
-keeper: the only way to pass a test is its right answer.
+A zero exit status proves nothing; a nonzero one is a failure. Output and results are compared as
+data. Exiting early, patching modules or lying to the supervisor gain nothing: only the right answer
+passes a test.
 """
 
 import contextlib
@@ -25,19 +24,17 @@ ERROR_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a program did."""
+    """Result of a program on all tests."""
 
     passed: int
     total: int
-    """Tests of the problem; those that were not run count as not passed."""
+    """Tests of the problem; a test that was not run counts as failed."""
     sentence: str
-    """What went right, or the first thing that went wrong; no test and no expected answer is
-    quoted.
-    """
+    """The outcome or the first fault; quotes no test and no expected answer."""
     endings: tuple[str, ...] = ()
-    """How each test ended that was run."""
+    """Ending of each executed test."""
     errors: str = ""
-    """End of the standard error of the first test that was not passed."""
+    """End of the first failed test's standard error."""
 
     @property
     def success(self) -> bool:
@@ -46,10 +43,9 @@ class Verdict:
 
 
 def program_of(text: str) -> str:
-    """The program in a model's answer: its last fenced block, also one that is not closed; the
-    whole text if there is none.
+    """Return the program in a model's answer: its last fenced block, else the whole text.
 
-    What a model thinks before `</think>` is no answer.
+    The block may be unclosed. Text before `</think>` is ignored.
     """
     answer = text.rpartition("</think>")[2]
     blocks = FENCED.findall(answer)
@@ -60,13 +56,13 @@ async def judge(sandbox: Sandbox, problem: Problem, program: str, *, stop_early:
     """Run `program` on the tests of `problem`.
 
     Args:
-        sandbox: Where.
-        problem: What is asked.
-        program: Python source.
-        stop_early: Stop at the first test that is not passed: where only a success counts.
+        sandbox: Runs the program.
+            problem: The tests.
+            program: Python source.
+            stop_early: Stop at the first failed test, for the reward `all`.
 
     Raises:
-        SandboxFailed: Nothing was run: there is no verdict.
+        SandboxFailed: The program was not run.
     """
     total = len(problem.cases)
     if not program.strip():
@@ -84,14 +80,17 @@ async def judge(sandbox: Sandbox, problem: Problem, program: str, *, stop_early:
             if (fault is not None and stop_early) or len(endings) == total:
                 break
     if not first_fault and len(endings) < total:
-        first_fault = f"test {len(endings) + 1} of {total}: not run, the time of all tests was used up or the sandbox broke down"
+        first_fault = (
+            f"test {len(endings) + 1} of {total}: not run, "
+            "the time of all tests was used up or the sandbox broke down"
+        )
     return Verdict(
         passed, total, first_fault or f"passed all {total} tests", tuple(endings), errors
     )
 
 
 def fault_of(execution: Execution, case: Case, problem: Problem) -> str | None:
-    """Why a test is not passed; None if it is."""
+    """Return why a test failed; None if it passed."""
     if execution.ending is not Ending.FINISHED:
         return execution.ending.value
     if execution.exit_status != 0:
@@ -109,10 +108,10 @@ def fault_of(execution: Execution, case: Case, problem: Problem) -> str | None:
 
 
 def score(verdict: Verdict, problem: Problem, reward: str) -> float:
-    """The reward, 0 to 1.
+    """Return the reward, in [0, 1].
 
     `all`: 1 if every test is passed. `share`: (passed - c) / (total - c), at least 0, where c tests
-    have the most frequent answer, so that a program which prints a constant gets 0.
+    have the most frequent answer; a program that prints a constant gets 0.
     """
     if reward == "all":
         return float(verdict.success)
@@ -121,9 +120,7 @@ def score(verdict: Verdict, problem: Problem, reward: str) -> float:
 
 
 def equal_values(result: Any, expected: Any, tolerance: float) -> bool:
-    """Whether two JSON values are equal: true is not 1, 3.0 is 3, and numbers may differ by
-    `tolerance`.
-    """
+    """Whether two JSON values are equal within `tolerance`; true is not 1, and 3.0 is 3."""
     if isinstance(expected, bool) or isinstance(result, bool) or expected is None or result is None:
         return result is expected
     if isinstance(expected, (int, float)) and isinstance(result, (int, float)):
@@ -177,6 +174,6 @@ def _close(result: float, expected: float, tolerance: float) -> bool:
     try:
         return abs(result - expected) <= tolerance * max(
             1.0, abs(expected)
-        )  # never true of NaN, or of an infinite result
-    except OverflowError:  # a whole number beyond the largest float, and a fraction
+        )  # False for NaN and infinite results
+    except OverflowError:  # an int beyond the largest float, and a fraction
         return False

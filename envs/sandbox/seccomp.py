@@ -1,11 +1,9 @@
-"""The system calls that a sandboxed program may make, as a seccomp filter: classic BPF, written by
-hand, for x86-64 and AArch64.
+"""Seccomp filter of a sandboxed program: hand-written classic BPF for x86-64 and AArch64.
 
-An allow list: whatever is not named below answers ENOSYS, as if the kernel did not have it. So
-there is no ptrace, no key ring, no io_uring, no socket but a connected pair, no mount, no
-namespace, no shared memory or message queue that outlives its process (they count against no limit
-of a process), and nothing that a later kernel brings. Five calls are allowed for some arguments
-only.
+An allow list: every other call fails with ENOSYS, as if the kernel lacked it. This excludes ptrace,
+the key ring, io_uring, sockets except connected pairs, mounts, namespaces, shared memory and
+message queues that outlive their process (no process limit counts them), and calls of later
+kernels. Five calls are allowed for some arguments only.
 
 Numbers: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 Format of the filter: the kernel's Documentation/userspace-api/seccomp_filter.rst and struct
@@ -17,37 +15,46 @@ import platform
 import struct
 from collections.abc import Sequence
 
-ALLOWED_CALLS = (  # name:number on x86-64:number on AArch64, which leaves out the older forms
+ALLOWED_CALLS = (  # name:number on x86-64:number on AArch64, which lacks the older forms
     # files and descriptors
-    "read:0:63 write:1:64 close:3:57 open:2:- openat:257:56 creat:85:- readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 "
-    "preadv:295:69 pwritev:296:70 lseek:8:62 sendfile:40:71 copy_file_range:326:285 close_range:436:436 dup:32:23 dup2:33:- "
-    "dup3:292:24 fcntl:72:25 flock:73:32 pipe:22:- pipe2:293:59 poll:7:- ppoll:271:73 select:23:- pselect6:270:72 epoll_create:213:- "
-    "epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:- epoll_pwait:281:22 eventfd:284:- eventfd2:290:19 timerfd_create:283:85 "
-    "timerfd_settime:286:86 timerfd_gettime:287:87 "
+    "read:0:63 write:1:64 close:3:57 open:2:- openat:257:56 creat:85:- readv:19:65 writev:20:66 "
+    "pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70 lseek:8:62 sendfile:40:71 "
+    "copy_file_range:326:285 close_range:436:436 dup:32:23 dup2:33:- dup3:292:24 fcntl:72:25 "
+    "flock:73:32 pipe:22:- pipe2:293:59 poll:7:- ppoll:271:73 select:23:- pselect6:270:72 "
+    "epoll_create:213:- epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:- epoll_pwait:281:22 "
+    "eventfd:284:- eventfd2:290:19 timerfd_create:283:85 timerfd_settime:286:86 "
+    "timerfd_gettime:287:87 "
     # names, attributes and contents of files
-    "stat:4:- lstat:6:- fstat:5:80 newfstatat:262:79 statx:332:291 statfs:137:43 fstatfs:138:44 access:21:- faccessat:269:48 "
-    "faccessat2:439:439 getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82:- renameat:264:38 renameat2:316:276 "
-    "mkdir:83:- mkdirat:258:34 rmdir:84:- link:86:- linkat:265:37 unlink:87:- unlinkat:263:35 symlink:88:- symlinkat:266:36 "
-    "readlink:89:- readlinkat:267:78 chmod:90:- fchmod:91:52 fchmodat:268:53 umask:95:166 truncate:76:45 ftruncate:77:46 "
-    "fallocate:285:47 fadvise64:221:223 fsync:74:82 fdatasync:75:83 utime:132:- utimes:235:- utimensat:280:88 getxattr:191:8 "
-    "lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12 flistxattr:196:13 "
-    # a connected pair of sockets, as asyncio makes one
-    "shutdown:48:210 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212 getsockopt:55:209 getsockname:51:204 getpeername:52:205 "
+    "stat:4:- lstat:6:- fstat:5:80 newfstatat:262:79 statx:332:291 statfs:137:43 fstatfs:138:44 "
+    "access:21:- faccessat:269:48 faccessat2:439:439 getdents64:217:61 getcwd:79:17 chdir:80:49 "
+    "fchdir:81:50 rename:82:- renameat:264:38 renameat2:316:276 mkdir:83:- mkdirat:258:34 "
+    "rmdir:84:- link:86:- linkat:265:37 unlink:87:- unlinkat:263:35 symlink:88:- symlinkat:266:36 "
+    "readlink:89:- readlinkat:267:78 chmod:90:- fchmod:91:52 fchmodat:268:53 umask:95:166 "
+    "truncate:76:45 ftruncate:77:46 fallocate:285:47 fadvise64:221:223 fsync:74:82 "
+    "fdatasync:75:83 utime:132:- utimes:235:- utimensat:280:88 getxattr:191:8 lgetxattr:192:9 "
+    "fgetxattr:193:10 listxattr:194:11 llistxattr:195:12 flistxattr:196:13 "
+    # a connected pair of sockets, as asyncio makes
+    "shutdown:48:210 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212 "
+    "getsockopt:55:209 getsockname:51:204 getpeername:52:205 "
     # memory
-    "mmap:9:222 mprotect:10:226 munmap:11:215 mremap:25:216 madvise:28:233 msync:26:227 brk:12:214 "
+    "mmap:9:222 mprotect:10:226 munmap:11:215 mremap:25:216 madvise:28:233 msync:26:227 "
+    "brk:12:214 "
     # processes and threads
-    "fork:57:- vfork:58:- execve:59:221 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 pidfd_open:434:434 futex:202:98 "
-    "set_tid_address:218:96 set_robust_list:273:99 get_robust_list:274:100 rseq:334:293 membarrier:324:283 arch_prctl:158:- "
-    "sched_yield:24:124 sched_getaffinity:204:123 getcpu:309:168 "
+    "fork:57:- vfork:58:- execve:59:221 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 "
+    "pidfd_open:434:434 futex:202:98 set_tid_address:218:96 set_robust_list:273:99 "
+    "get_robust_list:274:100 rseq:334:293 membarrier:324:283 arch_prctl:158:- sched_yield:24:124 "
+    "sched_getaffinity:204:123 getcpu:309:168 "
     # signals and timers
-    "kill:62:129 tkill:200:130 tgkill:234:131 pause:34:- restart_syscall:219:128 rt_sigaction:13:134 rt_sigprocmask:14:135 "
-    "rt_sigreturn:15:139 rt_sigpending:127:136 rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 alarm:37:- "
+    "kill:62:129 tkill:200:130 tgkill:234:131 pause:34:- restart_syscall:219:128 "
+    "rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136 "
+    "rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 alarm:37:- "
     "getitimer:36:102 setitimer:38:103 nanosleep:35:101 clock_nanosleep:230:115 "
-    # who and what one is
-    "getpid:39:172 gettid:186:178 getppid:110:173 getuid:102:174 getgid:104:176 geteuid:107:175 getegid:108:177 getresuid:118:148 "
-    "getresgid:120:150 getgroups:115:158 getpgid:121:155 setpgid:109:154 getpgrp:111:- getsid:124:156 setsid:112:157 getrlimit:97:163 "
-    "setrlimit:160:164 getrusage:98:165 sysinfo:99:179 times:100:153 uname:63:160 gettimeofday:96:169 "
-    "clock_gettime:228:113 clock_getres:229:114 time:201:- getrandom:318:278"
+    # identity, limits and clocks
+    "getpid:39:172 gettid:186:178 getppid:110:173 getuid:102:174 getgid:104:176 geteuid:107:175 "
+    "getegid:108:177 getresuid:118:148 getresgid:120:150 getgroups:115:158 getpgid:121:155 "
+    "setpgid:109:154 getpgrp:111:- getsid:124:156 setsid:112:157 getrlimit:97:163 "
+    "setrlimit:160:164 getrusage:98:165 sysinfo:99:179 times:100:153 uname:63:160 "
+    "gettimeofday:96:169 clock_gettime:228:113 clock_getres:229:114 time:201:- getrandom:318:278 "
 )
 CHECKED_CALLS = {
     "clone": (56, 220),
@@ -61,7 +68,7 @@ ARCHITECTURES = {
     "x86_64": (0, 0xC000003E),
     "aarch64": (1, 0xC00000B7),
 }  # column above, AUDIT_ARCH_* of linux/audit.h
-X32_BIT = 0x40000000  # the second numbering of x86-64 kernels: as many more ways to each call
+X32_BIT = 0x40000000  # second numbering of x86-64 kernels: a second number for each call
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 AF_UNIX = 1
 PRCTL_NAMES = (15, 16)  # PR_SET_NAME, PR_GET_NAME: threads are named
@@ -92,13 +99,13 @@ Instruction = tuple[
 
 
 def syscall_filter(machine: str | None = None) -> bytes:
-    """The filter, as `bwrap --seccomp` reads it.
+    """Return the filter in the form of `bwrap --seccomp`.
 
     Args:
         machine: `x86_64` or `aarch64`; this machine's by default.
 
     Raises:
-        RuntimeError: A machine whose numbers are not written down here.
+        RuntimeError: An unsupported machine.
     """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
@@ -139,7 +146,7 @@ def syscall_filter(machine: str | None = None) -> bytes:
 
 
 def allowed_numbers(machine: str) -> dict[str, int]:
-    """Calls that are allowed whatever their arguments, with their numbers on `machine`."""
+    """Calls allowed with any arguments, with their numbers on `machine`."""
     column, _ = ARCHITECTURES[machine]
     entries = (entry.split(":") for entry in ALLOWED_CALLS.split())
     return {name: int(numbers[column]) for name, *numbers in entries if numbers[column] != "-"}

@@ -1,4 +1,4 @@
-"""What an episode may spend: characters, and tokens where a tokenizer is given to count them."""
+"""Text budget of an episode: characters, and tokens if there is a tokenizer."""
 
 from pathlib import Path
 from typing import Self
@@ -23,11 +23,10 @@ class Budget:
 
     @classmethod
     def of(cls, *, max_characters: int, max_tokens: int | None, tokenizer: str | None) -> Self:
-        """Check the bounds, and read the tokenizer's file.
+        """Check the bounds and read the tokenizer's file.
 
         Raises:
-            ValueError: A bound that is not positive, tokens without a tokenizer, or a tokenizer
-                without a bound.
+            ValueError: A bound below 1, a token bound without a tokenizer, or the reverse.
             FileNotFoundError: No such tokenizer.
         """
         for name, value in (("max_characters", max_characters), ("max_tokens", max_tokens)):
@@ -35,7 +34,8 @@ class Budget:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if (max_tokens is None) != (tokenizer is None):
             raise ValueError(
-                "max_tokens and tokenizer come together: tokens are counted with the model's tokenizer.json."
+                "max_tokens and tokenizer come together: "
+                "tokens are counted with the model's tokenizer.json."
             )
         return cls(
             max_characters=max_characters,
@@ -44,14 +44,14 @@ class Budget:
         )
 
     def restart(self) -> None:
-        """A new episode has spent nothing."""
+        """Reset the counts for a new episode."""
         self._characters = self._tokens = 0
 
     def spend(self, *texts: str) -> str | None:
-        """Count `texts`; what has run out, or None."""
+        """Count `texts`; returns the exhausted budget's verdict, or None."""
         self._characters += sum(map(len, texts))
         if self._characters > self._max_characters:
-            return OUT_OF_CHARACTERS  # before tokens are counted, which takes longer
+            return OUT_OF_CHARACTERS  # checked first: counting tokens takes longer
         if self._tokenizer is None or self._max_tokens is None:
             return None
         encoded = self._tokenizer.encode_batch(
@@ -65,11 +65,12 @@ def _read(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
-            f"There is no tokenizer {file} (env.kwargs.tokenizer): give a tokenizer.json, or its folder."
+            f"There is no tokenizer {file} (env.kwargs.tokenizer): "
+            "give a tokenizer.json, or its folder."
         )
     return Tokenizer.from_file(str(file))
 
 
 def _encodable(text: str) -> str:
-    """`text` without lone surrogates, which no tokenizer takes."""
+    """`text` without lone surrogates, which tokenizers refuse."""
     return text.encode("utf-8", "replace").decode()

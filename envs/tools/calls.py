@@ -1,14 +1,12 @@
-r"""Tool calls in a model's text, in the form of Hermes and Qwen models, and how tools are announced
-to it.
+r"""Parses tool calls in the form of Hermes and Qwen models, and describes tools to the model.
 
     <tool_call>
     {"name": "calculator", "arguments": {"expression": "17 * 23"}}
     </tool_call>
 
-Several may follow each other in one turn. What stands between the tags is JSON, an object with
-`name` and, unless the tool takes none, `arguments`; anything else is a `MalformedCall`, which says
-what is wrong with it, so that the model can be told. An opening tag without a closing one is a call
-up to the end of the text. The form is that of
+One turn may have several calls. The text between the tags is a JSON object with `name` and, unless
+the tool takes none, `arguments`; anything else is a `MalformedCall` with a reason for the model. An
+unclosed tag is a call up to the end of the text. The form is that of
 https://huggingface.co/NousResearch/Hermes-Function-Calling-V1.
 """
 
@@ -24,25 +22,25 @@ from envs.text import shortened
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(rf"{OPENING}(.*?)(?:{CLOSING}|(?={OPENING})|\Z)", re.DOTALL)
 MAX_NESTING = 50  # of arguments; the JSON reader recurses
-MAX_CALLS = 64  # that are read in one text; what follows them is left out
+MAX_CALLS = 64  # parsed in one text; further ones are ignored
 
 
 class ToolCall(NamedTuple):
-    """A call that can be carried out, as far as its form goes."""
+    """A well-formed call."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class MalformedCall(NamedTuple):
-    """A call that is none."""
+    """A malformed call."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class ToolDescription:
-    """What a model is told of a tool."""
+    """Description of a tool for the model."""
 
     name: str
     description: str
@@ -51,19 +49,17 @@ class ToolDescription:
 
 
 def read_calls(text: str) -> list[ToolCall | MalformedCall]:
-    """The first `MAX_CALLS` calls in `text`, in order; none where no `<tool_call>` stands."""
+    """Return the first `MAX_CALLS` calls in `text`, in order."""
     return [_read(block[1]) for block in itertools.islice(BLOCK.finditer(text), MAX_CALLS)]
 
 
 def write_call(call: ToolCall) -> str:
-    """The inverse of `read_calls` for one call: what a model would write."""
+    """Format one call as a model would; the inverse of `read_calls`."""
     return f"{OPENING}\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n{CLOSING}"
 
 
 def announcement(tools: Iterable[ToolDescription]) -> str:
-    """What a system message says about tools: how to call them, and their schemas, one JSON object
-    a line.
-    """
+    """Format tools for a system message: how to call them, and their schemas, one JSON per line."""
     lines = [
         json.dumps(
             {
@@ -79,11 +75,13 @@ def announcement(tools: Iterable[ToolDescription]) -> str:
     ]
     return "\n".join(
         [
-            "You can call the functions below, as often as the task needs. Each line describes one, with the schema of its arguments.",
+            "You can call the functions below, as often as the task needs. "
+            "Each line describes one, with the schema of its arguments.",
             "<tools>",
             *lines,
             "</tools>",
-            "To call one, write a JSON object with its name and arguments between these tags, and stop; the results come next:",
+            "To call one, write a JSON object with its name and arguments between these tags, "
+            "and stop; the results come next:",
             f'{OPENING}\n{{"name": "...", "arguments": {{...}}}}\n{CLOSING}',
             "A message without a call is your final answer.",
         ]
@@ -102,13 +100,14 @@ def _read(block: str) -> ToolCall | MalformedCall:
     arguments = call.get("arguments", {})
     if not isinstance(arguments, dict):
         return MalformedCall(
-            f"the arguments of {shortened(call['name'])} must be an object, got {shortened(arguments)}"
+            f"the arguments of {shortened(call['name'])} must be an object, "
+            f"got {shortened(arguments)}"
         )
     return ToolCall(call["name"], arguments)
 
 
 def _nesting(block: str) -> int:
-    """An upper bound of how deep brackets nest; those in strings count too."""
+    """Upper bound of the nesting of brackets; counts those in strings too."""
     depth = deepest = 0
     for bracket in re.finditer(r"[\[\]{}]", block):
         depth += 1 if bracket[0] in "[{" else -1

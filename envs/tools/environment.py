@@ -1,12 +1,11 @@
-"""ToolEnv: questions as in MathEnv, which the model may answer over several turns with the help of
-tools.
+"""ToolEnv: questions as in MathEnv, answered over several turns with tools.
 
     env = ToolEnv(tasks=["sums-6"], tools=["envs.tools.arithmetic:calculator"])
 
-A turn with calls (`envs.tools.calls`) is answered with one message of the role `tool` a call; a
-turn without is the final answer, which is graded and ends the episode. What goes wrong with a call
-is told to the model as text that begins with `Error:`. Turns, characters, calls a turn and, given a
-tokenizer, tokens are bounded: who runs out of them gets no reward, and the verdict says of what.
+A turn with calls (`envs.tools.calls`) gets one message of role `tool` per call; a turn without is
+the final answer, which is graded and ends the episode. A failed call returns text that begins with
+`Error:` to the model. Turns, characters, calls per turn and, with a tokenizer, tokens are bounded:
+an exhausted bound gives no reward, and the verdict names it.
 
 Options of reset are those of MathEnv: `task`, `split`, `row`. Left out: several agents.
 """
@@ -50,7 +49,7 @@ MAX_ACTION_CHARACTERS = 1 << 24
 
 
 class ToolEnv(Environment):
-    """Questions, tools, and several turns."""
+    """Questions with tools, over several turns."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class ToolEnv(Environment):
         num_graders: int = GRADERS,
         grading_cpu_s: float = GRADING_CPU_S,
     ) -> None:
-        """Make the environment; imports functions, starts nothing.
+        """Make the environment; imports functions, starts no process.
 
         Args:
             tools: See `envs.tools.named_tools`: `module:function`, `{"mcp": {…}}`, `{"program":
@@ -83,26 +82,25 @@ class ToolEnv(Environment):
             files: As for MathEnv.
             split: As for MathEnv.
             heldout_share: As for MathEnv.
-            wording: As for MathEnv; `words` by default, as models that call tools chat.
-            announce: Whether the prompt's system message describes the tools; False for chat
-                templates that do, and for tiny models.
+            wording: As for MathEnv; `words` by default, because models that call tools chat.
+            announce: Whether the system message describes the tools; False for chat templates that
+                do, and for tiny models.
             ungraded: As for MathEnv.
             max_turns: Turns of the model; the last one must be the final answer.
-            max_characters: Of all turns of the model and all answers of tools together.
-            max_tokens: The same in tokens of `tokenizer`, without those of the chat template; None:
-                no such bound.
+            max_characters: Bound for all turns of the model and all answers of tools together.
+            max_tokens: The same in tokens of `tokenizer`, not counting the chat template; None: no
+                bound.
             tokenizer: A tokenizer.json, or a folder that holds one.
-            max_calls_per_turn: Further calls are refused; times `tool_deadline_s` it should stay
-                below env.deadline_s.
-            max_tool_characters: Of one tool's answer; more is cut, and says so.
-            tool_deadline_s: Seconds that one call may take, where the tool's own entry says nothing
-                else.
+            max_calls_per_turn: Further calls are refused; its product with `tool_deadline_s` should
+                stay below env.deadline_s.
+            max_tool_characters: Bound for one tool's answer; a longer one is cut, with a note.
+            tool_deadline_s: Deadline of one call in seconds, unless the tool's entry sets one.
             format_reward: As for MathEnv.
             num_graders: As for MathEnv.
             grading_cpu_s: As for MathEnv.
 
         Raises:
-            ValueError: An argument that cannot work.
+            ValueError: An invalid argument.
         """
         for name, value in (
             ("max_turns", max_turns),
@@ -145,7 +143,7 @@ class ToolEnv(Environment):
         """See `Environment.reset`; options are `task`, `split` and `row`.
 
         Raises:
-            ToolsMissing: The tools themselves are not there.
+            ToolsMissing: The tools are not available.
         """
         row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
         self._row = None
@@ -158,13 +156,12 @@ class ToolEnv(Environment):
         return observe(messages), opening_info(row)
 
     async def step(self, action: Any) -> StepResult:
-        """One turn of the model: calls, or the final answer.
+        """Play one turn of the model: calls, or the final answer.
 
         Raises:
-            ValueError: No text.
-            RuntimeError: No question is open.
-            EpisodeFailed: The tools themselves are not there (`ToolsMissing`), or the final answer
-                could not be graded (`GradingFailed`).
+            ValueError: The action is no text. RuntimeError: No question is open. EpisodeFailed: The
+                tools are not available (`ToolsMissing`), or the final answer could not
+                    be graded (`GradingFailed`).
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._row is None:
@@ -187,7 +184,7 @@ class ToolEnv(Environment):
             raise
 
     def render(self) -> NDArray[Any]:
-        """Raises RuntimeError: there is nothing to see."""
+        """Raises RuntimeError: the environment has no images."""
         raise RuntimeError("Environment 'tools' has no images.")
 
     async def close(self) -> None:
@@ -198,7 +195,7 @@ class ToolEnv(Environment):
             await toolset.close()
 
     async def _gather_tools(self) -> None:
-        """Ask every toolset what it has, once."""
+        """Read the descriptions of all toolsets, once."""
         if self._descriptions:
             return
         owners: dict[str, Toolset] = {}
@@ -207,7 +204,8 @@ class ToolEnv(Environment):
             for description in await toolset.descriptions():
                 if description.name in owners:
                     raise ValueError(
-                        f"Two tools are called {description.name!r}: take one of them out of env.kwargs.tools."
+                        f"Two tools are called {description.name!r}: "
+                        "take one of them out of env.kwargs.tools."
                     )
                 owners[description.name] = toolset
                 descriptions.append(description)
@@ -244,7 +242,8 @@ class ToolEnv(Environment):
             raise ToolError(f"this is no tool call: {call.reason}")
         if call.name not in self._owners:
             raise ToolError(
-                f"there is no tool {shortened(call.name)}; there are: {', '.join(self._owners) or 'none'}"
+                f"there is no tool {shortened(call.name)}; "
+                f"there are: {', '.join(self._owners) or 'none'}"
             )
         return await self._owners[call.name].call(call.name, call.arguments)
 

@@ -1,10 +1,8 @@
-"""What a process writes to its standard error: taken away as it comes, so that the process never
-waits, and only the end of it is kept.
+"""Drains a process's standard error, so that it never blocks, and keeps the end.
 
-A pipe holds 64 KiB on Linux, and who writes more waits until somebody reads. The event loop of
-whoever hosts the process may stand still for long (it runs while somebody waits for an episode, and
-not while a policy is trained), so a thread reads: one for all streams of this process, which ends
-with the last of them.
+A pipe holds 64 KiB on Linux, and a writer of more blocks until a reader empties it. The host's
+event loop runs only while episodes are awaited, not while a policy trains, so a thread reads: one
+for all streams of this process, which ends with the last stream.
 """
 
 import os
@@ -12,35 +10,31 @@ import select
 import threading
 
 KEPT_BYTES = 2000  # the end of a traceback, with the exception; a run's last sentence quotes it
-CHUNK_BYTES = (
-    1 << 16
-)  # what a pipe holds: one read takes everything that a process left when it ended
+CHUNK_BYTES = 1 << 16  # a pipe's capacity: one read takes all that an ended process left
 
 
 class ErrorStream:
-    """A pipe for one process."""
+    """The standard error of one process."""
 
     def __init__(self) -> None:
         self.read_end, write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         self.write_end = os.fdopen(write_end, "w")
-        """For the process; close it as soon as that has its own."""
+        """Write end for the process; close it once the process has inherited it."""
         self._kept = b""
         self._cut = self._closed = False
         self._lock = threading.Lock()
         _reader.add(self)
 
     def tail(self) -> str:
-        """The last `KEPT_BYTES` of what was written so far; empty if nothing was. Also after
-        `close`.
-        """
+        """Return the last `KEPT_BYTES` written so far; also works after `close`."""
         self.take()
         with self._lock:
             text = self._kept.decode(errors="replace").strip()
             return f"…{text}" if self._cut else text
 
     def close(self) -> None:
-        """Take what is left and end; may be called twice."""
+        """Read the rest and close; a second call does nothing."""
         self.take()
         _reader.remove(self)
         with self._lock:
@@ -50,7 +44,7 @@ class ErrorStream:
                 self.write_end.close()
 
     def take(self) -> bool:
-        """Read what is there, without waiting, and keep the end; whether more may come."""
+        """Read without blocking and keep the end; returns whether more may come."""
         with self._lock:
             if self._closed:
                 return False
@@ -81,7 +75,7 @@ class _Reader:
                 return
             self._streams = {
                 stream.read_end: stream
-            }  # in a process that was forked there were its parent's, for the parent to read
+            }  # a forked process has its parent's streams, which the parent reads
             self._wake = os.pipe()
             self._thread = threading.Thread(
                 target=self._read, name="standard errors of tools", daemon=True
@@ -89,7 +83,7 @@ class _Reader:
             self._thread.start()
 
     def remove(self, stream: ErrorStream) -> None:
-        """Read it no longer; the descriptor is the caller's to close."""
+        """Stop reading it; the caller closes the descriptor."""
         with self._lock:
             if self._streams.get(stream.read_end) is stream:
                 del self._streams[stream.read_end]
@@ -113,7 +107,7 @@ class _Reader:
                     self._forget(stream)
 
     def _forget(self, stream: ErrorStream) -> None:
-        """Nobody writes to it any more, which `poll` would tell for ever."""
+        """Stops polling a stream without writers, which `poll` would report forever."""
         with self._lock:
             if self._streams.get(stream.read_end) is stream:
                 del self._streams[stream.read_end]

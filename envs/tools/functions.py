@@ -1,11 +1,10 @@
-"""Python functions as tools: the schema comes from the signature, the call runs in a process that
-is killed when it hangs.
+"""Python functions as tools: schemas from signatures, calls in killable processes.
 
     FunctionTools(["my_module:look_up"])
 
-A function is announced with its docstring's first paragraph, its parameters' types, and what stands
-about them under `Args:`. The result reaches the model as text: a `str` as it is, anything else as
-JSON. Calls of several episodes share few processes, so a function must keep no state.
+A function's description has its docstring's first paragraph, its parameters' types, and their
+entries under `Args:`. The result reaches the model as text: a `str` unchanged, anything else as
+JSON. Calls of several episodes share processes, so a function must keep no state.
 """
 
 import inspect
@@ -35,15 +34,15 @@ class FunctionTools(Toolset):
     def __init__(
         self, references: Sequence[str], *, deadline_s: float = 10.0, num_workers: int = 2
     ) -> None:
-        """Import the functions and read their signatures; starts nothing.
+        """Import the functions and read their signatures; starts no process.
 
         Args:
             references: `module:function` each; the names after the colon must differ.
-            deadline_s: Seconds that a call may take before its process is killed.
-            num_workers: Processes, for all environments of this process together.
+            deadline_s: Deadline of a call in seconds; its process is then killed.
+            num_workers: Number of processes, shared by all environments of this process.
 
         Raises:
-            ValueError: No such function, or a signature that makes no schema.
+            ValueError: No such function, or a signature without a schema.
         """
         self._references: dict[str, str] = {}
         self._arguments: dict[str, type[pydantic.BaseModel]] = {}
@@ -69,11 +68,11 @@ class FunctionTools(Toolset):
         return self._descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """See `Toolset.call`; arguments that the signature does not allow never reach the function."""
+        """See `Toolset.call`; invalid arguments never reach the function."""
         try:
             self._arguments[name].model_validate(dict(arguments))
         except pydantic.ValidationError as error:
-            raise ToolError(f"wrong arguments: {_told(error)}") from error
+            raise ToolError(f"wrong arguments: {_listed_errors(error)}") from error
         if self._workers is None:
             self._workers = lease(self._settings)
         try:
@@ -104,7 +103,7 @@ def _describe(function: Callable[..., Any], model: type[pydantic.BaseModel]) -> 
 
 
 def _without_titles(schema: Any) -> Any:
-    """`schema` without pydantic's titles, which repeat the names; a parameter called `title` stays."""
+    """`schema` without pydantic's titles, which repeat names; keeps a parameter called `title`."""
     if isinstance(schema, list):
         return [_without_titles(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -118,7 +117,7 @@ def _without_titles(schema: Any) -> Any:
     }
 
 
-def _told(error: pydantic.ValidationError) -> str:
+def _listed_errors(error: pydantic.ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(map(str, entry['loc'])) or 'arguments'}: {entry['msg']}"
         for entry in error.errors()

@@ -1,9 +1,8 @@
-"""Counts what an MCP server writes to its standard output that is no MCP, and warns once for each
-server.
+"""Counts lines of an MCP server's standard output that are no MCP, and warns once per server.
 
-The client library logs each such line as an error with a traceback, and goes on. A filter on its
-two loggers takes these records away. It finds the server by a context variable, which the tasks of
-a connection inherit.
+The client library logs each such line as an error with a traceback, and continues. A filter on its
+two loggers drops these records. A context variable, inherited by a connection's tasks, identifies
+the server.
 """
 
 import logging
@@ -15,10 +14,10 @@ SHOWN_CHARACTERS = 200
 LIBRARY_LOGGERS = (
     "mcp.client.stdio",
     "client",
-)  # lines that are no JSON-RPC; JSON-RPC that is no MCP
+)  # loggers of non-JSON-RPC lines, and of JSON-RPC that is no MCP
 
 logger = logging.getLogger(__name__)
-_warned: set[str] = set()  # servers, by their commands: every episode starts one anew
+_warned: set[str] = set()  # servers by command: each episode starts one
 
 
 class GarbageCount:
@@ -29,11 +28,11 @@ class GarbageCount:
         self.lines = 0
 
     def watch(self) -> None:
-        """Count for the calling task, and the tasks that it starts from now on."""
+        """Count for the calling task and the tasks that it starts later."""
         _counting.set(self)
 
     def sentence(self) -> str:
-        """What to add to a complaint about the server; empty if it wrote no such line."""
+        """Sentence for an error message about the server; empty without such lines."""
         return (
             f" It wrote {self.lines} lines to its standard output that are no MCP."
             if self.lines
@@ -41,12 +40,13 @@ class GarbageCount:
         )
 
     def add(self, line: str) -> None:
-        """Count one, and warn of the server's first."""
+        """Count one line; warn at the server's first."""
         self.lines += 1
         if self._server not in _warned:
             _warned.add(self._server)
             logger.warning(
-                "The MCP server %r writes to its standard output what is no MCP, first: %s. Such lines are left out, and no more of them "
+                "The MCP server %r writes to its standard output what is no MCP, first: %s. Such "
+                "lines are left out, and no more of them "
                 "are shown; a server logs to its standard error.",
                 self._server,
                 line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…",
@@ -57,7 +57,7 @@ _counting: ContextVar[GarbageCount | None] = ContextVar("counting", default=None
 
 
 def _is_something_else(record: logging.LogRecord) -> bool:
-    """A logging filter: False, and counted, for what the library says of garbage."""
+    """Logging filter: counts and drops the library's records of such lines."""
     error, counting = record.exc_info[1] if record.exc_info else None, _counting.get()
     if counting is None or not isinstance(error, ValidationError):
         return True

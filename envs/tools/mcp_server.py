@@ -1,12 +1,11 @@
-"""The tools of an MCP server (https://modelcontextprotocol.io), which this module starts and talks
-to over its standard streams.
+"""Tools of an MCP server (https://modelcontextprotocol.io), started here, over standard streams.
 
-With `fresh` (the default) every episode that calls a tool has a server process of its own, so that
-no episode sees what another one left. A server that dies or hangs in mid-call is replaced at the
-next call, and the model is told. One that does not start, first or again, costs its episode
-(`ToolsMissing`), with the end of what it wrote to its standard error. What it started ends with it
-(`supervisor`), and what it writes besides MCP is left out (`garbage`). Tools that want something of
-the user (sampling, elicitation) are refused by the client. Left out: servers over HTTP.
+With `fresh` (the default) every episode that calls a tool has its own server process, so episodes
+share no state. A server that dies or hangs during a call is replaced at the next call, and the
+model gets an error. One that does not start fails its episode (`ToolsMissing`); the message has the
+end of its standard error. Its children end with it (`supervisor`), and its output that is no MCP is
+dropped (`garbage`). The client refuses requests to the user (sampling, elicitation). Left out:
+servers over HTTP.
 """
 
 import asyncio
@@ -45,20 +44,20 @@ class MCPTools(Toolset):
         fresh: bool = True,
         replayable: bool = False,
     ) -> None:
-        """Starts nothing.
+        """Store the settings; starts no process.
 
         Args:
             command: Program of the server; it gets PATH, HOME and a few more variables, and `env`.
             args: Its arguments.
             env: Further environment variables.
-            cwd: Where it runs.
-            deadline_s: Seconds that a call may take.
-            start_deadline_s: Seconds until the server has told its tools; with a call's below
-                env.deadline_s (60), after which all environments of a server would be replaced.
-            fresh: Whether each episode has its own process; False for servers that keep no state,
-                which saves their start.
-            replayable: Whether the same calls get the same answers, so that an interrupted episode
-                may be repeated.
+            cwd: Its working folder.
+            deadline_s: Deadline of a call in seconds.
+            start_deadline_s: Deadline in seconds for listing the server's tools; together with a
+                call's below env.deadline_s (60), after which the whole env server is replaced.
+            fresh: Whether each episode has its own process; False saves the start of servers
+                without state.
+            replayable: Whether the same calls get the same answers, so that interrupted episodes
+                can be repeated.
         """
         checked_deadline(f"deadline_s of {command!r}", deadline_s)
         checked_deadline(f"start_deadline_s of {command!r}", start_deadline_s)
@@ -94,7 +93,7 @@ class MCPTools(Toolset):
         return self._descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """See `Toolset.call`; text of the result, and the names of what is no text."""
+        """See `Toolset.call`; returns the result's text, and the types of other content."""
         connection = await self._connected()
         self._used = True
         try:
@@ -104,17 +103,19 @@ class MCPTools(Toolset):
         except TimeoutError as error:
             self._drop()
             raise ToolError(
-                f"no answer within {self._deadline_s:g} s; its server was stopped, and starts anew with the next call"
+                f"no answer within {self._deadline_s:g} s; "
+                "its server was stopped, and starts anew with the next call"
             ) from error
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 raise ToolError(str(error)) from error
             self._drop()
             raise ToolError("its server died; it starts anew with the next call") from error
-        except (ValidationError, RuntimeError) as error:  # an answer that is no MCP
+        except (ValidationError, RuntimeError) as error:  # the answer is no MCP
             self._drop()
             raise ToolError(
-                f"its server answered with something else than a result ({type(error).__name__}); it starts anew"
+                "its server answered with something else than a result "
+                f"({type(error).__name__}); it starts anew"
             ) from error
         text = _text(result)
         if result.is_error:
@@ -122,7 +123,7 @@ class MCPTools(Toolset):
         return text
 
     async def start_episode(self) -> None:
-        """End the server of the episode before, if it was called and `fresh` says so."""
+        """End the previous episode's server if it was called and `fresh` is set."""
         if self._fresh and self._used:
             self._drop()
 
@@ -149,23 +150,24 @@ class MCPTools(Toolset):
             ) as error:
                 raise ToolsMissing(self._complaint("did not start", error, connection)) from error
             finally:
-                if self._connection is None:  # also where whoever asked was cancelled
+                if self._connection is None:  # also if the caller was cancelled
                     self._end(connection)
         return self._connection
 
     def _complaint(self, what: str, error: BaseException, connection: "_Connection") -> str:
         said = connection.errors.tail()
-        told = (
+        standard_error = (
             f"The end of its standard error:\n{said}"
             if said
             else "It wrote nothing to its standard error."
         )
-        return f"The MCP server {self._shown!r} {what}: {_first_cause(error)}.{connection.garbage.sentence()} {told}"
+        return (
+            f"The MCP server {self._shown!r} {what}: {_first_cause(error)}."
+            f"{connection.garbage.sentence()} {standard_error}"
+        )
 
     def _drop(self) -> None:
-        """Forget the connection, and end its server in the background: a server that hangs is given
-        seconds to go.
-        """
+        """Drop the connection and end its server in the background, with seconds of grace."""
         connection, self._connection, self._used = self._connection, None, False
         if connection is not None:
             self._end(connection)
@@ -177,9 +179,7 @@ class MCPTools(Toolset):
 
 
 class _Connection:
-    """A server and its client, in a task of their own: what the client enters must be left by the
-    same task.
-    """
+    """A server and its client, in one task: the client's contexts must exit in the same task."""
 
     def __init__(self, parameters: StdioServerParameters, garbage: GarbageCount) -> None:
         self._parameters, self.garbage = parameters, garbage
@@ -227,7 +227,7 @@ class _Connection:
             if self._task is None:
                 return
             if not self._ready.done():
-                self._task.cancel()  # it has not come so far as to look at `_closing`
+                self._task.cancel()  # it has not reached the wait for `_closing`
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
             self.errors.close()
@@ -241,7 +241,7 @@ class _Connection:
     @asynccontextmanager
     async def _transport(self) -> AsyncGenerator[Any, None]:
         async with stdio_client(self._parameters, errlog=self.errors.write_end) as streams:
-            self.errors.write_end.close()  # the server has its own by now
+            self.errors.write_end.close()  # the server has inherited it
             yield streams
 
 

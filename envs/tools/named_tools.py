@@ -1,4 +1,4 @@
-"""Tools as a configuration names them.
+"""Makes the tools that a configuration names.
 
 tools:
   - my_module:my_function                                      # a Python function
@@ -20,11 +20,11 @@ KINDS = "module:function, {mcp: {command: …}}, {program: module:factory, …}"
 
 
 def make_toolsets(tools: Sequence[str | Mapping[str, Any]], *, deadline_s: float) -> list[Toolset]:
-    """The toolsets that `tools` name; starts nothing.
+    """Make the toolsets of `tools`; starts no process.
 
     Raises:
-        ValueError: An entry that names none, a function that cannot be imported, or arguments that
-            its maker refuses.
+        ValueError: An entry in no known form, a function that cannot be imported, or arguments that
+            its factory refuses.
     """
     if isinstance(tools, (str, Mapping)):
         raise ValueError(f"tools must be a list of {KINDS}, got {shortened(tools)}.")
@@ -61,6 +61,7 @@ def _called(factory: Any, arguments: Mapping[str, Any], entry: Any) -> Any:
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:
         raise ValueError(
-            f"Tool {shortened(entry)}: {error}. Its arguments: {', '.join(inspect.signature(factory).parameters)}."
+            f"Tool {shortened(entry)}: {error}. Its arguments: "
+            f"{', '.join(inspect.signature(factory).parameters)}."
         ) from error
     return factory(**arguments)

@@ -1,7 +1,6 @@
-"""A tool that runs the model's Python programs, wherever programs may be run: behind a protocol of
-one method.
+"""A tool that runs the model's Python programs, through a protocol of one method.
 
-`envs.tools.sandboxed` brings the sandbox; anything else with the same method does as well.
+`envs.tools.sandboxed` implements it with the sandbox.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,21 +20,21 @@ PARAMETERS = {
 
 
 class ProgramRunner(Protocol):
-    """Runs programs of a model, which are not to be trusted."""
+    """Runs untrusted programs of a model."""
 
     async def run_program(self, program: str) -> str:
-        """What the program printed, and how it ended if not well; bounded in time and size.
+        """Return the program's output, and its ending if it failed; bounded in time and size.
 
         Raises:
-            RuntimeError: The program could not be run at all, by no fault of its own.
+            RuntimeError: The program could not be run, by no fault of its own.
         """
 
     def close(self) -> None:
-        """Release what is held; may be called twice."""
+        """Release resources; a second call does nothing."""
 
 
 class ProgramTool(Toolset):
-    """One tool, `python`; nothing is kept from one program to the next."""
+    """One tool, `python`; programs share no state."""
 
     def __init__(self, runner: ProgramRunner, *, name: str = "python") -> None:
         self._runner = runner

@@ -1,6 +1,4 @@
-"""The sandbox as a runner of programs for `envs.tools.programs`: what the model's program prints,
-or how it went wrong.
-"""
+"""The sandbox as a program runner for `envs.tools.programs`."""
 
 import contextlib
 from collections.abc import Sequence
@@ -9,7 +7,7 @@ from typing import Any
 from envs.sandbox.environment import make_sandbox
 from envs.sandbox.limits import Ending, Execution, Job, Limits, Sandbox
 
-TOTAL_S = 15.0  # of one program; several calls in a turn stay below env.deadline_s
+TOTAL_S = 15.0  # of one program; several calls per turn stay below env.deadline_s
 
 
 def sandboxed(
@@ -19,17 +17,17 @@ def sandboxed(
     packages: Sequence[str] = (),
     **limits: Any,
 ) -> "SandboxedPrograms":
-    """A runner in a sandbox.
+    """Make a runner in a sandbox.
 
     Args:
         isolation: As env.isolation of the sandbox environment.
         url: As there.
-        packages: As there.
-        limits: What a program may use, by name; see `envs.sandbox.limits.Limits`.
+            packages: As there.
+            limits: Limits of a program, by name; see `envs.sandbox.limits.Limits`.
 
     Raises:
-        ValueError: An argument that makes no sense.
-        RuntimeError: Isolation cannot be had here.
+        ValueError: An invalid argument.
+            RuntimeError: Isolation is not possible on this machine.
     """
     bounds = Limits.of({"total_s": TOTAL_S} | limits)
     return SandboxedPrograms(
@@ -38,7 +36,7 @@ def sandboxed(
 
 
 class SandboxedPrograms:
-    """A `ProgramRunner` around a sandbox; every program has a fresh process and no standard input."""
+    """A `ProgramRunner` on a sandbox: a fresh process per program, no standard input."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -51,7 +49,7 @@ class SandboxedPrograms:
         """
         async with contextlib.aclosing(self._sandbox.run(Job(program, [b""]))) as executions:
             async for execution in executions:
-                return _told(execution)
+                return _formatted(execution)
         return f"(ended: {Ending.KILLED.value})"
 
     def close(self) -> None:
@@ -59,7 +57,7 @@ class SandboxedPrograms:
         self._sandbox.close()
 
 
-def _told(execution: Execution) -> str:
+def _formatted(execution: Execution) -> str:
     parts = [
         execution.output.decode(errors="replace").rstrip("\n"),
         execution.errors.decode(errors="replace").rstrip("\n"),

@@ -1,6 +1,6 @@
-"""A function's signature as a schema of arguments, and calls that are held against it.
+"""Argument schemas from function signatures, and calls checked against them.
 
-Worker processes import this module to carry out calls, so it imports little.
+Worker processes import this module, so it imports little.
 """
 
 import functools
@@ -16,18 +16,17 @@ import pydantic
 
 @functools.cache
 def function_and_model(reference: str) -> tuple[Callable[..., Any], type[pydantic.BaseModel]]:
-    """The function that `module:function` names, and the model of its arguments; imports its
-    module.
+    """Return the function `module:function` and the model of its arguments; imports its module.
 
     Raises:
-        ValueError: No such function, or a signature that makes no schema.
+        ValueError: No such function, or a signature without a schema.
     """
     function = _function(reference)
     return function, _arguments_model(function, reference)
 
 
 async def call_function(call: dict[str, Any]) -> Any:
-    """Carry out a call that was checked; runs in a worker process."""
+    """Execute a checked call; runs in a worker process."""
     function, model = function_and_model(call["function"])
     checked = model.model_validate(call["arguments"])
     given = {
@@ -53,9 +52,7 @@ def _function(reference: str) -> Callable[..., Any]:
 
 
 def _arguments_model(function: Callable[..., Any], reference: str) -> type[pydantic.BaseModel]:
-    """A pydantic model whose fields are the function's parameters; a parameter without a type takes
-    anything.
-    """
+    """Pydantic model of the function's parameters; an untyped one accepts any value."""
     hints = typing.get_type_hints(function, include_extras=True)
     described = _described_parameters(function)
     fields: dict[str, Any] = {}
@@ -69,7 +66,7 @@ def _arguments_model(function: Callable[..., Any], reference: str) -> type[pydan
         fields[f"argument_{len(fields)}"] = (
             hints.get(parameter.name, Any),
             field,
-        )  # pydantic takes not every name for a field's own
+        )  # pydantic does not allow every name for a field
     try:
         model: type[pydantic.BaseModel] = pydantic.create_model(
             function.__name__, __config__=pydantic.ConfigDict(extra="forbid"), **fields

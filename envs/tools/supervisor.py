@@ -1,15 +1,14 @@
-"""Supervisor of one server process: starts it, and ends with it every process that it started, also
-those that left its session.
+"""Supervisor of one server process: ends all its descendants with it, in any session.
 
     python -I -S supervisor.py COMMAND [ARGUMENT ...]
 
-A process that calls `setsid` after a double fork is no member of the server's process group any
-more, so a signal to the group misses it. The supervisor is the child subreaper (prctl(2)) of its
-descendants: an orphan among them becomes its child. It ends the server at SIGTERM and when its own
-parent dies, and ends itself when the server has ended and nothing is left.
+A process that calls `setsid` after a double fork leaves the server's process group, so a signal to
+the group misses it. The supervisor is the child subreaper (prctl(2)) of its descendants: an orphan
+among them becomes its child. It ends the server at SIGTERM and when its own parent dies, and exits
+when the server and all descendants have ended.
 
-This file runs by itself, without the packages beside it. Left out: a server that kills its
-supervisor; the sandbox holds programs that are not to be trusted.
+This file runs alone, without the packages next to it. Left out: a server that kills its supervisor;
+untrusted programs belong in the sandbox.
 """
 
 import ctypes
@@ -20,21 +19,19 @@ import time
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-GRACE_S = (
-    1.0  # from SIGTERM to SIGKILL; the client waits for two seconds, and kills the supervisor then
-)
-LOOK_EVERY_S = 0.01  # for processes that end when they are killed
-COMMAND_NOT_FOUND = 127  # as a shell says it
+GRACE_S = 1.0  # from SIGTERM to SIGKILL; the client waits two seconds, then kills the supervisor
+LOOK_EVERY_S = 0.01  # interval of checks for killed processes
+COMMAND_NOT_FOUND = 127  # a shell's exit status
 
 
 def main(command: list[str]) -> int:
-    """Run `command` to its end, end what it left, and return its exit status."""
+    """Run `command` to its end, kill its descendants, and return its exit status."""
     kernel = ctypes.CDLL(None)
     kernel.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     kernel.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     signal.signal(signal.SIGALRM, lambda *_: _signal_children(signal.SIGKILL))
     signal.signal(signal.SIGTERM, _end_with_grace)
-    try:  # in a group of its own: a server that kills its group leaves us to tidy up
+    try:  # in its own group: a server that kills its group spares the supervisor
         server = os.posix_spawnp(
             command[0], command, os.environ, setpgroup=0, setsigdef=(signal.SIGPIPE,)
         )
@@ -53,16 +50,14 @@ def _end_with_grace(*_: Any) -> None:
 
 
 def _leave_streams() -> None:
-    """Close our ends of the server's standard input and output, or its client would not see the
-    server close them.
-    """
+    """Closes our copies of the server's streams, so that its client sees it close them."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(nowhere, stream)
 
 
 def _status_of(server: int) -> int:
-    """Wait for the server, and collect orphans meanwhile."""
+    """Waits for the server and reaps orphans meanwhile."""
     ended, status = os.wait()
     while ended != server:
         ended, status = os.wait()
@@ -70,9 +65,7 @@ def _status_of(server: int) -> int:
 
 
 def _end_descendants() -> None:
-    """Kill children until none is left: the orphans of those that were killed are children in the
-    next round.
-    """
+    """Kills children until none remain: orphans of killed ones are children in the next round."""
     while True:
         _signal_children(signal.SIGKILL)
         try:

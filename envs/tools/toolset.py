@@ -1,9 +1,7 @@
-"""What `ToolEnv` asks of whoever brings tools: descriptions, calls that answer with text, and a
-fresh start with each episode.
+"""Interface of tools for `ToolEnv`: descriptions, calls that return text, a start per episode.
 
-A tool that fails says so with `ToolError`, whose text the model reads. Tools that are not there at
-all say so with `ToolsMissing`: the episode is counted as failed. Anything else that is raised is a
-fault of the environment.
+A failed call raises `ToolError`, whose text the model reads. Unavailable tools raise
+`ToolsMissing`: the episode counts as failed. Any other exception is a fault of the environment.
 """
 
 import abc
@@ -15,45 +13,46 @@ from envs.tools.calls import ToolDescription
 
 
 class ToolError(RuntimeError):
-    """A call failed, and the model is told so: wrong arguments, an exception in the tool, a
-    deadline, a server that died.
+    """A call failed; the model reads the message.
+
+    Causes: wrong arguments, an exception in the tool, a deadline, or a dead server.
     """
 
 
 class ToolsMissing(EpisodeFailed):
-    """The tools themselves cannot be had, by no fault of the model: a server that does not start, a
-    sandbox that breaks down.
+    """The tools are not available, by no fault of the model: no server starts, or the sandbox
+    broke.
 
-    It costs the episode that needed them and no other. The next one tries again, so tools that
-    never come stop the run by the number of episodes that failed, with this message.
+    Only the episode that needed them fails, and the next one tries again. Tools that are never
+    available stop the run by its number of failed episodes, with this message.
     """
 
 
 class Toolset(abc.ABC):
-    """One tool, or several that live together."""
+    """One tool, or several that share a process."""
 
     replayable: bool = True
     """Whether the same calls in the same episode get the same answers."""
 
     @abc.abstractmethod
     async def descriptions(self) -> Sequence[ToolDescription]:
-        """The tools; the same ones for the whole life of this object.
+        """Return the tools; constant over the lifetime of this object.
 
         Raises:
-            ToolsMissing: They cannot be had.
+            ToolsMissing: The tools are not available.
         """
 
     @abc.abstractmethod
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Carry out a call of one of `descriptions`, within a deadline of this object's own.
+        """Execute a call of one of `descriptions`, within this object's deadline.
 
         Raises:
-            ToolError: The call failed; the model is told.
-            ToolsMissing: The tools themselves are not there.
+            ToolError: The call failed; the model reads the message.
+                ToolsMissing: The tools are not available.
         """
 
     async def start_episode(self) -> None:  # noqa: B027  (optional: most tools keep nothing)
-        """Forget whatever an earlier episode left."""
+        """Discard the state of earlier episodes."""
 
     async def close(self) -> None:  # noqa: B027  (optional)
-        """Release processes; may be called twice."""
+        """Release processes; a second call does nothing."""

@@ -114,7 +114,7 @@ def evaluate(
             "env.states=all."
         )
     with (
-        run_folder(config, needed_bytes=10_000_000, tell=lambda folder: "") as folder,
+        run_folder(config, needed_bytes=10_000_000, describe=lambda folder: "") as folder,
         interrupts.first_finish(config.trainer.grace_s),
     ):
         description = {

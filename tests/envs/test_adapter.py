@@ -37,7 +37,7 @@ class Sums:
 
 
 class Debate:
-    """The form of MathEnv: async, an array with one entry an agent."""
+    """The form of MathEnv: async, an array with one entry per agent."""
 
     n_agents = 2
 
@@ -202,5 +202,5 @@ def test_wrong_number_of_actions_is_refused():
         await env.reset(seed=3)
         await env.step([1])
 
-    with pytest.raises(ValueError, match="a list of 2 actions, one an agent"):
+    with pytest.raises(ValueError, match="a list of 2 actions, one per agent"):
         asyncio.run(play())

@@ -283,8 +283,8 @@ def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_al
         )
         message_, peak = done.stdout.splitlines()
         assert (
-            "rows.parquet, row 1: more than 16 MiB, the bound of a row. Shorten the row, or take it out."
-            in message_
+            "rows.parquet, row 1: more than 16 MiB, the bound of a row. Shorten the row, or take "
+            "it out." in message_
         )
         assert int(peak) < 1100 << 20
 
@@ -332,8 +332,10 @@ def test_rows_of_one_text_are_unpacked_a_few_at_a_time(tmp_path):
         pyarrow.concat_tables([table] * 100).combine_chunks(), path, compression="zstd"
     )
     program = "from envs.prompt_files import open_prompts; " + (
-        f"assert sum(len(row.prompt[0]['content']) for row in open_prompts('{path}').select(range(100))) == 10**9; "
-        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+        "assert sum(len(row.prompt[0]['content']) for row in "
+        f"open_prompts('{path}').select(range(100))) == 10**9; "
+        "print(next(line.split()[1] for line in open('/proc/self/status') if "
+        "line.startswith('VmHWM')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

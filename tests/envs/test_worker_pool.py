@@ -173,7 +173,8 @@ def test_worker_ends_with_the_process_that_started_it(repository):
     code = (
         "import asyncio, os; from envs.worker_pool import *\n"
         "pool = WorkerPool(WorkerSettings(target='operator:neg', num_workers=1))\n"
-        "asyncio.run(pool.call(1)); (worker,) = pool._alive; print(worker._process.pid, flush=True); os._exit(0)"
+        "asyncio.run(pool.call(1)); (worker,) = pool._alive; print(worker._process.pid, "
+        "flush=True); os._exit(0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True

@@ -1,9 +1,8 @@
-"""Where the scripted expert takes hold of a thing: all grasps from above that its shape allows, the
-least obstructed first.
+"""Grasps of the scripted expert: all top grasps that a thing's shape allows, least obstructed
+first.
 
-A thing that fits between the fingers is held across, a vessel at its rim, another thing by its
-handle. What stands around it decides among the places: the hand and the open fingers are two boxes,
-and the volume that they would share with other things is the measure.
+A thing that fits between the fingers is held across, a vessel at its rim, others by their handle. A
+grasp's obstruction is the volume that hand and open fingers, two boxes, share with other things.
 """
 
 from typing import NamedTuple
@@ -42,9 +41,7 @@ PALM_OVER_M = (
 
 
 class Grasp(NamedTuple):
-    """A place for the point between the finger tips, and the hand's yaw; at yaw 0 the fingers close
-    along y.
-    """
+    """Position between the finger tips, and the hand's yaw; at 0 they close along y."""
 
     point: Vector
     yaw: float
@@ -61,9 +58,7 @@ class Hold(NamedTuple):
 
 
 def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
-    """Grasps of a thing, the least obstructed first; among equals, those in the middle and with
-    little turning first.
-    """
+    """Return a thing's grasps, least obstructed first, then the central and least turned."""
     candidates = _across(simulator, body) or (
         _rim(simulator, body) if _hollow(simulator, body) else _handle(simulator, body)
     )
@@ -74,9 +69,7 @@ def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
 
 
 def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
-    """A grasp across a thing's handle, as close to the thing as the fingers fit; None without a
-    handle that stands out.
-    """
+    """Return a grasp across a thing's handle, close to the thing; None without a handle."""
     middle, geoms = simulator.data.subtree_com[body], colliding_geoms(simulator, body)
     offsets = simulator.data.geom_xpos[geoms][:, :2] - middle[:2]
     furthest = int(np.argmax(np.linalg.norm(offsets, axis=1)))
@@ -99,9 +92,7 @@ def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
 
 
 def obstruction(simulator: TaskSimulator, grasp: Grasp, bodies: list[int]) -> float:
-    """Volume in cubic metres that the open hand would share with boxes around the shapes of
-    `bodies`.
-    """
+    """Return the volume in m^3 that the open hand shares with boxes around `bodies`."""
     low, high = boxes(simulator, bodies, yaw=grasp.yaw)
     point = turned(grasp.yaw).T @ grasp.point
     volume = 0.0

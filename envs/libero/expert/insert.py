@@ -99,7 +99,7 @@ def cave(simulator: TaskSimulator, target: str) -> Cave | None:
 
 
 def insert(simulator: TaskSimulator, name: str, place: Cave) -> Motion:
-    """Take a thing by its handle and move it under the roof; does nothing where it has no handle."""
+    """Move a thing by its handle under the roof; does nothing without a handle."""
     body = object_body(simulator, name)
     held = by_handle(simulator, body)
     if held is None:
@@ -142,7 +142,7 @@ def _carry(
     floor: float,
     rotation: Vector,
 ) -> Motion:
-    """Lift what is in the hand, turn it in front of the roof, and move it in at the floor's height."""
+    """Lift the held thing, turn it in front of the roof, and move it in at floor height."""
     carried = max(floor, resting) + APPROACH_M
     hand, now = gripper_pose(simulator)
     yield from move(simulator, above(hand, carried - resting), now, CLOSED, near=PASSED_M)
@@ -153,7 +153,7 @@ def _carry(
 
 
 def _push(simulator: TaskSimulator, stop: Vector, outwards: Vector) -> Motion:
-    """Push what was let go further in with the finger tips, as far as the hand may go; then leave."""
+    """Push the released thing further in with the finger tips, then leave."""
     hand, rotation = gripper_pose(simulator)
     yield from move(simulator, hand + BACK_M * outwards, rotation, OPEN, near=PASSED_M)
     yield from hold(CLOSED, RELEASE_STEPS)

@@ -1,8 +1,7 @@
-"""How the scripted expert moves: a servo from true poses to the benchmark's actions, one action a
-step.
+"""Motions of the scripted expert: a servo from true poses to the benchmark's actions.
 
-A motion is a generator of actions: it looks at the simulator before each of them and ends when it
-is there, or after a number of steps, as a person would go on. Nothing here knows of goals.
+A motion is a generator of actions: it reads the simulator before each action, and ends at its
+target or after a number of steps. Left out: goals.
 """
 
 from collections.abc import Iterator
@@ -37,16 +36,12 @@ DOWN = np.array(
 
 
 def pointing_down(yaw: float) -> Vector:
-    """The hand's rotation [3, 3] with the fingers down, closing along y turned by `yaw` about the
-    vertical.
-    """
+    """Return the hand's rotation [3, 3], fingers down, closing along y turned by `yaw`."""
     return turned(yaw) @ DOWN
 
 
 def leaning(opening: Vector, angle: float) -> Vector:
-    """The hand's rotation [3, 3], fingers down and by `angle` forwards against the level direction
-    `opening`, across which they close.
-    """
+    """Return the hand's rotation [3, 3], fingers down, tilted by `angle` against `opening`."""
     forwards = np.array([0.0, 0.0, -np.cos(angle)]) - np.sin(angle) * opening
     across = np.cross([0.0, 0.0, 1.0], opening)
     return np.column_stack([across, np.cross(forwards, across), forwards])
@@ -59,7 +54,7 @@ def turned(yaw: float) -> Vector:
 
 
 def nearest_yaw(yaw: float) -> float:
-    """The same way of closing the fingers, with the hand turned by at most a quarter."""
+    """Return the equivalent yaw of the fingers within a quarter turn."""
     return float((yaw + np.pi / 2) % np.pi - np.pi / 2)
 
 
@@ -79,9 +74,7 @@ def move(
     near: float = REACHED_M,
     limit: int = MOVE_LIMIT,
 ) -> Motion:
-    """Bring the point between the finger tips to within `near` metres of `position`, the hand
-    turned as `rotation` [3, 3] says.
-    """
+    """Move the finger tips' centre to within `near` metres of `position`, hand at `rotation`."""
     before, _ = gripper_pose(simulator)
     for _ in range(limit):
         hand, now = gripper_pose(simulator)
@@ -101,9 +94,7 @@ def hold(fingers: float, steps: int) -> Motion:
 
 
 def grip(simulator: TaskSimulator) -> Motion:
-    """Close the fingers until they have stood still for a moment: a bottle stops them after 5
-    steps, a bowl's wall after 12.
-    """
+    """Close the fingers until they stop: a bottle takes 5 steps, a bowl's wall 12."""
     still, before = 0, np.inf
     for _ in range(GRIP_LIMIT):
         yield action(np.zeros(3), np.zeros(3), CLOSED)
@@ -115,6 +106,6 @@ def grip(simulator: TaskSimulator) -> Motion:
 
 
 def action(motion: Vector, turn: Vector, fingers: float) -> Action:
-    """The benchmark's seven numbers; a longer way than one action goes keeps its direction."""
+    """Return the benchmark's action [7]; a motion beyond one action is scaled down."""
     motion = motion / max(1.0, float(np.abs(motion).max()))
     return np.concatenate([motion, np.clip(turn, -1.0, 1.0), [fingers]]).astype(np.float32)

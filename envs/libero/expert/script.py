@@ -1,9 +1,8 @@
-"""A scripted expert on true poses, in the benchmark's own actions: it puts things in and on others,
-opens, closes and turns.
+"""Scripted expert on true poses: places things, opens, closes and turns, by the benchmark's
+actions.
 
-It plans from the colliding shapes of whatever assets are loaded, one predicate of the goal after
-the other; those that hold already are left alone, and what did not work is tried again with another
-grasp. docs/libero.md says how often it succeeds at which task.
+It plans from the colliding shapes of the loaded assets, one goal predicate after another, skips
+those that hold, and retries failures with another grasp. docs/libero.md has its success rates.
 
     policy = expert(task_name)
     action = policy(env)     # float32 [7]; a new plan begins with each episode
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
     from envs.libero.simulator import TaskSimulator
 
 Action = NDArray[np.float32]
-WAIT_STEPS = 20  # with open fingers, until what was let go has come to rest
+WAIT_STEPS = 20  # with open fingers, until the released thing rests
 
 
 def expert(task: str) -> Callable[[LiberoEnv], Action]:
-    """The expert for a task of the environment; it reads `env.simulator`, which no policy may."""
+    """Return the expert of a task; it reads `env.simulator`, which no policy may."""
     import_libero()
     plan: Iterator[Action] = iter(())
 
@@ -43,9 +42,7 @@ def expert(task: str) -> Callable[[LiberoEnv], Action]:
 
 
 def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
-    """Actions without end: each predicate of the goal in turn, again and again until the
-    environment sees success.
-    """
+    """Yield actions forever: cycle over the goal's predicates until the environment succeeds."""
     from envs.libero.expert.motion import OPEN, hold
 
     parts = {name: region.parent_name for name, region in simulator.env.object_sites_dict.items()}
@@ -63,9 +60,7 @@ def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
 def is_time(
     simulator: "TaskSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]
 ) -> bool:
-    """What is closed stays open until all that comes before has been done: a second attempt needs
-    it open.
-    """
+    """Whether a part may be closed: only after all earlier predicates, for second attempts."""
     return predicate[0] != "close" or all(simulator.env._eval_predicate(other) for other in before)
 
 
@@ -121,9 +116,7 @@ def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) 
 
 
 def play(simulator: "TaskSimulator", state: int) -> int | None:
-    """Steps to success from an initial state, without any image; None where the step limit came
-    first.
-    """
+    """Return the steps to success from an initial state, without images; None at the limit."""
     simulator.reset(state)
     plan = pursue_goal(simulator)
     for step in range(1, simulator.task.step_limit + 1):

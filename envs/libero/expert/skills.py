@@ -1,5 +1,4 @@
-"""What the scripted expert can do with its hands: set things down or draw them over the table, open
-and close what moves, turn a knob.
+"""Skills of the scripted expert: place or slide things, open and close parts, turn knobs.
 
 Each skill is a generator of actions that plans from the true state when it begins. A skill that
 fails ends like one that succeeds; the expert looks at the goal's predicates and tries again.
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
+from envs.libero.expert.clearance import free_place, pass_over
 from envs.libero.expert.grasps import MOUTH_M, TIP_M, Grasp, grasps
 from envs.libero.expert.motion import (
     CLOSED,
@@ -24,7 +24,6 @@ from envs.libero.expert.motion import (
     nearest_yaw,
     pointing_down,
 )
-from envs.libero.expert.ways import free_place, pass_over
 from envs.libero.scene import (
     Extent,
     Vector,
@@ -73,7 +72,7 @@ class Part(NamedTuple):
 
 
 def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> Motion:
-    """Take hold of a thing and set it down in or on `target`; later attempts take other grasps."""
+    """Grasp a thing and place it in or on `target`; later attempts use other grasps."""
     body = object_body(simulator, name)
     grasp = _chosen(simulator, body, attempt)
     yield from take(simulator, grasp, body)
@@ -117,7 +116,7 @@ def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> 
 
 
 def slide(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> Motion:
-    """Take hold of a thin thing at its rim and draw it over the table to `target`."""
+    """Grasp a thin thing at its rim and slide it over the table to `target`."""
     body = object_body(simulator, name)
     grasp = _chosen(simulator, body, attempt)
     yield from take(simulator, grasp, body)
@@ -143,18 +142,14 @@ def _chosen(simulator: TaskSimulator, body: int, attempt: int) -> Grasp:
 
 
 def slides(simulator: TaskSimulator, name: str, target: str) -> bool:
-    """Whether a thing is drawn over the table to `target` and not lifted: a plate, to a place on
-    the table.
-    """
+    """Whether a thing slides to `target` instead of being lifted: a plate, on the table."""
     size = Extent(simulator, object_body(simulator, name)).size
     on_the_table = is_region(simulator, target) and region_parent(simulator, target) is None
     return bool(on_the_table and size[2] < THIN_M and size[:2].min() > MOUTH_M)
 
 
 def turn_to_fit(simulator: TaskSimulator, body: int, target: str) -> float:
-    """Angle by which a long thing is turned to lie along a narrow region, at most a quarter; 0
-    where it fits as it is.
-    """
+    """Return the turn of a long thing to fit a narrow region, at most a quarter; 0 if it fits."""
     if not is_region(simulator, target):
         return 0.0
     half, region = (

@@ -338,7 +338,8 @@ def test_functions_compiled_for_an_episode_are_kept_in_the_cache_and_not_in_site
     [
         (
             {},
-            "No OpenGL library for images was found (looked for EGL and OSMesa). Install: apt-get install -y libegl1",
+            "No OpenGL library for images was found (looked for EGL and OSMesa). Install: apt-get "
+            "install -y libegl1",
         ),
         (
             {"MUJOCO_GL": "glfw"},

@@ -199,7 +199,7 @@ def test_plate_is_drawn_over_the_table_and_a_bowl_is_not(make_simulator):
 def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_packet_nothing(
     make_simulator, modules
 ):
-    from envs.libero.expert.ways import around_hand, highest_met
+    from envs.libero.expert.clearance import around_hand, highest_met
 
     grasps, _, scene = modules
     simulator = make_simulator("10", 1)
@@ -230,7 +230,7 @@ def test_second_pot_has_its_place_beside_the_first_and_the_first_in_the_middle(
 ):
     import mujoco
 
-    from envs.libero.expert.ways import free_place
+    from envs.libero.expert.clearance import free_place
 
     _, _, scene = modules
     simulator = make_simulator("10", 8)

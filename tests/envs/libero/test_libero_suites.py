@@ -38,7 +38,8 @@ def test_tasks_are_numbered_as_in_the_benchmark():
         (
             "10",
             4,
-            "put the white mug on the left plate and put the yellow and white mug on the right plate",
+            "put the white mug on the left plate and put the yellow and white mug on the right "
+            "plate",
         ),  # LIVING_ROOM_SCENE5_...
     ],
 )
@@ -117,7 +118,8 @@ def test_wrong_choice_is_answered(suite, tasks, sentence):
 
 def test_spec_needs_neither_mujoco_nor_robosuite(repository):
     code = (
-        "import sys, warnings; warnings.simplefilter('ignore'); from envs.registry import env_spec; "
+        "import sys, warnings; warnings.simplefilter('ignore'); from envs.registry import "
+        "env_spec; "
         "assert len(env_spec('libero', assets='stand_in').tasks) == 10; "
         "assert not {'mujoco', 'robosuite', 'libero', 'torch'} & set(sys.modules)"
     )

@@ -57,5 +57,6 @@ def test_shipped_weights_feel_fingers_that_move_by_a_centimetre(repository: Path
     felt = layer.weight[:, 6:].abs().mean().item() * 0.01  # metres; columns of the two fingers
     assert (
         felt > 0.05
-        # without --fit-proprioception 0.002, and the policy could not tell whether it holds something
+        # without --fit-proprioception 0.002, and the policy could not tell whether it holds
+        # something
     )

@@ -31,17 +31,20 @@ ABUSES = {
     # processes; the kernel refuses one too many, and where it does not bind us (root alone in a
     # user namespace), the watch ends all
     "fork bomb": (
-        "import os, time\nfor _ in range(40):\n    if os.fork() == 0: time.sleep(3); os._exit(0)\ntime.sleep(3)\nprint('through')",
+        "import os, time\nfor _ in range(40):\n    if os.fork() == 0: time.sleep(3); "
+        "os._exit(0)\ntime.sleep(3)\nprint('through')",
         {FINISHED, PROCESSES},
     ),
     "fork bomb that forks from its children": (
         # The first one waits for none of its children, so each keeps its place when it has ended:
         # eight do not fit beside it.
-        "import os, time\nfor _ in range(8):\n    try: os.fork()\n    except OSError: time.sleep(0.2); os._exit(1)\nprint('through')",
+        "import os, time\nfor _ in range(8):\n    try: os.fork()\n    except OSError: "
+        "time.sleep(0.2); os._exit(1)\nprint('through')",
         {FINISHED, PROCESSES},
     ),
     "thread bomb": (
-        "import threading, time\nfor _ in range(40): threading.Thread(target=time.sleep, args=(3,), daemon=True).start()\nprint('through')",
+        "import threading, time\nfor _ in range(40): threading.Thread(target=time.sleep, "
+        "args=(3,), daemon=True).start()\nprint('through')",
         {FINISHED},
     ),
     # memory
@@ -74,11 +77,13 @@ ABUSES = {
     ),
     "one large file": ("open('/tmp/x', 'wb').truncate(100 * 2**20)\nprint('through')", {FINISHED}),
     "many files": (
-        "import time\nfor n in range(5000): open(f'/tmp/{n}', 'w').close()\ntime.sleep(1)\nprint('through')",
+        "import time\nfor n in range(5000): open(f'/tmp/{n}', "
+        "'w').close()\ntime.sleep(1)\nprint('through')",
         {FILES},
     ),
     "many folders in each other": (
-        "import os, time\nfor n in range(5000): os.mkdir('d'); os.chdir('d')\ntime.sleep(1)\nprint('through')",
+        "import os, time\nfor n in range(5000): os.mkdir('d'); "
+        "os.chdir('d')\ntime.sleep(1)\nprint('through')",
         {FILES},
     ),
     "many descriptors": (
@@ -89,7 +94,8 @@ ABUSES = {
     "a loop without end": ("while True: pass", OUT_OF_TIME),
     "a loop that ignores the signal for it": (
         "import signal\n"
-        "for s in (signal.SIGXCPU, signal.SIGTERM, signal.SIGINT, signal.SIGALRM): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        "for s in (signal.SIGXCPU, signal.SIGTERM, signal.SIGINT, signal.SIGALRM): "
+        "signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
         OUT_OF_TIME,
     ),
     "a match without end": (
@@ -110,14 +116,16 @@ ABUSES = {
         {OUTPUT},
     ),
     "output by a process that stays": (
-        "import os, sys\nif os.fork() == 0:\n    for _ in range(10_000): os.write(1, b'x' * 50_000)\n"
+        "import os, sys\nif os.fork() == 0:\n    for _ in range(10_000): os.write(1, b'x' * "
+        "50_000)\n"
         "    os._exit(0)\nos.wait()\nprint('through')",
         {OUTPUT},
     ),
     # crashes
     "deep recursion": ("def f(n): return f(n + 1)\nf(0)\nprint('through')", {FINISHED}),
     "deep recursion without Python's bound": (
-        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())\nprint('through')",
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return "
+        "repr(self)\nrepr(A())\nprint('through')",
         {FINISHED} | OUT_OF_TIME,
     ),
     "a program that is nested too deeply": (
@@ -219,7 +227,7 @@ def test_variables_of_a_test_are_gone_in_the_next(small):
     ] * 2
 
 
-def test_keeper_that_cannot_clean_up_fails_the_program_not_the_service(small, seven):
+def test_supervisor_that_cannot_clean_up_fails_the_program_not_the_service(small, seven):
     """Folders whose path is longer than the kernel takes; what follows is not run, and counts as
     not passed.
     """

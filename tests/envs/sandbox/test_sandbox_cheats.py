@@ -30,15 +30,17 @@ CALL_CHEATS = {
     "patched json": "import json\njson.dumps = lambda *a, **k: 'true'\njson.JSONEncoder.encode = lambda *a: 'true'\ndef solve(v): return 0",
     "patched json.loads": "import json\njson.loads = lambda *a: [0]\ndef solve(v): return v * 7",
     "import of the scorer": (
-        "try:\n    import envs.sandbox.scoring as s\n    s.fault_of = lambda *a: None\nexcept ImportError: pass\ndef solve(v): return 0"
+        "try:\n    import envs.sandbox.scoring as s\n    s.fault_of = lambda *a: None\nexcept "
+        "ImportError: pass\ndef solve(v): return 0"
     ),
     "patched unittest": "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef solve(v): return 0",
     "what lies in memory": (
-        "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and ('expected' in o or 'outputs' in o)]\n"
+        "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and ('expected' "
+        "in o or 'outputs' in o)]\n"
         "def solve(v): return found[0]['outputs'][0]"
     ),
     "a forged result": "import os\ndef solve(v):\n    os.write(3, b'true')\n    os._exit(0)",
-    "a forged record of the keeper": (
+    "a forged record of the supervisor": (
         "import os, struct\ndef solve(v):\n    for fd in range(16):\n"
         "        try: os.write(fd, struct.pack('!BiIII', 0, 0, 0, 2, 0) + b'10')\n"
         "        except OSError: pass\n    os._exit(0)"
@@ -51,8 +53,8 @@ CALL_CHEATS = {
     "bytes that are no text": "import os\ndef solve(v):\n    os.write(3, bytes(range(128, 256)))\n    os._exit(0)",
     "no function": "answer = 10",
     "a function that is a number": "solve = 10",
-    "killing the keeper": "import os\ndef solve(v):\n    os.kill(os.getppid(), 9)\n    return 0",
-    "the keeper's module": (
+    "killing the supervisor": "import os\ndef solve(v):\n    os.kill(os.getppid(), 9)\n    return 0",
+    "the supervisor's module": (
         "import sys\nfor name, module in list(sys.modules.items()):\n"
         "    if name != '__main__' and hasattr(module, 'FINISHED'): module.FINISHED = 9\n"
         "def solve(v): return 0"
@@ -70,7 +72,7 @@ PRINT_CHEATS = {
     "the right answer and a failure": "print('odd' if int(input()) % 2 else 'even')\nraise SystemExit(1)",
     "the right answer and a crash": "import os\nprint('odd' if int(input()) % 2 else 'even', flush=True)\nos.abort()",
     "the right answer to the errors": "import sys\nprint('odd' if int(input()) % 2 else 'even', file=sys.stderr)",
-    "the right answer to the keeper": "import os\nos.write(3, (b'odd' if int(input()) % 2 else b'even'))",
+    "the right answer to the supervisor": "import os\nos.write(3, (b'odd' if int(input()) % 2 else b'even'))",
 }
 
 

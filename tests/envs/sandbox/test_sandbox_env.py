@@ -59,7 +59,8 @@ def test_right_program_has_reward_1(env):
         ("solve = lambda v: 0", "test 1 of 10: wrong answer"),
         (
             "print(5)",
-            "test 1 of 10: exit status 1: AttributeError: module '__main__' has no attribute 'solve'",
+            "test 1 of 10: exit status 1: AttributeError: module '__main__' has no attribute "
+            "'solve'",
         ),
     ],
 )
@@ -138,7 +139,7 @@ def test_sandbox_that_fails_is_no_reward(env, monkeypatch):
         ({"isolation": "docker"}, "Unknown isolation 'docker'; known: bubblewrap, remote, none"),
         ({"isolation": "remote"}, "url is the address for env.isolation=remote"),
         ({"url": "http://sandbox"}, "url is the address for env.isolation=remote"),
-        ({"isolation": "none", "packages": ["numpy"]}, "packages are for env.isolation=bubblewrap"),
+        ({"isolation": "none", "packages": ["numpy"]}, "packages needs env.isolation=bubblewrap"),
         ({"reward": "most"}, "Unknown reward 'most'"),
         ({"wording": "long"}, "Unknown wording"),
         ({"split": "test"}, "Unknown split 'test'; known: train, heldout"),

@@ -78,12 +78,12 @@ ACTS = {
     "make a device": "call(133, -1, b'/tmp/device', 0o60600, 0x800)",
     # other processes
     "kill a process outside": "os.kill(VICTIM, 9)",
-    "trace the keeper": "call(101, 117, 16, os.getppid(), 0, 0)",
-    "read the keeper's memory": "call(310, 270, os.getppid(), 0, 0, 0, 0, 0)",
-    "write into the keeper's memory": "call(311, 271, os.getppid(), 0, 0, 0, 0, 0)",
-    "take a descriptor of the keeper": "call(438, 438, os.pidfd_open(1), 1, 0)",
+    "trace the supervisor": "call(101, 117, 16, os.getppid(), 0, 0)",
+    "read the supervisor's memory": "call(310, 270, os.getppid(), 0, 0, 0, 0, 0)",
+    "write into the supervisor's memory": "call(311, 271, os.getppid(), 0, 0, 0, 0, 0)",
+    "take a descriptor of the supervisor": "call(438, 438, os.pidfd_open(1), 1, 0)",
     "compare processes": "call(312, 272, 1, 1, 0, 0, 0)",
-    "change the keeper's limits": "__import__('resource').prlimit(1, 7, (0, 0))",
+    "change the supervisor's limits": "__import__('resource').prlimit(1, 7, (0, 0))",
     # /proc and /sys
     "read the environment of process 1": "open('/proc/1/environ').read()",
     "read its own memory": "open('/proc/self/mem', 'rb')",
@@ -137,11 +137,11 @@ FINDINGS = {
     "import the grader": "[n for n in ('envs', 'siirl', 'gymnasium', 'pip') if __import__('importlib.util').util.find_spec(n)]",
 }
 # Signals to the first process of a namespace may be sent, and the kernel drops them: that the
-# keeper lives on, and so answers, is the wall. Besides, there is nobody. `within` keeps the machine
-# safe, were there a hole.
+# supervisor lives on, and so answers, is the wall. Besides, there is nobody. `within` keeps the
+# machine safe, were there a hole.
 BLOWS = {
-    "kill the keeper": "within() and os.kill(1, 9)",
-    "stop the keeper": "within() and os.kill(1, 19)",
+    "kill the supervisor": "within() and os.kill(1, 9)",
+    "stop the supervisor": "within() and os.kill(1, 19)",
     "kill everybody": "within() and os.kill(-1, 15)",
 }
 ATTEMPTS = {**ACTS, **FINDINGS, **BLOWS}

@@ -380,7 +380,7 @@ def test_limits_that_make_no_sense_are_refused(given, sentence):
 
 
 def test_machine_without_processes_left_is_no_verdict(small):
-    """A keeper that may open no more than six files cannot make the pipes to the program."""
+    """A supervisor that may open no more than six files cannot make the pipes to the program."""
 
     class Exhausted(NoIsolation):
         @contextlib.contextmanager

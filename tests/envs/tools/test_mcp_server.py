@@ -126,7 +126,8 @@ def complaint(command, **settings):
         ),
         (
             ["false"],
-            "'false' did not start: MCPError: Connection closed. It wrote nothing to its standard error.",
+            "'false' did not start: MCPError: Connection closed. It wrote nothing to its standard "
+            "error.",
         ),
         (
             [sys.executable, "-S", "-c", "import no_such_module"],
@@ -164,8 +165,8 @@ def test_server_that_dies_when_asked_for_its_tools_is_told_with_its_last_words(
 
     told = with_tools(play, {"command": sys.executable, "args": ["-S", str(path)]})
     assert (
-        "short_lived.py' did not tell its tools: MCPError: Connection closed. The end of its standard error:"
-        in told
+        "short_lived.py' did not tell its tools: MCPError: Connection closed. The end of its "
+        "standard error:" in told
     )
     assert told.endswith("LookupError: the list is gone")
 
@@ -199,7 +200,8 @@ def test_process_that_left_its_session_ends_with_the_process_that_hosts_the_serv
     program = (
         "import asyncio, os, signal, sys\nfrom envs.tools.mcp_server import MCPTools\n"
         f"tools = MCPTools(**{plain_server!r}, deadline_s=60.0, start_deadline_s=250.0)\n"
-        "async def play():\n    print(await tools.call('stay', {}), flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "async def play():\n    print(await tools.call('stay', {}), flush=True)\n    "
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(play())"
     )
     host = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -303,7 +303,8 @@ def test_mcp_server_that_does_not_come_back_costs_its_episode_and_no_other(plain
 def test_runner_of_programs_is_named_by_its_factory(monkeypatch, tmp_path):
     (tmp_path / "tests_envs_echo.py").write_text(
         "class Echo:\n    def __init__(self, mark='.'): self.mark = mark\n"
-        "    async def run_program(self, program): return program + self.mark\n    def close(self): pass\n"
+        "    async def run_program(self, program): return program + self.mark\n    def "
+        "close(self): pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     env = make(tools=[{"program": "tests_envs_echo:Echo", "mark": "!"}])
@@ -318,7 +319,8 @@ def test_runner_of_programs_is_named_by_its_factory(monkeypatch, tmp_path):
 
 def test_runner_that_cannot_run_programs_fails_the_episode(monkeypatch, tmp_path):
     (tmp_path / "tests_envs_broken.py").write_text(
-        "class Broken:\n    async def run_program(self, program): raise RuntimeError('no sandbox at port 1')\n    def close(self): pass\n"
+        "class Broken:\n    async def run_program(self, program): raise RuntimeError('no sandbox "
+        "at port 1')\n    def close(self): pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     env = make(tools=[{"program": "tests_envs_broken:Broken"}])

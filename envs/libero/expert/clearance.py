@@ -1,9 +1,8 @@
-"""Where the scripted expert's hand can pass, and where in a region there is room: ways over what
-stands in between, and free places.
+"""Clearance of the scripted expert's hand: paths over obstacles, and free places in regions.
 
-The hand, its open fingers and what they hold are boxes. What they would meet on a straight way is
-passed over: up, across, down. A way that meets nothing is left as it is, and so is the middle of a
-region where nothing stands in the way.
+The hand, its open fingers and a held thing are boxes. The hand passes over obstacles of a straight
+path: up, across, down. An unobstructed path stays straight, and an unobstructed region is used at
+its middle.
 """
 
 from typing import NamedTuple
@@ -23,9 +22,7 @@ PLACES = (0.0, 0.85, -0.85)  # of a region's half length: its middle and near it
 
 
 class Moving(NamedTuple):
-    """Boxes around the hand and what it holds, from the point between the finger tips and along the
-    hand's axes.
-    """
+    """Boxes around hand and held thing, relative to the finger tips' centre, in the hand's axes."""
 
     low: Vector
     """Lower corners [N, 3]."""
@@ -43,8 +40,7 @@ def pass_over(
     held: bool = False,
     near: float = PASSED_M,
 ) -> Motion:
-    """Move to `to`, up and across first where the straight way would knock over something other
-    than `thing`, which may be `held`.
+    """Move to `to`, first up and across if the straight path meets a body other than `thing`.
 
     Fixtures do not count: they stand fast, and from straight above an open drawer keeps the hand
     from what lies before it.
@@ -67,7 +63,7 @@ def pass_over(
 
 
 def around_hand(simulator: TaskSimulator, *, held: int | None = None) -> Moving:
-    """The hand with open fingers, and the body `held` as it hangs between them now."""
+    """Return boxes of the hand with open fingers, and of the body `held` between them."""
     lows = [np.array([*-half, bottom]) for half, (bottom, _) in HAND]
     highs = [np.array([*half, top]) for half, (_, top) in HAND]
     if held is not None:
@@ -89,9 +85,7 @@ def highest_met(
     yaw: float,
     bodies: list[int],
 ) -> float | None:
-    """Height of the highest shape of `bodies` that `moving`, turned by `yaw`, meets on its straight
-    way; None where it meets nothing.
-    """
+    """Return the height of the highest shape of `bodies` on the straight path; None if free."""
     low, high = boxes(simulator, bodies, yaw=yaw)
     points = [start + share * (end - start) for share in np.linspace(0.0, 1.0, SAMPLES)[1:]]
     met = np.any(
@@ -103,9 +97,7 @@ def highest_met(
 def free_place(
     simulator: TaskSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float
 ) -> Vector:
-    """Where [2] in a region of `parent` the hand can set down the `thing` that it holds: the
-    middle, or else far from what is met there.
-    """
+    """Return a place [2] in a region of `parent` for the held `thing`: the middle if free."""
     centre, half = simulator.data.site(target).xpos[:2].copy(), region_half(simulator, target)[:2]
     own = {thing, object_body(simulator, parent)}
     low, high = boxes(
@@ -130,16 +122,12 @@ def free_place(
 
 
 def hand_yaw(rotation: Vector) -> float:
-    """Yaw of a hand's rotation [3, 3] that points down: its fingers close along the first column,
-    which is y at yaw 0.
-    """
+    """Return the yaw of a downward hand's rotation [3, 3]; its first column is y at yaw 0."""
     return float(np.arctan2(-rotation[0, 0], rotation[1, 0]))
 
 
 def _shared(moving: Moving, point: Vector, low: Vector, high: Vector) -> Vector:
-    """Cubic metres [M] that `moving` at `point` shares with each of M boxes, all along the same
-    axes.
-    """
+    """Shared volume [M] in m^3 of `moving` at `point` with each of M boxes, in the same axes."""
     from_low = np.maximum(low[:, None], moving.low + point)
     to_high = np.minimum(high[:, None], moving.high + point)
     return np.asarray(np.prod(np.clip(to_high - from_low, 0.0, None), axis=2).sum(axis=1))
