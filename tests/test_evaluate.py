@@ -124,7 +124,7 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         (("checkpoint=assets/tiny_vla", "actions=greedy"), "Unknown value of actions= 'greedy'"),
         (
             ("checkpoint=assets/tiny_vla", "trainer.val_episodes=0"),
-            "trainer.val_episodes=0: an evaluation has at least one episode",
+            "trainer.val_episodes=0: an evaluation needs at least one episode",
         ),
         (
             ("checkpoint=assets/tiny_vla", "trainer.val_episode=3"),

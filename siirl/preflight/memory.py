@@ -178,7 +178,7 @@ def shortage(parts: Parts, *, free_memory_bytes: float) -> str | None:
     if needed <= free_memory_bytes:
         return None
     return (
-        f"{size_text(needed)} is more than the free {size_text(free_memory_bytes)} of memory:  "
+        f"{size_text(needed)} is more than the free {size_text(free_memory_bytes)} of memory: "
         "lower env.num_servers, env.envs_per_server or the number of env.tasks."
     )
 

@@ -59,7 +59,9 @@ def test_the_estimators_that_read_a_key_are_those_that_take_it(key):
     configs = {name: parse([f"algorithm.adv_estimator={name}"]).config for name in SHIPPED}
     readers = READERS[f"algorithm.{key}"]
     reading = {
-        name for name, config in configs.items() if all(reader.there(config) for reader in readers)
+        name
+        for name, config in configs.items()
+        if all(reader.applies(config) for reader in readers)
     }
     assert reading == {name for name in SHIPPED if key in parameters(name)}
 

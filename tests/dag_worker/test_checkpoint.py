@@ -311,7 +311,7 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path):
     engines = {"actor": make_engine(), "critic": make_engine()}
     manager = CheckpointManager(folder=tmp_path / "other", engines=engines, ranks=OneProcess())
     with pytest.raises(
-        CheckpointError, match=r"expected the engines \['actor', 'critic'\], found \['actor'\]"
+        CheckpointError, match=r"Expected engines: \['actor', 'critic'\]. Found: \['actor'\]"
     ):
         manager.load(tmp_path)
 

@@ -97,7 +97,7 @@ def test_ppo_trains_with_the_kl_in_its_reward(tmp_path):
 def test_a_checkpoint_without_critic_is_no_start_for_ppo(tmp_path):
     train(tmp_path, "pipeline=grpo", "trainer.total_steps=1")
     with pytest.raises(
-        CheckpointError, match=r"expected the engines \['actor', 'critic'\], found \['actor'\]"
+        CheckpointError, match=r"Expected engines: \['actor', 'critic'\]. Found: \['actor'\]"
     ):
         train(tmp_path, "pipeline=ppo", "trainer.total_steps=2", f"trainer.resume={tmp_path}")
 

@@ -443,9 +443,7 @@ def test_two_parts_of_one_name_are_refused():
 
 
 def test_a_file_without_a_function_is_refused(functions):
-    with pytest.raises(
-        ConfigError, match=r"name the function in it by custom_reward_function.name"
-    ):
+    with pytest.raises(ConfigError, match=r"custom_reward_function.name to a function in it"):
         reward_parts(RewardArguments(), CustomRewardArguments(path=functions))
 
 

@@ -183,7 +183,7 @@ def test_an_environment_that_cannot_be_made_is_refused(
         ("raise KeyboardInterrupt", "it was ended by SIGINT"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "it was ended by SIGSEGV"),
         ("ctypes.string_at(0)", "it was ended by SIGSEGV"),
-        ("self.spec = 7", "has int for its spec; it must be an envs.base.EnvSpec"),
+        ("self.spec = 7", "has a spec of type int; it must be an envs.base.EnvSpec"),
         (
             "self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda row: None)",
             "raised",
@@ -256,7 +256,7 @@ def test_an_environment_that_hangs_is_refused_and_ended(
     )
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert (
-        "went wrong: no answer within 20 s. Try it by itself with envs.checker.check_env"
+        "in a child process failed: no answer within 20 s. Test it alone with envs.checker.check_env"
         in capsys.readouterr().err
     )
     assert f"Waiting for the constructor of {name}:Env, for at most 20 s." in caplog.text

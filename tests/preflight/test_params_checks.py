@@ -122,7 +122,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
             "trainer.val_episodes=900001: a task has 900000 held-out seeds",
         ),
         (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
-        (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success does not use"),
+        (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success uses none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
         (
             ["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"],

@@ -109,7 +109,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ("env.tasks=[drawer-open]", "env.kwargs={tasks: [push]}"),
-            "env.tasks=[drawer-open] and env.kwargs.tasks=[push] are one",
+            "env.tasks=[drawer-open] and env.kwargs.tasks=[push] set the same argument",
         ),
         (
             ("env=math", "pipeline=grpo", "env.kwargs={num_graders: 1000.0}"),
