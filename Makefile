@@ -14,7 +14,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -u -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup vllm demo test test-slow lint system browser clean
+.PHONY: help setup vllm demo docs test test-slow lint system browser clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -27,6 +27,7 @@ COMPILED = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || t
 RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)
 VLLM    := $(VENV)/.vllm-$(call digest,requirements.lock requirements-vllm.lock)
 TESTING := $(VENV)/.testing-$(call digest,requirements.lock requirements-test.lock)
+SITE    := $(VENV)/.site-$(call digest,requirements.lock requirements-docs.lock)
 
 # The tests look at report.html in this browser.
 BROWSER := chromium
@@ -45,6 +46,7 @@ help:
 	@echo 'make demo       train the shipped policy on Meta-World and see it get better'
 	@echo 'make test       linters, types, import rules and the tests'
 	@echo 'make test-slow  the tests that take long'
+	@echo 'make docs       the documentation as a site, build/site/index.html'
 	@echo 'make setup      only the environment, $(VENV)'
 	@echo 'make vllm       vLLM beside it, for rollout=vllm on CPUs'
 	@echo 'make clean      delete what these commands made, except outputs/'
@@ -58,10 +60,15 @@ vllm: $(VLLM)
 demo: setup system
 	$(BIN)/python -m siirl.train pipeline=embodied_srpo env=mujoco
 
-test: lint browser $(VLLM)
+docs: setup $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "Open build/site/index.html"
+
+# The tests build the site and follow its links.
+test: lint browser $(SITE) $(VLLM)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not slow'
 
-test-slow: setup system $(TESTING) $(VLLM)
+test-slow: setup system $(TESTING) $(SITE) $(VLLM)
 	$(BIN)/python -m pytest -q -m slow
 
 lint: setup system $(TESTING)
@@ -99,6 +106,11 @@ $(VLLM): | $(RUNTIME)
 $(TESTING): | $(RUNTIME)
 	@rm -f $(VENV)/.testing-*
 	@$(PIP) -r requirements-test.lock
+	@touch $@
+
+$(SITE): | $(RUNTIME)
+	@rm -f $(VENV)/.site-*
+	@$(PIP) -r requirements-docs.lock
 	@touch $@
 
 # MuJoCo draws in software through EGL or OSMesa; whether it can is tried, not guessed from package names. Without bubblewrap all but

@@ -66,7 +66,9 @@ def test_every_pin_is_exact_and_stands_once(repository: Path) -> None:
         pins(repository / "requirements.lock"),
         pins(repository / "requirements-test.lock"),
     )
+    documenting = pins(repository / "requirements-docs.lock")
     assert not runtime.keys() & testing.keys()
+    assert not (runtime.keys() | testing.keys()) & documenting.keys()
     for name, file in (
         ("torch", "requirements.lock"),
         ("pip", "requirements.lock"),
@@ -202,7 +204,7 @@ def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> Non
         "LICENSE",
         "siirl authors",
     )
-    assert set(told.get_all("Provides-Extra") or []) == {"libero", "vllm", "wandb"}
+    assert set(told.get_all("Provides-Extra") or []) == {"docs", "libero", "vllm", "wandb"}
     assert [(script.name, script.value) for script in metadata.entry_points] == [
         ("siirl", "siirl.commands:script")
     ]
@@ -242,13 +244,15 @@ def test_the_commands_that_install_simulators_name_the_pinned_versions(repositor
         assert command.partition(",")[0] in (repository / "docs" / "installing.md").read_text()
 
 
-def test_links_between_documents_lead_somewhere(repository: Path) -> None:
-    documents = [*repository.glob("*.md"), *(repository / "docs").glob("*.md")]
+def test_files_that_documents_name_are_there(repository: Path) -> None:
+    """Links between pages of the site are followed by tests/docs."""
+    documents = [*repository.glob("*.md"), *(repository / "docs").rglob("*.md")]
     missing = []
     for document in documents:
         text = document.read_text()
+        links = re.findall(r"\]\(([\w./-]+)\)", text) if document.parent == repository else []
         named = [
-            *re.findall(r"\]\(([\w./-]+)\)", text),
+            *links,
             *re.findall(r"`((?:siirl|envs|vjepa|pipelines|configs|docs|tests)/[\w./-]+)`", text),
         ]
         missing += [
