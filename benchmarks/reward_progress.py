@@ -38,6 +38,7 @@ from benchmarks.measured_on import describe_machine
 from benchmarks.progress_picture import draw
 from vjepa.clips import prepare
 from vjepa.encoders import RawPixelEncoder, VideoEncoder, load_video_encoder, random_network, wrap
+from vjepa.latent_encoder import ON_CPU
 from vjepa.progress_metrics import (
     histogram_divergence,
     mean_discrepancy,
@@ -150,7 +151,7 @@ def encoders(training_clips: Path | None) -> dict[str, Encode]:
     }
     if training_clips is not None:
         clips, untrained = load_training_clips(training_clips), random_network()
-        grid = wrap(untrained, name="random", pooling="last_grid", crop=False, batch_size=32)
+        grid = wrap(untrained, name="random", pooling="last_grid", crop=False, computing=ON_CPU)
         compared["random + read-out"] = encode_with_readout(
             lambda rows: torch.from_numpy(grid.encode(rows)), clips
         )

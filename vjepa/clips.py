@@ -60,7 +60,10 @@ def resize(frames_F3HW: Tensor, *, size: int, crop: bool) -> Tensor:
 
 def normalise(video_B3FHW: Tensor) -> Tensor:
     """Pixels of 0 to 255 to ImageNet's mean 0 and deviation 1."""
-    mean, std = (torch.tensor(values).view(3, 1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (
+        torch.tensor(values, device=video_B3FHW.device).view(3, 1, 1, 1)
+        for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
     return (video_B3FHW / 255.0 - mean) / std
 
 
@@ -71,9 +74,10 @@ def prepare(
     image_size: int,
     crop: bool,
     first_row: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Clips of any length and size to one float tensor [B, 3, F, image_size, image_size]; errors
-    count rows from `first_row`.
+    """Clips of any length and size to one float tensor [B, 3, F, image_size, image_size] on
+    `device`, to which pixels go as bytes; errors count rows from `first_row`.
 
     Raises:
         ValueError: A clip of the wrong shape or type, or without frames; the message names its row.
@@ -82,6 +86,7 @@ def prepare(
     for row, clip in enumerate(clips, start=first_row):
         check_clip(clip, row=row)
         frames = clip[frame_indices(num_frames=len(clip), frames_per_clip=frames_per_clip)]
-        frames_F3HW = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float()
+        pixels_FHW3 = torch.from_numpy(np.ascontiguousarray(frames)).to(device)
+        frames_F3HW = pixels_FHW3.permute(0, 3, 1, 2).float()
         prepared.append(resize(frames_F3HW, size=image_size, crop=crop).transpose(0, 1))
     return normalise(torch.stack(prepared))

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vjepa.clips import prepare
-from vjepa.latent_encoder import LatentEncoder
+from vjepa.latent_encoder import ON_CPU, Computing, LatentEncoder
 from vjepa.pooling import POOLINGS, Pooling
 from vjepa.readout import ReadOut
 from vjepa.release_checkpoint import load_release
@@ -82,18 +82,19 @@ def wrap(
     name: str,
     pooling: str | Pooling,
     crop: bool,
-    batch_size: int,
-    device: str = "cpu",
+    computing: Computing,
 ) -> LatentEncoder:
     """A `VideoTransformer` as a `VideoEncoder`."""
     config = model.config
     return LatentEncoder(
-        name=name, network=model.to(device).eval(), grid=config.grid, width=config.width, frames_per_clip=config.frames_per_clip,
-        image_size=config.image_size, pooling=pooling, crop=crop, batch_size=batch_size, device=device,
+        name=name, network=model, grid=config.grid, width=config.width, frames_per_clip=config.frames_per_clip,
+        image_size=config.image_size, pooling=pooling, crop=crop, computing=computing,
     )  # fmt: skip
 
 
-def load_tiny(folder: Path, *, pooling: str | None = None) -> LatentEncoder:
+def load_tiny(
+    folder: Path, *, pooling: str | None = None, computing: Computing = ON_CPU
+) -> LatentEncoder:
     """The encoder that `vjepa.train_tiny` wrote into `folder`.
 
     Raises:
@@ -124,7 +125,7 @@ def load_tiny(folder: Path, *, pooling: str | None = None) -> LatentEncoder:
         name=folder.name,
         pooling=pooling or readout or config["pooling"],
         crop=False,
-        batch_size=32,
+        computing=computing,
     )
 
 
@@ -177,8 +178,7 @@ def load_video_encoder(
     pooling: str | None = None,
     frames_per_clip: int | None = None,
     architecture: str | None = None,
-    device: str = "cpu",
-    batch_size: int = 1,
+    computing: Computing = ON_CPU,
 ) -> VideoEncoder:
     """The encoder that `name_or_path` names.
 
@@ -190,8 +190,7 @@ def load_video_encoder(
             are faster.
         architecture: For a `.pt` file whose name is not the release's: `vitl`, `vith`, `vitg` or
             `vitg-384`.
-        device: For V-JEPA 2: where it runs.
-        batch_size: For V-JEPA 2: clips encoded at once.
+        computing: Device, type and batch of an encoder with weights; by default the CPU in float32.
 
     Raises:
         ValueError: An unknown name, answered with the known ones.
@@ -199,14 +198,14 @@ def load_video_encoder(
     """
     path = Path(name_or_path)
     if name_or_path == "tiny":
-        return load_tiny(tiny_folder(), pooling=pooling)
+        return load_tiny(tiny_folder(), pooling=pooling, computing=computing)
     if name_or_path == "random":
         return wrap(
             random_network(),
             name="random",
             pooling=pooling or DEFAULT_POOLING,
             crop=False,
-            batch_size=32,
+            computing=computing,
         )
     if name_or_path == "pixels":
         return RawPixelEncoder()
@@ -217,11 +216,10 @@ def load_video_encoder(
             name=path.stem,
             pooling=pooling or DEFAULT_POOLING,
             crop=True,
-            batch_size=batch_size,
-            device=device,
+            computing=computing,
         )
     if path.is_dir() and "model_type" not in json.loads((path / "config.json").read_text()):
-        return load_tiny(path, pooling=pooling)
+        return load_tiny(path, pooling=pooling, computing=computing)
     if path.is_dir() or name_or_path.count("/") == 1:
         from vjepa.transformers_encoder import load_transformers
 
@@ -229,8 +227,7 @@ def load_video_encoder(
             name_or_path,
             pooling=pooling or DEFAULT_POOLING,
             frames_per_clip=frames_per_clip,
-            device=device,
-            batch_size=batch_size,
+            computing=computing,
         )
     raise ValueError(
         f"Unknown video encoder {name_or_path!r}. Known: pixels, random, tiny, a folder, a .pt file of the V-JEPA 2 release, "

@@ -1,74 +1,126 @@
 """A network that gives latents, and a pooling that makes an embedding of them: what every video
 encoder with weights is.
+
+`Computing` says where the network computes, in which type, and on how many clips at once. An
+encoder that shares a GPU with a policy keeps its weights in host memory, and has copies of them on
+the GPU for the time of a call.
 """
 
 # Axes: B clip, T frame or tubelet, N token, D channel of the latents, E channel of the embedding.
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from vjepa.clips import prepare
 from vjepa.pooling import Pooling, pooling_of
 
+# One clip of 64 frames of 256 pixels: 32 TFLOP of ViT-g, which fill a GPU. Of small clips many.
+TOKENS_PER_PASS = 8192
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Where and how an encoder's network computes."""
+
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+    """Type of weights and activations; embeddings are float32 whatever it is."""
+    batch_size: int | None = None
+    """Clips of one forward pass, of any episodes; None: `TOKENS_PER_PASS` tokens."""
+    offload: bool = False
+    """Keep the weights in host memory, and copy them to the device for each call of `encode`."""
+
+
+ON_CPU = Computing()
+
 
 class LatentEncoder:
-    """A network that gives latents, and a pooling that makes an embedding of them."""
+    """A network that gives latents, and a pooling that makes an embedding of them.
+
+    An embedding does not depend on the other clips of its pass, except for rounding: at most 1e-5
+    of its norm in float32, and 2e-2 in bfloat16, whose products are rounded to 8 bits.
+    """
 
     def __init__(
         self,
         *,
         name: str,
-        network: Callable[[Tensor], Tensor],
+        network: nn.Module,
         grid: tuple[int, int, int],
         width: int,
         frames_per_clip: int,
         image_size: int,
         pooling: str | Pooling,
         crop: bool,
-        batch_size: int,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        computing: Computing,
     ) -> None:
         """Wrap `network`.
 
         Args:
             name: What metrics and errors call it.
             network: From a video [B, 3, T, size, size] to latents [B, N, D], tokens over time, then
-                rows, then columns.
+                rows, then columns. It is moved and cast.
             grid: Tubelets, rows and columns of a clip's tokens.
             width: D.
             frames_per_clip: Frames sampled from each clip.
             image_size: Height and width that the network sees.
             pooling: A name in `vjepa.pooling.POOLINGS`, or a function such as a trained read-out.
             crop: Resize and crop as V-JEPA 2's preprocessor does; if not, the whole image is kept.
-            batch_size: Clips encoded at once; bounds memory.
-            device: Where the network lies.
-            dtype: What the network computes in; embeddings are float32 whatever it is.
+            computing: Device, type and batch.
         """
         self.name, self.frames_per_clip, self.image_size = name, frames_per_clip, image_size
-        self._network, self._grid, self._crop, self._batch_size = network, grid, crop, batch_size
+        self._grid, self._crop, self.computing = grid, crop, computing
         self._pooling = pooling_of(pooling) if isinstance(pooling, str) else pooling
-        self._device, self._dtype = device, dtype
         self.embedding_size = self._pooling(torch.zeros(1, *grid, width)).shape[1]
+        self.batch_size = computing.batch_size or max(1, TOKENS_PER_PASS // math.prod(grid))
+        self._network = network.to(computing.dtype).eval()
+        if not computing.offload:
+            for part in self._modules():
+                part.to(computing.device)
 
     def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """See `VideoEncoder.encode`."""
         embeddings = np.zeros((len(clips), self.embedding_size), np.float32)
-        for rows, video in self._batches(clips):
-            with torch.inference_mode():
-                latents = self._network(video.to(self._device, self._dtype)).unflatten(
-                    1, self._grid
-                )
-                embeddings[rows] = self._pooling(latents.float()).cpu().numpy()
+        if len(clips) > 0:
+            self._fill(embeddings, clips)
+        if self.computing.offload and torch.device(self.computing.device).type == "cuda":
+            torch.cuda.empty_cache()  # the policy's update needs the room
         return embeddings
 
+    @torch.inference_mode()
+    def _fill(self, embeddings: NDArray[np.float32], clips: Sequence[NDArray[np.uint8]]) -> None:
+        network, pooling = self._on_device(self._network), self._on_device(self._pooling)
+        for rows, video in self._batches(clips):
+            latents = network(video.to(self.computing.dtype)).unflatten(1, self._grid)
+            embeddings[rows] = pooling(latents.float()).cpu().numpy()
+
+    def _on_device(self, part: Pooling) -> Pooling:
+        """`part` with its weights on the device: those that lie there, or copies for one call."""
+        if not self.computing.offload or not isinstance(part, nn.Module):
+            return part
+        tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
+        copies = {name: tensor.to(self.computing.device) for name, tensor in tensors.items()}
+        return functools.partial(functional_call, part, copies)
+
+    def _modules(self) -> list[nn.Module]:
+        """The network, and a read-out that has weights."""
+        return [self._network, *([self._pooling] if isinstance(self._pooling, nn.Module) else [])]
+
+    def weight_bytes(self) -> int:
+        """Bytes of the network's weights."""
+        return sum(weight.nbytes for weight in self._network.parameters())
+
     def _batches(self, clips: Sequence[NDArray[np.uint8]]) -> Iterator[tuple[slice, Tensor]]:
-        for start in range(0, len(clips), self._batch_size):
-            rows = slice(start, min(start + self._batch_size, len(clips)))
+        for start in range(0, len(clips), self.batch_size):
+            rows = slice(start, min(start + self.batch_size, len(clips)))
             yield (
                 rows,
                 prepare(
@@ -77,5 +129,6 @@ class LatentEncoder:
                     image_size=self.image_size,
                     crop=self._crop,
                     first_row=start,
+                    device=self.computing.device,
                 ),
             )

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vjepa.latent_encoder import LatentEncoder
+from vjepa.latent_encoder import ON_CPU, Computing, LatentEncoder
 
 
 def load_transformers(
@@ -19,8 +19,7 @@ def load_transformers(
     *,
     pooling: str,
     frames_per_clip: int | None = None,
-    device: str = "cpu",
-    batch_size: int = 1,
+    computing: Computing = ON_CPU,
 ) -> LatentEncoder:
     """The encoder of a V-JEPA 2 model.
 
@@ -43,20 +42,26 @@ def load_transformers(
         raise FileNotFoundError(
             f"No V-JEPA 2 model {name_or_path!r}: {str(error).splitlines()[0]}"
         ) from error
-    model.to(device)  # type: ignore[arg-type]  # transformers wraps `to`, which hides its arguments
-    model.eval().requires_grad_(False)
-
-    def network(video_B3THW: Tensor) -> Tensor:
-        return model(
-            pixel_values_videos=video_B3THW.transpose(1, 2), skip_predictor=True
-        ).last_hidden_state
-
+    network = _Latents(model).requires_grad_(False)
     frames = frames_per_clip or config.frames_per_clip
     side = config.crop_size // config.patch_size
     return LatentEncoder(
         name=Path(name_or_path).name, network=network, grid=(frames // config.tubelet_size, side, side), width=config.hidden_size,
-        frames_per_clip=frames, image_size=config.crop_size, pooling=pooling, crop=True, batch_size=batch_size, device=device,
+        frames_per_clip=frames, image_size=config.crop_size, pooling=pooling, crop=True, computing=computing,
     )  # fmt: skip
+
+
+class _Latents(nn.Module):
+    """The model with the axes of `vjepa.latent_encoder`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, video_B3THW: Tensor) -> Tensor:
+        output = self.model(pixel_values_videos=video_B3THW.transpose(1, 2), skip_predictor=True)
+        latents_BND: Tensor = output.last_hidden_state
+        return latents_BND
 
 
 def _check_model_type(name_or_path: str) -> None:

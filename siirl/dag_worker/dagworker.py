@@ -35,6 +35,7 @@ from siirl.data_coordinator.protocol.batch import concat, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
+from siirl.engine.training.rank_device import device_of_rank, set_deterministic
 from siirl.errors import CheckpointError, ConfigError, InvariantError, SiirlError
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.interrupts import STOP, Interrupted
@@ -97,17 +98,18 @@ class DAGWorker:
         self.config = config
         self.taskgraph = graph
         self.run_folder = run_folder
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        set_deterministic(config.trainer.deterministic)
+        self.device = device_of_rank()
         self.text = is_text(describe_env(config))
-        if self.device.type == "cpu":
-            torch.set_num_threads(sizes.threads_of_rank(config, cores=len(os.sched_getaffinity(0))))
-        torch.use_deterministic_algorithms(config.trainer.deterministic)
+        torch.set_num_threads(sizes.threads_of_rank(config, cores=len(os.sched_getaffinity(0))))
         self.ranks = join(
             rank=rank,
             world_size=world_size,
             init_method=init_method,
             device=self.device,
             backend=backend,
+            hang_s=sizes.hang_limit_s(config),
+            force_group=config.trainer.force_process_group,
         )
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)

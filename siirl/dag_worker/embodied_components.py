@@ -4,7 +4,6 @@ Shared builders are in `components`. Each function builds one object; `build_emb
 them. No function runs an episode or a step.
 """
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -46,17 +45,18 @@ from siirl.engine.reward_manager import make_reward_manager
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
 from siirl.engine.training.collectives import Collectives
-from siirl.engine.training.weight_sync import WeightSync
+from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
-from siirl.params import SiiRLArguments, sizes
+from siirl.params import RewardArguments, SiiRLArguments, sizes
 from siirl.params.paths import find
 from siirl.params.weight_files import learnt_tasks
 from siirl.reporting.finished_episodes import EpisodeRecorder
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
 from vjepa.encoders import VideoEncoder, load_video_encoder
+from vjepa.latent_encoder import Computing
 
 
 def build_embodied(
@@ -72,8 +72,8 @@ def build_embodied(
     """Build all components of one embodied rank; `with_critic` if the graph has a critic node."""
     pool = make_pool(config, ranks)
     policy = make_trained_policy(config, pool.spec).to(device)
-    acting = policy if ranks.size == 1 else copy.deepcopy(policy).eval()
-    encoder = make_encoder(config)
+    acting = policy if ranks.group is None else acting_copy(policy, compute_dtype(config))
+    encoder = make_encoder(config, device=device)
     rollout = make_rollout(config, pool=pool, acting=acting, encoder=encoder)
     engine = make_engine(
         config, module=policy, scorer=embodied_scorer, ranks=ranks, device=device, trained=True
@@ -230,11 +230,30 @@ def make_rollout(
     )
 
 
-def make_encoder(config: SiiRLArguments) -> VideoEncoder | None:
-    """Load the reward's video encoder; None if it needs none."""
+def make_encoder(config: SiiRLArguments, *, device: torch.device) -> VideoEncoder | None:
+    """Load the reward's video encoder for a rank on `device`; None if it needs none."""
     if not sizes.needs_video(config) or config.reward.encoder is None:
         return None
-    return load_video_encoder(config.reward.encoder)
+    return load_video_encoder(
+        config.reward.encoder, computing=encoder_computing(config.reward, device=device)
+    )
+
+
+def encoder_computing(reward: RewardArguments, *, device: torch.device) -> Computing:
+    """Device, type and batch of the encoder of a rank on `device`.
+
+    On a GPU it is offloaded while idle: rollout and update need the memory.
+    """
+    place = torch.device("cpu") if reward.encoder_device == "cpu" else device
+    by_default = torch.float32 if place.type == "cpu" else torch.bfloat16
+    return Computing(
+        device=place,
+        dtype=by_default
+        if reward.encoder_dtype is None
+        else {"float32": torch.float32, "bfloat16": torch.bfloat16}[reward.encoder_dtype],
+        batch_size=reward.encoder_batch_size,
+        offload=place.type != "cpu",
+    )
 
 
 def make_embodied_critic(

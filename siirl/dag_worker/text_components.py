@@ -73,7 +73,7 @@ def build_text(
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
     model = make_language_model(config).to(device)
     shared = (
-        ranks.size == 1 or config.actor_rollout_ref.rollout.name != "hf"
+        ranks.group is None or config.actor_rollout_ref.rollout.name != "hf"
     )  # vLLM makes its own copy
     whole = model if shared else acting_copy(model, compute_dtype(config))
     text_engine, acting = make_text_engine(

@@ -40,9 +40,9 @@ from siirl.jobs.libero_protocol import (
     run_protocol,
     suite_words,
 )
-from siirl.jobs.training_run import hang_limit_s, places_to_look, session
+from siirl.jobs.training_run import places_to_look, session
 from siirl.occupation import OCCUPATION
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
@@ -295,7 +295,7 @@ def started(
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
         stack.enter_context(session(config))
-        stack.enter_context(OwnWatch(limit_s=hang_limit_s(config), folder=traces))
+        stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config), folder=traces))
         with OCCUPATION.doing("starts simulators and loads the policy"):
             evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
             stack.callback(evaluation.close)

@@ -26,7 +26,7 @@ from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import TaskScheduler
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.params.env_spec import describe_env
 from siirl.params.printable import printable
 from siirl.params.threads import short_waits
@@ -130,7 +130,7 @@ def layout_of(config: SiiRLArguments) -> Layout:
     """
     ranks = Layout(nodes=config.trainer.nnodes, ranks_per_node=config.trainer.n_gpus_per_node)
     if config.cluster.mode == "local":
-        return ranks
+        return dataclasses.replace(ranks, gpus_per_rank=int(device_slots()[1] == "GPU"))
     there = machines()
     if config.cluster.address is None:
         on_gpus = device_slots()[1] == "GPU"
@@ -163,7 +163,7 @@ def start(
         backend=groups.world.backend,
         run_folder=run_folder.absolute(),
     )
-    hang_s = hang_limit_s(config)
+    hang_s = sizes.hang_limit_s(config)
     if config.cluster.mode == "local":
         with OwnWatch(
             limit_s=hang_s,
@@ -175,11 +175,6 @@ def start(
         return
     make = functools.partial(make, connect=_coordinator_for(layout.ranks))
     yield from run_on_ray(make, layout=layout, hang_s=hang_s, stacks_folder=stacks_folder)
-
-
-def hang_limit_s(config: SiiRLArguments) -> float | None:
-    """`trainer.hang_minutes` in seconds."""
-    return None if config.trainer.hang_minutes is None else 60 * config.trainer.hang_minutes
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:

@@ -13,6 +13,7 @@ from siirl.params.references import check_reference, is_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 
 REWARDS = ("success", "return", "srpo", "srpo_released", "oracle", "model")
+ENCODER_DEVICES = ("rank", "cpu")
 VIDEO_REWARDS = ("srpo", "srpo_released")
 TEXT_REWARDS = ("success", "return", "model")
 """Built-in rewards of text."""
@@ -49,6 +50,25 @@ class RewardArguments:
         "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for "
         "your own reward without videos.",
         why="runs without a download",
+    )
+    encoder_device: str = option(
+        "rank",
+        "Where the encoder computes: rank (the rank's GPU, between rollout and update; its weights "
+        "wait in host memory in between), cpu.",
+        why="ViT-g takes 8 minutes of CPU per clip; idle, it would hold 2 GB of the GPU",
+        choices=ENCODER_DEVICES,
+    )
+    encoder_dtype: str | None = option(
+        None,
+        "Type of its weights and passes; null: bfloat16 on a GPU, float32 on a CPU.",
+        why="V-JEPA 2's own evaluations run in bfloat16",
+        choices=("float32", "bfloat16"),
+    )
+    encoder_batch_size: int | None = option(
+        None,
+        "Clips of one forward pass, of any episodes; null: as many as have 8192 tokens.",
+        why="a clip of 64 frames of 256 pixels, enough work for a GPU; 32 of the shipped encoder's",
+        minimum=1,
     )
     frame_every: int = option(
         8,

@@ -14,12 +14,17 @@ def ranks(config: SiiRLArguments) -> int:
 
 
 def threads_of_rank(config: SiiRLArguments, *, cores: int) -> int:
-    """Threads of a rank that computes on a CPU with `cores` cores, which it shares with the other
-    ranks of its machine.
+    """Threads of a rank's computations on the CPU, of whose `cores` cores each rank of the machine
+    gets as many.
     """
     if config.trainer.threads_per_rank is not None:
         return config.trainer.threads_per_rank
     return max(1, cores // config.trainer.n_gpus_per_node)
+
+
+def hang_limit_s(config: SiiRLArguments) -> float | None:
+    """`trainer.hang_minutes` in seconds."""
+    return None if config.trainer.hang_minutes is None else 60 * config.trainer.hang_minutes
 
 
 def servers_of_rank(config: SiiRLArguments, rank: int) -> int:

@@ -35,10 +35,16 @@ class TrainingArguments:
     )
     threads_per_rank: int | None = option(
         None,
-        "CPU threads of a rank without GPU; null: the machine's cores divided by its ranks. "
+        "CPU threads of a rank; null: the machine's cores divided by its ranks. "
         "During rollouts a robot policy uses one thread, because simulators share the cores.",
         why="throughput collapses when ranks compete for cores",
         minimum=1,
+    )
+    force_process_group: bool = option(
+        False,
+        "Let a single rank form a process group, so that it trains through FSDP2 and NCCL (on a "
+        "CPU gloo) as several ranks do.",
+        why="a single rank needs neither; its acting copy costs memory",
     )
     total_epochs: int = option(
         30,

@@ -317,7 +317,21 @@ ROWS: tuple[Row, ...] = (
     ("reward", ("encoder",), _by_rewards(*VIDEO_REWARDS)),
     (
         "reward",
-        ("frame_every", "demonstrations"),
+        ("encoder_device", "encoder_dtype", "encoder_batch_size"),
+        Reader(
+            _not(_is("reward.encoder", "pixels")),
+            "by encoders with weights, not by reward.encoder=pixels: leave it out.",
+        ),
+    ),
+    (
+        "reward",
+        (
+            "encoder_device",
+            "encoder_dtype",
+            "encoder_batch_size",
+            "frame_every",
+            "demonstrations",
+        ),
         Reader(
             sizes.needs_video,
             "by rewards that compare videos, and reward.name={reward.name} uses none: leave it "
@@ -357,6 +371,14 @@ ROWS: tuple[Row, ...] = (
         Reader(
             lambda config: sizes.ranks(config) > 1,
             "by jobs of several ranks, and this job has one: leave it out.",
+        ),
+    ),
+    (
+        "trainer",
+        ("force_process_group",),
+        Reader(
+            lambda config: sizes.ranks(config) == 1,
+            "by jobs of one rank, and several form a process group anyway: leave it out.",
         ),
     ),
     (

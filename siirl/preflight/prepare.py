@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
@@ -284,7 +285,7 @@ def check_encoder(config: SiiRLArguments) -> None:
     if ("/" in name and not path.exists()) or _weights_bytes(path) > LOADED_TWICE_BYTES:
         return
     try:
-        make_encoder(config)
+        make_encoder(config, device=torch.device("cpu"))
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see "

@@ -61,7 +61,12 @@ def _work(
     rank: int, ranks: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
-    collectives = join(rank=rank, world_size=ranks, init_method=f"file://{folder}/rendezvous")
+    collectives = join(
+        rank=rank,
+        world_size=ranks,
+        init_method=f"file://{folder}/rendezvous",
+        force_group=True,
+    )
     assert isinstance(collectives, GroupOfProcesses)
     _result(folder, rank).write_bytes(pickle.dumps(function(collectives, *arguments)))
     leave(collectives)

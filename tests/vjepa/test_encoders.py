@@ -3,16 +3,19 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import VJEPA2Config, VJEPA2Model
 
 from vjepa.clips import prepare
 from vjepa.encoders import VideoEncoder, load_tiny, load_video_encoder
+from vjepa.latent_encoder import Computing, LatentEncoder
 from vjepa.readout import ReadOut
 from vjepa.train_tiny import save_encoder
 from vjepa.transformers_encoder import load_transformers
@@ -194,3 +197,61 @@ def test_an_original_file_encodes_clips(tmp_path: Path, clips: Clips) -> None:
         load_video_encoder(str(tmp_path / "own.pt"))
     encoder = load_video_encoder(str(tmp_path / "own.pt"), architecture=config, pooling="last")
     assert encoder.encode(clips).shape == (4, 24)
+
+
+class WhereItComputes(nn.Module):
+    """A network that notes the device and type of its weights, and gives zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.seen: list[tuple[str, torch.dtype, int]] = []
+
+    def forward(self, video_B3THW: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        self.seen.append((weight.device.type, weight.dtype, len(video_B3THW)))
+        return torch.zeros(len(video_B3THW), 8, 4)
+
+
+def encoder_of(network: nn.Module, **computing: Any) -> LatentEncoder:
+    return LatentEncoder(
+        name="fake", network=network, grid=(2, 2, 2), width=4, frames_per_clip=4, image_size=32,
+        pooling="last", crop=False, computing=Computing(**computing),
+    )  # fmt: skip
+
+
+def test_an_offloaded_encoder_is_on_its_device_only_while_it_encodes(clips: Clips) -> None:
+    network = WhereItComputes()
+    encoder = encoder_of(network, device="meta", offload=True, batch_size=3)
+    in_host_memory = network.weight.data_ptr()
+    encoder.encode(clips)
+    assert network.seen == [("meta", torch.float32, 3), ("meta", torch.float32, 1)]
+    assert network.weight.device.type == "cpu" and network.weight.data_ptr() == in_host_memory
+
+
+def test_by_default_a_pass_has_8192_tokens(clips: Clips) -> None:
+    assert encoder_of(WhereItComputes()).batch_size == 1024
+    assert load_video_encoder("tiny").batch_size == 32  # clips of 4 x 8 x 8 tokens
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_the_batch_moves_an_embedding_by_rounding_only(
+    dtype: torch.dtype, bound: float, clips: Clips
+) -> None:
+    alone, together = (
+        load_video_encoder("random", computing=Computing(dtype=dtype, batch_size=rows)).encode(
+            clips
+        )
+        for rows in (1, 4)
+    )
+    difference = np.linalg.norm(alone - together, axis=1) / np.linalg.norm(alone, axis=1)
+    assert difference.max() < bound
+
+
+def test_bfloat16_moves_an_embedding_by_one_percent(clips: Clips) -> None:
+    exact, rounded = (
+        load_video_encoder("random", computing=Computing(dtype=dtype)).encode(clips)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    difference = np.linalg.norm(exact - rounded, axis=1) / np.linalg.norm(exact, axis=1)
+    assert 0 < difference.max() < 3e-2

@@ -72,7 +72,7 @@ class RewardModel:
         )
         self.device = device
         self.ranks = ranks
-        if ranks.size > 1:
+        if ranks.group is not None:
             shard(
                 self.classifier,
                 ranks=ranks,

@@ -9,6 +9,7 @@ which are equal on all ranks, so that no rank waits for one that left.
 
 import datetime
 import gc
+import os
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -24,10 +25,13 @@ from siirl.occupation import OCCUPATION
 
 Thing = TypeVar("Thing")
 
-# A rank may wait for the slowest rollout of another. The launcher detects a rank that exits, the
-# watchdog (siirl.execution.scheduler.watchdog, at most 20 hours) a rank that hangs; this limit
-# applies only without both.
+# A rank may wait for the slowest rollout of another, for as long as that gets on. The launcher
+# detects a rank that exits, the watchdog (siirl.execution.scheduler.watchdog, at most 20 hours) a
+# rank that hangs, and writes stack traces; this limit applies only without both.
 TIMEOUT = datetime.timedelta(hours=24)
+# torch ends a process whose NCCL thread does not get on for 8 minutes; the watchdog comes first.
+NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+AFTER_WATCHDOG_S = 300
 
 
 class Collectives(Ranks, Protocol):
@@ -156,10 +160,13 @@ def join(
     init_method: str,
     device: torch.device | str = "cpu",
     backend: str = "gloo",
+    hang_s: float | None = None,
+    force_group: bool = False,
 ) -> OneProcess | GroupOfProcesses:
     """Initialise torch.distributed in this process and return its collectives.
 
-    A world of one needs no torch.distributed.
+    A world of one needs no torch.distributed. NCCL connects here, on `device`, so that a rank that
+    cannot be reached fails before a model is loaded.
 
     Args:
         rank: Number of this process.
@@ -168,18 +175,37 @@ def join(
             ranks on one machine.
         device: `cpu`, or this rank's `cuda:i`.
         backend: See `siirl.execution.scheduler.process_group_manager.choose_backend`.
+        hang_s: The watchdog's limit; None: no watchdog.
+        force_group: Make a group of one process too, so that FSDP2 and NCCL run on one GPU.
     """
-    if world_size == 1:
+    if world_size == 1 and not force_group:
         return OneProcess()
+    device = torch.device(device)
     listen_towards(init_method)
     before = open_sockets()
-    store = meet(init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    store: distributed.Store = (
+        distributed.HashStore()
+        if world_size == 1
+        else meet(init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    )
     if "nccl" in backend:
         before = open_sockets()  # the store stays open: NCCL's threads connect to it again
+        torch.cuda.set_device(device)
+        limit_s = TIMEOUT.total_seconds() if hang_s is None else hang_s
+        os.environ.setdefault(NCCL_HEARTBEAT, str(int(limit_s + AFTER_WATCHDOG_S)))
+    # With gloo beside NCCL the ports of both open here, and only gloo's may be closed afterwards:
+    # NCCL connects later then. Its own connections begin with a random number of 64 bits.
+    only_nccl = backend == "nccl"
     distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=TIMEOUT,
+        device_id=device if only_nccl else None,
     )
-    admit_ranks_only(store, rank=rank, ranks=world_size, before=before)
+    if not only_nccl:
+        admit_ranks_only(store, rank=rank, ranks=world_size, before=before)
     return GroupOfProcesses(device=device)
 
 

@@ -29,11 +29,12 @@ def listen_towards(init_method: str) -> None:
     Interfaces that the user's environment names take precedence.
 
     Args:
-        init_method: `tcp://host:port`, or `file:///path` for ranks that share a machine.
+        init_method: `tcp://host:port`, or `file:///path` for ranks that share a machine; empty for
+            a single rank.
     """
     place = urlsplit(init_method)
     os.environ.setdefault(NCCL_STATE_SERVER, "0")
-    if place.scheme == "file":
+    if place.scheme in ("file", ""):
         _name(GLOO_INTERFACE, LOOPBACK)
         _name(NCCL_INTERFACE, LOOPBACK)
     elif place.hostname and place.port:

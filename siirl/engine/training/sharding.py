@@ -44,7 +44,7 @@ def shard(
 
     Args:
         module: On `device`, with the same weights on every rank.
-        ranks: More than one.
+        ranks: A process group; one rank only gathers and casts.
         device: Device of this rank.
         compute_dtype: Type of weights and activations in the passes; None: the type of the weights.
             Gradients are summed in float32.

@@ -161,7 +161,7 @@ class TrainEngine(Generic[Scores]):
         Returns the engine itself.
         """
         self.module.to(self.device).eval()
-        if self.ranks.size > 1:
+        if self.ranks.group is not None:
             self.gradient_factor = measure_reduction(
                 ranks=self.ranks, device=self.device, compute_dtype=self.compute_dtype
             )
@@ -373,8 +373,8 @@ class TrainEngine(Generic[Scores]):
             yield (batch[:1] if len(batch) else _row_of_zeros(batch)).to(self.device), ()
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
-        """Autocast to the type of the passes on one rank; on several ranks FSDP2 casts."""
-        if self.compute_dtype is None or self.ranks.size > 1:
+        """Autocast to the type of the passes in a single process; in a group FSDP2 casts."""
+        if self.compute_dtype is None or self.ranks.group is not None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.compute_dtype)
 

@@ -9,6 +9,7 @@ episodes of its batch.
 # N request, T token of a chunk, V bin
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,8 @@ class EmbodiedEngine:
             depend on timing.
         batch_rows: Most observations in one forward pass.
         compute_dtype: Type of the forward pass, the same as in training; None: the weights' type.
+            Weights of that type already (`siirl.engine.training.weight_sync.acting_copy`) compute
+            as FSDP2 does: on inputs of that type, without autocast.
     """
 
     def __init__(
@@ -56,6 +59,9 @@ class EmbodiedEngine:
         self.policy = policy
         self.device = next(policy.parameters()).device
         self.compute_dtype = compute_dtype
+        weights = next(policy.parameters()).dtype
+        self.whole_dtype = compute_dtype if weights == compute_dtype else None
+        """Type of weights and passes, where they have the same."""
         self.sampling = Sampling(temperature=temperature, top_p=top_p)
         self.lockstep = lockstep
         self.batch_rows = batch_rows
@@ -136,12 +142,13 @@ class EmbodiedEngine:
         rows = requests
         if self.lockstep:
             rows = requests + [requests[-1]] * (self.batch_rows - len(requests))
-        with torch.autocast(
-            self.device.type, self.compute_dtype, enabled=self.compute_dtype is not None
-        ):
+        proprioception_NP = self._stack([row.proprioception for row in rows])
+        if proprioception_NP is not None and self.whole_dtype is not None:
+            proprioception_NP = proprioception_NP.to(self.whole_dtype)
+        with self._precision():
             logits_NTV = self.policy(
                 pixel_values=self._stack([row.pixel_values for row in rows]),
-                proprioception=self._stack([row.proprioception for row in rows]),
+                proprioception=proprioception_NP,
                 instruction_ids=self._tensor([row.instruction_ids for row in rows]),
             )
         log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.sampling.temperature, dim=-1)
@@ -156,6 +163,11 @@ class EmbodiedEngine:
         return [
             ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))
         ]
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.compute_dtype is None or self.whole_dtype is not None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.compute_dtype)
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
         return torch.from_numpy(np.stack(arrays)).to(self.device)

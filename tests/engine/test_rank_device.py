@@ -1,0 +1,51 @@
+"""Process settings that must precede the first CUDA call, and limits of collective calls."""
+
+import datetime
+
+import pytest
+import torch
+
+from siirl.engine.training import collectives
+from siirl.engine.training.rank_device import CUBLAS_WORKSPACE, device_of_rank, set_deterministic
+from siirl.errors import InvariantError
+from siirl.params import TrainingArguments
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_a_deterministic_rank_has_a_fixed_cublas_workspace(monkeypatch):
+    monkeypatch.setenv(CUBLAS_WORKSPACE, "")
+    monkeypatch.delenv(CUBLAS_WORKSPACE)
+    set_deterministic(True)
+    import os
+
+    assert os.environ[CUBLAS_WORKSPACE] == ":4096:8"
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_another_workspace_of_the_user_is_refused_with_the_value(monkeypatch):
+    monkeypatch.setenv(CUBLAS_WORKSPACE, ":0:0")
+    with pytest.raises(InvariantError, match=r"CUBLAS_WORKSPACE_CONFIG=:4096:8 .* ':0:0'"):
+        set_deterministic(True)
+
+
+def test_a_run_that_need_not_repeat_leaves_the_environment_alone(monkeypatch):
+    monkeypatch.delenv(CUBLAS_WORKSPACE, raising=False)
+    set_deterministic(False)
+    import os
+
+    assert CUBLAS_WORKSPACE not in os.environ
+
+
+def test_a_device_has_a_number_on_a_gpu():
+    device = device_of_rank()
+    assert device.type == "cpu" or device.index == 0
+
+
+def test_collective_calls_wait_longer_than_the_longest_watchdog():
+    longest = TrainingArguments.__dataclass_fields__["hang_minutes"].metadata["maximum"]
+    assert datetime.timedelta(minutes=longest) < collectives.TIMEOUT
