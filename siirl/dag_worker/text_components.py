@@ -213,6 +213,8 @@ def make_text_engine(
         kv_cache_gib=settings.kv_cache_gib,
         num_gpus=settings.tensor_model_parallel_size,
         longest_text=config.data.max_prompt_length + config.data.max_response_length,
+        sleeps=settings.sleep,
+        bucket_bytes=settings.update_weights_bucket_megabytes << 20,
     )
     return engine, engine
 

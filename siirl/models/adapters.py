@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,34 @@ def stored_adapters(folder: str | Path) -> LoraArguments | None:
 def name_without_adapters(name: str) -> str | None:
     """Name of a weight in a model without adapters; None for a weight of an adapter."""
     return None if ".lora_" in name else name.replace(".base_layer.", ".")
+
+
+def merged_in_turn(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    lora: LoraArguments,
+    *,
+    transposed: Collection[str] = (),
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """`merged` for weights that come one after the other.
+
+    A layer is held until its weight and both matrices of its adapter are there, which stand side by
+    side in a module.
+    """
+    ends = (".base_layer.weight", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
+    held: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in weights:
+        end = next((end for end in ends if name.endswith(end)), None)
+        if end is None:
+            yield name.replace(".base_layer.", "."), tensor
+            continue
+        layer = name.removesuffix(end)
+        held.setdefault(layer, {})[name] = tensor
+        if len(held[layer]) == len(ends):
+            yield from merged(held.pop(layer), lora, transposed=transposed).items()
+    if held:
+        raise CheckpointError(
+            f"{next(iter(held))} has only part of a LoRA adapter ({len(held)} layers have)."
+        )
 
 
 def merged(

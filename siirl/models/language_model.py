@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from siirl.errors import ConfigError, InvariantError
-from siirl.models.adapters import Adaptable, add_adapters, merged, stored_adapters
+from siirl.models.adapters import (
+    Adaptable,
+    add_adapters,
+    merged_in_turn,
+    name_without_adapters,
+    stored_adapters,
+)
 from siirl.models.pretrained import (
     quiet_transformers,
     read_adapted,
@@ -135,14 +141,31 @@ class LanguageModel(Adaptable):
                 default its own.
         """
         state = self.state_dict() if state is None else state
+        return dict(self.exported_in_turn(state.items()))
+
+    def exported_in_turn(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """`exported_weights`, one at a time.
+
+        Args:
+            weights: Whole tensors in this module's order, as from `TrainEngine.weights_in_turn`.
+        """
         if self.lora is None:
-            return dict(state)
+            yield from weights
+            return
         layers: dict[str, Any] = {name: self.get_submodule(name) for name in self.adapted}
-        return merged(
-            state,
+        yield from merged_in_turn(
+            weights,
             self.lora,
             transposed=[name for name, layer in layers.items() if layer.fan_in_fan_out],
         )
+
+    @property
+    def exported_names(self) -> frozenset[str]:
+        """Names of the weights that an engine loads; a tied weight has one."""
+        names = (name_without_adapters(name) for name, _ in self.named_parameters())
+        return frozenset(name for name in names if name is not None)
 
     def save(
         self,
@@ -180,6 +203,8 @@ class LanguageModel(Adaptable):
         With adapters, only `load_language_model` reads such a folder; `save` writes one that other
         programs read.
         """
+        if not self.config.architectures:
+            self.config.architectures = [type(self.causal_lm).__name__]
         self.config.save_pretrained(folder)
         self.causal_lm.generation_config.save_pretrained(folder)
         self.describe_adapters(folder)

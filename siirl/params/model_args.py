@@ -358,6 +358,20 @@ class RolloutArguments:
         above=0,
         text_only=NO_LM_ENGINE,
     )
+    sleep: bool = option(
+        True,
+        "vLLM on a GPU frees its memory between rollouts: weights move to the host, keys and "
+        "values are dropped. vLLM on a CPU cannot.",
+        why="training and vLLM share a GPU",
+        text_only=NO_LM_ENGINE,
+    )
+    update_weights_bucket_megabytes: int = option(
+        512,
+        "Memory of a weight transfer to vLLM, at least the largest weight.",
+        why="verl's",
+        minimum=1,
+        text_only=NO_LM_ENGINE,
+    )
     max_log_prob_gap: float | None = option(
         None,
         "Largest mean gap between acting and training log-probs of the same weights before the "

@@ -267,7 +267,16 @@ ROWS: tuple[Row, ...] = (
     ),
     (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),
     *_warmup(f"{ACTOR}.optim"),
-    (ROLLOUT, ("tensor_model_parallel_size", "kv_cache_gib"), VLLM),
+    (
+        ROLLOUT,
+        (
+            "tensor_model_parallel_size",
+            "kv_cache_gib",
+            "sleep",
+            "update_weights_bucket_megabytes",
+        ),
+        VLLM,
+    ),
     (
         "actor_rollout_ref.ref",
         ("path",),

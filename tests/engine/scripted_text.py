@@ -52,6 +52,7 @@ class ScriptedEngine:
     def __init__(self, script: Callable[[GenerationRequest], str], *, pause: int = 0) -> None:
         self.script, self.pause = script, pause
         self.policy_version = 0
+        self.rests = 0
         self.requests: list[GenerationRequest] = []
         self.running, self.most_running, self.announced, self.ended, self.interrupts, self.said = (
             0,
@@ -93,6 +94,9 @@ class ScriptedEngine:
         return GenerationResponse(
             np.array(tokens, np.int64), log_probs, np.array(versions, np.int64), reason
         )
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def interrupt(self) -> None:
         self.interrupts += 1

@@ -76,7 +76,7 @@ def gaps_in_bfloat16(ranks):
     engine = engine_of(ranks, "tied", module=module, compute_dtype=torch.bfloat16)
     trained_BT = make_actor(engine).compute_log_prob(batch).log_probs_BT
     for copied in copies:
-        ActingModule(copied, trained=module).take_weights(engine.upload_weights())
+        ActingModule(copied, trained=module).take_weights(engine.weights_in_turn())
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         return [
             float((text_scorer(copied, batch, 1.3).log_probs_BT - trained_BT).abs().mean())
@@ -198,7 +198,7 @@ def test_a_copy_that_acts_in_bfloat16_rounds_its_weights_as_those_that_are_train
 
 def test_weights_in_fewer_digits_are_proved_to_have_arrived():
     copied, trained = acting_copy(tiny_model("tied", seed=1), torch.bfloat16), tiny_model("tied")
-    (pair,) = ActingModule(copied, trained=trained).take_weights(dict(trained.state_dict()))
+    (pair,) = ActingModule(copied, trained=trained).take_weights(trained.state_dict().items())
     assert pair.agrees
     assert torch.equal(copied.output_weight, trained.output_weight.bfloat16())
     assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}

@@ -33,6 +33,9 @@ class TextEngineBase:
         """See `TextEngine`."""
         self.policy_version = version
 
+    def rest(self) -> None:
+        """See `TextEngine`; by default nothing."""
+
     def take_stats(self) -> dict[str, float]:
         """Busy seconds, requests, forward passes and generated tokens since the last call."""
         return self.counts.take()

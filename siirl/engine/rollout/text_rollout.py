@@ -1,11 +1,13 @@
 """Rollout of language models: environments, engine and workflow of one rank."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
-from siirl.engine.rollout.workflow import RolloutWorkflow
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
 from siirl.params.references import check_call, load_reference
@@ -27,6 +29,14 @@ class TextRollout(Rollout):
 
     def __init__(self, *, engine: TextEngine, pool: EnvPool, workflow: RolloutWorkflow) -> None:
         super().__init__(pool=pool, engine=engine, workflow=workflow)
+
+    def generate(
+        self, requests: Sequence[EpisodeRequest], **options: Any
+    ) -> tuple[RolloutResult, dict[str, float]]:
+        """See `Rollout`; afterwards the engine rests."""
+        found = super().generate(requests, **options)
+        self.engine.rest()
+        return found
 
     def close(self) -> None:
         """End the environments and release the model; safe to call twice."""

@@ -16,16 +16,28 @@ _MODULUS = 1 << 63  # range of a signed integer in a message
 _FACTOR = 0x9E3779B97F4A7C15  # odd: exchanged tensors change the sum
 
 
-def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """A number below 2**63 that changes when any bit of a weight does.
+class RunningChecksum:
+    """The checksum of tensors that come one after the other, in their order.
 
-    Each tensor, in the order of names, contributes the sum of its entries' bits times 2 i + 1 for
-    entry i, modulo 2**64. Names and shapes are not included.
+    Each tensor contributes the sum of its entries' bits times 2 i + 1 for entry i, modulo 2**64.
+    Names and shapes are not included.
     """
-    total = 0
+
+    def __init__(self) -> None:
+        self.value = 0
+        """The number so far, below 2**63; it changes when any bit of a weight does."""
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Include the next tensor."""
+        self.value = (self.value * _FACTOR + _sum_of_bits(tensor.detach())) % _MODULUS
+
+
+def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
+    """The checksum of tensors in the order of their names."""
+    digest = RunningChecksum()
     for name in sorted(tensors):
-        total = (total * _FACTOR + _sum_of_bits(tensors[name].detach())) % _MODULUS
-    return total
+        digest.add(tensors[name])
+    return digest.value
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ run stops after `SKIPS_IN_A_ROW` of them.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -386,9 +386,16 @@ class TrainEngine(Generic[Scores]):
         Every rank calls it and gets them. On one rank these are the module's own tensors, not
         copies.
         """
-        return {
-            name: full_tensor(tensor).detach() for name, tensor in self.module.state_dict().items()
-        }
+        return dict(self.weights_in_turn())
+
+    def weights_in_turn(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole weights and buffers in the module's order, one at a time.
+
+        Every rank consumes them to the end: a sharded tensor is gathered when its turn comes, and
+        no rank holds more than it keeps.
+        """
+        for name, tensor in self.module.state_dict().items():
+            yield name, full_tensor(tensor).detach()
 
     def save(self, folder: Path) -> None:
         """Write weights, moments and the number of steps into `folder`.

@@ -4,17 +4,19 @@ On one rank the rollout engine holds the training module itself: nothing is copi
 the training module is sharded. Its forward pass needs all ranks at once, but episodes differ in
 length; so each rank acts with a whole copy, which is filled here. An engine with its own weights
 (vLLM) loads them and returns checksums of what it loaded.
+
+Weights pass one tensor at a time: no rank holds a second whole model for a sync.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from siirl.engine.training.checksum import checksum
+from siirl.engine.training.checksum import RunningChecksum, checksum
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
@@ -48,10 +50,12 @@ class ChecksumPair:
 class ActingWeights(Protocol):
     """Weights that act: a module, or an engine with its own copy."""
 
-    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[ChecksumPair]:
-        """Replace all weights by `state`, and return the numbers before and after.
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+        """Replace all weights by `weights`, and return the numbers before and after.
 
-        `state` holds whole tensors under the trained module's names.
+        Args:
+            weights: Whole tensors with the trained module's names, in its order. They are consumed
+                to the end, one at a time, on every rank: each may be gathered over the ranks.
         """
 
 
@@ -83,15 +87,38 @@ class ActingModule:
         self.module = module
         self.trained = trained
 
-    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[ChecksumPair]:
-        """See `ActingWeights`."""
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+        """See `ActingWeights`.
+
+        Raises:
+            InvariantError: A weight that the module does not have, or lacks.
+        """
+        trained, acting = RunningChecksum(), RunningChecksum()
         if self.module is self.trained:  # one set of weights, one checksum
-            only = checksum(state)
-            return [ChecksumPair(trained=only, acting=only)]
+            for _, tensor in weights:
+                trained.add(tensor)
+            return [ChecksumPair(trained=trained.value, acting=trained.value)]
         own = self.module.state_dict()
-        state = {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
-        self.module.load_state_dict(state)
-        return [ChecksumPair(trained=checksum(state), acting=checksum(self.module.state_dict()))]
+        taken = []
+        for name, tensor in weights:
+            if name not in own:
+                raise InvariantError(
+                    f"The acting module has no weight {name!r} of the trained one."
+                )
+            tensor = tensor.to(own[name].dtype)
+            trained.add(tensor)
+            own[name].copy_(tensor)
+            taken.append(name)
+        missing = sorted(own.keys() - set(taken))
+        if missing:
+            raise InvariantError(
+                f"The trained module lacks {len(missing)} weights of the acting one, the first is "
+                f"{missing[0]!r}."
+            )
+        acts = self.module.state_dict()
+        for name in taken:
+            acting.add(acts[name])
+        return [ChecksumPair(trained=trained.value, acting=acting.value)]
 
 
 class WeightSync:
@@ -136,19 +163,19 @@ class WeightSync:
                 ones, or the ranks act with different weights.
         """
         version = self.trained.steps
-        state = self.trained.upload_weights()
-        finite = all(bool(tensor.isfinite().all()) for tensor in state.values())
-        if not all(self.ranks.gather_objects(finite)):
+        weights = _Inspected(self.trained.weights_in_turn())
+        pairs = self.acting.take_weights(weights)
+        if not all(self.ranks.gather_objects(weights.finite)):
             raise InvariantError(
                 f"The policy's weights are not finite after {version} updates. Before the first "
                 "update: check the initial weights (actor_rollout_ref.model.path, or the policy's "
                 "own); later: lower actor_rollout_ref.actor.optim.lr."
             )
-        everywhere = self.ranks.gather_objects(self.acting.take_weights(state))
-        exact = [[pair for pair in pairs if pair.tolerance == 0.0] for pairs in everywhere]
-        arrived = all(pair.agrees for pairs in everywhere for pair in pairs)
-        if not arrived or any(pairs != exact[0] for pairs in exact):
-            found = [[(pair.trained, pair.acting) for pair in pairs] for pairs in everywhere]
+        everywhere = self.ranks.gather_objects(pairs)
+        exact = [[pair for pair in each if pair.tolerance == 0.0] for each in everywhere]
+        arrived = all(pair.agrees for each in everywhere for pair in each)
+        if not arrived or any(each != exact[0] for each in exact):
+            found = [[(pair.trained, pair.acting) for pair in each] for each in everywhere]
             raise InvariantError(
                 f"After a weight sync the ranks found (trained, acting) {found}: the acting "
                 "weights are not the trained ones. Report this with the run's config; the last "
@@ -159,3 +186,16 @@ class WeightSync:
         self._checksums = checksums
         self.version = version
         self.engine.update_weights(version)
+
+
+class _Inspected:
+    """Weights that pass by once, and whether all were finite."""
+
+    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.weights = weights
+        self.finite = True
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.weights:
+            self.finite = self.finite and bool(tensor.isfinite().all())
+            yield name, tensor

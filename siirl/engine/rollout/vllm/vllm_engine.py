@@ -2,7 +2,9 @@
 
 `VLLMEngine` runs vLLM in this process, on the event loop of the episodes. `AsyncVLLMEngine`
 (rollout.mode=async) runs it in a separate process, so that it generates while this process does
-other work. Both start from the weights of the trained module, and load new ones from a file.
+other work. Both get the weights of the trained module in memory: the first tensor by tensor, the
+second in buckets that both processes map. On a GPU vLLM sleeps between rollouts, so that training
+has the memory of its weights, keys and values; vLLM's CPU build does not support that.
 Log-probs are those of the whole distribution under the temperature, as in training: vLLM's own
 temperature stays 1, and the logits are divided before (`siirl.engine.rollout.vllm.vllm_worker`).
 
@@ -19,13 +21,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
+from siirl.algos.products import wide_product
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
@@ -36,10 +40,10 @@ from siirl.engine.rollout.vllm.vllm_settings import (
     engine_settings,
     start_errors,
 )
-from siirl.engine.training.checksum import checksum
+from siirl.engine.training.checksum import RunningChecksum
 from siirl.engine.training.network import on_loopback
 from siirl.engine.training.port_guard import guard_new_ports
-from siirl.engine.training.tensor_files import write_tensors
+from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, Transport, send
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
@@ -49,6 +53,8 @@ from siirl.params.model_args import RolloutArguments
 from siirl.params.packages import require_vllm
 
 Result = TypeVar("Result")
+MEGABYTE = 1 << 20
+SLEEP_LEVEL = 1  # weights go to the host; level 2 would drop them
 
 
 class Continuation:
@@ -83,7 +89,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
     """Base of both engines: starts vLLM, translates requests, loads weights.
 
     Args:
-        model: The trained module; its current weights are the first.
+        model: The trained module. Its current weights are the first, unless it has none yet (on
+            the meta device) or holds a shard: then the first `take_weights` brings them.
         tokenizer: Provides the tokens that end a turn.
         temperature: Divides the logits, for sampling and for the log-probs.
         top_p: Draw from the smallest set of tokens with this probability; log-probs remain those of
@@ -96,6 +103,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
         num_gpus: GPUs of one engine (tensor parallelism).
         longest_text: Tokens of the longest prompt and its continuation together; None: the model's
             length, as far as the memory allows.
+        sleeps: Free vLLM's GPU memory while no rollout runs; not read on a CPU.
+        bucket_bytes: Size of a bucket of weights.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -116,6 +125,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
         kv_cache_gib: float = RolloutArguments.kv_cache_gib,
         num_gpus: int = RolloutArguments.tensor_model_parallel_size,
         longest_text: int | None = None,
+        sleeps: bool = RolloutArguments.sleep,
+        bucket_bytes: int = RolloutArguments.update_weights_bucket_megabytes * MEGABYTE,
     ) -> None:
         super().__init__(lockstep=lockstep)
         require_vllm()
@@ -127,7 +138,10 @@ class VLLMBase(TextEngineBase, abc.ABC):
         weight = next(model.parameters())
         self.longest = model.max_length
         self.dtype = compute_dtype or weight.dtype
-        self.skeleton = weightless_copy(model)
+        self.device = weight.device
+        self.bucket_bytes = bucket_bytes
+        self.sleeps = sleeps and weight.device.type != "cpu"
+        self.asleep = False
         self.running: dict[str, Continuation] = {}
         self.requests = 0
         settings = engine_settings(
@@ -138,52 +152,53 @@ class VLLMBase(TextEngineBase, abc.ABC):
             kv_cache_gib=kv_cache_gib,
             num_gpus=num_gpus,
             on_cpu=weight.device.type == "cpu",
+            sleeps=self.sleeps,
         )
         with (
             tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder,
             _process_state_restored(),
             on_loopback(),
         ):
-            model.save(folder)
+            model.describe(folder)
             tokenizer.save(folder)
             self._start({"model": folder, "tokenizer": folder, **settings})
         self._on_workers("siirl_scale_logits", 1.0 / temperature)
+        if _has_weights(model):
+            self.take_weights(model.state_dict().items())
 
     # ActingWeights
 
-    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[ChecksumPair]:
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
         """Replace vLLM's weights; returns checksums of its workers and the log-probs of a probe.
 
-        Cached prefixes of the old weights are dropped. No request may be running.
+        Cached prefixes of the old weights are dropped. No request may be running. See
+        `ActingWeights`.
         """
-        exported = self.model.exported_weights(state)
-        # named_parameters has tied weights once
-        names = [name for name, _ in self.skeleton.named_parameters()]
-        weights = {name: exported[name].to(self.dtype) for name in names}
-        with tempfile.TemporaryDirectory(prefix="siirl-weights-") as folder:
-            file = Path(folder) / "model.safetensors"
-            write_tensors(file, weights)
-            found = self._on_workers("siirl_load_weights", str(file))
+        self.wake()
+        names = self.model.exported_names
+        exported = (
+            (name, tensor.to(self.dtype))
+            for name, tensor in self.model.exported_in_turn(weights)
+            if name in names
+        )
+        self._on_workers("siirl_begin_weights")
+        expected = self._transfer(exported)
+        found = self._on_workers("siirl_finish_weights")
         self._forget_prefixes()
-        expected = checksum(weights)
         return [
             *(ChecksumPair(trained=expected, acting=number) for number in found),
-            self._probe(weights),
+            self._probe(),
         ]
 
-    def _probe(self, weights: Mapping[str, torch.Tensor]) -> ChecksumPair:
-        """Mean log-prob of a fixed text, by the model's own code and by vLLM."""
+    def _probe(self) -> ChecksumPair:
+        """Mean log-prob of a fixed text, by the trained module and by vLLM.
+
+        A sharded module runs on all ranks, which all take weights at the same time.
+        """
         length = min(PROBE_TOKENS, self.longest - 1)
         ids = np.random.default_rng(0).integers(0, self.tokenizer.vocab_size, length).tolist()
-        device = next(iter(weights.values())).device
-        ids_1S = torch.tensor([ids], device=device)
-        with torch.no_grad():
-            positions_1S = torch.arange(len(ids), device=device)[None]
-            inputs = {"input_ids": ids_1S, "position_ids": positions_1S, "use_cache": False}
-            logits_SV = torch.func.functional_call(
-                self.skeleton, dict(weights), kwargs=inputs
-            ).logits[0, :-1]
-        log_probs_SV = torch.log_softmax(logits_SV.float() / self.temperature, dim=-1)
+        ids_1S = torch.tensor([ids], device=self.device)
+        log_probs_SV = torch.log_softmax(self._logits(ids_1S) / self.temperature, dim=-1)
         expected = float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
         output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
         found = np.mean(
@@ -195,6 +210,44 @@ class VLLMBase(TextEngineBase, abc.ABC):
         return ChecksumPair(
             trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype]
         )
+
+    @torch.no_grad()
+    def _logits(self, ids_1S: torch.Tensor) -> torch.Tensor:
+        """Logits [S - 1, V] by the trained module, in the type of the passes."""
+        model: Any = self.model
+        sharded = isinstance(model, FSDPModule)  # FSDP2 casts
+        casts = not sharded and self.dtype != next(model.parameters()).dtype
+        with torch.autocast(self.device.type, self.dtype, enabled=casts):
+            hidden_SD = model(ids_1S, torch.arange(ids_1S.shape[1], device=self.device)[None])[0]
+        weight_VD, bias_V = model.output_weight, model.output_bias
+        logits_SV = wide_product(hidden_SD[:-1].to(self.dtype), weight_VD.to(self.dtype).T).float()
+        if bias_V is not None:
+            logits_SV = logits_SV + bias_V
+        if sharded:
+            model.reshard()  # see TrainEngine.forward
+        return logits_SV
+
+    # Sleep
+
+    def expect(self, *, episodes: int, at_once: int) -> None:
+        """See `TextEngine`; a sleeping vLLM wakes."""
+        self.wake()
+        super().expect(episodes=episodes, at_once=at_once)
+
+    def rest(self) -> None:
+        """See `TextEngine`: free the memory of keys and values, and move the weights to the host.
+
+        They stay there, because a step may have several rollouts with the same weights.
+        """
+        if self.sleeps and not self.asleep:
+            self._put_to_sleep()
+            self.asleep = True
+
+    def wake(self) -> None:
+        """Take the memory again; keys and values are empty."""
+        if self.asleep:
+            self._wake_up()
+            self.asleep = False
 
     # Translation of requests
 
@@ -242,6 +295,18 @@ class VLLMBase(TextEngineBase, abc.ABC):
     @abc.abstractmethod
     def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of the worker extension on every worker."""
+
+    @abc.abstractmethod
+    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Bring all weights to the workers; returns their checksum in this order."""
+
+    @abc.abstractmethod
+    def _put_to_sleep(self) -> None:
+        """Free vLLM's GPU memory."""
+
+    @abc.abstractmethod
+    def _wake_up(self) -> None:
+        """Take it again."""
 
     @abc.abstractmethod
     def _forget_prefixes(self) -> None:
@@ -335,6 +400,23 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
 
     def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
         return self.vllm.collective_rpc(method, args=arguments)
+
+    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        digest = RunningChecksum()
+
+        def counted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                digest.add(tensor)
+                yield name, tensor
+
+        self._on_workers("siirl_take_weights", counted())  # the worker is in this process
+        return digest.value
+
+    def _put_to_sleep(self) -> None:
+        self.vllm.sleep(level=SLEEP_LEVEL)
+
+    def _wake_up(self) -> None:
+        self.vllm.wake_up()
 
     def _forget_prefixes(self) -> None:
         self.vllm.reset_prefix_cache()
@@ -430,6 +512,21 @@ class AsyncVLLMEngine(VLLMBase):
     def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
         return self._wait(self.vllm.collective_rpc(method, args=arguments))
 
+    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        def call(handle: Any, entries: list[Any]) -> None:
+            self._on_workers("siirl_take_bucket", handle, entries)
+
+        transport: Transport = (
+            SharedMemory(call) if self.device.type == "cpu" else CudaIpc(call, self.device)
+        )
+        return send(weights, transport, bucket_bytes=self.bucket_bytes)
+
+    def _put_to_sleep(self) -> None:
+        self._wait(self.vllm.sleep(level=SLEEP_LEVEL))
+
+    def _wake_up(self) -> None:
+        self._wait(self.vllm.wake_up())
+
     def _forget_prefixes(self) -> None:
         self._wait(self.vllm.reset_prefix_cache())
 
@@ -445,14 +542,8 @@ class AsyncVLLMEngine(VLLMBase):
         return self._wait(last())
 
 
-def weightless_copy(model: LanguageModel) -> Any:
-    """The model's class with buffers and without weights, for `torch.func.functional_call`."""
-    with torch.device("meta"):
-        copy = type(model.causal_lm)(model.config).eval()
-    for name, buffer in model.causal_lm.named_buffers():
-        owner, _, leaf = name.rpartition(".")
-        copy.get_submodule(owner).register_buffer(leaf, buffer.detach().clone(), persistent=False)
-    return copy
+def _has_weights(model: LanguageModel) -> bool:
+    return not any(weight.is_meta or isinstance(weight, DTensor) for weight in model.parameters())
 
 
 @contextlib.contextmanager

@@ -62,8 +62,11 @@ def engine_settings(
     kv_cache_gib: float,
     num_gpus: int,
     on_cpu: bool,
+    sleeps: bool = False,
 ) -> dict[str, Any]:
     """Arguments of vLLM's engine, except the folders of model and tokenizer.
+
+    vLLM starts with dummy weights, because the trained ones arrive in memory.
 
     Compiling for a CPU takes minutes and gains little. On a CPU each prompt is prefilled in one
     pass: for a chunked prefill vLLM 0.32 rewinds the request's generator, which CPU generators do
@@ -77,6 +80,7 @@ def engine_settings(
         kv_cache_gib: Memory for keys and values.
         num_gpus: GPUs of one engine.
         on_cpu: Whether the engine computes on a CPU.
+        sleeps: Whether it frees its memory between rollouts; not on a CPU.
     """
     length = text_length(model_length=model_length, longest_text=longest_text)
     passes: dict[str, Any] = {"enforce_eager": on_cpu}
@@ -97,6 +101,8 @@ def engine_settings(
         "logprobs_mode": "raw_logprobs",
         "generation_config": "vllm",  # the folder's would change the sampling of every request
         "worker_extension_cls": EXTENSION,
+        "load_format": "dummy",
+        "enable_sleep_mode": sleeps,
         "disable_log_stats": True,
     }
 

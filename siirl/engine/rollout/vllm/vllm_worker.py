@@ -1,21 +1,27 @@
 """Extension of vLLM's worker: loads new weights and applies the temperature of training.
 
 vLLM mixes this class into its worker (`worker_extension_cls`), in this process or a process of
-vLLM. Arguments must therefore be picklable: weights are passed as the path of a safetensors file.
+vLLM. Weights arrive in buckets of memory that both processes map
+(`siirl.engine.training.weight_buckets`), or one by one in the same process. vLLM loads layer after
+layer and keeps the memory of the old weights, so only a bucket and a layer exist twice.
 """
 
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from siirl.engine.training.checksum import checksum
+import torch
+
+from siirl.engine.training.checksum import RunningChecksum
 from siirl.engine.training.port_guard import guard_all_ports
-from siirl.engine.training.tensor_files import read_tensors
+from siirl.engine.training.weight_buckets import Entry, MappedBuffers, tensors_of
 
 
 class WorkerExtension:
     """Methods that `collective_rpc` calls on every worker."""
 
     model_runner: Any
+    siirl_buffers: MappedBuffers
+    siirl_digest: RunningChecksum
 
     def siirl_shut_ports(self) -> None:
         """Shut the ports of this process, a worker of vLLM: those of gloo and of torch's stores."""
@@ -32,18 +38,53 @@ class WorkerExtension:
         """
         self.model_runner.get_model().logits_processor.scale *= factor
 
-    def siirl_load_weights(self, file: str) -> int:
-        """Replace all weights; returns the checksum of the weights read.
+    def siirl_begin_weights(self) -> None:
+        """Prepare for new weights, of which `siirl_take_bucket` brings some at a time."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        vLLM 0.32 packs the matrices of linear layers for the CPU. `reload_weights` repacks them,
-        except for a head that is tied to the embedding: its packed copy silently keeps the old
-        weights.
+        self.siirl_buffers = MappedBuffers()
+        self.siirl_digest = RunningChecksum()
+        initialize_layerwise_reload(self.model_runner.get_model())
+
+    def siirl_take_bucket(self, handle: Any, packed: Sequence[Any]) -> None:
+        """Load the weights of a bucket.
+
+        Args:
+            handle: Its memory, see `MappedBuffers.open`.
+            packed: Its entries, as from `Entry.packed`.
         """
-        weights = read_tensors(Path(file))
-        self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
-        if self.model_runner.device.type == "cpu":
-            pack_tied_head(self.model_runner.get_model())
-        return checksum(weights)
+        buffer = self.siirl_buffers.open(handle, device=self.model_runner.device)
+        entries = [Entry.unpacked(each) for each in packed]
+        # vLLM holds weights until their layer is complete; the next bucket overwrites this memory
+        self.siirl_take_weights((name, t.clone()) for name, t in tensors_of(entries, buffer))
+
+    def siirl_take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load some weights, which nothing overwrites."""
+        self.model_runner.get_model().load_weights(self._counted(weights))
+
+    def siirl_finish_weights(self) -> int:
+        """Put the last layers in place; returns the checksum of all weights that arrived.
+
+        vLLM 0.32 packs the matrices of linear layers for the CPU. The layerwise reload repacks
+        them, except for a head that is tied to the embedding: its packed copy silently keeps the
+        old weights.
+        """
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        self.siirl_buffers.close()
+        runner = self.model_runner
+        finalize_layerwise_reload(runner.get_model(), runner.vllm_config.model_config)
+        runner.reset_lora_state()
+        if runner.device.type == "cpu":
+            pack_tied_head(runner.get_model())
+        return self.siirl_digest.value
+
+    def _counted(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterable[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            self.siirl_digest.add(tensor)
+            yield name, tensor
 
 
 def pack_tied_head(model: Any) -> None:

@@ -1,0 +1,164 @@
+"""Weights in buckets: what is packed, how large a bucket is, and the ways to another process."""
+
+import os
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks_at_work import RANKS, run_on_ranks
+
+from siirl.engine.training.checksum import RunningChecksum
+from siirl.engine.training.weight_buckets import (
+    Broadcast,
+    Entry,
+    MappedBuffers,
+    SharedMemory,
+    receive,
+    send,
+    tensors_of,
+)
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64)
+
+
+class Recorded:
+    """A transport that keeps copies of what it delivers, and the size of every buffer."""
+
+    def __init__(self) -> None:
+        self.buckets: list[dict[str, torch.Tensor]] = []
+        self.sizes: list[int] = []
+        self.finished = 0
+
+    def buffer(self, size):
+        self.sizes.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    def deliver(self, entries, buffer):
+        self.buckets.append({name: t.clone() for name, t in tensors_of(entries, buffer)})
+
+    def finish(self):
+        self.finished += 1
+
+
+def checksum_of(tensors) -> int:
+    digest = RunningChecksum()
+    for tensor in tensors:
+        digest.add(tensor)
+    return digest.value
+
+
+def weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    numbers = {
+        f"weight_{i}": torch.randn(5, i + 1, generator=generator).to(dtype)
+        for i, dtype in enumerate(DTYPES)
+    }
+    return {**numbers, "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3)}
+
+
+def test_a_bucket_holds_as_many_tensors_as_fit():
+    transport = Recorded()
+    send([(str(i), torch.full((4,), float(i))) for i in range(5)], transport, bucket_bytes=32)
+    assert [list(bucket) for bucket in transport.buckets] == [["0", "1"], ["2", "3"], ["4"]]
+    assert (transport.sizes, transport.finished) == ([32], 1)
+
+
+def test_a_bucket_grows_to_the_largest_tensor():
+    transport = Recorded()
+    send(
+        [("a", torch.zeros(2)), ("b", torch.ones(20)), ("c", torch.zeros(2))],
+        transport,
+        bucket_bytes=32,
+    )
+    assert [list(bucket) for bucket in transport.buckets] == [["a"], ["b"], ["c"]]
+    assert transport.sizes == [32, 80]
+
+
+@settings(deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=8),
+    dtypes=st.lists(st.sampled_from(DTYPES), min_size=8, max_size=8),
+    size=st.integers(1, 200),
+)
+def test_every_tensor_arrives_with_its_bits_whatever_the_bucket(shapes, dtypes, size):
+    sent = {
+        str(i): torch.randn(shape).to(dtype)
+        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=False))
+    }
+    transport = Recorded()
+    digest = send(sent.items(), transport, bucket_bytes=size)
+    found = {name: tensor for bucket in transport.buckets for name, tensor in bucket.items()}
+    assert list(found) == list(sent)
+    for name, tensor in sent.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+    assert digest == checksum_of(found.values())
+
+
+def test_an_entry_survives_as_plain_data():
+    entry = Entry("a.b", torch.bfloat16, (2, 3), start=16)
+    assert Entry.unpacked(list(entry.packed())) == entry
+    assert entry.end == 28
+
+
+def test_shared_memory_is_one_buffer_however_many_buckets():
+    handles = []
+    mapped = MappedBuffers()
+    found = {}
+
+    def call(handle, packed):
+        handles.append(handle)
+        entries = [Entry.unpacked(each) for each in packed]
+        buffer = mapped.open(handle, device=CPU)
+        found.update({name: tensor.clone() for name, tensor in tensors_of(entries, buffer)})
+
+    before = len(os.listdir("/proc/self/fd"))
+    sent = weights()
+    digest = send(sent.items(), SharedMemory(call), bucket_bytes=208)
+    mapped.close()
+    assert len(set(handles)) == 1 < len(handles)
+    assert digest == checksum_of(found.values()) == checksum_of(sent.values())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def answer(pipe):
+    """Another process: map each bucket, return the checksum of all."""
+    mapped, digest = MappedBuffers(), RunningChecksum()
+    while (message := pipe.recv()) is not None:
+        handle, packed = message
+        entries = [Entry.unpacked(each) for each in packed]
+        for _, tensor in tensors_of(entries, mapped.open(handle, device=CPU)):
+            digest.add(tensor)
+        pipe.send("copied")
+    pipe.send(digest.value)
+
+
+def test_another_process_maps_the_bucket_and_finds_the_same_bits():
+    here, there = RANKS.Pipe()
+    process = RANKS.Process(target=answer, args=(there,), daemon=True)
+    process.start()
+
+    def call(handle, packed):
+        here.send((handle, packed))
+        assert here.recv() == "copied"
+
+    digest = send(weights().items(), SharedMemory(call), bucket_bytes=64)
+    here.send(None)
+    assert here.recv() == digest
+    process.join()
+
+
+def sent_and_received(ranks):
+    if ranks.rank == 1:
+        return send(weights().items(), Broadcast(ranks.group, source=1), bucket_bytes=64)
+    digest, names = RunningChecksum(), []
+    for name, tensor in receive(ranks.group, source=1):
+        names.append(name)
+        digest.add(tensor)
+    assert names == list(weights())
+    return digest.value
+
+
+def test_a_broadcast_reaches_every_other_rank_of_the_group():
+    one, other = run_on_ranks(sent_and_received)
+    assert one == other == checksum_of(weights().values())
