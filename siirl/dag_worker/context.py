@@ -60,7 +60,7 @@ class StageContext:
     def require_loader(self) -> Loader:
         """The prompt stream; ConfigError if the run has none."""
         if self.loader is None:
-            raise ConfigError("The run has no prompt loader, which load_prompts needs.")
+            raise ConfigError("The run has no prompt loader, which a step needs.")
         return self.loader
 
     def require_reference(self) -> Reference:

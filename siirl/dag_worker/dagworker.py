@@ -1,6 +1,6 @@
 """DAGWorker: runs a rank's graph, step after step, without a central controller of the data.
 
-The loop loads prompts, runs the graph's nodes in order, saves and evaluates. Stages are in
+The loop runs the graph (`siirl.dag_worker.dataflow`), saves and evaluates. Stages are in
 `siirl.dag_worker.stages`; `embodied_components` and `text_components` build the objects that they
 use. All user-visible output is yielded as events, so the worker runs unchanged in a Ray actor and
 in a debugger.
@@ -25,13 +25,14 @@ from siirl.dag_worker import stages
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
+from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.embodied_components import build_embodied
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.reward_columns import place_rewards
 from siirl.dag_worker.text_components import build_text
-from siirl.data_coordinator.protocol.batch import concat, shallow_copy
+from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
@@ -97,6 +98,7 @@ class DAGWorker:
         load_plug_ins(config, graph)
         self.config = config
         self.taskgraph = graph
+        self._flow = Dataflow(graph, call=self._call_node, draw=self._prompts)
         self.run_folder = run_folder
         set_deterministic(config.trainer.deterministic)
         self.device = device_of_rank()
@@ -246,15 +248,8 @@ class DAGWorker:
         context.drawn_prompts = self.config.data.train_batch_size
         if self.config.trainer.total_steps is not None:
             self.components.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
-        nodes = self.taskgraph.get_nodes()
-        batch: Any = (
-            TensorDict({}, batch_size=[0])
-            if nodes[0].node_type is NodeType.DATA_LOAD
-            else self._prompts()
-        )
         begin = time.perf_counter()
-        for node in nodes:
-            batch = self._run_node(node, batch)
+        self._flow.run_step()
         context.redistribution.acknowledge()
         context.collector.write_recordings({})
         self._before = None
@@ -266,25 +261,6 @@ class DAGWorker:
             }
         )
 
-    def _run_node(self, node: Node, batch: Any) -> Any:
-        """Run `node` and return its batch.
-
-        While the node requests more prompts, its ancestors run on them and it runs again on all
-        rows.
-        """
-        context = self.components.context
-        output = self._call_node(node, batch)
-        while output.more_prompts:
-            context.round += 1
-            context.drawn_prompts += output.more_prompts
-            batch = self._prompts(output.more_prompts)
-            before = self.taskgraph.get_ancestors(node.node_id)
-            for earlier in self.taskgraph.get_nodes():
-                if earlier.node_id in before and earlier.node_type is not NodeType.DATA_LOAD:
-                    batch = self._run_node(earlier, batch)
-            output = self._call_node(node, _together(output.batch, batch))
-        return output.batch
-
     def _call_node(self, node: Node, batch: Any) -> NodeOutput:
         if self._before is not None:
             self._heed_request()
@@ -294,6 +270,8 @@ class DAGWorker:
             self._before = None
             STOP.hold(True)
         started = time.perf_counter()
+        if node.node_type is NodeType.BARRIER_SYNC:
+            self._meet_at(node)
         with OCCUPATION.doing(f"computes node {node.node_id} of step {self.global_steps}"):
             output = self.taskgraph.run_node(
                 node.node_id,
@@ -311,9 +289,22 @@ class DAGWorker:
         self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - started})
         return output
 
+    def _meet_at(self, node: Node) -> None:
+        """Wait until every rank has arrived at `node`: what comes before it is done everywhere."""
+        places = set(self.ranks.gather_objects(node.node_id))
+        if len(places) > 1:
+            raise InvariantError(
+                f"Ranks wait for each other at different nodes: {sorted(places)}. Every rank must "
+                "run a graph's nodes in the same order."
+            )
+
     def _prompts(self, more: int = 0) -> TensorDict:
         """This rank's prompts of the step, or its share of `more` additional prompts."""
-        loader = self.components.context.require_loader()
+        context = self.components.context
+        loader = context.require_loader()
+        if more:
+            context.round += 1
+            context.drawn_prompts += more
         prompts = loader.draw(more) if more else loader.next_step()
         self.metrics.record(loader.metrics())
         return Samples2Dict([Sample(task.columns()) for task in prompts])
@@ -412,8 +403,3 @@ def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[st
             shares[0] if name == OLD_LEFTOVERS else name: rows for name, rows in old.items()
         },
     }
-
-
-def _together(kept: Any, new: Any) -> Any:
-    """Rows of the previous rounds and the new one; an empty batch may lack columns."""
-    return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)

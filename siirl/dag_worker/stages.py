@@ -29,7 +29,6 @@ from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompt
 from siirl.dag_worker.outcomes import check_reward_failures, score_rows
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
-from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.errors import InvariantError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
@@ -46,14 +45,12 @@ EPISODE_COLUMNS = (
 
 
 @stage(NodeType.DATA_LOAD, provides=PROMPT_COLUMNS)
-def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Replace the batch by this rank's prompts of the step.
+def load_prompts(*, batch: TensorDict) -> NodeOutput:
+    """This rank's prompts of the step, which every DATA_LOAD node gets whatever it depends on.
 
-    Without this node, the worker passes the prompts to the first node.
+    A function in its place may choose among them, or add columns.
     """
-    loader = context.require_loader()
-    prompts = [Sample(task.columns()) for task in loader.next_step()]
-    return NodeOutput(batch=Samples2Dict(prompts), metrics=loader.metrics())
+    return NodeOutput(batch=batch)
 
 
 @stage(
@@ -319,6 +316,12 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     metrics = context.actor.update(batch, policy_version=context.weights.version)
     require_agreement(metrics, context.config)
     return NodeOutput(batch=batch, metrics=metrics)
+
+
+@stage(NodeType.BARRIER_SYNC)
+def wait_for_all(*, batch: TensorDict) -> NodeOutput:
+    """Go on once every rank is here; the worker waits before it calls a BARRIER_SYNC node."""
+    return NodeOutput(batch=batch)
 
 
 @stage(NodeType.BARRIER_SYNC, NodeRole.ROLLOUT)

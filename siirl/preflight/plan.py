@@ -7,10 +7,12 @@ Memory (`siirl.preflight.memory`) and time are estimates. Left out: checks
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from envs.base import EnvSpec
 from siirl.dag_worker.manifest import KEPT_CHECKPOINTS
+from siirl.execution.dag import TaskGraph
+from siirl.execution.dag.drawing import drawn
+from siirl.execution.dag.task_loader import trained_models
 from siirl.params import sizes
 from siirl.params.printable import printable
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
@@ -39,22 +41,6 @@ UNGRADED_ROWS = (
 )
 
 
-class Graph(Protocol):
-    """The part of `siirl.execution.dag.TaskGraph` that the plan reads."""
-
-    def get_topological_sort(self) -> list[str]:
-        """Node ids in an order in which they can run."""
-
-    def get_node(self, node_id: str) -> "GraphNode":
-        """A node."""
-
-
-class GraphNode(Protocol):
-    """The part of a graph node that the plan reads."""
-
-    skip_reason: str | None
-
-
 @dataclass(frozen=True)
 class Plan:
     """A run in numbers."""
@@ -62,6 +48,10 @@ class Plan:
     pipeline: str
     nodes: tuple[str, ...]
     """Nodes that run, in order."""
+    paths: tuple[str, ...]
+    """The graph in lines: one for a chain, else one for each branch and join."""
+    trains: bool
+    """Whether a node that runs updates a model."""
     skipped: tuple[tuple[str, str], ...]
     """Nodes that do not run, with the reason."""
     env: str
@@ -120,12 +110,12 @@ class Plan:
     @property
     def optimiser_steps(self) -> int:
         """Optimiser steps of a training step."""
-        return self.mini_batches * self.epochs
+        return self.mini_batches * self.epochs if self.trains else 0
 
 
 def make_plan(
     config: SiiRLArguments,
-    graph: Graph,
+    graph: TaskGraph,
     env_spec: EnvSpec,
     *,
     free_memory_bytes: float,
@@ -157,6 +147,8 @@ def make_plan(
         pipeline=_graph_name(config),
         nodes=tuple(node_id for node_id, reason in nodes.items() if reason is None),
         skipped=tuple((node_id, reason) for node_id, reason in nodes.items() if reason is not None),
+        paths=drawn(graph),
+        trains=bool(trained_models([node for node in graph.get_nodes() if not node.skip_reason])),
         env=config.env.name,
         tasks=env_spec.tasks,
         task_sampling=config.data.task_sampling,
@@ -196,7 +188,8 @@ def make_plan(
 def render(plan: Plan) -> str:
     """The plan as text for a terminal, one topic a line."""
     lines = [
-        ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
+        ("pipeline", f"{plan.pipeline}: {plan.paths[0]}"),
+        *(("join" if " + " in path else "branch", path) for path in plan.paths[1:]),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", _render_ranks(plan)),
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
@@ -207,7 +200,7 @@ def render(plan: Plan) -> str:
         ),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
-        ("loss", plan.loss),
+        *([("loss", plan.loss)] if plan.trains else []),
         *([("critic", plan.critic)] if plan.critic is not None else []),
         *([("grades", UNGRADED_ROWS)] if plan.ungraded else []),
         *([("begins", plan.begins)] if plan.begins is not None else []),
@@ -262,6 +255,8 @@ def _render_step(plan: Plan) -> str:
 
 
 def _render_update(plan: Plan) -> str:
+    if not plan.trains:
+        return "none: no node of this graph trains a model, so the weights stay as they are"
     passes = f"{plan.epochs} passes over " if plan.epochs > 1 else ""
     batches = (
         f"{counted(plan.mini_batches, 'mini-batch', 'es')} of "
@@ -289,10 +284,9 @@ def _render_length(plan: Plan) -> str:
     if plan.steps is None:
         return f"steps until {' or '.join(bounds)}; evaluations of {plan.val_episodes} episodes"
     bound = f", at most {' or '.join(bounds)}" if bounds else ""
-    work = (
-        f"{plan.steps * plan.trajectories} trajectories, "
-        f"{counted(plan.steps * plan.optimiser_steps, 'optimiser step')}"
-    )
+    work = f"{plan.steps * plan.trajectories} trajectories"
+    if plan.trains:
+        work += f", {counted(plan.steps * plan.optimiser_steps, 'optimiser step')}"
     return (
         f"{counted(plan.steps, 'step')}{bound}: {work}; "
         f"{counted(plan.evaluations or 0, 'evaluation')} of {plan.val_episodes} episodes"

@@ -23,7 +23,8 @@ from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
 from siirl.errors import ConfigError, SiirlError
-from siirl.execution.dag import NodeRole, TaskGraph, check_kl_in_reward_order
+from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
+from siirl.execution.dag.final_sync import sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer
@@ -155,19 +156,24 @@ def check_resume(config: SiiRLArguments) -> str | None:
 
 
 def load_graph(config: SiiRLArguments) -> TaskGraph:
-    """The job's checked graph; nodes whose results are unused are marked as skipped."""
+    """The job's checked graph as it runs.
+
+    Nodes whose results are unused are marked as skipped, log-probs precede a reward that subtracts
+    their KL, and trained policies without a sync node get one.
+    """
     dag = config.dag
     graph = load_pipeline(
         pipeline=dag.pipeline,
         custom_pipeline_fn=dag.custom_pipeline_fn,
         workflow_file=dag.workflow_file,
     )
-    check_kl_in_reward_order(graph, use_kl_in_reward=config.algorithm.use_kl_in_reward)
+    order_for_kl_in_reward(graph, use_kl_in_reward=config.algorithm.use_kl_in_reward)
     skip_unused(
         graph,
         needs_reference=sizes.needs_reference(config),
         needs_old_log_probs=sizes.needs_old_log_probs(config),
     )
+    sync_at_the_end(graph)
     return graph
 
 

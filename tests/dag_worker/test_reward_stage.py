@@ -12,9 +12,8 @@ from ranks_at_work import run_on_ranks
 from tensordict import NonTensorStack, TensorDict
 
 from siirl.algos import register_adv_est
-from siirl.dag_worker.stages import compute_reward, load_prompts, token_scores
+from siirl.dag_worker.stages import PROMPT_COLUMNS, compute_reward, load_prompts, token_scores
 from siirl.data_coordinator.protocol.batch import texts
-from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.engine.reward_manager import TextRewardManager
 from siirl.engine.reward_manager.embodied_rewards import SuccessReward
 from siirl.engine.reward_manager.text_rewards import EnvironmentPart, PartScores
@@ -253,8 +252,5 @@ def test_a_graph_may_begin_with_its_prompts(tmp_path):
     )
     node = load_workflow_file(file).nodes["prompts"]
     assert node.executable is load_prompts
-    loader = TaskLoader(tasks=("sums-1", "sums-2"), prompts_per_step=4, seed=0)
-    output = node.run(
-        batch=TensorDict({}, batch_size=[0]), context=SimpleNamespace(require_loader=lambda: loader)
-    )
-    assert output.batch["index"].tolist() == [0, 1, 2, 3]
+    prompts = TensorDict({name: torch.arange(4) for name in PROMPT_COLUMNS}, batch_size=[4])
+    assert node.run(batch=prompts).batch["index"].tolist() == [0, 1, 2, 3]

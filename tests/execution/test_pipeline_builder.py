@@ -3,7 +3,7 @@
 import pytest
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, check_kl_in_reward_order, stage
+from siirl.execution.dag import Node, NodeRole, NodeType, Pipeline, order_for_kl_in_reward, stage
 
 
 def passes(batch):
@@ -110,26 +110,54 @@ def with_log_probs(*, reward_after):
     )
 
 
-def test_kl_in_the_reward_needs_log_probs_before_it():
-    with pytest.raises(
-        ConfigError,
-        match=r"KL in the reward needs the log-prob nodes before the reward: .*'reference' must come before 'reward'",
-    ):
-        check_kl_in_reward_order(with_log_probs(reward_after="old"), use_kl_in_reward=True)
+def test_kl_in_the_reward_moves_late_log_probs_before_it():
+    graph = with_log_probs(reward_after="rollout_actor")
+    order_for_kl_in_reward(graph, use_kl_in_reward=True)
+    assert graph.get_topological_sort() == ["rollout_actor", "old", "reference", "reward"]
+    assert graph.rev_adj["reward"] == ["reference"]
+
+
+def test_a_moved_node_leaves_a_chain_behind_it():
+    graph = (
+        Pipeline("p")
+        .add_node("rollout_actor", passes)
+        .add_node("reward", passes, ["rollout_actor"], node_role=NodeRole.REWARD)
+        .add_node("reference", passes, ["rollout_actor"], node_role=NodeRole.REFERENCE)
+        .add_node("update", passes, ["reward", "reference"])
+        .build()
+    )
+    order_for_kl_in_reward(graph, use_kl_in_reward=True)
+    assert graph.rev_adj["update"] == ["reward"]
+    assert graph.rev_adj["reward"] == ["reference"]
+
+
+def test_a_second_reward_on_another_path_than_the_log_probs_is_refused():
+    graph = with_log_probs(reward_after="reference")
+    graph.add_node(
+        Node(
+            "other_reward",
+            NodeType.COMPUTE,
+            NodeRole.REWARD,
+            dependencies=["rollout_actor"],
+            executable_ref=passes,
+        )
+    )
+    with pytest.raises(ConfigError, match="'reference' must come before 'other_reward'"):
+        order_for_kl_in_reward(graph, use_kl_in_reward=True)
 
 
 def test_kl_in_the_reward_with_log_probs_before_it_passes():
-    check_kl_in_reward_order(with_log_probs(reward_after="reference"), use_kl_in_reward=True)
+    order_for_kl_in_reward(with_log_probs(reward_after="reference"), use_kl_in_reward=True)
 
 
 def test_without_kl_in_the_reward_the_order_is_free():
-    check_kl_in_reward_order(with_log_probs(reward_after="rollout_actor"), use_kl_in_reward=False)
+    order_for_kl_in_reward(with_log_probs(reward_after="rollout_actor"), use_kl_in_reward=False)
 
 
 def test_kl_in_the_reward_without_reference_is_refused():
     graph = Pipeline("p").add_node("reward", passes, node_role=NodeRole.REWARD).build()
     with pytest.raises(ConfigError, match="no node with the role REFERENCE"):
-        check_kl_in_reward_order(graph, use_kl_in_reward=True)
+        order_for_kl_in_reward(graph, use_kl_in_reward=True)
 
 
 def test_behaviour_log_probs_serve_where_there_is_no_node_for_old_ones():
@@ -139,4 +167,4 @@ def test_behaviour_log_probs_serve_where_there_is_no_node_for_old_ones():
         .add_node("reward", passes, ["reference"], node_role=NodeRole.REWARD)
         .build()
     )
-    check_kl_in_reward_order(graph, use_kl_in_reward=True)
+    order_for_kl_in_reward(graph, use_kl_in_reward=True)

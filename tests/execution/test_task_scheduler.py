@@ -97,6 +97,14 @@ def test_fewer_ranks_than_graphs_is_refused():
         TaskScheduler(1, 2).schedule_and_assign_tasks([graph("a"), graph("b"), graph("c")])
 
 
+def test_fewer_ranks_than_parts_of_a_graph_run_it_whole():
+    whole = graph("g")
+    whole.add_node(Node("beside", NodeType.COMPUTE, executable_ref=passes))
+    assert (
+        TaskScheduler(1, 1).schedule_and_assign_tasks([whole])[0].nodes.keys() == whole.nodes.keys()
+    )
+
+
 def test_two_graphs_of_one_id_are_refused():
     with pytest.raises(ConfigError, match="Two graphs have the id 'a'"):
         TaskScheduler(1, 2).schedule_and_assign_tasks([graph("a"), graph("a")])

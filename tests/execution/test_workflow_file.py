@@ -50,6 +50,10 @@ def test_the_guides_workflow_runs_as_written(tmp_path):
         ("MODEL_TRAIN", "CRITIC", True, "compute_value"),
         ("MODEL_TRAIN", "CRITIC", False, "train_critic"),
         ("BARRIER_SYNC", "ROLLOUT", False, "sync_weights"),
+        ("BARRIER_SYNC", "DEFAULT", False, "wait_for_all"),
+        ("ENV_INTERACT", "ROLLOUT", False, "generate"),
+        ("ENV_INTERACT", "DEFAULT", False, "generate"),
+        ("DATA_LOAD", "DEFAULT", False, "load_prompts"),
     ],
 )
 def test_type_and_role_choose_the_stage(node_type, node_role, only_forward_compute, stage):

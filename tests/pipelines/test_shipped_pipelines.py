@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph, check_kl_in_reward_order
+from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph, order_for_kl_in_reward
 from siirl.execution.dag.builtin_pipelines import (
     PIPELINES,
     dapo_pipeline,
@@ -162,16 +162,29 @@ def test_columns_that_a_setting_makes_a_stage_read_are_required_before_the_start
         require_configured_columns(config, pipeline.build())
 
 
-@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"ppo"}))
-def test_kl_in_the_reward_is_refused_where_log_probs_come_later(name):
-    with pytest.raises(
-        ConfigError, match="KL in the reward needs the log-prob nodes before the reward"
-    ):
-        check_kl_in_reward_order(PIPELINES[name](), use_kl_in_reward=True)
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_every_pipeline_can_have_the_kl_in_its_reward(name):
+    graph = PIPELINES[name]()
+    order_for_kl_in_reward(graph, use_kl_in_reward=True)
+    (reward,) = (node for node in graph.get_nodes() if node.node_role is NodeRole.REWARD)
+    before = graph.get_ancestors(reward.node_id)
+    assert {"rollout_actor", "actor_old_log_prob", "reference_log_prob"} <= before
 
 
-def test_ppo_can_have_the_kl_in_its_reward():
-    check_kl_in_reward_order(ppo_pipeline(), use_kl_in_reward=True)
+def test_dapo_with_the_kl_in_its_reward_filters_after_both():
+    graph = dapo_pipeline()
+    order_for_kl_in_reward(graph, use_kl_in_reward=True)
+    assert graph.get_topological_sort() == [
+        "rollout_actor",
+        "actor_old_log_prob",
+        "reference_log_prob",
+        "function_reward",
+        "dynamic_sampling",
+        "data_rebalance",
+        "calculate_advantages",
+        "actor_train",
+        "sync_weights",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINES))

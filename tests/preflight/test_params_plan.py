@@ -363,6 +363,33 @@ def test_a_kl_without_a_node_for_the_reference_is_refused() -> None:
         skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)
 
 
+def test_branches_are_drawn_as_branches() -> None:
+    pipeline = Pipeline("own").add_node("rollout", None)
+    pipeline.add_node("reward", None, ["rollout"]).add_node("advantages", None, ["reward"])
+    pipeline.add_node("reference", None, ["rollout"])
+    pipeline.add_node("update", None, ["advantages", "reference"]).add_node("log", None, ["update"])
+    lines = [
+        line.split(maxsplit=1) for line in render(plan_of(job_graph=pipeline.build())).splitlines()
+    ]
+    assert [part for part in lines if part[0] in ("branch", "join")] == [
+        ["branch", "rollout -> reward -> advantages"],
+        ["branch", "rollout -> reference"],
+        ["join", "advantages + reference -> update -> log"],
+    ]
+
+
+def test_a_graph_that_trains_nothing_says_so_and_promises_no_optimiser_steps() -> None:
+    pipeline = Pipeline("own").add_node(
+        "rollout", None, node_type=NodeType.MODEL_INFERENCE, node_role=NodeRole.ROLLOUT
+    )
+    plan = plan_of(job_graph=pipeline.build())
+    text = render(plan)
+    assert plan.optimiser_steps == 0
+    assert "no node of this graph trains a model" in text
+    assert "optimiser step" not in text
+    assert "vanilla" not in text
+
+
 def test_names_of_tasks_cannot_command_the_terminal() -> None:
     hostile = dataclasses.replace(SPEC, tasks=("push\x1b[2J\nmemory 0",))
     (line,) = [line for line in render(plan_of(spec=hostile)).splitlines() if "push" in line]

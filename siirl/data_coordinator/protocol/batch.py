@@ -73,7 +73,7 @@ def concat(batches: Sequence[TensorDict]) -> TensorDict:
                 *[text for batch in batches for text in texts(batch, name)]
             )
         elif column(name).layout in RAGGED:
-            joined[name] = _join(name, [batch[name] for batch in batches], extents, widest)
+            joined[name] = pad_together(name, [batch[name] for batch in batches], extents, widest)
         else:
             joined[name] = torch.cat([batch[name] for batch in batches])
     return TensorDict(joined, batch_size=[sum(rows)])
@@ -105,9 +105,10 @@ def texts(batch: TensorDict, name: str) -> list[str]:
     return list(batch.get(name).tolist())
 
 
-def _join(
+def pad_together(
     name: str, tensors: Sequence[torch.Tensor], extents: Sequence[Extent], widest: Extent
 ) -> torch.Tensor:
+    """The rows of several tensors of the ragged column `name`, each padded from its extent."""
     layout = column(name).layout
     shape = (sum(len(tensor) for tensor in tensors), widest.width(layout), *tensors[0].shape[2:])
     joined = torch.zeros(shape, dtype=tensors[0].dtype, device=tensors[0].device)

@@ -11,8 +11,9 @@ from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.columns import column_set, providers_of
-from siirl.execution.dag.node import Node, NodeStatus
+from siirl.execution.dag.node import Node, NodeRole, NodeStatus
 from siirl.execution.dag.node_output import NodeOutput
+from siirl.execution.dag.writers import meet
 
 
 class TaskGraph:
@@ -154,15 +155,18 @@ class TaskGraph:
         return found
 
     def get_topological_sort(self) -> list[str]:
-        """Ids in an order in which each comes after its dependencies (Kahn 1962); of those that are
-        free, the one added first.
+        """Ids in an order in which each comes after its dependencies (Kahn 1962).
+
+        Of those that are free, what leads to a DYNAMIC_SAMPLING node comes first, so that nobody
+        has read rows to which it then adds more; then the one added first.
 
         Raises:
             ConfigError: A dependency that is no node, or a cycle, named node by node.
         """
         self._check_dependencies()
-        position = {node_id: index for index, node_id in enumerate(self.nodes)}
-        ids = list(self.nodes)
+        urgent = self._leads_to_sampling()
+        ids = sorted(self.nodes, key=lambda node_id: node_id not in urgent)
+        position = {node_id: index for index, node_id in enumerate(ids)}
         missing = {node_id: len(self.rev_adj[node_id]) for node_id in ids}
         free = [
             position[node_id] for node_id in ids if missing[node_id] == 0
@@ -219,7 +223,8 @@ class TaskGraph:
         node has run (`run_node`).
 
         Raises:
-            ConfigError: A column that nobody provides, or one that is provided too late.
+            ConfigError: A column that nobody provides, one that is provided too late, or one that
+                two branches write which then meet.
         """
         self._loader_columns = (
             self._entry_columns() if loader_columns is None else column_set(loader_columns)
@@ -232,6 +237,7 @@ class TaskGraph:
             )
             if missing and not self._has_undeclared_ancestor(node_id):
                 self._refuse_column(node_id, missing[0])
+        self._check_joins()
 
     def run_node(self, node_id: str, *, batch: Any, **available: Any) -> NodeOutput:
         """Run one node (`Node.run`); if it had declared no columns, check with those it gave
@@ -259,6 +265,22 @@ class TaskGraph:
                 if name not in self.nodes:
                     kind = f"dependency of node {node_id!r} in graph {self.graph_id!r}"
                     raise UnknownNameError.of(kind=kind, name=name, known=self.nodes)
+
+    def _check_joins(self) -> None:
+        """Refuse branches that declare to write the same column before they meet."""
+        put_out: dict[str, dict[str, str]] = {}
+        for node_id in self.get_topological_sort():
+            branches = {name: put_out[name] for name in self.rev_adj[node_id]}
+            written = dict.fromkeys(self.nodes[node_id].provided_columns or (), node_id)
+            put_out[node_id] = {**meet(self, node_id, branches), **written}
+
+    def _leads_to_sampling(self) -> set[str]:
+        sampling = [
+            node_id
+            for node_id, node in self.nodes.items()
+            if node.node_role is NodeRole.DYNAMIC_SAMPLING
+        ]
+        return set(sampling).union(*(self.get_ancestors(node_id) for node_id in sampling))
 
     def _find_cycle(self, candidates: list[str]) -> list[str]:
         """A closed walk among nodes each of which waits for another of them."""

@@ -47,10 +47,17 @@ COMPUTE_STAGES = {
     (NodeRole.ADVANTAGE, False): f"{_STAGES}:compute_advantage",
 }
 LOAD_STAGES = {(NodeRole.DEFAULT, False): f"{_STAGES}:load_prompts"}
-SYNC_STAGES = {(NodeRole.ROLLOUT, False): f"{_STAGES}:sync_weights"}
+SYNC_STAGES = {
+    (NodeRole.ROLLOUT, False): f"{_STAGES}:sync_weights",
+    (NodeRole.DEFAULT, False): f"{_STAGES}:wait_for_all",
+}
+EPISODE_STAGES = {
+    (NodeRole.ROLLOUT, False): f"{_STAGES}:generate",
+    (NodeRole.DEFAULT, False): f"{_STAGES}:generate",
+}
 STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
     NodeType.MODEL_INFERENCE: MODEL_STAGES,
-    NodeType.ENV_INTERACT: MODEL_STAGES,
+    NodeType.ENV_INTERACT: EPISODE_STAGES,
     NodeType.MODEL_TRAIN: MODEL_STAGES,
     NodeType.COMPUTE: COMPUTE_STAGES,
     NodeType.DATA_LOAD: LOAD_STAGES,

@@ -49,7 +49,8 @@ class TaskScheduler:
         """Assign a graph of its own to every rank.
 
         Args:
-            original_task_graphs: Graphs with different ids; each is split where that is possible.
+            original_task_graphs: Graphs with different ids; each is split where that is possible
+                and every part gets a rank. Otherwise its ranks run it whole.
             apportion_strategy: "even", or "param_aware": in proportion to the models' parameters,
                 at least one rank each.
             consider_node_cohesion: Prefer machines that run the graph already.
@@ -63,6 +64,8 @@ class TaskScheduler:
             for graph in original_task_graphs
             for part in discover_and_split_parallel_paths(graph)
         ]
+        if len(parts) > self.num_workers:
+            parts = [graph.copy() for graph in original_task_graphs]
         self._check_parts(parts)
         parts.sort(key=lambda part: (-estimate_graph_model_params(part), -len(part.nodes)))
         quotas = apportion(

@@ -1,0 +1,220 @@
+"""Runs one step of a graph: each node gets what its own dependencies put out.
+
+    prompts -> entry node -> its dependents -> ...
+
+One dependency: its batch. Several: the rows that all of them have, joined by uid, with the columns
+of each (`siirl.data_coordinator.protocol.join`); a row that one branch filtered out is not in the
+join. A node without dependencies, and a DATA_LOAD node, gets the prompts of the step. An output is
+kept until its last reader has run.
+
+The order is that of the graph on every rank, because nodes call collectives. A node that asks for
+more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and nobody else; nodes that
+still are to read those ancestors get the rows of all rounds. Left out: what a call of a node is
+(DAGWorker), and overlap within one (`siirl.execution.dag.stage`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+
+from siirl.data_coordinator.protocol.batch import concat, select_rows, texts
+from siirl.data_coordinator.protocol.join import join_batches, positions_in
+from siirl.errors import ConfigError
+from siirl.execution.dag import Node, NodeOutput, NodeStatus, NodeType, TaskGraph
+from siirl.execution.dag.writers import LOADER, Writers, meet
+
+Call = Callable[[Node, TensorDict], NodeOutput]
+"""Calls a node's function on its input."""
+Draw = Callable[[int], TensorDict]
+"""This rank's prompts of the step (0), or its share of so many further ones."""
+
+
+@dataclass
+class _Round:
+    """Outputs of the nodes that have run in a step, or in a refill of it."""
+
+    nodes: frozenset[str]
+    """Ids of those that run and read."""
+    more: int
+    """Prompts of the refill; 0 in the step itself."""
+    outputs: dict[str, TensorDict] = field(default_factory=dict)
+    writers: dict[str, Writers] = field(default_factory=dict)
+    readers: dict[str, int] = field(default_factory=dict)
+    """Readers of each output that have not run."""
+    done: set[str] = field(default_factory=set)
+    prompts: TensorDict | None = None
+
+
+class Dataflow:
+    """Executor of a graph on one rank.
+
+    Args:
+        graph: The checked graph.
+        call: Calls one node.
+        draw: Draws prompts.
+    """
+
+    def __init__(self, graph: TaskGraph, *, call: Call, draw: Draw) -> None:
+        self.graph = graph
+        self.call = call
+        self.draw = draw
+        joins = [name for name, before in graph.rev_adj.items() if len(before) > 1]
+        self._meets_later = frozenset().union(*(graph.get_ancestors(name) for name in joins))
+        """Nodes whose columns are compared, because they are joined later."""
+
+    def run_step(self) -> None:
+        """Run every node once, on the prompts of one step."""
+        nodes = self.graph.get_nodes()
+        for node in nodes:
+            if node.skip_reason is None:
+                node.status = NodeStatus.PENDING
+        step = _Round(nodes=frozenset(node.node_id for node in nodes), more=0)
+        for node in nodes:
+            self._mark_ready(step)
+            self._run(node, step)
+
+    def _mark_ready(self, this: _Round) -> None:
+        for name, before in self.graph.rev_adj.items():
+            node = self.graph.nodes[name]
+            if node.status is NodeStatus.PENDING and this.done.issuperset(before):
+                node.status = NodeStatus.READY
+
+    def _run(self, node: Node, this: _Round) -> None:
+        before, writers = self._input(node, this)
+        output = self.call(node, before)
+        while output.more_prompts:
+            more, fresh = self._refill(node, this, prompts=output.more_prompts)
+            before, writers = together(before, more), {**writers, **fresh}
+            output = self.call(node, together(output.batch, more))
+        self._keep(node, this, before=before, after=output.batch, writers=writers)
+
+    def _input(self, node: Node, this: _Round) -> tuple[TensorDict, Writers]:
+        names = self.graph.rev_adj[node.node_id]
+        if not names or node.node_type is NodeType.DATA_LOAD:
+            for name in names:
+                self._release(name, this)
+            return self._prompts(this)
+        batches = [this.outputs[name] for name in names]
+        writers = {name: this.writers[name] for name in names if name in this.writers}
+        for name in names:
+            self._release(name, this)
+        if len(names) == 1:
+            return batches[0], next(iter(writers.values()), {})
+        joined = meet(self.graph, node.node_id, writers)
+        source = {
+            column: next(
+                position
+                for position, name in enumerate(names)
+                if writers[name].get(column) == writer
+            )
+            for column, writer in joined.items()
+        }
+        return join_batches(batches, source=source), joined
+
+    def _prompts(self, this: _Round) -> tuple[TensorDict, Writers]:
+        if this.prompts is None:
+            this.prompts = self.draw(this.more)
+        return this.prompts, {str(name): LOADER for name in this.prompts.keys()}
+
+    def _keep(
+        self,
+        node: Node,
+        this: _Round,
+        *,
+        before: TensorDict,
+        after: TensorDict,
+        writers: Writers,
+    ) -> None:
+        this.done.add(node.node_id)
+        readers = sum(name in this.nodes for name in self.graph.adj[node.node_id])
+        if not readers:
+            return
+        this.outputs[node.node_id], this.readers[node.node_id] = after, readers
+        if node.node_id in self._meets_later:
+            this.writers[node.node_id] = writers_after(
+                node, before=before, after=after, inherited=writers
+            )
+
+    def _release(self, name: str, this: _Round) -> None:
+        this.readers[name] -= 1
+        if not this.readers[name]:
+            del this.outputs[name]
+
+    def _refill(self, node: Node, this: _Round, *, prompts: int) -> tuple[TensorDict, Writers]:
+        """The input of `node` on further prompts; other readers of its ancestors get the rows too.
+
+        Raises:
+            ConfigError: An ancestor trains, or was read by a node outside of the refill.
+        """
+        before = self.graph.get_ancestors(node.node_id)
+        self._check_refill(node, before, this)
+        refill = _Round(nodes=frozenset({node.node_id, *before}), more=prompts)
+        kept = {name: this.outputs[name] for name in before if name in this.outputs}
+        for earlier in self.graph.get_nodes():
+            if earlier.node_id not in before:
+                continue
+            self._run(earlier, refill)
+            if earlier.node_id in kept:
+                name = earlier.node_id
+                this.outputs[name] = together(kept[name], refill.outputs[name])
+        return self._input(node, refill)
+
+    def _check_refill(self, node: Node, before: Iterable[str], this: _Round) -> None:
+        for name in before:
+            ancestor = self.graph.nodes[name]
+            if ancestor.node_type is NodeType.MODEL_TRAIN and not ancestor.only_forward_compute:
+                raise ConfigError(
+                    f"Node {node.node_id!r} asks for more prompts, but {name!r} before it trains "
+                    "and would train twice in a step. Train after it."
+                )
+            for reader in self.graph.adj[name]:
+                if reader in this.done and reader not in before:
+                    raise ConfigError(
+                        f"Node {node.node_id!r} asks for more prompts after {reader!r} has read "
+                        f"{name!r}, which the refill runs again. Give {node.node_id!r} "
+                        "node_role=DYNAMIC_SAMPLING, so that it comes first, or let "
+                        f"{reader!r} depend on it."
+                    )
+
+
+def writers_after(
+    node: Node, *, before: TensorDict, after: TensorDict, inherited: Writers
+) -> dict[str, str]:
+    """Writer of each column of a node's output: the node itself, or who wrote its input's.
+
+    A column that the node does not declare is compared: choosing rows of it changes nothing.
+    """
+    declared = node.provided_columns or frozenset()
+    places = None
+    found: dict[str, str] = {}
+    for name, value in after.items():
+        if name in declared or name not in inherited:
+            found[name] = node.node_id
+            continue
+        found[name] = inherited[name]
+        if value is before.get(name):
+            continue
+        places = positions_in(before, of=after) if places is None else places
+        if places is None or not _same_rows(before, after, name, places):
+            found[name] = node.node_id
+    return found
+
+
+def together(kept: TensorDict, new: TensorDict) -> TensorDict:
+    """Rows of the previous rounds and the new one; an empty batch may lack columns."""
+    return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)
+
+
+def _same_rows(before: TensorDict, after: TensorDict, name: str, places: list[int]) -> bool:
+    if not len(after):
+        return True
+    if not isinstance(after.get(name), torch.Tensor):
+        old = texts(before, name)
+        return [old[place] for place in places] == texts(after, name)
+    chosen = select_rows(TensorDict({name: before[name]}, batch_size=[len(before)]), places)[name]
+    new = after[name]
+    if chosen.shape != new.shape or chosen.dtype != new.dtype:
+        return False
+    return bool(((chosen == new) | ((chosen != chosen) & (new != new))).all())

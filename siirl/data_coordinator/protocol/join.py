@@ -1,0 +1,128 @@
+"""Joins batches of the same samples: the rows that all have, with the columns of each.
+
+Rows are matched by `uid`. A batch of prompts has no `uid` yet; its rows are matched by `index`, one
+prompt to all samples of its group. The join is an inner one: a row that one branch filtered out is
+in none of the joined rows. Left out: which batch gives a column that several have
+(`siirl.execution.dag.writers`).
+"""
+
+# B row of the join
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from siirl.data_coordinator.protocol.batch import (
+    pad_together,
+    select_rows,
+    tensor_shapes,
+    texts,
+)
+from siirl.data_coordinator.protocol.batch_columns import column
+from siirl.data_coordinator.protocol.padding import RAGGED, Extent
+from siirl.errors import InvariantError
+
+SAMPLE, PROMPT = "uid", "index"
+"""Columns that identify a sample, and the prompt that it answers."""
+
+
+def join_batches(batches: Sequence[TensorDict], *, source: Mapping[str, int]) -> TensorDict:
+    """Rows that all `batches` have, in the order of the first that has samples.
+
+    Args:
+        batches: Of the same samples, or of samples and their prompts.
+        source: For each column of the result the position of the batch that gives it.
+
+    Raises:
+        InvariantError: A row has no id, two rows of one batch have the same id, or columns of the
+            same axis differ in width within one batch.
+    """
+    aligned = _aligned(batches)
+    extents = [Extent.of_shapes(tensor_shapes(batch)) for batch in aligned]
+    widest = Extent.widest(extents)
+    joined: dict[str, Any] = {}
+    for name, position in source.items():
+        value = aligned[position].get(name)
+        if (
+            isinstance(value, torch.Tensor)
+            and column(name).layout in RAGGED
+            and extents[position] != widest
+        ):
+            value = pad_together(name, [value], [extents[position]], widest)
+        joined[name] = value
+    return TensorDict(joined, batch_size=[len(aligned[0])])
+
+
+def positions_in(batch: TensorDict, *, of: TensorDict) -> list[int] | None:
+    """For each row of `of` its position in `batch`; None if a row is not there, or has no id."""
+    name = _identity([batch, of])
+    if name is None:
+        return None
+    place = {key: number for number, key in enumerate(_keys(batch, name))}
+    found = [place.get(key) for key in _keys(of, name)]
+    if len(place) < len(batch) or None in found:
+        return None
+    return [number for number in found if number is not None]
+
+
+def _aligned(batches: Sequence[TensorDict]) -> list[TensorDict]:
+    """The batches with the same rows in the same order; one that has them already is not copied."""
+    leader = next((batch for batch in batches if _has(batch, SAMPLE)), batches[0])
+    names = [_identity_with(leader, batch) for batch in batches]
+    keys = {name: _keys(leader, name) for name in set(names)}
+    places = [_places(batch, name) for batch, name in zip(batches, names, strict=True)]
+    rows = [
+        row
+        for row in range(len(leader))
+        if all(keys[name][row] in place for name, place in zip(names, places, strict=True))
+    ]
+    return [
+        _in_order(batch, [place[keys[name][row]] for row in rows])
+        for batch, name, place in zip(batches, names, places, strict=True)
+    ]
+
+
+def _in_order(batch: TensorDict, rows: list[int]) -> TensorDict:
+    return batch if rows == list(range(len(batch))) else select_rows(batch, rows)
+
+
+def _identity_with(leader: TensorDict, batch: TensorDict) -> str:
+    name = _identity([leader, batch])
+    if name is None:
+        raise InvariantError(
+            f"Branches are joined by {SAMPLE!r}, or by {PROMPT!r} where one holds prompts, and a "
+            f"branch has neither. It has {sorted(batch.keys())}."
+        )
+    return name
+
+
+def _identity(batches: Sequence[TensorDict]) -> str | None:
+    return next(
+        (name for name in (SAMPLE, PROMPT) if all(_has(batch, name) for batch in batches)), None
+    )
+
+
+def _has(batch: TensorDict, name: str) -> bool:
+    return name in batch.keys()
+
+
+def _places(batch: TensorDict, name: str) -> dict[Any, int]:
+    keys = _keys(batch, name)
+    place = {key: number for number, key in enumerate(keys)}
+    if len(place) < len(keys):
+        repeated, count = Counter(keys).most_common(1)[0]
+        raise InvariantError(
+            f"{count} rows of a branch have {name}={repeated!r}, so they cannot be joined with "
+            "those of another branch. Each sample needs its own id."
+        )
+    return place
+
+
+def _keys(batch: TensorDict, name: str) -> list[Any]:
+    if not len(batch):
+        return []
+    value = batch.get(name)
+    return value.tolist() if isinstance(value, torch.Tensor) else texts(batch, name)

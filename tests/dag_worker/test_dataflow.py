@@ -1,0 +1,261 @@
+"""A node's input is what its own dependencies put out: rows joined by uid, columns united."""
+
+# B row of a batch
+
+import weakref
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from siirl.dag_worker.dataflow import Dataflow
+from siirl.data_coordinator.protocol.batch import select_rows, shallow_copy, texts
+from siirl.errors import ConfigError
+from siirl.execution.dag import NodeOutput, NodeRole, NodeStatus, NodeType, Pipeline, columns
+
+
+class Flow:
+    """Runs a pipeline on two prompts a step; remembers what each node got."""
+
+    def __init__(self, pipeline):
+        self.graph = pipeline.build()
+        self.seen, self.order, self.drawn = {}, [], []
+        self.flow = Dataflow(self.graph, call=self._call, draw=self._draw)
+
+    def step(self):
+        self.flow.run_step()
+        return self
+
+    def _call(self, node, batch):
+        self.order.append(node.node_id)
+        self.seen[node.node_id] = batch
+        return self.graph.run_node(node.node_id, batch=batch, copy=shallow_copy)
+
+    def _draw(self, more):
+        first = 10 * len(self.drawn)
+        self.drawn.append(more)
+        return TensorDict(
+            {"index": torch.arange(first, first + (more or 2))}, batch_size=[more or 2]
+        )
+
+
+@columns(requires=["index"], provides=["uid", "score"])
+def rollout(batch):
+    batch["uid"] = NonTensorStack(*[f"s{index}" for index in batch["index"].tolist()])
+    batch["score"] = batch["index"].float()
+    return batch
+
+
+@columns(provides=["reward"])
+def reward(batch):
+    batch["reward"] = batch["score"] + 1
+    return batch
+
+
+@columns(provides=["log_prob"])
+def log_prob(batch):
+    batch["log_prob"] = -batch["score"]
+    return batch
+
+
+def keep_even(batch):
+    return select_rows(batch, batch["index"] % 2 == 0)
+
+
+def double_score(batch):
+    batch["score"] = 2 * batch["score"]
+    return batch
+
+
+def passes(batch):
+    return batch
+
+
+def fork(**more):
+    """rollout -> reward and log_prob -> join."""
+    return (
+        Pipeline("fork")
+        .add_node("rollout", rollout)
+        .add_node("reward", more.get("left", reward), ["rollout"])
+        .add_node("log_prob", more.get("right", log_prob), ["rollout"])
+        .add_node("join", passes, ["reward", "log_prob"])
+    )
+
+
+def test_branches_do_not_see_each_others_columns():
+    flow = Flow(fork()).step()
+    assert "reward" not in flow.seen["log_prob"].keys()
+
+
+def test_a_join_has_the_columns_of_all_branches():
+    joined = Flow(fork()).step().seen["join"]
+    assert {"reward", "log_prob", "score"} <= set(joined.keys())
+    assert joined["reward"].tolist() == [1.0, 2.0]
+
+
+def test_a_filter_in_one_branch_leaves_its_sibling_alone():
+    flow = Flow(fork(left=keep_even)).step()
+    assert len(flow.seen["log_prob"]) == 2
+
+
+def test_a_row_that_one_branch_filtered_out_is_not_in_the_join():
+    joined = Flow(fork(left=keep_even)).step().seen["join"]
+    assert texts(joined, "uid") == ["s0"]
+    assert joined["log_prob"].tolist() == [0.0]
+
+
+def test_a_column_that_one_branch_changed_is_the_changed_one():
+    joined = Flow(fork(left=double_score, right=keep_even)).step().seen["join"]
+    assert joined["score"].tolist() == [0.0]
+    flow = Flow(fork(left=keep_even, right=double_score)).step()
+    assert flow.seen["join"]["score"].tolist() == [0.0]
+
+
+def test_the_latest_version_of_a_column_holds_after_branches_of_branches():
+    pipeline = fork(left=double_score).add_node("again", double_score, ["reward"])
+    pipeline.add_node("both", passes, ["again", "join"])
+    flow = Flow(pipeline).step()
+    assert flow.seen["both"]["score"].tolist() == [0.0, 4.0]
+
+
+def test_undeclared_branches_that_change_one_column_are_refused_when_they_meet():
+    with pytest.raises(ConfigError, match=r"'join'.*both wrote the column 'score'"):
+        Flow(fork(left=double_score, right=double_score)).step()
+
+
+def test_undeclared_branches_that_add_one_column_are_refused_before_they_meet():
+    def add(batch):
+        batch["mine"] = batch["score"]
+        return batch
+
+    flow = Flow(fork(left=add, right=lambda batch: add(batch)))
+    with pytest.raises(ConfigError, match="both wrote the column 'mine'"):
+        flow.step()
+    assert "join" not in flow.order
+
+
+def test_declared_branches_that_write_one_column_are_refused_when_the_graph_is_built():
+    with pytest.raises(
+        ConfigError, match="both wrote the column 'reward': 'reward' and 'log_prob'"
+    ):
+        fork(right=reward).build()
+
+
+def test_every_entry_node_gets_the_prompts_and_they_are_drawn_once():
+    pipeline = Pipeline("two").add_node("a", rollout).add_node("b", passes)
+    flow = Flow(pipeline).step()
+    assert flow.drawn == [0]
+    assert flow.seen["b"].keys() == {"index"}
+
+
+def test_a_load_node_gets_the_prompts_whatever_it_depends_on():
+    pipeline = Pipeline("load").add_node("a", rollout)
+    pipeline.add_node("load", passes, ["a"], node_type=NodeType.DATA_LOAD)
+    assert Flow(pipeline).step().seen["load"].keys() == {"index"}
+
+
+def test_an_output_lives_until_its_last_reader_has_run():
+    graph = fork().build()
+    outputs, alive = {}, {}
+
+    def call(node, batch):
+        alive[node.node_id] = {name for name, output in outputs.items() if output() is not None}
+        output = graph.run_node(node.node_id, batch=batch, copy=shallow_copy)
+        outputs[node.node_id] = weakref.ref(output.batch)
+        return output
+
+    prompts = TensorDict({"index": torch.arange(2)}, batch_size=[2])
+    Dataflow(graph, call=call, draw=lambda more: prompts).run_step()
+    assert alive["log_prob"] == {"rollout", "reward"}
+    assert alive["join"] == set()
+
+
+# Refill
+
+
+class Sampling:
+    """Asks once for as many prompts as it has rows."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, batch):
+        self.calls += 1
+        return NodeOutput(batch=batch, more_prompts=len(batch) if self.calls == 1 else 0)
+
+
+def test_a_refill_runs_the_ancestors_of_the_asking_node_only():
+    pipeline = Pipeline("refill").add_node("rollout", rollout).add_node("other", passes)
+    pipeline.add_node("reward", reward, ["rollout"])
+    pipeline.add_node(
+        "sampling", Sampling(), ["reward"], node_role=NodeRole.DYNAMIC_SAMPLING, provides=[]
+    )
+    flow = Flow(pipeline).step()
+    assert flow.drawn == [0, 2]
+    assert flow.order == [
+        *("rollout", "reward", "sampling"),
+        *("rollout", "reward", "sampling"),
+        "other",
+    ]
+
+
+def test_nodes_that_read_an_ancestor_later_get_the_rows_of_all_rounds():
+    pipeline = Pipeline("refill").add_node("rollout", rollout)
+    pipeline.add_node("log_prob", log_prob, ["rollout"])
+    pipeline.add_node(
+        "sampling", Sampling(), ["rollout"], node_role=NodeRole.DYNAMIC_SAMPLING, provides=[]
+    )
+    pipeline.add_node("join", passes, ["sampling", "log_prob"])
+    flow = Flow(pipeline).step()
+    assert texts(flow.seen["join"], "uid") == ["s0", "s1", "s10", "s11"]
+    assert flow.seen["join"]["log_prob"].tolist() == [0.0, -1.0, -10.0, -11.0]
+
+
+def test_a_refill_of_rows_that_a_sibling_has_read_is_refused():
+    pipeline = Pipeline("refill").add_node("rollout", rollout)
+    pipeline.add_node("log_prob", log_prob, ["rollout"])
+    pipeline.add_node("greedy", Sampling(), ["rollout"], provides=[])
+    with pytest.raises(ConfigError, match=r"after 'log_prob' has read 'rollout'.*DYNAMIC_SAMPLING"):
+        Flow(pipeline).step()
+
+
+def test_a_refill_that_would_train_twice_is_refused():
+    pipeline = Pipeline("refill").add_node("rollout", rollout)
+    pipeline.add_node(
+        "update", passes, ["rollout"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR
+    )
+    pipeline.add_node("sampling", Sampling(), ["update"], provides=[])
+    with pytest.raises(ConfigError, match="'update' before it trains"):
+        Flow(pipeline).step()
+
+
+# States
+
+
+def test_a_node_is_ready_when_its_dependencies_have_run():
+    flow = Flow(fork())
+    states = {}
+
+    def call(node, batch):
+        states[node.node_id] = {name: found.status for name, found in flow.graph.nodes.items()}
+        return Flow._call(flow, node, batch)
+
+    flow.flow.call = call
+    flow.step().step()
+    assert states["rollout"] == {
+        "rollout": NodeStatus.READY,
+        "reward": NodeStatus.PENDING,
+        "log_prob": NodeStatus.PENDING,
+        "join": NodeStatus.PENDING,
+    }
+    assert states["log_prob"]["reward"] is NodeStatus.COMPLETED
+    assert states["log_prob"]["join"] is NodeStatus.PENDING
+    assert flow.graph.nodes["join"].status is NodeStatus.COMPLETED
+
+
+def test_a_skipped_node_hands_its_input_on():
+    flow = Flow(fork())
+    flow.graph.skip_node("reward", reason="unused")
+    flow.step()
+    assert flow.graph.nodes["reward"].status is NodeStatus.SKIPPED
+    assert "reward" not in flow.seen["join"].keys()

@@ -1,0 +1,74 @@
+"""Every policy that a graph trains is synced in the same step."""
+
+from siirl.execution.dag import NodeRole, NodeType, Pipeline
+from siirl.execution.dag.builtin_pipelines import PIPELINES, grpo_pipeline
+from siirl.execution.dag.final_sync import sync_at_the_end
+
+
+def passes(batch):
+    return batch
+
+
+def trained(*groups):
+    pipeline = Pipeline("p").add_node("rollout_actor", passes)
+    for group in groups:
+        pipeline.add_node(
+            f"update_{group}",
+            passes,
+            ["rollout_actor"],
+            node_type=NodeType.MODEL_TRAIN,
+            node_role=NodeRole.ACTOR,
+            agent_group=group,
+        )
+    return pipeline
+
+
+def added(graph):
+    before = set(graph.nodes)
+    sync_at_the_end(graph)
+    return {
+        name: (node.agent_group, graph.rev_adj[name])
+        for name, node in graph.nodes.items()
+        if name not in before
+    }
+
+
+def test_a_policy_without_a_sync_gets_one_at_the_end():
+    graph = trained(0).add_node("later", passes, ["update_0"]).build()
+    assert added(graph) == {"sync_weights": (0, ["update_0"])}
+    assert graph.get_topological_sort()[-1] == "sync_weights"
+
+
+def test_each_agents_policy_gets_its_own():
+    assert added(trained(0, 1).build()) == {
+        "sync_weights_0": (0, ["update_0"]),
+        "sync_weights_1": (1, ["update_1"]),
+    }
+
+
+def test_a_sync_before_the_update_does_not_count():
+    pipeline = Pipeline("p").add_node(
+        "sync_weights",
+        passes,
+        node_type=NodeType.BARRIER_SYNC,
+        node_role=NodeRole.ROLLOUT,
+    )
+    pipeline.add_node(
+        "update",
+        passes,
+        ["sync_weights"],
+        node_type=NodeType.MODEL_TRAIN,
+        node_role=NodeRole.ACTOR,
+    )
+    assert added(pipeline.build()) == {"sync_weights_at_the_end": (0, ["update"])}
+
+
+def test_shipped_pipelines_have_theirs():
+    assert [added(make()) for make in PIPELINES.values()] == [{}] * len(PIPELINES)
+
+
+def test_a_graph_that_trains_nothing_needs_none():
+    graph = grpo_pipeline()
+    graph.remove_node("sync_weights")
+    graph.remove_node("actor_train")
+    assert added(graph) == {}
