@@ -49,7 +49,7 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
     videos = [
         video | dict.fromkeys(hostile, text) | {"reward": text, "seed": text} for text in texts
     ]
-    write_lines(folder / "videos" / "index.jsonl", videos)
+    write_lines(folder / "videos" / "index.jsonl", videos + filmed_twice(texts))
     rollout = {
         "step": 1,
         "reward": 0.0,
@@ -66,12 +66,36 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
             "prompt": [{"role": "user", "content": text}],
             "turns": [{"role": text, "content": text}],
             "reward_parts": {text: 1.0, "b": 2.0},
+            "group": text,
         }
         for text in texts
     ]
     write_lines(folder / "rollouts" / "train" / "step_000001.jsonl", said)
-    for name in ("config.yaml", "plan.txt"):
-        (folder / name).write_text("\n".join(texts), errors="replace")
+    for step in (0, 1):
+        again = [
+            row | {"step": step, "kind": "val", "uid": f"val-{step:06d}-{row['uid']}"}
+            for row in said
+        ]
+        write_lines(folder / "rollouts" / "val" / f"step_{step:06d}.jsonl", again)
+    (folder / "plan.txt").write_text("\n".join(texts), errors="replace")
+    (folder / "warnings.txt").write_text("\n".join(texts), errors="replace")
+    (folder / "config.yaml").write_text(json.dumps({text: {text: [text]} for text in texts}))
+    node = {"skipped": None, "requires": [], "provides": [], "function": "", "after": []}
+    nodes = [
+        node | {"id": text, "function": text, "skipped": text, "requires": [text]} for text in texts
+    ]
+    (folder / "graph.json").write_text(json.dumps(nodes))
+
+
+def filmed_twice(texts: tuple[str, ...]) -> list[dict]:
+    """Videos of the same held-out episodes at two steps."""
+    return [
+        {"step": step, "reward": None, "seed": text, "uid": f"val-{step:06d}-{text}", "kind": "val"}
+        | dict.fromkeys(("task", "instruction", "video"), text)
+        | {"outcome": "fail" if step else "success"}
+        for text in texts
+        for step in (0, 1)
+    ]
 
 
 def write_lines(file: Path, rows: list[dict]) -> None:

@@ -33,10 +33,11 @@ from siirl.params.threads import short_waits
 from siirl.preflight.machine import device_slots
 from siirl.preflight.ray_address import resolve_address
 from siirl.reporting.console import score_table, success_table
+from siirl.reporting.graph_drawing import write_graph
+from siirl.reporting.live_report import LiveReport
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.metrics import Reduced
 from siirl.reporting.recorder import VIDEOS_FOLDER
-from siirl.reporting.report_page import write_report
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
@@ -71,11 +72,14 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     sentinels, ended = Sentinels(), False
     remove_rests(config, run_folder)
     with ExitStack() as stack:
+        write_graph(graph, run_folder)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         stack.enter_context(
             session(config)
         )  # first: if the cluster refuses, nothing has been written
         layout = layout_of(config)
+        report = LiveReport(run_folder)
+        stack.callback(report.finish)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
         for event in stack.enter_context(
             closing(start(config, graph, run_folder, layout, stacks_folder))
@@ -90,6 +94,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 ended = True
                 continue
             writers.write(step=event.step, metrics=event.metrics)
+            report.after_step()
             signs = sentinels.look(event.metrics) if event.step > 0 else []
             for warning in (*event.warnings, *signs):
                 writers.warn(warning)
@@ -97,7 +102,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 evaluated.append(event.metrics)
     if ended:
         raise Interrupted(STOP.number or signal.SIGTERM)
-    show_summary(run_folder, report=write_report(run_folder), evaluated=evaluated)
+    show_summary(run_folder, report=report.file, evaluated=evaluated)
 
 
 def first_step(config: SiiRLArguments) -> int:

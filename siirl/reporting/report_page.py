@@ -1,46 +1,45 @@
-"""report.html of a run: success before and after, curves, videos, rollouts, config, plan.
+"""report.html of a run: results before and after, curves, episodes, graph, config, glossary.
 
-The page is built from the run folder (metrics.jsonl, videos/, rollouts/, config.yaml, plan.txt) and
-can be rebuilt at any time. It links the videos and contains everything else, including the newest
-rollouts.
-
-Its texts come from environments, models and users. The template (report_page.html) therefore
-escapes everything except the diagrams, and its content security policy forbids scripts.
+The page is built from the run folder (metrics.jsonl, videos/, rollouts/, config.yaml, plan.txt,
+graph.json, warnings.txt) and can be rebuilt at any time; a run rewrites it while it goes on
+(siirl.reporting.live_report). It links the videos and contains everything else, including the
+newest rollouts. Left out: comparisons of runs (siirl.reporting.comparison).
 """
 
 import functools
+import math
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from siirl.errors import MissingAssetError
+from siirl.reporting.before_after import pairs
+from siirl.reporting.chart_svg import draw
+from siirl.reporting.charts import KINDS_OF_EVALUATION, Row, meaning_of, run_charts, task_charts
+from siirl.reporting.config_difference import from_defaults
+from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
-from siirl.reporting.metric_writers import METRICS_FILE
+from siirl.reporting.metric_writers import METRICS_FILE, WARNINGS_FILE
+from siirl.reporting.numbers import number
+from siirl.reporting.page import render_page, write_page
+from siirl.reporting.progress import duration
 from siirl.reporting.recorder import VIDEOS_FOLDER, read_video_index
-from siirl.reporting.report_curves import Row, curves
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, read_rollouts, steps_of
-from siirl.reporting.rollout_view import chat, footnote, headline, newest_failures_first, outcome
+from siirl.reporting.rollout_groups import groups, messages
+from siirl.reporting.rollout_view import chat, footnote, outcome, question, verdict
 from siirl.reporting.run_folder import CONFIG_FILE, PLAN_FILE
 from siirl.reporting.statistics import all_last, evaluations, mean_scores
 
 REPORT_FILE = "report.html"
-TEMPLATE = Path(__file__).with_name("report_page.html")
 
-LAST_STEP, LARGEST = (
-    2**53,
-    1e308,
-)  # bounds of a diagram; JSON integers have none
+LAST_STEP, LARGEST = 2**53, 1e300
+"""Bounds of a diagram; JSON integers have none."""
 _VIDEOS_SHOWN = 12
-_ROLLOUTS_SHOWN = 24  # of the newest step; python -m siirl.report RUN --rollouts prints all
-
-KINDS_OF_EVALUATION = (
-    ("", "sampled actions"),
-    ("argmax_", "most probable actions"),
-    ("any_", "any of trainer.val_samples samples"),
-)
+_PAIRS_SHOWN = 12
+_GROUPS_SHOWN = 16  # of the newest step; python -m siirl.report RUN --rollouts prints all
+_WARNINGS_SHOWN = 8
 
 
 class Table(NamedTuple):
@@ -50,17 +49,94 @@ class Table(NamedTuple):
     first_step: int
     last_step: int
     tasks: Sequence[Sequence[Any]]
-    """Per task: name, first and last measurement (empty if missing), and the change.
-    """
+    """Per task: name, first and last measurement (empty if missing), and the change."""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether there is a second evaluation to compare with."""
+        return self.last_step > self.first_step
 
 
-def write_report(folder: Path) -> Path:
+class Quantity(NamedTuple):
+    """A metric with its last value."""
+
+    name: str
+    step: int
+    value: str
+    meaning: str
+
+
+def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     """Write report.html into the run folder and return its path.
+
+    Args:
+        folder: The run folder.
+        live_s: Seconds after which the page reloads; None for a finished run.
 
     Raises:
         MissingAssetError: metrics.jsonl is missing or empty: not a run folder, or a run that ended
             before its first step.
         ValueError: A damaged line in metrics.jsonl or in a rollout file.
+    """
+    rows = read_run(folder)
+    index = read_video_index(folder / VIDEOS_FOLDER)
+    videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
+    rollouts = folder / ROLLOUTS_FOLDER
+    kind = "train" if steps_of(rollouts, kind="train") else "val"
+    steps = steps_of(rollouts, kind=kind)
+    contents = {
+        "success": _tables(rows, evaluations),
+        "rewards": _tables(rows, mean_scores),
+        "video_pairs": pairs(index.rows, most=_PAIRS_SHOWN),
+        "answer_pairs": pairs(_evaluated(folder), most=_PAIRS_SHOWN),
+        "curves": [draw(chart) for chart in run_charts(rows)],
+        "task_curves": [draw(chart) for chart in task_charts(rows)],
+        "videos": videos,
+        "videos_shown": videos[:_VIDEOS_SHOWN],
+        "groups": groups(read_rollouts(rollouts, kind=kind, step=steps[-1]), most=_GROUPS_SHOWN)
+        if steps
+        else [],
+        "graph": draw_graph(read_graph(folder)),
+        "differences": from_defaults(folder / CONFIG_FILE),
+    }
+    page = render_page(
+        "report_page.html",
+        filters={
+            "link": _link,
+            "reward": _reward,
+            "number": number,
+            "outcome": outcome,
+            "verdict": verdict,
+            "question": question,
+            "prompt": _prompt,
+            "messages": messages,
+            "footnote": footnote,
+        },
+        live_s=live_s,
+        folder=folder,
+        name=folder.resolve().parent.name,
+        time=folder.resolve().name,
+        written=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
+        length=_length(rows),
+        notices=list(dict.fromkeys(row["notice"] for row in rows if "notice" in row)),
+        warnings=_warnings(folder),
+        key_figures=list(_key_figures(rows)),
+        sections=_sections(contents),
+        damaged_videos=index.damaged,
+        step_of_rollouts=steps[-1] if steps else None,
+        files=list(_files(folder)),
+        glossary=_glossary(rows),
+        **contents,
+    )
+    return write_page(folder / REPORT_FILE, page)
+
+
+def read_run(folder: Path) -> list[Row]:
+    """Rows of metrics.jsonl with the numbers and notices that a page can show.
+
+    Raises:
+        MissingAssetError: There are none.
+        ValueError: A damaged line.
     """
     rows = [
         _numbers(row)
@@ -72,52 +148,7 @@ def write_report(folder: Path) -> Path:
             f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, "
             "outputs/<name>/<time>."
         )
-    index = read_video_index(folder / VIDEOS_FOLDER)
-    videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
-    steps = steps_of(folder / ROLLOUTS_FOLDER)
-    page = _template().render(
-        folder=folder,
-        name=folder.resolve().parent.name,
-        time=folder.resolve().name,
-        notices=list(dict.fromkeys(row["notice"] for row in rows if "notice" in row)),
-        success=_tables(rows, evaluations),
-        rewards=_tables(rows, mean_scores),
-        curves=curves(rows),
-        videos=videos,
-        damaged_videos=index.damaged,
-        videos_shown=videos[:_VIDEOS_SHOWN],
-        step_of_rollouts=steps[-1] if steps else None,
-        rollouts=newest_failures_first(read_rollouts(folder / ROLLOUTS_FOLDER, step=steps[-1]))[
-            :_ROLLOUTS_SHOWN
-        ]
-        if steps
-        else [],
-        files=list(_files(folder)),
-    )
-    report = folder / REPORT_FILE
-    report.write_text(
-        page, encoding="utf-8", errors="replace"
-    )  # model text may hold lone surrogates
-    return report
-
-
-def _template() -> Any:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATE.parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "link": _link,
-        "reward": _reward,
-        "outcome": outcome,
-        "headline": headline,
-        "chat": chat,
-        "footnote": footnote,
-    }
-    return environment.get_template(TEMPLATE.name)
+    return rows
 
 
 def _numbers(row: Row) -> Row:
@@ -130,7 +161,7 @@ def _numbers(row: Row) -> Row:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
+    return isinstance(value, int | float) and abs(value) <= LARGEST and math.isfinite(value)
 
 
 def _tables(rows: Sequence[Row], read: Callable[..., Mapping[str, Any]]) -> list[Table]:
@@ -158,11 +189,83 @@ def _table(
     return Table(actions, first, last, tasks)
 
 
+def _key_figures(rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
+    """Title, value and meaning of the numbers at the top."""
+    rated = [found for row in rows if (found := evaluations(row))]
+    if rated:
+        first, last = (list(found.values())[-1] for found in (rated[0], rated[-1]))
+        change = f"{100 * first.rate:.1f} → " if len(rated) > 1 else ""
+        yield "held-out success", f"{change}{100 * last.rate:.1f} %", f"{first}\nthen {last}"
+    for title, metric, form in (
+        ("training success", "rollout/success_rate", lambda value: f"{100 * value:.1f} %"),
+        ("reward", "reward/mean_score", number),
+        ("seconds a step", "time/step_s", number),
+    ):
+        values = [row[metric] for row in rows if metric in row]
+        if values:
+            yield title, form(values[-1]), meaning_of(metric)
+
+
+def _length(rows: Sequence[Row]) -> str:
+    times = [row["time"] for row in rows if "time" in row]
+    spent = f", {duration(times[-1] - times[0])} from first to last row" if len(times) > 1 else ""
+    return f"step {rows[-1]['step']}{spent}"
+
+
+def _warnings(folder: Path) -> list[str]:
+    file = folder / WARNINGS_FILE
+    lines = (
+        file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    )
+    return list(dict.fromkeys(filter(None, lines)))[-_WARNINGS_SHOWN:]
+
+
+def _evaluated(folder: Path) -> Iterator[Row]:
+    """Text rollouts of the first and of the last evaluation that recorded any."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    steps = steps_of(rollouts, kind="val")
+    for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
+        yield from read_rollouts(rollouts, kind="val", step=step)
+
+
+def _sections(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Anchor and title of the sections that the page has."""
+    known = (
+        ("results", "Results", True),
+        ("curves", "Curves", True),
+        ("tasks", "Tasks", contents["task_curves"]),
+        ("videos", "Videos", contents["videos"]),
+        ("rollouts", "Rollouts", contents["groups"]),
+        ("graph", "Graph", contents["graph"]),
+        ("config", "Config", contents["differences"]),
+        ("glossary", "Glossary", True),
+    )
+    return [(place, title) for place, title, there in known if there]
+
+
+def _glossary(rows: Sequence[Row]) -> list[Quantity]:
+    """Every metric of the run, by name."""
+    last = {
+        name: (row["step"], value)
+        for row in rows
+        for name, value in row.items()
+        if name not in ("step", "time", "notice")
+    }
+    return [
+        Quantity(name, step, number(value), meaning_of(name))
+        for name, (step, value) in sorted(last.items())
+    ]
+
+
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
     """Title and text of the plan and the configuration."""
     for name, title in ((PLAN_FILE, "Plan"), (CONFIG_FILE, "Configuration")):
         if (folder / name).is_file():
             yield title, (folder / name).read_text(encoding="utf-8", errors="replace")
+
+
+def _prompt(row: Row) -> str:
+    return "\n\n".join(f"{role}: {text}" for role, text in chat({"prompt": row.get("prompt", ())}))
 
 
 def _link(video: Row) -> str:

@@ -152,9 +152,9 @@ def read_rollouts(
             )
 
 
-def steps_of(folder: Path) -> list[int]:
-    """Steps with rollouts, ascending."""
-    return sorted({step for _, step, _ in _files(folder)})
+def steps_of(folder: Path, *, kind: str | None = None) -> list[int]:
+    """Steps with rollouts (of one kind: `train` or `val`), ascending."""
+    return sorted({step for of_kind, step, _ in _files(folder) if kind in (None, of_kind)})
 
 
 def _files(folder: Path) -> list[tuple[str, int, Path]]:

@@ -1,6 +1,7 @@
 """Renders rollouts as text for the terminal and report.html: prompt, turns, answer and verdict."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,12 +13,19 @@ Row = Mapping[str, Any]
 GIST_LENGTH = (
     40  # characters of the question and of the answer in a headline: both fit a terminal's line
 )
+QUESTION_LENGTH = 120
 _STYLES = {"success": "green", "fail": "red", "ungraded": "yellow"}
+TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _COLOURS = {"user": "cyan", "system": "magenta", "tool": "yellow", "assistant": "default"}
 
 
 def headline(row: Row) -> str:
     """One line: shortened question and answer, outcome, verdict, reward, and data source."""
+    return f"{_gist(row)}{verdict(row)}, {row['kind']} {row['task']}, step {row['step']}"
+
+
+def verdict(row: Row) -> str:
+    """Outcome, the grader's verdict, reward with its parts, tool calls, and truncation."""
     parts = [outcome(row)]
     if row.get("verdict") and row["verdict"] != "correct" and row["success"] is not None:
         parts.append(str(row["verdict"]))
@@ -27,8 +35,13 @@ def headline(row: Row) -> str:
         parts.append(f"return {row['env_return']:.3g}")
     if row["truncated"]:
         parts.append("truncated")
-    parts.append(f"{row['kind']} {row['task']}, step {row['step']}")
-    return f"{_gist(row)}{', '.join(parts)}"
+    return ", ".join(parts)
+
+
+def question(row: Row) -> str:
+    """The prompt's last message, shortened to a line; the task's name without text."""
+    asked = [text for role, text in chat(row) if role == "user"]
+    return _shortened(asked[-1], QUESTION_LENGTH) if asked else str(row["task"])
 
 
 def outcome(row: Row) -> str:
@@ -45,7 +58,7 @@ def chat(row: Row) -> list[tuple[str, str]]:
 
 
 def footnote(row: Row) -> str:
-    """The truth, the tokens and their mean log-prob, and the id."""
+    """The truth, turns, tool calls, the tokens and their mean log-prob, and the id."""
     log_probs = [value for turn in row.get("turns", ()) for value in turn.get("log_probs", ())]
     tokens = (
         f"{len(log_probs)} tokens, mean log-prob {sum(log_probs) / len(log_probs):.3f}"
@@ -53,14 +66,20 @@ def footnote(row: Row) -> str:
         else ""
     )
     truth = "" if row.get("ground_truth") is None else f"truth {row['ground_truth']}"
-    return ", ".join(
-        filter(None, [truth, tokens, f"policy version {row['policy_version']}", str(row["uid"])])
-    )
+    calls = tool_calls(row)
+    used = f"{calls} tool call{'' if calls == 1 else 's'}" if calls else ""
+    version = f"policy version {row['policy_version']}"
+    return ", ".join(filter(None, [truth, _turns(row), used, tokens, version, str(row["uid"])]))
 
 
-def newest_failures_first(rows: Iterable[Row]) -> list[Row]:
-    """Sorted by step, newest first; within a step, failures first."""
-    return sorted(rows, key=lambda row: (-row["step"], bool(row["success"])))
+def _turns(row: Row) -> str:
+    turns = sum(role == "assistant" for role, _ in chat({"turns": row.get("turns", ())}))
+    return f"{turns} turns" if turns > 1 else ""
+
+
+def tool_calls(row: Row) -> int:
+    """Tool calls that the policy wrote, in the chat format of Qwen and Hermes."""
+    return sum(len(TOOL_CALL.findall(text)) for role, text in chat(row) if role == "assistant")
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
@@ -82,9 +101,9 @@ def _gist(row: Row) -> str:
     return f"{_shortened(asked[-1])} -> {_shortened(said[-1])}: " if asked and said else ""
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, length: int = GIST_LENGTH) -> str:
     words = " ".join(text.split())
-    return words if len(words) <= GIST_LENGTH else words[: GIST_LENGTH - 1] + "…"
+    return words if len(words) <= length else words[: length - 1] + "…"
 
 
 def _parts_of_reward(row: Row) -> str:

@@ -16,7 +16,8 @@ from siirl.params.refusals import REFUSALS
 from siirl.params.resume_line import way_on
 from siirl.params.training_args import SiiRLArguments
 
-CONFIG_FILE, PLAN_FILE, PROBE_FILE = "config.yaml", "plan.txt", ".probe"
+CONFIG_FILE, PLAN_FILE, GRAPH_FILE = "config.yaml", "plan.txt", "graph.json"
+PROBE_FILE = ".probe"
 PROBE_BYTES = 1 << 20
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
@@ -98,7 +99,9 @@ def run_folder(
 def _leave(folder: Path, made: list[Path], describe: Callable[[Path], str]) -> str:
     """Remove a folder without results; else return the note about it."""
     stacks.remove_empty(folder / stacks.FOLDER)
-    if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE, PROBE_FILE}:
+    if {entry.name for entry in folder.iterdir()} <= {
+        *(CONFIG_FILE, PLAN_FILE, GRAPH_FILE, PROBE_FILE)
+    }:
         _take_back(folder, made)
         return ""
     return describe(folder)

@@ -170,7 +170,7 @@ def test_rollouts_that_are_not_there_are_told(tmp_path, capsys, step, words):
     assert words in capsys.readouterr().err
 
 
-def test_page_shows_the_newest_rollouts_with_failures_first(tmp_path):
+def test_page_shows_the_newest_rollouts_by_prompt_best_first(tmp_path):
     with MetricWriters([], RunDescription(tmp_path, total_steps=1)) as writers:
         writers.write(step=1, metrics={"val/all/any_successes": 3.0, "val/all/any_episodes": 4.0})
     files = RolloutFiles(tmp_path / ROLLOUTS_FOLDER, count=ALL)
@@ -178,8 +178,9 @@ def test_page_shows_the_newest_rollouts_with_failures_first(tmp_path):
     files.keep([trajectory("good"), trajectory("<bad>", success=False)], kind="train", step=2)
     files.close()
     page = write_report(tmp_path).read_text()
-    assert "<h2>Rollouts of step 2</h2>" in page
-    assert page.index("&lt;bad&gt;") < page.index("policy version 5, good")
+    assert '<h2 id="rollouts">Rollouts of step 2</h2>' in page
+    assert page.index("policy version 5, good") < page.index("policy version 5, &lt;bad&gt;")
+    assert "1 of 2 succeeded" in page
     assert "policy version 5, old" not in page
     assert "75.0 % [30.1, 95.4] (3/4)" in page
 

@@ -1,0 +1,221 @@
+"""The charts of a run or of several runs: titles, series and intervals, as numbers.
+
+`chart_svg` draws them into report.html, `chart_files` writes PDF, SVG and CSV. Left out: drawing.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from siirl.reporting.metrics import find_declaration
+from siirl.reporting.statistics import SuccessInterval, all_last, evaluations
+
+Row = Mapping[str, Any]
+
+KINDS_OF_EVALUATION = (
+    ("", "sampled actions"),
+    ("argmax_", "most probable actions"),
+    ("any_", "any of trainer.val_samples samples"),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a training step, with its 95 % interval where it has one."""
+
+    step: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named curve."""
+
+    label: str
+    points: Sequence[Point]
+    meaning: str = ""
+    """What the quantity is, as `METRICS` declares it; shown on hover."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over training steps that share an axis."""
+
+    title: str
+    series: Sequence[Series]
+    percent: bool = False
+    """Whether values are shares, shown as percentages."""
+    whole: bool = False
+    """Whether the axis covers 0 to 100 %."""
+    stacked: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart of declared metrics: title, and label by metric."""
+
+    title: str
+    metrics: Mapping[str, str]
+    percent: bool = False
+
+
+PANELS = (
+    Panel("Success of training episodes", {"rollout/success_rate": "all episodes"}, percent=True),
+    Panel("Reward", {"reward/mean_score": "mean"}),
+    Panel(
+        "Reward of held-out episodes",
+        {
+            "val/all/mean_score": "sampled actions",
+            "val/all/argmax_mean_score": "most probable actions",
+        },
+    ),
+    Panel(
+        "Return of held-out episodes",
+        {"val/all/return": "sampled actions", "val/all/argmax_return": "most probable actions"},
+    ),
+    Panel("Response, tokens", {"rollout/avg_response_length": "tokens"}),
+    Panel("Turns an episode", {"rollout/turns": "turns"}),
+    Panel("Truncated", {"rollout/truncated_share": "episodes"}, percent=True),
+    Panel("Clusters of successes", {"reward/clusters": "clusters"}),
+    Panel("Groups without advantage", {"advantage/zero_groups": "groups"}),
+    Panel("KL to the behaviour policy", {"actor/ppo_kl": "KL"}),
+    Panel("Entropy", {"actor/entropy": "update", "rollout/entropy": "rollout"}),
+    Panel("Clipped tokens", {"actor/pg_clipfrac": "share"}, percent=True),
+    Panel("Gradient norm", {"actor/grad_norm": "actor", "critic/grad_norm": "critic"}),
+    Panel("Critic", {"critic/explained_variance": "explained variance"}),
+    Panel("Environment steps a second", {"env/steps_per_s": "steps/s"}),
+    Panel("Policy calls a second", {"policy/calls_per_s": "calls/s"}),
+    Panel("Generated tokens a second", {"rollout/tokens_per_s": "tokens/s"}),
+    Panel("Busy", {"env/busy_share": "environments", "policy/busy_share": "policy"}, percent=True),
+)
+
+
+def run_charts(rows: Sequence[Row]) -> list[Chart]:
+    """Charts of a run for which there are numbers: held-out success, `PANELS`, stage times."""
+    charts = [
+        _held_out(rows),
+        *(_panel(panel, rows) for panel in PANELS),
+        _stage_times(rows),
+    ]
+    return [chart for chart in charts if chart.series]
+
+
+def task_charts(rows: Sequence[Row]) -> list[Chart]:
+    """Held-out success of each task, lowest last value first; none where there is one task."""
+    tasks = _tasks(rows)
+    if len(tasks) < 3:  # one task, and `all`
+        return []
+    charts = [
+        Chart(task, list(_of_task(rows, task)), percent=True, whole=True)
+        for task in tasks
+        if task != "all"
+    ]
+    return sorted(charts, key=lambda chart: (chart.series[0].points[-1].value, chart.title))
+
+
+def compared_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
+    """The charts of several runs (rows by name), a curve a run; stage times are left out."""
+    charts = {
+        name: [_held_out(rows), *(_panel(p, rows) for p in PANELS)] for name, rows in runs.items()
+    }
+    together = []
+    for same in zip(*charts.values(), strict=True):
+        series = [
+            Series(
+                name if not index else f"{name}, {curve.label}", curve.points, meaning=curve.meaning
+            )
+            for name, chart in zip(charts, same, strict=True)
+            for index, curve in enumerate(chart.series)
+        ]
+        first = same[0]
+        together.append(Chart(first.title, series, percent=first.percent, whole=first.whole))
+    return [chart for chart in together if chart.series]
+
+
+def _held_out(rows: Sequence[Row]) -> Chart:
+    tasks = _tasks(rows)
+    whole = "all" if "all" in tasks else tasks[0] if len(tasks) == 1 else None
+    series = [] if whole is None else list(_of_task(rows, whole))
+    if whole is None:  # an older run, or a user's node, without a total
+        series = [next(_of_task(rows, task, label=task)) for task in tasks]
+    return Chart("Success on held-out episodes", series, percent=True, whole=True)
+
+
+def _tasks(rows: Sequence[Row]) -> list[str]:
+    return sorted({task for row in rows for task in evaluations(row)}, key=all_last)
+
+
+def _of_task(rows: Sequence[Row], task: str, *, label: str = "") -> Iterator[Series]:
+    """A curve with intervals for each kind of evaluation."""
+    for kind, actions in KINDS_OF_EVALUATION:
+        found = [
+            (row["step"], measured[task])
+            for row in rows
+            if task in (measured := evaluations(row, kind=kind)) and measured[task].episodes
+        ]
+        if found:
+            yield Series(
+                label or actions,
+                [_with_interval(step, interval) for step, interval in found],
+                meaning="share of successes among held-out episodes, with its 95 % interval",
+            )
+
+
+def _with_interval(step: int, interval: SuccessInterval) -> Point:
+    return Point(step, interval.rate, interval.low, interval.high)
+
+
+def _panel(panel: Panel, rows: Sequence[Row]) -> Chart:
+    series = [
+        Series(label, points, meaning=meaning_of(metric))
+        for metric, label in panel.metrics.items()
+        if (points := _points(rows, metric))
+    ]
+    return Chart(panel.title, series, percent=panel.percent)
+
+
+def meaning_of(metric: str) -> str:
+    """The declared meaning and reduction of a metric, with its name."""
+    declared = find_declaration(metric)
+    if declared is None:
+        return f"not declared ({metric})"
+    return f"{declared.meaning} ({metric}; {declared.reduction.value})"
+
+
+def _points(rows: Iterable[Row], metric: str) -> list[Point]:
+    return [
+        Point(row["step"], row[metric]) for row in rows if isinstance(row.get(metric), int | float)
+    ]
+
+
+def _stage_times(rows: Sequence[Row]) -> Chart:
+    """Seconds of every stage, stacked."""
+    trained = [row for row in rows if row["step"] > 0]
+    names = dict.fromkeys(
+        name for row in trained for name in row if name.startswith("time/") and name.endswith("_s")
+    )
+    series = [
+        Series(
+            name.removeprefix("time/").removesuffix("_s"),
+            [Point(row["step"], row.get(name, 0.0)) for row in trained],
+            meaning=meaning_of(name),
+        )
+        for name in names
+        if name != "time/step_s"
+    ]
+    return Chart("Seconds a stage", series, stacked=True)
+
+
+def heights(chart: Chart) -> list[list[float]]:
+    """The values that are drawn, per series: those of a stacked chart lie on the earlier ones."""
+    values = [[point.value for point in curve.points] for curve in chart.series]
+    if not chart.stacked:
+        return values
+    return [list(column) for column in itertools.accumulate(values, _added)]
+
+
+def _added(below: list[float], above: list[float]) -> list[float]:
+    return [low + high for low, high in zip(below, above, strict=True)]

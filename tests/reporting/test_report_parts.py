@@ -1,0 +1,115 @@
+"""Parts of report.html: pairs of episodes, groups of rollouts, graph, configuration, live page."""
+
+from pathlib import Path
+
+from siirl.execution.dag import Node, NodeType, TaskGraph
+from siirl.reporting.before_after import pairs
+from siirl.reporting.config_difference import between, from_defaults
+from siirl.reporting.graph_drawing import draw_graph, graph_rows, read_graph, write_graph
+from siirl.reporting.live_report import LiveReport
+from siirl.reporting.metric_writers import MetricWriters, RunDescription
+from siirl.reporting.rollout_groups import groups, messages
+
+
+def recorded(step: int, episode: str, success: bool | None, **more: object) -> dict:
+    row = {"kind": "val", "step": step, "uid": f"val-{step:06d}-{episode}", "task": "t", "seed": 1}
+    return row | {"success": success, "reward": None if success is None else float(success)} | more
+
+
+def test_an_episode_is_paired_with_itself_and_lost_ones_come_first() -> None:
+    rows = [
+        *(recorded(0, "a", False), recorded(5, "a", True)),
+        *(recorded(0, "b", True), recorded(5, "b", False)),
+        *(recorded(0, "c", False), recorded(5, "c", False)),
+        recorded(0, "d", True),
+    ]
+    found = [(pair.after["uid"], pair.change) for pair in pairs(rows, most=9)]
+    assert found == [
+        ("val-000005-b", "lost"),
+        ("val-000005-c", "still fails"),
+        ("val-000005-a", "learnt"),
+    ]
+
+
+def test_episodes_of_other_seeds_are_no_pair() -> None:
+    assert pairs([recorded(0, "a", True), recorded(5, "a", True, seed=2)], most=9) == []
+
+
+def test_rollouts_of_a_prompt_are_a_group_with_its_best_first() -> None:
+    rows = [
+        recorded(1, "a", False, group=1),
+        recorded(1, "b", True, group=1),
+        recorded(1, "c", False, group=2),
+    ]
+    mixed, failed = groups(rows, most=9)
+    assert [(name, row["uid"]) for name, row in mixed.extremes] == [
+        ("best", "val-000001-b"),
+        ("worst", "val-000001-a"),
+    ]
+    assert (mixed.successes, mixed.mean_reward, failed.outcome) == (1, 0.5, "fail")
+
+
+def test_a_tool_call_reads_as_a_call() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'
+    turns = [{"role": "assistant", "content": call}, {"role": "tool", "content": "3"}]
+    assert messages({"turns": turns}) == [("assistant", "add(a=1, b='x')"), ("tool", "3")]
+
+
+def branched() -> TaskGraph:
+    graph = TaskGraph("two rewards")
+    for name, after in {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}.items():
+        graph.add_node(Node(name, NodeType.COMPUTE, dependencies=after))
+    graph.skip_node("c", reason="not asked for")
+    return graph
+
+
+def test_the_graph_of_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_graph(branched(), tmp_path)
+    assert read_graph(tmp_path) == graph_rows(branched())
+
+
+def test_a_drawing_has_a_box_a_node_and_an_arrow_a_dependency() -> None:
+    drawing = draw_graph(graph_rows(branched()))
+    assert (drawing.count("<rect"), drawing.count('class="edge"')) == (4, 4)
+    assert drawing.count('class="node skipped"') == 1
+
+
+def test_a_damaged_graph_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "graph.json").write_text('[{"id": 3}]')
+    assert read_graph(tmp_path) == []
+
+
+def test_a_changed_key_is_shown_with_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("trainer:\n  seed: 7\n  save_freq: -1\nmine: {a: 1}\n")
+    shown = {found.key: (found.value, found.default) for found in from_defaults(file)}
+    assert shown["trainer.seed"] == ("7", "0")
+    assert shown["mine.a"] == ("1", "")
+
+
+def test_runs_are_compared_by_the_keys_that_differ(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.yaml" for name in ("one", "two")}
+    files["one"].write_text("trainer: {seed: 0, save_freq: 5}")
+    files["two"].write_text("trainer: {seed: 1, save_freq: 5}")
+    assert between(files) == [("trainer.seed", ["0", "1"])]
+
+
+def test_a_live_page_reloads_and_takes_two_percent_of_the_time(tmp_path: Path) -> None:
+    times = iter([0.0, 0.0, 1.0, 50.9, 51.0, 51.5])  # made, begin, end, too early, begin, end
+    with MetricWriters([], RunDescription(tmp_path, total_steps=3)) as writers:
+        report = LiveReport(tmp_path, clock=lambda: next(times))
+        written = []
+        for step in (1, 2, 3):
+            writers.write(step=step, metrics={"reward/mean_score": float(step)})
+            report.after_step()
+            written.append(f"step {step}" in report.file.read_text())
+        assert written == [True, False, True]
+        assert 'data-live="10"' in report.file.read_text()
+    report.finish()
+    assert "data-live=" not in report.file.read_text()
+
+
+def test_a_run_without_a_step_leaves_no_page(tmp_path: Path) -> None:
+    report = LiveReport(tmp_path)
+    report.finish()
+    assert not report.file.exists()
