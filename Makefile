@@ -58,7 +58,7 @@ vllm: $(VLLM)
 	@:
 
 demo: setup system
-	$(BIN)/python -m siirl.train pipeline=embodied_srpo env=mujoco
+	$(BIN)/python -m siirl.train pipeline=embodied_srpo env=metaworld
 
 docs: setup $(SITE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
-from envs.metaworld.simulator import TaskSimulator
-from envs.mujoco import ACTION_SIZE, DEFAULT_TASKS, MetaWorldEnv, expert
+from envs.metaworld.metaworld_env import ACTION_SIZE, DEFAULT_TASKS, MetaWorldEnv, expert
+from envs.metaworld.metaworld_simulator import MetaWorldSimulator
 
 CLIP_TASKS = (
     "drawer-open", "door-open", "button-press", "push", "reach", "window-open",
@@ -146,7 +146,9 @@ KINDS: dict[str, Callable[[np.random.Generator], Disturb]] = {
 FAILING_KINDS = tuple(kind for kind in KINDS if kind != "expert")
 
 
-def expert_actions(*, simulator: TaskSimulator, seed: int, disturb: Disturb) -> NDArray[np.float32]:
+def expert_actions(
+    *, simulator: MetaWorldSimulator, seed: int, disturb: Disturb
+) -> NDArray[np.float32]:
     """Actions [T, A] of the disturbed expert, up to success or the limit, found without rendering."""
     simulator.reset(seed=seed)
     policy, actions = expert(simulator.task), []
@@ -181,7 +183,7 @@ async def collect(*, tasks: Sequence[str], counts: dict[str, int], first_seed: i
     """`counts[kind]` clips of every task and kind; the seed fixes the scene and the disturbance."""
     env, clips = MetaWorldEnv(tasks, max_episode_steps=MAX_STEPS), []
     for task in tasks:
-        simulator, seed = TaskSimulator(task), first_seed
+        simulator, seed = MetaWorldSimulator(task), first_seed
         for kind, count in counts.items():
             for _ in range(count):
                 actions_TA = expert_actions(

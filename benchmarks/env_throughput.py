@@ -35,7 +35,7 @@ import numpy as np
 
 from benchmarks.measured_on import describe_machine
 from benchmarks.throughput_envs import PlainEnv, random_chunks
-from envs.mujoco import DEFAULT_TASKS
+from envs.metaworld.metaworld_env import DEFAULT_TASKS
 from siirl.env_server.pool import EnvPool
 
 RESULTS = Path(__file__).parent / "results"
@@ -186,12 +186,12 @@ def make_contenders(
     few, many = num_servers, num_servers * envs_per_server
     pool = functools.partial(Pool, num_servers=num_servers, envs_per_server=envs_per_server)
     return {
-        f"async_every_action_{few}": AsyncVector("mujoco", env_kwargs, num_envs=few, chunk=1),
-        f"async_every_action_{many}": AsyncVector("mujoco", env_kwargs, num_envs=many, chunk=1),
-        f"async_chunk_{few}": AsyncVector("mujoco", env_kwargs, num_envs=few, chunk=CHUNK),
-        f"async_chunk_{many}": AsyncVector("mujoco", env_kwargs, num_envs=many, chunk=CHUNK),
-        "pool": pool("mujoco", env_kwargs),
-        "pool_barrier": pool("mujoco", env_kwargs, barrier=True),
+        f"async_every_action_{few}": AsyncVector("metaworld", env_kwargs, num_envs=few, chunk=1),
+        f"async_every_action_{many}": AsyncVector("metaworld", env_kwargs, num_envs=many, chunk=1),
+        f"async_chunk_{few}": AsyncVector("metaworld", env_kwargs, num_envs=few, chunk=CHUNK),
+        f"async_chunk_{many}": AsyncVector("metaworld", env_kwargs, num_envs=many, chunk=CHUNK),
+        "pool": pool("metaworld", env_kwargs),
+        "pool_barrier": pool("metaworld", env_kwargs, barrier=True),
         "pool_rebuilt": pool(REBUILT, env_kwargs),
         f"null_async_chunk_{many}": AsyncVector(NULL, {}, num_envs=many, chunk=CHUNK),
         "null_pool": pool(NULL, {}),
@@ -311,7 +311,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         "--env-kwargs",
         type=json.loads,
         default={},
-        help="JSON; the shipped defaults are those of envs.mujoco",
+        help="JSON; the shipped defaults are those of envs.metaworld.metaworld_env",
     )
     parser.add_argument(
         "--policy", type=Path, help="policy folder, for rollouts of its own episodes"

@@ -59,9 +59,9 @@ JOBS: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
     ),
     "math": ("env=math", "env.envs_per_server=16", "data.max_response_length=6"),
-    "mujoco": (
+    "metaworld": (
         *(
-            "env=mujoco",
+            "env=metaworld",
             "env.tasks=[button-press]",
             "env.envs_per_server=4",
             "env.max_episode_steps=16",

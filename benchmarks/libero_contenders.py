@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.throughput_envs import PlainEnv, finished
 from envs.base import IMAGES, PROPRIOCEPTION
-from envs.libero.environment import LiberoEnv
+from envs.libero.libero_env import LiberoEnv
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.executor import run_episodes
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine

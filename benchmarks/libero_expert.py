@@ -72,9 +72,9 @@ def episodes(task: LiberoTask, assets: Any, count: int) -> dict[str, Any]:
     neither.
     """
     import_libero()
-    from envs.libero.simulator import TaskSimulator
+    from envs.libero.libero_simulator import LiberoSimulator
 
-    simulator = TaskSimulator(task, assets)
+    simulator = LiberoSimulator(task, assets)
     steps: list[int | None] = []
     diverged = 0
     for index in range(count):

@@ -98,10 +98,10 @@ def check(task: LiberoTask, assets: Assets, states: Iterable[int]) -> dict[str, 
     core, the building included.
     """
     import_libero()
-    from envs.libero.simulator import TaskSimulator
+    from envs.libero.libero_simulator import LiberoSimulator
 
     begin = time.process_time()
-    simulator = TaskSimulator(task, assets)
+    simulator = LiberoSimulator(task, assets)
     speeds = {str(state): left_speed(simulator, state) for state in states}
     return {"core_seconds": time.process_time() - begin, "speeds": speeds}
 

@@ -31,7 +31,7 @@ from scipy.spatial.distance import cdist
 from benchmarks.collect_clips import WARM_START_TASKS, Clip, load_clips, roll_out, save_clips
 from benchmarks.measured_on import describe_machine
 from benchmarks.reward_progress import pixels
-from envs.mujoco import MetaWorldEnv
+from envs.metaworld.metaworld_env import MetaWorldEnv
 from vjepa.clustering import cluster, nearest_centre_distance
 from vjepa.encoders import load_video_encoder
 from vjepa.progress_metrics import grouped_rank_correlation, rank_correlation
@@ -131,8 +131,8 @@ def distance_to_success(
         of_task = episodes.tasks == task
         clusters = cluster(
             references_ND=embeddings_NE[of_task & episodes.success],
-            min_samples=settings.min_samples,
-            eps_scale=settings.eps_scale,
+            min_samples=settings.dbscan_min_samples,
+            eps_scale=settings.dbscan_eps_scale,
         )
         distance_N[of_task] = nearest_centre_distance(
             embeddings_BD=embeddings_NE[of_task], clusters=clusters

@@ -52,7 +52,7 @@ class LockstepRollout:
             policy=policy, temperature=1.0, lockstep=False, batch_rows=num_envs
         )
         env_class = functools.partial(
-            WaitingEnv, "mujoco", env_kwargs, chunk=policy.chunk_length, go_on=not sparing
+            WaitingEnv, "metaworld", env_kwargs, chunk=policy.chunk_length, go_on=not sparing
         )
         make = [functools.partial(env_class, index=index) for index in range(num_envs)]
         self._envs = gymnasium.vector.AsyncVectorEnv(make, context="spawn")
@@ -126,7 +126,7 @@ class PoolRollout:
         refill: bool,
     ) -> None:
         pool = EnvPool(
-            "mujoco", env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0
+            "metaworld", env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0
         )
         settings = RolloutSettings(
             temperature=1.0,
@@ -201,7 +201,7 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
         "pool_refill": pool(refill=True),
     }
     requests = make_requests(
-        env_spec("mujoco", **env_kwargs).tasks, episodes=flags.episodes // num_slots * num_slots
+        env_spec("metaworld", **env_kwargs).tasks, episodes=flags.episodes // num_slots * num_slots
     )
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     outcomes: dict[str, dict[str, float]] = {}

@@ -33,10 +33,10 @@ from typing import Any
 
 from benchmarks.env_throughput import markdown, summarise_ratios
 from benchmarks.measured_on import describe_machine
-from envs.sandbox.environment import make_sandbox
 from envs.sandbox.generator import GeneratedTask, draw_row
 from envs.sandbox.limits import Limits, Sandbox
 from envs.sandbox.problems import Problem, output_lines
+from envs.sandbox.sandbox_env import make_sandbox
 from envs.sandbox.scoring import judge, program_of
 
 RESULTS = Path(__file__).parent / "results"

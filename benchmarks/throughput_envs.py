@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import IMAGES, PROPRIOCEPTION, Environment, EnvSpec, StepResult
-from envs.mujoco import MetaWorldEnv
+from envs.metaworld.metaworld_env import MetaWorldEnv
 from envs.registry import make_env
 
 
@@ -126,7 +126,7 @@ class WaitingEnv(PlainEnv):
 
 class NullEnv(Environment):
     """Simulates and renders nothing: what is left is the transport. Same observations and episode
-    length as the default `mujoco`.
+    length as the default `metaworld`.
     """
 
     def __init__(self, image_size: int = 64, max_episode_steps: int = 120) -> None:

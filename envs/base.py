@@ -39,7 +39,7 @@ class EnvSpec:
     """Properties of an environment that policy and planner need before the first reset."""
 
     name: str
-    """Registry name, for example `mujoco`."""
+    """Registry name, for example `metaworld`."""
     tasks: tuple[str, ...]
     """Names that `reset(options={"task": name})` accepts; at least one."""
     observation_space: gymnasium.Space[Any]

@@ -13,12 +13,12 @@ from envs.base import Environment, EnvSpec
 from envs.spec_process import SHIPPED, user_env_spec
 
 ENVS: dict[str, str] = {
-    "mujoco": "envs.mujoco:MetaWorldEnv",
-    "libero": "envs.libero.environment:LiberoEnv",
+    "metaworld": "envs.metaworld.metaworld_env:MetaWorldEnv",
+    "libero": "envs.libero.libero_env:LiberoEnv",
     "gymnasium": "envs.gymnasium:GymnasiumEnv",
-    "sandbox": "envs.sandbox.environment:SandboxEnv",
-    "math": "envs.math.environment:MathEnv",
-    "tools": "envs.tools.environment:ToolEnv",
+    "sandbox": "envs.sandbox.sandbox_env:SandboxEnv",
+    "math": "envs.math.math_env:MathEnv",
+    "tools": "envs.tools.tool_env:ToolEnv",
 }
 """Name to `module:Class`."""
 

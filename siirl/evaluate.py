@@ -2,7 +2,7 @@
 
     # newest checkpoint of a run, its own environment
     python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00
-    python -m siirl.evaluate checkpoint=assets/tiny_vla env=mujoco trainer.val_episodes=100
+    python -m siirl.evaluate checkpoint=assets/tiny_vla env=metaworld trainer.val_episodes=100
 
 `checkpoint` is a policy folder, a checkpoint or a run folder; a run's configuration then becomes
 the default. All other words are those of `siirl.train`. `actions=sampled|argmax|both` selects the

@@ -1,6 +1,6 @@
 """`python -m siirl.warm_start`: makes a policy folder to start RL from.
 
-    python -m siirl.warm_start --output my_policy env=mujoco env.tasks='[drawer-open,door-open]'
+    python -m siirl.warm_start --output my_policy env=metaworld env.tasks='[drawer-open,door-open]'
     python -m siirl.warm_start --output my_model env=math env.tasks='[sums-3]'
 
 VLA policies learn from demonstrations of scripted experts, language models from answers.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import siirl
-from envs.mujoco import INSTALL
+from envs.metaworld.metaworld_env import INSTALL
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_without_metaworld_the_demo_job_is_refused_with_the_command_that_install
     done = environment.run("siirl", "train", *TINY, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        f"env=mujoco needs the package metaworld, which is not installed. Type: {INSTALL}"
+        f"env=metaworld needs the package metaworld, which is not installed. Type: {INSTALL}"
         in done.stderr
     )
     assert list(tmp_path.iterdir()) == []

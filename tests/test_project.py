@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import envs.libero.folders
-import envs.mujoco
+import envs.metaworld.metaworld_env
 import siirl
 from siirl.reporting.metrics import METRICS, declaration
 
@@ -237,7 +237,7 @@ def test_the_lock_has_what_the_extras_ask_for(repository: Path) -> None:
 
 def test_the_commands_that_install_simulators_name_the_pinned_versions(repository: Path) -> None:
     pinned = pins(repository / "requirements.lock")
-    for command in (envs.mujoco.INSTALL, envs.libero.folders.INSTALL):
+    for command in (envs.metaworld.metaworld_env.INSTALL, envs.libero.folders.INSTALL):
         assert "pip install --no-deps " in command
         named = dict(re.findall(r"([a-z-]+)==([0-9.]+)", command))
         assert named == {name: pinned[name] for name in named} != {}

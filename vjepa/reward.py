@@ -123,8 +123,8 @@ class TrajectoryReward:
                 continue
             clusters[task] = cluster(
                 references_ND=references_ND,
-                min_samples=self.config.min_samples,
-                eps_scale=self.config.eps_scale,
+                min_samples=self.config.dbscan_min_samples,
+                eps_scale=self.config.dbscan_eps_scale,
             )
             distance_B[rows_B] = nearest_centre_distance(
                 embeddings_BD=embeddings_BD[rows_B], clusters=clusters[task]
@@ -138,13 +138,13 @@ class TrajectoryReward:
                 self.bank,
                 task,
                 embeddings_BD[(task_B == task) & success_B],
-                limit=self.config.bank_size,
+                limit=self.config.success_bank_size,
             )
             self._remember(
                 self.failures,
                 task,
                 embeddings_BD[(task_B == task) & ~success_B],
-                limit=self.config.window,
+                limit=self.config.failure_window,
             )
         defined_B = success_B | np.isfinite(distance_B)
         metrics = {
@@ -169,7 +169,7 @@ class TrajectoryReward:
             self.bank,
             task,
             finite_rows(embeddings_ND, what=f"successes of {task!r}"),
-            limit=self.config.bank_size,
+            limit=self.config.success_bank_size,
         )
 
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -221,7 +221,7 @@ class TrajectoryReward:
         remembered = self.failures.get(task, failures_ND[:0])
         counted = (
             remembered
-            if len(remembered) >= self.config.min_window
+            if len(remembered) >= self.config.min_failure_window
             else np.concatenate((remembered, failures_ND))
         )
         return nearest_centre_distance(

@@ -28,31 +28,31 @@ class TrajectoryRewardConfig:
         above=0,
         maximum=1,
     )
-    min_samples: int = _setting(
+    dbscan_min_samples: int = _setting(
         2,
         "DBSCAN: points, itself included, within the radius of a core point.",
         why="as siiRL released",
         minimum=1,
     )
-    eps_scale: float = _setting(
+    dbscan_eps_scale: float = _setting(
         2.0,
         "DBSCAN: radius in medians of the nearest-neighbour distance.",
         why="needs no scale; compared in benchmarks/reward_progress.py",
         above=0,
     )
-    bank_size: int = _setting(
+    success_bank_size: int = _setting(
         64,
         "Successes of earlier steps kept for each task, the newest first.",
         why="a few steps' worth",
         minimum=0,
     )
-    window: int = _setting(
+    failure_window: int = _setting(
         256,
         "Failures of earlier steps kept for each task; they standardise distances.",
         why="a stable spread",
         minimum=0,
     )
-    min_window: int = _setting(
+    min_failure_window: int = _setting(
         8,
         "With fewer failures in the window, the step's count too.",
         why="the spread of fewer says little",

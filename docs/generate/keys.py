@@ -18,7 +18,7 @@ from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 
 TEXT_ENVIRONMENTS = ("math", "tools", "sandbox")
-ROBOT_ENVIRONMENTS = ("mujoco", "libero", "gymnasium")
+ROBOT_ENVIRONMENTS = ("metaworld", "libero", "gymnasium")
 NEEDED = {"gymnasium": ("env.id=Pendulum-v1",)}
 ONLY_ROBOTS = ("embodied_srpo",)
 

@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.libero.simulator import TaskSimulator
+from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.stand_in.geometry import ALONG_Y, Thing, geoms, numbers
 from envs.libero.stand_in.objects import HOPE_OBJECTS, SCANNED_OBJECTS
 
@@ -43,7 +43,7 @@ class PhysicsWarning(UserWarning):
     """The physics differs from that of the project's numbers."""
 
 
-def check_physics(simulator: TaskSimulator) -> list[str]:
+def check_physics(simulator: LiberoSimulator) -> list[str]:
     """Return and warn of differences from the pinned versions; `simulator` then needs a reset."""
     differences = [*version_differences(), *drop_differences(), *motion_differences(simulator)]
     if differences:
@@ -58,7 +58,7 @@ def check_physics(simulator: TaskSimulator) -> list[str]:
     return differences
 
 
-def check_physics_once(simulator: TaskSimulator) -> None:
+def check_physics_once(simulator: LiberoSimulator) -> None:
     """`check_physics` for the first simulator of a process."""
     if not _checked:
         _checked.append(True)
@@ -87,7 +87,7 @@ def drop_differences() -> list[str]:
     ]
 
 
-def motion_differences(simulator: TaskSimulator) -> list[str]:
+def motion_differences(simulator: LiberoSimulator) -> list[str]:
     """Whether the arm's controller moves the gripper as recorded."""
     moved = arm_motion(simulator)
     if np.abs(moved - RECORDED_MOTION_M).max() <= TOLERANCE_M:
@@ -108,7 +108,7 @@ def drop() -> tuple[dict[str, float], float]:
     return {name: float(data.body(name).xpos[2]) for name in DROPPED}, peak
 
 
-def arm_motion(simulator: TaskSimulator) -> NDArray[np.float64]:
+def arm_motion(simulator: LiberoSimulator) -> NDArray[np.float64]:
     """Return the gripper's displacement [3] in metres by known actions from the home pose."""
     state = simulator.states[0].copy()
     state[1 + np.array(simulator.robot._ref_joint_pos_indexes)] = simulator.robot.init_qpos

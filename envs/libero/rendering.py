@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from envs.offscreen import RenderQuality, SceneRenderer
 
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
-    from envs.libero.simulator import TaskSimulator
+    from envs.libero.libero_simulator import LiberoSimulator
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Our name to robosuite's."""
@@ -38,7 +38,7 @@ class SceneCameras:
             model=model, context=context, camera=self._camera, quality=quality, size=size
         )
 
-    def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
+    def render(self, simulator: "LiberoSimulator", size: int, camera: str) -> NDArray[np.uint8]:
         """Render the simulator's last sample from `camera`: uint8 [size, size, 3]."""
         import mujoco
 

@@ -7,7 +7,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.libero.simulator import TaskSimulator
+from envs.libero.libero_simulator import LiberoSimulator
 
 Vector = NDArray[np.float64]
 
@@ -15,7 +15,7 @@ Vector = NDArray[np.float64]
 class Extent:
     """Bounding box of a body's colliding shapes, along axes turned by `yaw` about the vertical."""
 
-    def __init__(self, simulator: TaskSimulator, body: int, *, yaw: float = 0.0) -> None:
+    def __init__(self, simulator: LiberoSimulator, body: int, *, yaw: float = 0.0) -> None:
         """Measure the current pose; later motion is not tracked."""
         lows, highs = boxes(simulator, [body], yaw=yaw)
         low, high = lows.min(axis=0), highs.max(axis=0)
@@ -26,7 +26,7 @@ class Extent:
 
 
 def boxes(
-    simulator: TaskSimulator, bodies: Sequence[int], *, yaw: float = 0.0
+    simulator: LiberoSimulator, bodies: Sequence[int], *, yaw: float = 0.0
 ) -> tuple[Vector, Vector]:
     """Return lower and upper corners [N, 3] of boxes around the N colliding shapes of `bodies`."""
     model, data = simulator.model, simulator.data
@@ -46,7 +46,7 @@ def _turned_axes(yaw: float) -> Vector:
     )
 
 
-def colliding_geoms(simulator: TaskSimulator, body: int) -> list[int]:
+def colliding_geoms(simulator: LiberoSimulator, body: int) -> list[int]:
     """Geoms of a body and of what hangs on it."""
     model = simulator.model
     inside = [other for other in range(model.nbody) if _hangs_on(model, other, body)]
@@ -56,23 +56,23 @@ def colliding_geoms(simulator: TaskSimulator, body: int) -> list[int]:
     ]
 
 
-def object_body(simulator: TaskSimulator, name: str) -> int:
+def object_body(simulator: LiberoSimulator, name: str) -> int:
     """MuJoCo's number of an object's or fixture's root body."""
     return int(simulator.env.obj_body_id[name])
 
 
-def is_region(simulator: TaskSimulator, name: str) -> bool:
+def is_region(simulator: LiberoSimulator, name: str) -> bool:
     """Whether `name` is a region of the task's definition, and not an object."""
     return name in simulator.env.object_sites_dict
 
 
-def region_parent(simulator: TaskSimulator, name: str) -> str | None:
+def region_parent(simulator: LiberoSimulator, name: str) -> str | None:
     """The object or fixture that a region is a part of; None for a place on the table or floor."""
     parent: str | None = simulator.env.object_sites_dict[name].parent_name
     return parent
 
 
-def region_half(simulator: TaskSimulator, name: str) -> Vector:
+def region_half(simulator: LiberoSimulator, name: str) -> Vector:
     """Half lengths of a region along the world's axes."""
     rotation = simulator.data.site(name).xmat.reshape(3, 3)
     return np.asarray(
@@ -87,14 +87,14 @@ def level_heading(rotation: Vector) -> float:
     return float(np.arctan2(axis[1], axis[0]))
 
 
-def object_speed(simulator: TaskSimulator) -> float:
+def object_speed(simulator: LiberoSimulator) -> float:
     """Return the largest entry of the free objects' velocities, in m/s or rad/s."""
     free = simulator.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
     entries = simulator.model.jnt_dofadr[free][:, None] + np.arange(6)
     return float(np.abs(simulator.data.qvel[entries]).max())
 
 
-def gripper_pose(simulator: TaskSimulator) -> tuple[Vector, Vector]:
+def gripper_pose(simulator: LiberoSimulator) -> tuple[Vector, Vector]:
     """Position [3] and rotation [3, 3] of the point between the finger tips."""
     site = simulator.robot.eef_site_id
     return simulator.data.site_xpos[site].copy(), simulator.data.site_xmat[site].reshape(

@@ -112,7 +112,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Job:
+class ProgramRun:
     """A program and its inputs."""
 
     program: str
@@ -132,7 +132,7 @@ class SandboxFailed(RuntimeError):
 class Sandbox(Protocol):
     """Runs programs."""
 
-    def run(self, job: Job) -> AsyncGenerator[Execution, None]:
+    def run(self, job: ProgramRun) -> AsyncGenerator[Execution, None]:
         """Run the tests in order; yields one entry per test.
 
         There are fewer entries if the program used up its time or broke its sandbox. Each test has

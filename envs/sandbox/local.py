@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from envs.sandbox.isolation import Isolation
-from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Job, Limits, SandboxFailed
+from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Limits, ProgramRun, SandboxFailed
 from envs.sandbox.runner import ERROR_BYTES, HEADER, NOT_STARTED, READY
 
 ENDINGS = (
@@ -50,7 +50,7 @@ class LocalSandbox:
             compile(pkgutil.get_data("envs.sandbox", "runner.py") or b"", "runner.py", "exec")
         )
 
-    async def run(self, job: Job) -> AsyncGenerator[Execution, None]:
+    async def run(self, job: ProgramRun) -> AsyncGenerator[Execution, None]:
         """See `Sandbox.run`."""
         with self._isolation.launch() as launch:
             process = await asyncio.create_subprocess_exec(
@@ -79,7 +79,7 @@ class LocalSandbox:
     def close(self) -> None:
         """See `Sandbox.close`; nothing is held between programs."""
 
-    def _message(self, job: Job) -> bytes:
+    def _message(self, job: ProgramRun) -> bytes:
         # A file cannot hold a lone surrogate: the program gets a question mark, as editors save it.
         program = job.program.encode("utf-8", errors="replace").decode()
         content = {

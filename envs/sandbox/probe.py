@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.sandbox.isolation import Isolation
-from envs.sandbox.limits import Ending, Execution, Job, Limits, SandboxFailed
+from envs.sandbox.limits import Ending, Execution, Limits, ProgramRun, SandboxFailed
 from envs.sandbox.local import LocalSandbox
 
 TRIAL_S = (
@@ -140,13 +140,13 @@ def check_isolation(isolation: Isolation, limits: Limits) -> None:
 
 def _tried(sandbox: LocalSandbox, attempts: str, limits: Limits) -> Execution:
     program = f"LIMITS = {asdict(limits)}\n{attempts}"
-    outcome = _in_thread(_run(sandbox, Job(program, [b"[]"], "probe")))
+    outcome = _in_thread(_run(sandbox, ProgramRun(program, [b"[]"], "probe")))
     if isinstance(outcome, SandboxFailed):
         raise RuntimeError(str(outcome)) from outcome
     return outcome[0] if outcome else Execution(Ending.KILLED)
 
 
-async def _run(sandbox: LocalSandbox, job: Job) -> list[Execution] | SandboxFailed:
+async def _run(sandbox: LocalSandbox, job: ProgramRun) -> list[Execution] | SandboxFailed:
     try:
         async with contextlib.aclosing(sandbox.run(job)) as executions:
             return [execution async for execution in executions]

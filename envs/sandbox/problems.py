@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.prompt_files import PromptRow, require_truth
-from envs.sandbox.limits import Job
+from envs.sandbox.limits import ProgramRun
 from envs.text import shortened
 
 STYLE = "code"  # reward_model.style of such rows
@@ -96,9 +96,9 @@ class Problem:
         """Number of tests that the most frequent answer passes."""
         return max(Counter(_normal(case.expected) for case in self.cases).values())
 
-    def job(self, program: str) -> Job:
+    def job(self, program: str) -> ProgramRun:
         """Return the sandbox job: inputs only, no expected outputs."""
-        return Job(program, [case.given for case in self.cases], self.function)
+        return ProgramRun(program, [case.given for case in self.cases], self.function)
 
 
 def output_lines(text: str) -> list[str]:

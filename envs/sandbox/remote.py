@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Job, Limits, SandboxFailed
+from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Limits, ProgramRun, SandboxFailed
 
 TRIES = 3
 FIRST_PAUSE_S = 0.5  # doubles with each retry
@@ -60,7 +60,7 @@ class RemoteSandbox:
             )
         self._address, self._limits = f"{url.rstrip('/')}/run_code", limits
 
-    async def run(self, job: Job) -> AsyncGenerator[Execution, None]:
+    async def run(self, job: ProgramRun) -> AsyncGenerator[Execution, None]:
         """See `Sandbox.run`; one request per test."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.total_s

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from envs.sandbox.environment import make_sandbox
-from envs.sandbox.limits import Ending, Execution, Job, Limits, Sandbox
+from envs.sandbox.limits import Ending, Execution, Limits, ProgramRun, Sandbox
+from envs.sandbox.sandbox_env import make_sandbox
 
 TOTAL_S = 15.0  # of one program; several calls per turn stay below env.deadline_s
 
@@ -47,7 +47,7 @@ class SandboxedPrograms:
         Raises:
             SandboxFailed: The sandbox failed, not the program.
         """
-        async with contextlib.aclosing(self._sandbox.run(Job(program, [b""]))) as executions:
+        async with contextlib.aclosing(self._sandbox.run(ProgramRun(program, [b""]))) as executions:
             async for execution in executions:
                 return _formatted(execution)
         return f"(ended: {Ending.KILLED.value})"

@@ -39,8 +39,8 @@ class WorkerComponents:
     context: StageContext
     rollout: Rollout
     validator: Validator
-    shown: Closeable
-    """What episodes are shown by: videos, or files of text."""
+    episode_log: Closeable
+    """Writes the recorded episodes: videos, or files of text."""
     checkpoints: CheckpointManager
 
     def set_progress(self, progress: float) -> None:
@@ -76,7 +76,7 @@ class WorkerComponents:
     def close(self) -> None:
         """Close environments, rewards, the prompt loader and the episode files."""
         self.rollout.close()
-        self.shown.close()
+        self.episode_log.close()
         self.context.reward.close()
         self.context.require_loader().close()
 
@@ -87,14 +87,14 @@ class Evaluation:
 
     rollout: Rollout
     validator: Validator
-    shown: Closeable
+    episode_log: Closeable
     reward: Closeable | None = None
     """What scores episodes that the environment leaves without a grade."""
 
     def close(self) -> None:
         """Close environments, files and reward functions; safe to call twice."""
         with ExitStack() as stack:  # an error of one does not keep the others open
-            for part in (self.rollout, self.shown, self.reward):
+            for part in (self.rollout, self.episode_log, self.reward):
                 if part is not None:
                     stack.callback(part.close)
 

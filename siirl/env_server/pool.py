@@ -2,7 +2,7 @@
 
     kwargs = {"tasks": ["door-open"]}
     streams = {"recorder": FrameRequest(every=2, size=256)}
-    async with EnvPool("mujoco", kwargs, num_servers=2, cluster="ray", deadline_s=30.0) as pool:
+    async with EnvPool("metaworld", kwargs, num_servers=2, cluster="ray", deadline_s=30.0) as pool:
         async with pool.slot() as slot:
             observation, info = await slot.reset(seed=7, options={"frames": streams})
             observation, reward, terminated, truncated, info = await slot.step_chunk(actions)

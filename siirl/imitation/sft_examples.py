@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.math.environment import DEFAULT_TASKS as MATHS_TASKS
-from envs.math.environment import HELDOUT_SHARE, question_source
+from envs.math.math_env import DEFAULT_TASKS as MATHS_TASKS
+from envs.math.math_env import HELDOUT_SHARE, question_source
 from envs.prompt_files import PromptRow, require_truth
 from envs.sandbox import generator as programs
-from envs.sandbox.environment import DEFAULT_TASKS as SANDBOX_TASKS
 from envs.sandbox.problems import STYLE as CODE
+from envs.sandbox.sandbox_env import DEFAULT_TASKS as SANDBOX_TASKS
 from envs.text import Message, message
 from envs.tools.arithmetic import calculator
 from envs.tools.calls import ToolCall, write_call

@@ -37,12 +37,12 @@ from siirl.params.references import MISTAKES, describe_error, load_reference
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 
-# Scripted experts, and the first seed of demonstrations. mujoco: the last tenth of the evaluation
+# Scripted expert, and the first seed of demonstrations. metaworld: the last tenth of the evaluation
 # seeds (0 to 999,999, siirl.data_coordinator.task_stream), which no evaluation reaches. LIBERO has
 # 50 initial states per task, and a seed only selects one: seeds below 1,000,000 select the
 # evaluation's states, seeds above it the others.
 EXPERTS = {
-    "mujoco": ("envs.mujoco:expert", 900_000),
+    "metaworld": ("envs.metaworld.metaworld_env:expert", 900_000),
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
 OTHER_FIRST_SEED = 900_000

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from siirl.params.estimators import ESTIMATORS
+from siirl.params.estimator_names import ESTIMATORS
 from siirl.params.fields import option
 
 ADV_WHITENINGS = (

@@ -5,7 +5,7 @@ Two keys are aliases of a group: `algorithm.workflow_type` of `pipeline=`,
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from siirl.errors import UnknownNameError
@@ -51,8 +51,19 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         for gradient in ("", "+")  # its own, or straight-through
     },
     ("actor_rollout_ref.actor.loss", "geo_mean"): (("actor_rollout_ref.actor.loss", "gmpo"),),
+    ("env", "mujoco"): (("env", "metaworld"),),
+    ("env.name", "mujoco"): (("env.name", "metaworld"),),
 }
-"""(key, value) of the documents to the assignments that mean the same here."""
+"""(key, value) of the documents or of earlier versions to the assignments that mean the same here."""
+
+RENAMED_KEYS = {
+    "reward.bank_size": "reward.success_bank_size",
+    "reward.window": "reward.failure_window",
+    "reward.min_window": "reward.min_failure_window",
+    "reward.min_samples": "reward.dbscan_min_samples",
+    "reward.eps_scale": "reward.dbscan_eps_scale",
+}
+"""Keys of earlier versions to their present names; values are unchanged."""
 
 LOSS = "actor_rollout_ref.actor.loss"
 CLIP_RATIO = "actor_rollout_ref.actor.clip_ratio"
@@ -80,7 +91,11 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
     """
     translated: list[Assignment] = []
     notices: list[str] = []
-    for assignment in assignments:
+    for given in assignments:
+        assignment = given
+        if given.key in RENAMED_KEYS:
+            assignment = replace(given, key=RENAMED_KEYS[given.key])
+            notices.append(f"{given.key} ({given.source}) is read as {assignment.key}.")
         value = str(assignment.value)
         replacement = ALIASES.get((assignment.key, value))
         if replacement is None:

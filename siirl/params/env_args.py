@@ -30,7 +30,7 @@ class EnvArguments:
     """The environment and its servers."""
 
     name: str = option(
-        "mujoco",
+        "metaworld",
         "Name in envs.registry.ENVS, or `module:Class` of your own.",
         why="needs packages only, no downloads",
     )

@@ -4,7 +4,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from siirl.params.aliases import ALIASES, EXPLANATIONS
+from siirl.params.aliases import ALIASES, EXPLANATIONS, RENAMED_KEYS
 from siirl.params.build import as_text
 from siirl.params.config_groups import options, summary
 from siirl.params.schema import Key, groups_of, keys_of, type_name
@@ -88,6 +88,7 @@ def _old_names() -> str:
     for (key, value), replacement in ALIASES.items():
         meaning = " ".join(f"{new_key}={new}" for new_key, new in replacement) or EXPLANATIONS[key]
         lines.append(_paragraph(f"{key}={value}", meaning, indent=4, column=52))
+    lines += [_paragraph(old, new, indent=4, column=52) for old, new in RENAMED_KEYS.items()]
     return "\n".join(lines)
 
 

@@ -76,11 +76,11 @@ class RewardArguments:
         why="chunk boundaries need no extra image",
         minimum=1,
     )
-    bank_size: int = _of_vjepa("bank_size")
-    window: int = _of_vjepa("window")
-    min_window: int = _of_vjepa("min_window")
-    min_samples: int = _of_vjepa("min_samples")
-    eps_scale: float = _of_vjepa("eps_scale")
+    success_bank_size: int = _of_vjepa("success_bank_size")
+    failure_window: int = _of_vjepa("failure_window")
+    min_failure_window: int = _of_vjepa("min_failure_window")
+    dbscan_min_samples: int = _of_vjepa("dbscan_min_samples")
+    dbscan_eps_scale: float = _of_vjepa("dbscan_eps_scale")
     demonstrations: str | None = option(
         None,
         "Clips that count as successes from the start.",

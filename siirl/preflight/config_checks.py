@@ -12,7 +12,7 @@ from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
 from siirl.params.build import as_text
 from siirl.params.domains import is_text, observation_parts
-from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS
+from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.model_args import FLAT_SCHEDULES
 from siirl.params.plug_ins import plug_in_problems
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.critic_sizes import critic_update
-from siirl.params.estimators import that_take
+from siirl.params.estimator_names import that_take
 from siirl.params.training_args import SiiRLArguments
 
 WITH_CRITIC = "ppo"

@@ -31,7 +31,7 @@ class Cost:
 # From env/steps, time/rollout_actor_s and time/actor_train_s of the runs in
 # benchmarks/results/*_learning*.json.
 COSTS = {
-    "mujoco": Cost(step=1.0e-3, limit_share=0.75, update=3e-3),
+    "metaworld": Cost(step=1.0e-3, limit_share=0.75, update=3e-3),
     "libero": Cost(step=4.3e-3, limit_share=0.6, update=9e-3),
     "math": Cost(step=9e-4, limit_share=1.0, update=2e-4),
     "tools": Cost(step=0.028, limit_share=0.33, update=1e-3),

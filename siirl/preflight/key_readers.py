@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from siirl.params import sizes
 from siirl.params.algorithm_args import FILTERS, AlgorithmArguments
 from siirl.params.critic_args import CriticArguments
-from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS, that_take
+from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS, that_take
 from siirl.params.references import is_reference
 from siirl.params.reward_args import TEXT_REWARDS, VIDEO_REWARDS
 from siirl.params.schema import keys_of, value_of
@@ -320,7 +320,14 @@ ROWS: tuple[Row, ...] = (
     ),
     (
         "reward",
-        ("alpha", "bank_size", "window", "min_window", "min_samples", "eps_scale"),
+        (
+            "alpha",
+            "success_bank_size",
+            "failure_window",
+            "min_failure_window",
+            "dbscan_min_samples",
+            "dbscan_eps_scale",
+        ),
         _by_rewards("srpo", "oracle"),
     ),
     ("reward", ("encoder",), _by_rewards(*VIDEO_REWARDS)),

@@ -22,7 +22,7 @@ from siirl.preflight.memory import (
 )
 from siirl.preflight.ray_address import address_problems
 
-DRAWING_ENVS = ("mujoco", "libero")
+DRAWING_ENVS = ("metaworld", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
 # compute threads; more than one on a core only take turns, so four are a typing error

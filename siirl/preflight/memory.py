@@ -42,7 +42,7 @@ class EnvBytes:
 
 
 ENV_BYTES = {
-    "mujoco": EnvBytes(
+    "metaworld": EnvBytes(
         server=230e6, scene=60e6, simulator=25e6
     ),  # four tasks: 0.96 GB with one environment a server, 1.85 GB with six
     # Three tasks of suite object, 128-pixel images, placeholders for 17 benchmark files: 5.4 GB

@@ -58,15 +58,15 @@ LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # the same limit for a video encoder
 
 
 @dataclass(frozen=True)
-class Job:
-    """A checked job."""
+class PreparedJob:
+    """A job that passed all checks: its graph, plan and warnings."""
 
     graph: TaskGraph
     plan: Plan
     warnings: tuple[str, ...]
 
 
-def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
+def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     """Build the graph, run the remaining checks, and compute the plan.
 
     Replaces `trainer.resume` by the folder to resume from, or None; turns off videos of an
@@ -120,7 +120,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()
         )
     )
-    return Job(graph=graph, plan=plan, warnings=tuple(warnings))
+    return PreparedJob(graph=graph, plan=plan, warnings=tuple(warnings))
 
 
 def check_resume(config: SiiRLArguments) -> str | None:

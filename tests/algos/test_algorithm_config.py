@@ -10,7 +10,7 @@ from estimator_cases import SHIPPED
 from siirl.algos.advantages import ADVANTAGES, CPGD_WEIGHTS, WHITENINGS
 from siirl.compat import core_algos
 from siirl.params import algorithm_args
-from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS, estimators_in
+from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS, estimators_in
 from siirl.params.parser import parse
 from siirl.preflight.key_readers import READERS
 
@@ -36,7 +36,7 @@ def not_registered(lam): ...
 
 
 def test_reading_the_estimators_imports_no_torch():
-    code = "import sys, siirl.params.estimators; sys.exit('torch' in sys.modules)"
+    code = "import sys, siirl.params.estimator_names; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

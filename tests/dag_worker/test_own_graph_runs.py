@@ -30,8 +30,8 @@ SMALL = (
 )  # fmt: skip
 ENVIRONMENTS = {
     "math": ("env=math", "data.max_response_length=16"),
-    "mujoco": (
-        "env=mujoco",
+    "metaworld": (
+        "env=metaworld",
         "env.envs_per_server=2",
         "env.max_episode_steps=16",
         "env.tasks=[button-press]",

@@ -258,7 +258,7 @@ def test_a_loss_of_the_documents_form_is_known_by_its_arguments(own_names: Path)
 def test_a_rule_that_needs_rewards_is_refused_where_the_filter_comes_before_them(
     own_names: Path,
 ) -> None:
-    own = ("pipeline=embodied_srpo", "env=mujoco", "algorithm.filter.name=own_names:keep")
+    own = ("pipeline=embodied_srpo", "env=metaworld", "algorithm.filter.name=own_names:keep")
     config = parse_config(list(own))
     with pytest.raises(
         ConfigError,

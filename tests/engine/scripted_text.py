@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from envs.base import Environment, EpisodeFailed
-from envs.math.environment import MathEnv
+from envs.math.math_env import MathEnv
 from envs.text import message, observe, text_spec
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 

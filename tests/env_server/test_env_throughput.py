@@ -37,7 +37,7 @@ def test_after_its_end_a_waiting_environment_rests_or_plays_on(go_on, executed):
 def test_the_control_has_the_observations_of_the_default_environment():
     space, like = (
         NullEnv().spec.observation_space,
-        PlainEnv("mujoco", {}, chunk=1, index=0).observation_space,
+        PlainEnv("metaworld", {}, chunk=1, index=0).observation_space,
     )
     assert isinstance(like, gymnasium.spaces.Dict)
     assert {name: part.shape for name, part in space.spaces.items()} == {

@@ -11,8 +11,8 @@ from envs.checker import check_env
 from envs.registry import ENVS, make_env
 
 CASES = {
-    "mujoco": (
-        "mujoco",
+    "metaworld": (
+        "metaworld",
         {"tasks": ["button-press", "reach"], "max_episode_steps": 15, "image_size": 16},
     ),
     "libero": (

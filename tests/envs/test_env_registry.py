@@ -24,16 +24,17 @@ def test_decorator_registers_a_name(own_module, monkeypatch):
 
 
 def test_name_that_is_taken_is_refused(own_module):
-    with pytest.raises(ValueError, match=r"'mujoco' is taken by envs\.mujoco:MetaWorldEnv"):
-        register_env("mujoco")(own_module.CountdownEnv)
+    reference = r"'metaworld' is taken by envs\.metaworld\.metaworld_env:MetaWorldEnv"
+    with pytest.raises(ValueError, match=reference):
+        register_env("metaworld")(own_module.CountdownEnv)
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
         (
-            "mujocco",
-            r"Unknown environment 'mujocco'\. Did you mean 'mujoco'\? Known: .*gymnasium, .*mujoco, .*; or give module:Class",
+            "metawold",
+            r"Unknown environment 'metawold'\. Did you mean 'metaworld'\? Known: .*gymnasium, .*metaworld, .*; or give module:Class",
         ),
         ("no_such_module:Env", r"there is no module 'no_such_module'"),
         ("envs.no_such_module:Env", r"there is no module 'envs\.no_such_module'"),
@@ -48,9 +49,9 @@ def test_wrong_name_is_answered(name, sentence):
 
 def test_unknown_argument_is_answered_with_the_nearest():
     with pytest.raises(
-        ValueError, match=r"'mujoco' has no argument 'imagesize'\. Did you mean 'image_size'\?"
+        ValueError, match=r"'metaworld' has no argument 'imagesize'\. Did you mean 'image_size'\?"
     ):
-        make_env("mujoco", imagesize=64)
+        make_env("metaworld", imagesize=64)
 
 
 def test_module_that_misses_a_package_says_which(tmp_path, monkeypatch):
@@ -61,9 +62,9 @@ def test_module_that_misses_a_package_says_which(tmp_path, monkeypatch):
 
 
 def test_spec_needs_neither_mujoco_nor_metaworld(repository):
-    code = "import sys; from envs.registry import env_spec; env_spec('mujoco'); assert not {'mujoco', 'metaworld'} & set(sys.modules)"
+    code = "import sys; from envs.registry import env_spec; env_spec('metaworld'); assert not {'mujoco', 'metaworld'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=repository, check=True)
 
 
 def test_spec_is_the_environments_own():
-    assert env_spec("mujoco", tasks=["reach-v3"], max_episode_steps=9).tasks == ("reach",)
+    assert env_spec("metaworld", tasks=["reach-v3"], max_episode_steps=9).tasks == ("reach",)

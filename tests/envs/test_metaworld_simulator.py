@@ -12,7 +12,7 @@ from metaworld.policies import ENV_POLICY_MAP
 from metaworld.types import Task
 from scipy.stats import spearmanr
 
-from envs.metaworld.simulator import TaskSimulator
+from envs.metaworld.metaworld_simulator import MetaWorldSimulator
 from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX
 
 DEFAULT = ("drawer-open", "door-open", "button-press")
@@ -49,7 +49,7 @@ def check_against_metaworld(task, *, seed, steps):
     """Meta-World's environment with the same draw, set as its benchmarks set it, moves in the same
     way to the last bit.
     """
-    simulator = TaskSimulator(task)
+    simulator = MetaWorldSimulator(task)
     simulator.reset(seed=seed)
     reference = ALL_V3_ENVIRONMENTS[task + VERSION_SUFFIX]()
     draw = {
@@ -93,7 +93,7 @@ def test_physics_of_every_task_is_metaworlds_to_the_last_bit(task):
 
 @pytest.mark.parametrize("task", [*DEFAULT, *HISTORY])
 def test_episode_does_not_depend_on_what_ran_before(task):
-    used, fresh = TaskSimulator(task), TaskSimulator(task)
+    used, fresh = MetaWorldSimulator(task), MetaWorldSimulator(task)
     for other in (5, 6):
         play(used, seed=other, steps=15)
     for simulator in (used, used):  # the second time from the start that it kept
@@ -105,24 +105,24 @@ def test_episode_does_not_depend_on_what_ran_before(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(INSTRUCTIONS))
 def test_no_episode_of_any_task_depends_on_what_ran_before(task):
-    used = TaskSimulator(task)
+    used = MetaWorldSimulator(task)
     play(used, seed=5, steps=40)
     assert np.array_equal(
-        play(used, seed=7, steps=40)[0], play(TaskSimulator(task), seed=7, steps=40)[0]
+        play(used, seed=7, steps=40)[0], play(MetaWorldSimulator(task), seed=7, steps=40)[0]
     )
 
 
 def test_episode_is_the_same_in_another_process(repository):
     code = (
-        "import hashlib, numpy as np; from envs.metaworld.simulator import TaskSimulator; s = "
-        "TaskSimulator('door-open'); s.reset(seed=11);"
+        "import hashlib, numpy as np; from envs.metaworld.metaworld_simulator import MetaWorldSimulator; s = "
+        "MetaWorldSimulator('door-open'); s.reset(seed=11);"
         "[s.step(np.full(4, 0.3, np.float32)) for _ in range(20)]; "
         "print(hashlib.sha256(s.data.qpos.tobytes()).hexdigest())"
     )
     there = subprocess.run(
         [sys.executable, "-c", code], cwd=repository, check=True, capture_output=True, text=True
     ).stdout.strip()
-    simulator = TaskSimulator("door-open")
+    simulator = MetaWorldSimulator("door-open")
     simulator.reset(seed=11)
     for _ in range(20):
         simulator.step(np.full(4, 0.3, np.float32))
@@ -130,7 +130,7 @@ def test_episode_is_the_same_in_another_process(repository):
 
 
 def test_touch_is_what_metaworld_calls_touch():
-    simulator = TaskSimulator("pick-place")
+    simulator = MetaWorldSimulator("pick-place")
     simulator.reset(seed=0)
     env, touched = simulator._env, []
     for _ in range(50):
@@ -141,7 +141,7 @@ def test_touch_is_what_metaworld_calls_touch():
 
 
 def test_seeds_place_things_differently():
-    simulator = TaskSimulator("drawer-open")
+    simulator = MetaWorldSimulator("drawer-open")
     starts = set()
     for seed in range(4):
         simulator.reset(seed=seed)
@@ -150,7 +150,7 @@ def test_seeds_place_things_differently():
 
 
 def test_observation_after_reset_shows_where_things_are():
-    simulator = TaskSimulator("drawer-open")
+    simulator = MetaWorldSimulator("drawer-open")
     simulator.reset(seed=0)
     before = simulator.state[4:7]
     simulator.step(np.zeros(4, np.float32))
@@ -159,13 +159,13 @@ def test_observation_after_reset_shows_where_things_are():
 
 @pytest.mark.parametrize("task", DEFAULT)
 def test_expert_succeeds(task):
-    _, successes = play(TaskSimulator(task), seed=0, steps=95)
+    _, successes = play(MetaWorldSimulator(task), seed=0, steps=95)
     assert any(successes)
 
 
 def expert_distances(task):
     """Oracle distances along the first successful episode of the expert."""
-    simulator = TaskSimulator(task)
+    simulator = MetaWorldSimulator(task)
     for seed in range(5):
         simulator.reset(seed=seed)
         distances = [simulator.oracle_distance]
@@ -195,7 +195,7 @@ def test_oracle_distance_of_every_task_falls_along_an_experts_episode(task):
 
 
 def test_divergence_is_an_error():
-    simulator = TaskSimulator("drawer-open")
+    simulator = MetaWorldSimulator("drawer-open")
     simulator.reset(seed=0)
     simulator.data.qvel[:] = 1e12
     with pytest.raises(RuntimeError, match=r"'drawer-open' diverged \(mjWARN_BAD"):
@@ -203,7 +203,7 @@ def test_divergence_is_an_error():
 
 
 def test_simulator_recovers_from_divergence_at_reset():
-    simulator = TaskSimulator("drawer-open")
+    simulator = MetaWorldSimulator("drawer-open")
     expected, _ = play(simulator, seed=0, steps=3)
     simulator.data.qvel[:] = 1e12
     with pytest.raises(RuntimeError):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from hypothesis import given
 
-from envs.mujoco import MetaWorldEnv
+from envs.metaworld.metaworld_env import MetaWorldEnv
 from envs.shared_renderers import SharedRenderers, renderers_of_thread
 
 SCENES = ("kitchen", "study", "living room")

@@ -133,7 +133,7 @@ def test_programs_that_are_taught_do_what_is_asked(wording):
     ("env", "kwargs", "told"),
     [
         (
-            "mujoco",
+            "metaworld",
             {},
             "has no target responses; a warm start on answers supports math, tools, sandbox",
         ),

@@ -15,7 +15,7 @@ from benchmarks.fault_kinds import FAULTS
 
 TRIALS = {
     "a command that is killed": Trial(0, "driver killed", Job("gymnasium"), 0.8, "test"),
-    "an interrupt while a simulator works": Trial(1, "SIGINT", Job("mujoco"), 0.7, "test"),
+    "an interrupt while a simulator works": Trial(1, "SIGINT", Job("metaworld"), 0.7, "test"),
     "a killed writer": Trial(2, "killed while writing", Job("math"), 0.7, "test"),
     "a checkpoint that was cut off": Trial(3, "checkpoint truncated", Job("sandbox"), 0.5, "test"),
     "a run folder that can only be read": Trial(
@@ -44,7 +44,7 @@ def test_a_trial_ends_right(tmp_path: Path, references: References, trial: Trial
 def test_eighty_trials_have_every_fault_job_and_cluster() -> None:
     trials = [draw(number, seed=0) for number in range(80)]
     assert Counter(trial.kind for trial in trials) == dict.fromkeys(FAULTS, 4)
-    assert {trial.job.name for trial in trials} == {"gymnasium", "math", "mujoco", "sandbox"}
+    assert {trial.job.name for trial in trials} == {"gymnasium", "math", "metaworld", "sandbox"}
     assert {(trial.job.cluster, trial.job.ranks) for trial in trials} == {
         ("local", 1),
         ("ray", 1),

@@ -10,7 +10,7 @@ from siirl.reporting.recorder import VIDEOS_FOLDER, read_index
 
 JOB = (
     *(
-        "env=mujoco",
+        "env=metaworld",
         "env.tasks=[drawer-open]",
         "env.max_episode_steps=20",
         "reward=success",

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from envs.mujoco import DEFAULT_TASKS, MetaWorldEnv
+from envs.metaworld.metaworld_env import DEFAULT_TASKS, MetaWorldEnv
 from siirl.params.parser import parse_config, to_yaml
 
 
-def test_the_class_and_the_config_of_mujoco_have_the_same_defaults() -> None:
+def test_the_class_and_the_config_of_metaworld_have_the_same_defaults() -> None:
     of_the_class = {
         name: parameter.default
         for name, parameter in inspect.signature(MetaWorldEnv).parameters.items()
     }
-    assert parse_config(["env=mujoco"]).env.constructor_kwargs() == of_the_class
+    assert parse_config(["env=metaworld"]).env.constructor_kwargs() == of_the_class
 
 
 def test_the_page_on_environments_names_the_same_defaults(repository: Path) -> None:
     page, env = (
         (repository / "docs" / "environments.md").read_text(),
-        parse_config(["env=mujoco"]).env,
+        parse_config(["env=metaworld"]).env,
     )
     (tasks,) = re.findall(r"\*\*Default tasks\*\*: (.*)\.\n", page)
     (limit,) = re.findall(r"\*\*Limit\*\*: (\d+) steps", page)

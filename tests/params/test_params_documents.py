@@ -119,9 +119,9 @@ def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(
     guide: Parsed, tmp_path: Path
 ) -> None:
     assert config_problems(guide.config) == []
-    config = parse(["env=mujoco"], config_file=tmp_path / "config.yaml").config
+    config = parse(["env=metaworld"], config_file=tmp_path / "config.yaml").config
     problems = [
-        *environment_problems(config, env_spec("mujoco")),
+        *environment_problems(config, env_spec("metaworld")),
         *unread_in_domain(config, text=False),
     ]
     messages = [str(problem) for problem in problems]

@@ -26,7 +26,7 @@ def test_no_arguments_give_the_demo_job() -> None:
     config = parse_config()
     assert (config.dag.pipeline, config.env.name, config.reward.name, config.cluster.mode) == (
         "embodied_srpo",
-        "mujoco",
+        "metaworld",
         "srpo",
         "ray",
     )
@@ -44,7 +44,7 @@ def test_no_arguments_give_the_demo_job() -> None:
 def test_a_graph_of_ones_own_has_the_keys_own_defaults_and_names_the_run(
     graph: str, name: str
 ) -> None:
-    config, schema = parse_config(["env=mujoco", graph]), SiiRLArguments()
+    config, schema = parse_config(["env=metaworld", graph]), SiiRLArguments()
     assert (config.dag.pipeline, config.dag.shipped_graph, config.trainer.experiment_name) == (
         None,
         None,
@@ -181,10 +181,10 @@ def test_a_key_without_its_group_is_answered_with_its_place() -> None:
 
 
 def test_a_misspelt_option_is_answered_with_the_known_ones() -> None:
-    known = "custom, gymnasium, libero, math, mujoco, sandbox, tools"
+    known = "custom, gymnasium, libero, math, metaworld, sandbox, tools"
     assert (
-        refusal("env=mujocoo")
-        == f"Unknown env (command line) 'mujocoo'. Did you mean 'mujoco'? Known: {known}."
+        refusal("env=metaworldd")
+        == f"Unknown env (command line) 'metaworldd'. Did you mean 'metaworld'? Known: {known}."
     )
 
 
@@ -269,7 +269,7 @@ def test_a_value_that_another_key_passes_on_says_so() -> None:
         ("env.tasks=[push", "close every bracket"),
         ("~trainer.seed", "cannot be deleted"),
         ("trainer.seed=1,2", "one run has one value"),
-        ("env@foo=mujoco", "cannot be moved"),
+        ("env@foo=metaworld", "cannot be moved"),
         ("env=null", "Unknown env"),
         ("trainer.seed=${nowhere}", "cannot be resolved"),
     ],
@@ -390,6 +390,26 @@ def test_gspo_is_grpos_advantage_with_gspos_loss() -> None:
 
 def test_an_old_name_is_said_once() -> None:
     assert len(parse(["actor_rollout_ref.model.model_type=embodied"] * 2).notices) == 1
+
+
+@pytest.mark.parametrize("key", ["env", "env.name"])
+def test_the_old_name_of_the_metaworld_environment_is_read(key: str) -> None:
+    parsed = parse([f"{key}=mujoco"])
+    assert parsed.config.env.name == "metaworld"
+    assert parsed.notices == (f"{key}=mujoco (command line) is read as {key}=metaworld.",)
+
+
+def test_old_keys_of_the_trajectory_reward_are_read() -> None:
+    parsed = parse(["reward.window=9", "reward.bank_size=7", "reward.eps_scale=1.5"])
+    reward = parsed.config.reward
+    assert (reward.failure_window, reward.success_bank_size, reward.dbscan_eps_scale) == (9, 7, 1.5)
+    assert parsed.notices[0] == "reward.window (command line) is read as reward.failure_window."
+
+
+def test_old_keys_in_a_file_are_read(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("env: {name: mujoco}\nreward: {min_samples: 3}\n")
+    config = parse(config_file=tmp_path / "old.yaml").config
+    assert (config.env.name, config.reward.dbscan_min_samples) == ("metaworld", 3)
 
 
 @pytest.mark.parametrize(("old", "new"), [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3")])

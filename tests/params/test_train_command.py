@@ -70,7 +70,7 @@ def test_the_plan_comes_before_any_process_and_any_file(tmp_path: Path) -> None:
     [
         (["--help"], 0),
         (["--cfg", "job"], 0),
-        (["env=mujocoo"], REFUSED),
+        (["env=metaworldd"], REFUSED),
         (["env.tasks=[drawer-opne]"], REFUSED),
     ],
 )
@@ -261,7 +261,7 @@ def test_defaults_alone_are_the_demo_job(capsys: pytest.CaptureFixture[str]) -> 
         "pipeline      embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> compute_reward"
         in plan
     )
-    assert "tasks         mujoco: " in plan
+    assert "tasks         metaworld: " in plan
     assert "12 prompts x 8 rollouts = 96 trajectories" in plan
 
 

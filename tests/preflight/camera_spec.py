@@ -1,4 +1,4 @@
-"""The spec of an environment with two tasks and a camera, as `env=mujoco` has one: for numbers that
+"""The spec of an environment with two tasks and a camera, as `env=metaworld` has one: for numbers that
 can be checked by hand.
 """
 
@@ -8,7 +8,7 @@ import numpy as np
 from envs.base import IMAGES, EnvSpec
 
 SPEC = EnvSpec(
-    name="mujoco",
+    name="metaworld",
     tasks=("a", "b"),
     observation_space=gymnasium.spaces.Dict(
         {IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
-from siirl.params.estimators import ESTIMATORS
+from siirl.params.estimator_names import ESTIMATORS
 from siirl.params.parser import parse, parse_config
 from siirl.preflight.critic_checks import (
     critic_problems,
@@ -18,7 +18,7 @@ from siirl.preflight.critic_checks import (
 from siirl.preflight.unread import unread_problems
 
 MUJOCO, SMALL = (
-    "env=mujoco",
+    "env=metaworld",
     (
         "data.train_batch_size=12",
         "actor_rollout_ref.rollout.n=8",
@@ -80,7 +80,7 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         ),
         (
             ["pipeline=dapo", "algorithm.overlong.buffer=64"],
-            "buffer=64 counts tokens of text, and env=mujoco acts",
+            "buffer=64 counts tokens of text, and env=metaworld acts",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_buffer_that_cannot_be_is_refused(overrides, message):
 def test_robots_are_told_that_length_costs_them_nothing():
     config = parse_config([MUJOCO, "pipeline=dapo"])
     (notice,) = overlong_notices(config, text=False)
-    assert "episodes of env=mujoco" in notice
+    assert "episodes of env=metaworld" in notice
     assert overlong_notices(config, text=True) == []
     assert overlong_notices(parse_config([MUJOCO, "pipeline=grpo"]), text=False) == []
 

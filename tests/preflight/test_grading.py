@@ -81,7 +81,7 @@ def test_rows_without_a_grade_are_asked_where_files_and_reward_are_the_users_own
         ),  # as a run's own configuration says it
         (["env=math", "reward.name=model"], "return"),
         (["env=math", FILES], "return"),
-        (["env=mujoco", "reward.name=srpo"], "return"),
+        (["env=metaworld", "reward.name=srpo"], "return"),
     ],
     ids=["files", "a run's configuration", "made-up questions", "graded rows", "robots"],
 )

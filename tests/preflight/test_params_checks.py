@@ -237,7 +237,7 @@ def test_a_job_that_cannot_work_is_refused(overrides: list[str], expected: str) 
     ],
 )
 def test_a_key_that_only_text_reads_is_refused_for_a_robot(override: str) -> None:
-    found = environment(spec(), "env=mujoco", override)
+    found = environment(spec(), "env=metaworld", override)
     assert len(found) == 1
     assert found[0].startswith(override.split("=")[0])
     assert "is read by text jobs" in found[0]
@@ -304,9 +304,9 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             spec(),
             ["model=tiny_lm"],
-            "model.policy=causal_lm generates text, and env=mujoco needs actions",
+            "model.policy=causal_lm generates text, and env=metaworld needs actions",
         ),
-        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco needs actions"),
+        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=metaworld needs actions"),
     ],
 )
 def test_what_is_of_the_other_domain_is_refused(

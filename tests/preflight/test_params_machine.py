@@ -95,7 +95,7 @@ def test_far_more_threads_or_processes_than_cores_are_refused(
 
 
 @pytest.mark.parametrize(
-    "env", ["mujoco", "libero", "gymnasium", "custom", "math", "sandbox", "tools"]
+    "env", ["metaworld", "libero", "gymnasium", "custom", "math", "sandbox", "tools"]
 )
 def test_shipped_jobs_fit_on_one_core(env: str) -> None:
     assert list(process_problems(parse_config([f"env={env}"]), cores=1)) == []

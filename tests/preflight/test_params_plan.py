@@ -285,7 +285,7 @@ def test_every_number_is_in_the_text() -> None:
     for part in (
         "rollout -> old -> reference -> update",
         "1 (Ray actors, cluster=ray)",
-        "mujoco: a, b",
+        "metaworld: a, b",
         "2 servers x 4 = 8",
         "12 prompts x 8 rollouts = 96 trajectories",
         "4 mini-batches of 24 trajectories = 4 optimiser steps",
@@ -300,7 +300,7 @@ def test_every_number_is_in_the_text() -> None:
 def test_of_many_tasks_ten_are_named_and_all_are_counted() -> None:
     many = dataclasses.replace(SPEC, tasks=tuple(f"t{number}" for number in range(90)))
     assert (
-        "  mujoco: t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 80 more, 90 tasks in all\n"
+        "  metaworld: t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 80 more, 90 tasks in all\n"
         in render(plan_of(spec=many))
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from siirl.algos.advantages import ESTIMATOR_SETTINGS
 from siirl.params.env_args import POOL_KEYS
-from siirl.params.estimators import that_take
+from siirl.params.estimator_names import that_take
 from siirl.params.parser import known_keys
 
 # Read where keys are declared and judged, since their only use belongs there.

@@ -12,7 +12,7 @@ from siirl.engine.actor.actor_loss import is_built_in
 from siirl.params.aliases import LOSSES_WITH_OWN_BOUNDS
 from siirl.params.config_groups import options
 from siirl.params.env_args import POOL_KEYS
-from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS
+from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.parser import Parsed, known_keys, parse, to_yaml
 from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 from siirl.preflight.unread import unread_in_domain, unread_problems
@@ -162,8 +162,8 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "reward.alpha=0.2 is read by reward.name=srpo and oracle, not by success",
         ),
         (
-            "reward=srpo_released reward.window=9",
-            "reward.window=9 is read by reward.name=srpo and oracle, not by srpo_released",
+            "reward=srpo_released reward.failure_window=9",
+            "reward.failure_window=9 is read by reward.name=srpo and oracle, not by srpo_released",
         ),
         (
             "reward=success reward.frame_every=4",
@@ -313,11 +313,11 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             (f"reward=srpo_released reward.{key}", "by reward.name=srpo")
             for key in (
                 "alpha=0.2",
-                "bank_size=9",
-                "window=9",
-                "min_window=3",
-                "min_samples=3",
-                "eps_scale=2.5",
+                "success_bank_size=9",
+                "failure_window=9",
+                "min_failure_window=3",
+                "dbscan_min_samples=3",
+                "dbscan_eps_scale=2.5",
                 "demonstrations=a",
             )
         ),
@@ -352,7 +352,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "data.num_loader_workers=2",
-            "data.num_loader_workers=2 is read by text jobs only, and env=mujoco is no text",
+            "data.num_loader_workers=2 is read by text jobs only, and env=metaworld is no text",
         ),
         (
             "critic.optim.weight_decay=0.5",
@@ -402,7 +402,7 @@ COMBINATIONS = [
     (f"pipeline={pipeline}", f"env={env}")
     for pipeline, env in itertools.product(
         ("dapo", "embodied_srpo", "grpo", "ppo", "remax"),
-        ("mujoco", "libero", "gymnasium", *TEXT_ENVS),
+        ("metaworld", "libero", "gymnasium", *TEXT_ENVS),
     )
 ]
 OPTIONS = [

@@ -124,7 +124,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
             "reward.name=model needs a classifier, and reward_model.path=null",
         ),
         (
-            ("env=mujoco", "algorithm.filter.name=zero_variance"),
+            ("env=metaworld", "algorithm.filter.name=zero_variance"),
             "algorithm.filter.name=zero_variance compares the rewards of a group, and pipeline=embodied_srpo filters before it rewards: "
             "take success_band or truncation",
         ),
@@ -254,7 +254,7 @@ def test_a_size_of_the_policy_that_cannot_be_is_refused(
 
 def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(
-        ("env=mujoco", "pipeline=grpo", "env.num_servers=2", "env.envs_per_server=10000"), capsys
+        ("env=metaworld", "pipeline=grpo", "env.num_servers=2", "env.envs_per_server=10000"), capsys
     )
     assert "and this machine has" in message
     assert "lower env.num_servers or env.envs_per_server" in message

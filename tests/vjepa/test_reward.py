@@ -40,7 +40,7 @@ def test_success_is_worth_one_and_failures_fall_with_distance() -> None:
 
 
 def test_a_failure_gets_the_same_reward_whatever_its_company_once_the_window_is_full() -> None:
-    reward = TrajectoryReward(TrajectoryRewardConfig(min_window=3, bank_size=1))
+    reward = TrajectoryReward(TrajectoryRewardConfig(min_failure_window=3, success_bank_size=1))
     score(reward, [0.0, 1.0, 2.0, 3.0], [True, False, False, False])
     state = reward.state_dict()
     alone = score(reward, [2.0], [False]).reward_B[0]
@@ -50,7 +50,7 @@ def test_a_failure_gets_the_same_reward_whatever_its_company_once_the_window_is_
 
 
 def test_the_window_is_frozen_for_the_step_and_grows_after_it() -> None:
-    reward = TrajectoryReward(TrajectoryRewardConfig(min_window=2))
+    reward = TrajectoryReward(TrajectoryRewardConfig(min_failure_window=2))
     score(reward, [0.0, 1.0, 3.0], [True, False, False])
     assert score(reward, [4.0, 2.0], [False, False]).z_B.tolist() == [
         2.0,
@@ -89,14 +89,14 @@ def test_a_success_of_an_earlier_step_serves_as_reference() -> None:
 
 def test_demonstrations_serve_as_references_and_are_never_forgotten() -> None:
     reward = TrajectoryReward(
-        TrajectoryRewardConfig(bank_size=0), demonstrations={"open": np.array([[0.0]])}
+        TrajectoryRewardConfig(success_bank_size=0), demonstrations={"open": np.array([[0.0]])}
     )
     for _ in range(2):
         assert score(reward, [3.0], [False]).distance_B.tolist() == [3.0]
 
 
 def test_the_bank_and_the_window_are_bounded_and_keep_the_newest() -> None:
-    reward = TrajectoryReward(TrajectoryRewardConfig(bank_size=2, window=3))
+    reward = TrajectoryReward(TrajectoryRewardConfig(success_bank_size=2, failure_window=3))
     for position in range(5):
         score(reward, [float(position), 10.0 + position], [True, False])
     assert reward.bank["open"].tolist() == [[3.0], [4.0]]
@@ -104,7 +104,7 @@ def test_the_bank_and_the_window_are_bounded_and_keep_the_newest() -> None:
 
 
 def test_a_step_larger_than_the_bank_leaves_evenly_spaced_successes() -> None:
-    reward = TrajectoryReward(TrajectoryRewardConfig(bank_size=3))
+    reward = TrajectoryReward(TrajectoryRewardConfig(success_bank_size=3))
     score(reward, [4.0, 0.0, 2.0, 1.0, 3.0], [True] * 5)
     assert reward.bank["open"].tolist() == [[0.0], [2.0], [4.0]]
 
@@ -183,8 +183,8 @@ def test_columns_of_different_lengths_are_refused() -> None:
     [
         ({"alpha": 1.5}, "alpha must be at most 1"),
         ({"alpha": float("nan")}, "alpha must be above 0"),
-        ({"eps_scale": 0.0}, "eps_scale must be above 0"),
-        ({"window": -1}, "window must be at least 0"),
+        ({"dbscan_eps_scale": 0.0}, "dbscan_eps_scale must be above 0"),
+        ({"failure_window": -1}, "failure_window must be at least 0"),
     ],
 )
 def test_impossible_settings_are_refused(setting: dict[str, float], message: str) -> None:
@@ -202,7 +202,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit() -> None:
     steps = [(rng.normal(size=(12, 6)), rng.random(12) < 0.3) for _ in range(6)]
     columns = {"tasks_B": ["open"] * 6 + ["push"] * 6, "group_B": np.arange(12) // 3}
     whole, first, second = (
-        TrajectoryReward(TrajectoryRewardConfig(bank_size=4, window=10)) for _ in range(3)
+        TrajectoryReward(TrajectoryRewardConfig(success_bank_size=4, failure_window=10))
+        for _ in range(3)
     )
     expected = [whole.score(embeddings_BD=e, success_B=s, **columns).reward_B for e, s in steps]
     for embeddings, success in steps[:3]:
@@ -239,8 +240,8 @@ def _random_step(seed: int) -> dict[str, object]:
 def test_the_order_in_which_ranks_hand_rows_in_does_not_matter(seed: int) -> None:
     order = np.random.default_rng(seed).permutation(24)
     straight, permuted = (
-        TrajectoryReward(TrajectoryRewardConfig(bank_size=3)),
-        TrajectoryReward(TrajectoryRewardConfig(bank_size=3)),
+        TrajectoryReward(TrajectoryRewardConfig(success_bank_size=3)),
+        TrajectoryReward(TrajectoryRewardConfig(success_bank_size=3)),
     )
     for step in range(3):
         rows = _random_step(seed % 1000 + step)

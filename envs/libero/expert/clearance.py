@@ -11,8 +11,8 @@ import numpy as np
 
 from envs.libero.expert.grasps import HAND
 from envs.libero.expert.motion import PASSED_M, Motion, move, turned
+from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import Vector, boxes, gripper_pose, object_body, region_half
-from envs.libero.simulator import TaskSimulator
 
 SAMPLES = 16  # of a way: 1 to 4 cm apart, and a packet is 4 cm across
 # between what passes and what it passes over: as far as a motion may end from its aim, and a hand
@@ -31,7 +31,7 @@ class Moving(NamedTuple):
 
 
 def pass_over(
-    simulator: TaskSimulator,
+    simulator: LiberoSimulator,
     to: Vector,
     rotation: Vector,
     fingers: float,
@@ -62,7 +62,7 @@ def pass_over(
     yield from move(simulator, to, rotation, fingers, near=near)
 
 
-def around_hand(simulator: TaskSimulator, *, held: int | None = None) -> Moving:
+def around_hand(simulator: LiberoSimulator, *, held: int | None = None) -> Moving:
     """Return boxes of the hand with open fingers, and of the body `held` between them."""
     lows = [np.array([*-half, bottom]) for half, (bottom, _) in HAND]
     highs = [np.array([*half, top]) for half, (_, top) in HAND]
@@ -77,7 +77,7 @@ def around_hand(simulator: TaskSimulator, *, held: int | None = None) -> Moving:
 
 
 def highest_met(
-    simulator: TaskSimulator,
+    simulator: LiberoSimulator,
     moving: Moving,
     start: Vector,
     end: Vector,
@@ -95,7 +95,7 @@ def highest_met(
 
 
 def free_place(
-    simulator: TaskSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float
+    simulator: LiberoSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float
 ) -> Vector:
     """Return a place [2] in a region of `parent` for the held `thing`: the middle if free."""
     centre, half = simulator.data.site(target).xpos[:2].copy(), region_half(simulator, target)[:2]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.libero.expert.motion import nearest_yaw, turned
+from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import Extent, Vector, boxes, colliding_geoms, level_heading
-from envs.libero.simulator import TaskSimulator
 
 MOUTH_M = 0.072  # what is held across is at most this wide: the fingers open to 8 cm
 FINGER_DEPTH_M = (
@@ -57,7 +57,7 @@ class Hold(NamedTuple):
     """How far the thing reaches from the hand in the other direction."""
 
 
-def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
+def grasps(simulator: LiberoSimulator, body: int) -> list[Grasp]:
     """Return a thing's grasps, least obstructed first, then the central and least turned."""
     candidates = _across(simulator, body) or (
         _rim(simulator, body) if _hollow(simulator, body) else _handle(simulator, body)
@@ -68,7 +68,7 @@ def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
     )  # sorted keeps the order of equals
 
 
-def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
+def by_handle(simulator: LiberoSimulator, body: int) -> Hold | None:
     """Return a grasp across a thing's handle, close to the thing; None without a handle."""
     middle, geoms = simulator.data.subtree_com[body], colliding_geoms(simulator, body)
     offsets = simulator.data.geom_xpos[geoms][:, :2] - middle[:2]
@@ -91,7 +91,7 @@ def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
     )
 
 
-def obstruction(simulator: TaskSimulator, grasp: Grasp, bodies: list[int]) -> float:
+def obstruction(simulator: LiberoSimulator, grasp: Grasp, bodies: list[int]) -> float:
     """Return the volume in m^3 that the open hand shares with boxes around `bodies`."""
     low, high = boxes(simulator, bodies, yaw=grasp.yaw)
     point = turned(grasp.yaw).T @ grasp.point
@@ -103,7 +103,7 @@ def obstruction(simulator: TaskSimulator, grasp: Grasp, bodies: list[int]) -> fl
     return volume
 
 
-def _across(simulator: TaskSimulator, body: int) -> list[Grasp]:
+def _across(simulator: LiberoSimulator, body: int) -> list[Grasp]:
     heading = level_heading(simulator.data.xmat[body].reshape(3, 3))
     extent = Extent(simulator, body, yaw=heading)
     middle = (extent.bottom + extent.top) / 2 if extent.size[2] < FLAT_M else 0.0
@@ -121,7 +121,7 @@ def _across(simulator: TaskSimulator, body: int) -> list[Grasp]:
     return found
 
 
-def _rim(simulator: TaskSimulator, body: int) -> list[Grasp]:
+def _rim(simulator: LiberoSimulator, body: int) -> list[Grasp]:
     """A vessel is held at the side of its rim towards the middle of the table, where the arm
     reaches best, or at another.
     """
@@ -141,7 +141,7 @@ def _rim(simulator: TaskSimulator, body: int) -> list[Grasp]:
     ]
 
 
-def _hollow(simulator: TaskSimulator, body: int) -> bool:
+def _hollow(simulator: LiberoSimulator, body: int) -> bool:
     """Whether a thing is lower at its middle than at its rim."""
     middle = simulator.data.subtree_com[body][:2]
     lows, highs = boxes(simulator, [body])
@@ -149,6 +149,6 @@ def _hollow(simulator: TaskSimulator, body: int) -> bool:
     return bool(highs[over, 2].max(initial=-np.inf) < highs[:, 2].max() - RIM_DEPTH_M)
 
 
-def _handle(simulator: TaskSimulator, body: int) -> list[Grasp]:
+def _handle(simulator: LiberoSimulator, body: int) -> list[Grasp]:
     held = by_handle(simulator, body)
     return _rim(simulator, body) if held is None else [held.grasp]

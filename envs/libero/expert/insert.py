@@ -32,6 +32,7 @@ from envs.libero.expert.skills import (
     retreat,
     take,
 )
+from envs.libero.libero_simulator import UNSEEN_GROUP, LiberoSimulator
 from envs.libero.scene import (
     Extent,
     Vector,
@@ -41,7 +42,6 @@ from envs.libero.scene import (
     object_body,
     region_parent,
 )
-from envs.libero.simulator import UNSEEN_GROUP, TaskSimulator
 
 MARGIN_M = (
     0.004  # between the palm and the roof's edge; more leaves a mug outside of a microwave's region
@@ -66,7 +66,7 @@ class Cave(NamedTuple):
     """Height of what lies below `middle`."""
 
 
-def cave(simulator: TaskSimulator, target: str) -> Cave | None:
+def cave(simulator: LiberoSimulator, target: str) -> Cave | None:
     """The region `target` as a cave; None where it is open at its top, or closed all around."""
     parent = region_parent(simulator, target) if is_region(simulator, target) else None
     if parent is None:
@@ -98,7 +98,7 @@ def cave(simulator: TaskSimulator, target: str) -> Cave | None:
     return Cave(axes[:, axis] * sign, middle, float(edge), _floor(simulator, middle))
 
 
-def insert(simulator: TaskSimulator, name: str, place: Cave) -> Motion:
+def insert(simulator: LiberoSimulator, name: str, place: Cave) -> Motion:
     """Move a thing by its handle under the roof; does nothing without a handle."""
     body = object_body(simulator, name)
     held = by_handle(simulator, body)
@@ -133,7 +133,7 @@ def insert(simulator: TaskSimulator, name: str, place: Cave) -> Motion:
 
 
 def _carry(
-    simulator: TaskSimulator,
+    simulator: LiberoSimulator,
     body: int,
     before: Vector,
     stop: Vector,
@@ -152,7 +152,7 @@ def _carry(
         yield from move(simulator, np.array([*point[:2], height]), rotation, CLOSED)
 
 
-def _push(simulator: TaskSimulator, stop: Vector, outwards: Vector) -> Motion:
+def _push(simulator: LiberoSimulator, stop: Vector, outwards: Vector) -> Motion:
     """Push the released thing further in with the finger tips, then leave."""
     hand, rotation = gripper_pose(simulator)
     yield from move(simulator, hand + BACK_M * outwards, rotation, OPEN, near=PASSED_M)
@@ -169,7 +169,7 @@ def _walls(lows: Vector, highs: Vector, centre: Vector, axis: int, sign: float) 
     return near[met & (sign * (near - centre[axis]) > 0)]
 
 
-def _floor(simulator: TaskSimulator, point: Vector) -> float:
+def _floor(simulator: LiberoSimulator, point: Vector) -> float:
     groups = np.zeros(mujoco.mjNGROUP, np.uint8)
     groups[UNSEEN_GROUP] = 1  # what collides
     geom = np.zeros(1, np.int32)

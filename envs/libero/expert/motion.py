@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import Vector, gripper_pose, rotation_vector
-from envs.libero.simulator import TaskSimulator
 
 Action = NDArray[np.float32]
 Motion = Iterator[Action]
@@ -58,7 +58,7 @@ def nearest_yaw(yaw: float) -> float:
     return float((yaw + np.pi / 2) % np.pi - np.pi / 2)
 
 
-def nearest_roll(simulator: TaskSimulator, rotation: Vector) -> Vector:
+def nearest_roll(simulator: LiberoSimulator, rotation: Vector) -> Vector:
     """`rotation` or the one with the two fingers exchanged, whichever turns the hand less."""
     _, now = gripper_pose(simulator)
     choices = (rotation, rotation @ np.diag([-1.0, -1.0, 1.0]))
@@ -66,7 +66,7 @@ def nearest_roll(simulator: TaskSimulator, rotation: Vector) -> Vector:
 
 
 def move(
-    simulator: TaskSimulator,
+    simulator: LiberoSimulator,
     position: Vector,
     rotation: Vector,
     fingers: float,
@@ -93,7 +93,7 @@ def hold(fingers: float, steps: int) -> Motion:
         yield action(np.zeros(3), np.zeros(3), fingers)
 
 
-def grip(simulator: TaskSimulator) -> Motion:
+def grip(simulator: LiberoSimulator) -> Motion:
     """Close the fingers until they stop: a bottle takes 5 steps, a bowl's wall 12."""
     still, before = 0, np.inf
     for _ in range(GRIP_LIMIT):

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.libero.environment import LiberoEnv
 from envs.libero.folders import import_libero
+from envs.libero.libero_env import LiberoEnv
 
 if TYPE_CHECKING:
-    from envs.libero.simulator import TaskSimulator
+    from envs.libero.libero_simulator import LiberoSimulator
 
 Action = NDArray[np.float32]
 WAIT_STEPS = 20  # with open fingers, until the released thing rests
@@ -41,7 +41,7 @@ def expert(task: str) -> Callable[[LiberoEnv], Action]:
     return policy
 
 
-def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
+def pursue_goal(simulator: "LiberoSimulator") -> Iterator[Action]:
     """Yield actions forever: cycle over the goal's predicates until the environment succeeds."""
     from envs.libero.expert.motion import OPEN, hold
 
@@ -58,7 +58,7 @@ def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
 
 
 def is_time(
-    simulator: "TaskSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]
+    simulator: "LiberoSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]
 ) -> bool:
     """Whether a part may be closed: only after all earlier predicates, for second attempts."""
     return predicate[0] != "close" or all(simulator.env._eval_predicate(other) for other in before)
@@ -91,7 +91,9 @@ def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> 
     return [*shut, *before, *(placements[place] for place in order), *after]
 
 
-def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) -> Iterator[Action]:
+def _fulfil(
+    simulator: "LiberoSimulator", predicate: Sequence[str], attempt: int
+) -> Iterator[Action]:
     from envs.libero.expert import skills
     from envs.libero.expert.insert import cave, insert
 
@@ -115,7 +117,7 @@ def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) 
             raise ValueError(f"The scripted expert knows no predicate {verb!r}.")
 
 
-def play(simulator: "TaskSimulator", state: int) -> int | None:
+def play(simulator: "LiberoSimulator", state: int) -> int | None:
     """Return the steps to success from an initial state, without images; None at the limit."""
     simulator.reset(state)
     plan = pursue_goal(simulator)

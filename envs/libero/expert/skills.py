@@ -24,6 +24,7 @@ from envs.libero.expert.motion import (
     nearest_yaw,
     pointing_down,
 )
+from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import (
     Extent,
     Vector,
@@ -36,7 +37,6 @@ from envs.libero.scene import (
     region_half,
     region_parent,
 )
-from envs.libero.simulator import TaskSimulator
 
 RELEASE_STEPS = 6
 APPROACH_M, CARRY_M, DROP_M = 0.10, 0.12, 0.012
@@ -71,7 +71,7 @@ class Part(NamedTuple):
     open: float
 
 
-def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> Motion:
+def place(simulator: LiberoSimulator, name: str, target: str, *, attempt: int) -> Motion:
     """Grasp a thing and place it in or on `target`; later attempts use other grasps."""
     body = object_body(simulator, name)
     grasp = _chosen(simulator, body, attempt)
@@ -115,7 +115,7 @@ def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> 
     yield from retreat(simulator)
 
 
-def slide(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> Motion:
+def slide(simulator: LiberoSimulator, name: str, target: str, *, attempt: int) -> Motion:
     """Grasp a thin thing at its rim and slide it over the table to `target`."""
     body = object_body(simulator, name)
     grasp = _chosen(simulator, body, attempt)
@@ -127,7 +127,7 @@ def slide(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> 
     yield from retreat(simulator)
 
 
-def take(simulator: TaskSimulator, grasp: Grasp, body: int) -> Motion:
+def take(simulator: LiberoSimulator, grasp: Grasp, body: int) -> Motion:
     """Come down on a thing from above with open fingers, and close them."""
     rotation = pointing_down(grasp.yaw)
     yield from pass_over(simulator, above(grasp.point, APPROACH_M), rotation, OPEN, thing=body)
@@ -136,19 +136,19 @@ def take(simulator: TaskSimulator, grasp: Grasp, body: int) -> Motion:
     yield from grip(simulator)
 
 
-def _chosen(simulator: TaskSimulator, body: int, attempt: int) -> Grasp:
+def _chosen(simulator: LiberoSimulator, body: int, attempt: int) -> Grasp:
     choices = grasps(simulator, body)
     return choices[attempt % len(choices)]
 
 
-def slides(simulator: TaskSimulator, name: str, target: str) -> bool:
+def slides(simulator: LiberoSimulator, name: str, target: str) -> bool:
     """Whether a thing slides to `target` instead of being lifted: a plate, on the table."""
     size = Extent(simulator, object_body(simulator, name)).size
     on_the_table = is_region(simulator, target) and region_parent(simulator, target) is None
     return bool(on_the_table and size[2] < THIN_M and size[:2].min() > MOUTH_M)
 
 
-def turn_to_fit(simulator: TaskSimulator, body: int, target: str) -> float:
+def turn_to_fit(simulator: LiberoSimulator, body: int, target: str) -> float:
     """Return the turn of a long thing to fit a narrow region, at most a quarter; 0 if it fits."""
     if not is_region(simulator, target):
         return 0.0
@@ -164,7 +164,7 @@ def turn_to_fit(simulator: TaskSimulator, body: int, target: str) -> float:
     return nearest_yaw(along - heading - np.pi / 2 * float(np.argmax(size)))
 
 
-def destination(simulator: TaskSimulator, target: str) -> tuple[Vector, float]:
+def destination(simulator: LiberoSimulator, target: str) -> tuple[Vector, float]:
     """Where to set something down: x and y, and the height of the surface there."""
     if not is_region(simulator, target):
         extent = Extent(simulator, object_body(simulator, target))
@@ -179,7 +179,7 @@ def destination(simulator: TaskSimulator, target: str) -> tuple[Vector, float]:
     )
 
 
-def close(simulator: TaskSimulator, name: str) -> Motion:
+def close(simulator: LiberoSimulator, name: str) -> Motion:
     """Push a drawer or door shut with the closed fingers, from the outside of its handle."""
     part = moving_part(simulator, name)
     start = _handle(simulator, part)
@@ -202,7 +202,7 @@ def close(simulator: TaskSimulator, name: str) -> Motion:
     yield from retreat(simulator, away=_opening(part, beyond))
 
 
-def pull_open(simulator: TaskSimulator, name: str) -> Motion:
+def pull_open(simulator: LiberoSimulator, name: str) -> Motion:
     """Take a drawer or door by its handle, the hand level and square to it, and pull."""
     part = moving_part(simulator, name)
     handle = _handle(simulator, part)
@@ -238,7 +238,7 @@ def pull_open(simulator: TaskSimulator, name: str) -> Motion:
     yield from retreat(simulator, away=_opening(part, hand))
 
 
-def turn(simulator: TaskSimulator, name: str, *, on: bool) -> Motion:
+def turn(simulator: LiberoSimulator, name: str, *, on: bool) -> Motion:
     """Take a knob by its bar from above, and turn it."""
     part = moving_part(simulator, name)
     bar = _top_geom(simulator, part)
@@ -262,7 +262,7 @@ def turn(simulator: TaskSimulator, name: str, *, on: bool) -> Motion:
     yield from retreat(simulator)
 
 
-def retreat(simulator: TaskSimulator, *, away: Vector | None = None) -> Motion:
+def retreat(simulator: LiberoSimulator, *, away: Vector | None = None) -> Motion:
     """Leave upwards, or first in the direction `away`, with open fingers."""
     hand, rotation = gripper_pose(simulator)
     if away is not None:
@@ -271,7 +271,7 @@ def retreat(simulator: TaskSimulator, *, away: Vector | None = None) -> Motion:
     yield from move(simulator, above(hand, APPROACH_M), rotation, OPEN, near=PASSED_M)
 
 
-def moving_part(simulator: TaskSimulator, name: str) -> Part:
+def moving_part(simulator: LiberoSimulator, name: str) -> Part:
     """The part that a region of a fixture, or a fixture with one joint, names."""
     env, model, data = simulator.env, simulator.model, simulator.data
     joints = (
@@ -293,7 +293,7 @@ def moving_part(simulator: TaskSimulator, name: str) -> Part:
     )
 
 
-def is_shut(simulator: TaskSimulator, target: str) -> bool:
+def is_shut(simulator: LiberoSimulator, target: str) -> bool:
     """Whether `target` is a region in something that has to be opened first."""
     if not is_region(simulator, target) or not simulator.env.object_sites_dict[target].joints:
         return False
@@ -306,14 +306,14 @@ def above(point: Vector, height: float) -> Vector:
     return np.array([point[0], point[1], point[2] + height])
 
 
-def _handle(simulator: TaskSimulator, part: Part) -> Vector:
+def _handle(simulator: LiberoSimulator, part: Part) -> Vector:
     """Middle of the handle: of a drawer what stands out furthest where it opens, of a door what is
     furthest from the hinge.
     """
     return simulator.data.geom_xpos[_handle_geom(simulator, part)].copy()
 
 
-def _handle_geom(simulator: TaskSimulator, part: Part) -> int:
+def _handle_geom(simulator: LiberoSimulator, part: Part) -> int:
     geoms = colliding_geoms(simulator, part.body)
     offsets = simulator.data.geom_xpos[geoms] - part.anchor
     if not part.hinge:
@@ -321,7 +321,7 @@ def _handle_geom(simulator: TaskSimulator, part: Part) -> int:
     return geoms[int(np.argmax(np.linalg.norm(np.cross(part.axis, offsets), axis=1)))]
 
 
-def _top_geom(simulator: TaskSimulator, part: Part) -> int:
+def _top_geom(simulator: LiberoSimulator, part: Part) -> int:
     """The bar of a knob: what lies highest."""
     return max(
         colliding_geoms(simulator, part.body),
@@ -329,7 +329,7 @@ def _top_geom(simulator: TaskSimulator, part: Part) -> int:
     )
 
 
-def _thin_side(simulator: TaskSimulator, geom: int) -> float:
+def _thin_side(simulator: LiberoSimulator, geom: int) -> float:
     """Yaw with which the fingers close across a knob's bar."""
     rotation, size = simulator.data.geom_xmat[geom].reshape(3, 3), simulator.model.geom_size[geom]
     level = [axis for axis in range(3) if abs(rotation[2, axis]) < 0.7]
@@ -369,14 +369,14 @@ def _rotation(axis: Vector, angle: float) -> Vector:
     return matrix.reshape(3, 3)
 
 
-def _reach(simulator: TaskSimulator, part: Part, direction: Vector) -> float:
+def _reach(simulator: LiberoSimulator, part: Part, direction: Vector) -> float:
     """How far the handle stands out from its middle in a level direction."""
     lows, highs = boxes(simulator, [part.body], yaw=float(np.arctan2(direction[1], direction[0])))
     handle = colliding_geoms(simulator, part.body).index(_handle_geom(simulator, part))
     return float((highs - lows)[handle, 0] / 2)
 
 
-def _over(simulator: TaskSimulator, part: Part, point: Vector) -> Vector:
+def _over(simulator: LiberoSimulator, part: Part, point: Vector) -> Vector:
     """The point above everything that stands on the part, to come down from."""
     return np.array(
         [point[0], point[1], max(Extent(simulator, part.body).top, point[2]) + APPROACH_M]

@@ -229,7 +229,7 @@ class OracleReward(VideoReward):
         if outcomes.oracle_distance_B is None:
             raise ConfigError(
                 "reward.name=oracle needs an environment that reports info['oracle_distance']; "
-                "env=mujoco does."
+                "env=metaworld does."
             )
         return self._score(outcomes, outcomes.oracle_distance_B[:, None])
 

@@ -6,7 +6,7 @@ The registries in siirl.algos decide what exists; these are the names that the d
 
 from enum import StrEnum
 
-from siirl.params.estimators import ESTIMATORS
+from siirl.params.estimator_names import ESTIMATORS
 
 GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
 NAMES = {name.upper(): name for name in (*ESTIMATORS, GSPO)}

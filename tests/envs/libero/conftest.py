@@ -23,13 +23,13 @@ def make_simulator(stand_ins):
     from envs.libero.suites import suite_tasks
 
     import_libero()
-    from envs.libero.simulator import TaskSimulator
+    from envs.libero.libero_simulator import LiberoSimulator
 
     kept = {}
 
     def make(suite, number):
         if (suite, number) not in kept:
-            kept[suite, number] = TaskSimulator(suite_tasks(suite)[number], stand_ins)
+            kept[suite, number] = LiberoSimulator(suite_tasks(suite)[number], stand_ins)
         return kept[suite, number]
 
     return make

@@ -21,7 +21,7 @@ class OfficialLoop:
 
     def __init__(self, task, assets, *, image_size=None):
         environments = import_libero()
-        from envs.libero.simulator import _use
+        from envs.libero.libero_simulator import _use
 
         _use(assets)
         self._states = read_initial_states(task.initial_states)

@@ -12,8 +12,8 @@ import mujoco
 import numpy as np
 
 from envs.libero.expert.script import in_order
+from envs.libero.libero_simulator import WAIT
 from envs.libero.scene import level_heading, object_speed
-from envs.libero.simulator import WAIT
 
 REST_STEPS = 12  # control steps, 0.6 s
 CLEARANCE_M = 0.003

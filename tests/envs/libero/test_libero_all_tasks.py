@@ -33,14 +33,14 @@ def built(stand_ins):
     from envs.libero.folders import import_libero
 
     import_libero()
-    from envs.libero.simulator import TaskSimulator
+    from envs.libero.libero_simulator import LiberoSimulator
 
     kept = {}
 
     def build(task):
         if task.name not in kept:
             kept.clear()
-            kept[task.name] = TaskSimulator(task, stand_ins)
+            kept[task.name] = LiberoSimulator(task, stand_ins)
         return kept[task.name]
 
     return build

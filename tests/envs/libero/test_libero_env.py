@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
-from envs.libero.environment import LiberoEnv
 from envs.libero.initial_states import FIRST_TRAINING_SEED
+from envs.libero.libero_env import LiberoEnv
 from envs.libero.suites import STEP_LIMITS, choose_tasks, suite_tasks
 from tests.envs.libero.placing import JOINT_VALUES, fulfil_goal
 
@@ -353,7 +353,7 @@ def test_missing_opengl_library_is_said(backend, sentence, repository, tmp_path)
     (tmp_path / "sitecustomize.py").write_text(
         "import ctypes.util\nctypes.util.find_library = lambda name: None\n"
     )
-    code = "import asyncio; from envs.libero.environment import LiberoEnv; asyncio.run(LiberoEnv(assets='stand_in').reset(seed=0))"
+    code = "import asyncio; from envs.libero.libero_env import LiberoEnv; asyncio.run(LiberoEnv(assets='stand_in').reset(seed=0))"
     environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "SIIRL_CACHE": str(tmp_path), **backend}
     result = subprocess.run(
         [sys.executable, "-c", code],

@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from envs.libero.environment import LiberoEnv
 from envs.libero.expert.script import expert, in_order, is_time, play
+from envs.libero.libero_env import LiberoEnv
 
 
 @pytest.fixture(scope="module")

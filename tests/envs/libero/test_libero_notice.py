@@ -9,7 +9,7 @@ import pytest
 
 from envs.base import Frames
 from envs.libero.assets import SHORT_NOTICE
-from envs.libero.environment import LiberoEnv
+from envs.libero.libero_env import LiberoEnv
 from siirl.reporting.jsonl import read_rows
 from siirl.reporting.metric_writers import METRICS_FILE, MetricWriters, RunDescription
 from siirl.reporting.recorder import VideoRecorder, VideoSample, annotate, read_index

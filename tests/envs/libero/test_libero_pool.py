@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from envs.libero.environment import LiberoEnv
+from envs.libero.libero_env import LiberoEnv
 from siirl.env_server.pool import EnvPool
 from siirl.errors import SimulationFailed
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.libero.environment import LiberoEnv
 from envs.libero.initial_states import STATES, held_out, state_number
+from envs.libero.libero_env import LiberoEnv
 from envs.libero.suites import STEP_LIMITS, choose_tasks
 from siirl.imitation.warm_starts import EXPERTS
 from siirl.models.instruction_tokenizer import PADDING, hash_words

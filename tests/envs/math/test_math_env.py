@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from envs.math.environment import MathEnv
 from envs.math.grading import GradingFailed
+from envs.math.math_env import MathEnv
 from envs.prompt_files import PromptRow, write_prompts
 from envs.text import message
 from siirl.env_server.pool import EnvPool

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from trials import SMALL, problem
 
-from envs.sandbox.environment import make_sandbox
+from envs.sandbox.sandbox_env import make_sandbox
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from trials import RIGHT, SMALL, executions, problem, sandboxed_processes, verdict
 
-from envs.sandbox.environment import make_sandbox
 from envs.sandbox.limits import MEBIBYTE, Ending
 from envs.sandbox.local import START_S
+from envs.sandbox.sandbox_env import make_sandbox
 
 FINISHED, CPU, WALL, OUTPUT, FILES, MEMORY, PROCESSES = (
     Ending.FINISHED,

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from trials import SMALL, executions, sandboxed_processes
 
-from envs.sandbox import environment, isolation, local
-from envs.sandbox.environment import make_sandbox
+from envs.sandbox import isolation, local, sandbox_env
 from envs.sandbox.isolation import Bubblewrap, NoIsolation
-from envs.sandbox.limits import Ending, Job, Limits, SandboxFailed
+from envs.sandbox.limits import Ending, Limits, ProgramRun, SandboxFailed
 from envs.sandbox.local import LocalSandbox
 from envs.sandbox.probe import check_isolation
+from envs.sandbox.sandbox_env import make_sandbox
 from envs.sandbox.seccomp import ARCHITECTURES, CHECKED_CALLS, allowed_numbers, syscall_filter
 
 DANGEROUS = [
@@ -158,12 +158,12 @@ def test_one_missing_wall_is_noticed(small, monkeypatch):
 
 def test_machine_without_bubblewrap_is_refused_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    environment._tried_bubblewrap.cache_clear()
+    sandbox_env._tried_bubblewrap.cache_clear()
     with pytest.raises(
         RuntimeError, match=r"not installed\. .*apt-get install bubblewrap.*env\.isolation=none"
     ):
         make_sandbox("bubblewrap", limits=SMALL)
-    environment._tried_bubblewrap.cache_clear()
+    sandbox_env._tried_bubblewrap.cache_clear()
 
 
 def test_machine_without_namespaces_is_refused_with_bubblewraps_words(monkeypatch):
@@ -288,7 +288,7 @@ def test_package_that_is_not_installed_is_refused():
 
 def test_many_programs_at_once(small):
     async def run(number):
-        async with contextlib.aclosing(small.run(Job(f"print({number})", [b""]))) as found:
+        async with contextlib.aclosing(small.run(ProgramRun(f"print({number})", [b""]))) as found:
             return [execution.output async for execution in found]
 
     async def all_of_them():
@@ -305,7 +305,7 @@ def test_cancelled_program_is_ended(name, small):
     async def cancel():
         async def run():
             async with contextlib.aclosing(
-                sandbox.run(Job("import time\ntime.sleep(60)", [b""]))
+                sandbox.run(ProgramRun("import time\ntime.sleep(60)", [b""]))
             ) as found:
                 return [execution async for execution in found]
 

@@ -15,7 +15,7 @@ from envs.sandbox.isolation import _maps_nobody
 SINGLE_USER = ("unshare", "--user", "--map-root-user")
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 PROGRAM = """
-from envs.sandbox.environment import make_sandbox
+from envs.sandbox.sandbox_env import make_sandbox
 from envs.sandbox.limits import Limits
 from trials import executions
 (execution,) = executions(make_sandbox("bubblewrap", limits=Limits()), "import os; print(os.getuid(), os.listdir('/tmp'))")

@@ -8,8 +8,8 @@ import pytest
 
 from envs.base import EpisodeFailed
 from envs.tools.calls import ToolCall, write_call
-from envs.tools.environment import ToolEnv
 from envs.tools.named_tools import make_toolsets
+from envs.tools.tool_env import ToolEnv
 
 # As `SMALL` of trials.py, by name as in a configuration, with time for a busy machine.
 LIMITS = {

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from envs.prompt_files import PromptRow
-from envs.sandbox.limits import MEBIBYTE, Job, Limits
+from envs.sandbox.limits import MEBIBYTE, Limits, ProgramRun
 from envs.sandbox.problems import Problem, encoded_tests
 from envs.sandbox.scoring import judge
 from envs.text import message
@@ -36,7 +36,7 @@ def executions(sandbox, program, inputs=(b"",), function=None):
     """Everything that comes out of a sandbox."""
 
     async def run():
-        async with contextlib.aclosing(sandbox.run(Job(program, inputs, function))) as found:
+        async with contextlib.aclosing(sandbox.run(ProgramRun(program, inputs, function))) as found:
             return [execution async for execution in found]
 
     return asyncio.run(run())

@@ -13,7 +13,7 @@ import pytest
 from envs.base import EpisodeFailed
 from envs.tools.arithmetic import calculator
 from envs.tools.calls import ToolCall, write_call
-from envs.tools.environment import ToolEnv
+from envs.tools.tool_env import ToolEnv
 from envs.worker_pool import WorkerSettings, lease, release
 from siirl.env_server.pool import EnvPool
 from siirl.errors import SimulationFailed

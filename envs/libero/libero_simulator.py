@@ -57,7 +57,7 @@ class Start(NamedTuple):
     """The last reading of the sensors."""
 
 
-class TaskSimulator:
+class LiberoSimulator:
     """Physics and success of one task."""
 
     def __init__(self, task: LiberoTask, assets: Assets) -> None:

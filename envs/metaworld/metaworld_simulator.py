@@ -49,7 +49,7 @@ class Snapshot(NamedTuple):
     attributes: dict[str, Any]
 
 
-class TaskSimulator:
+class MetaWorldSimulator:
     """Physics and success flag of one Meta-World task."""
 
     def __init__(self, task: str) -> None:

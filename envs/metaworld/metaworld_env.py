@@ -27,7 +27,7 @@ from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
 from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
-    from envs.metaworld.simulator import TaskSimulator
+    from envs.metaworld.metaworld_simulator import MetaWorldSimulator
 
 # Without dependencies: its metadata pins MuJoCo 3.3.0, but the project's numbers come from 3.8.1.
 INSTALL = "python -m pip install --no-deps metaworld==3.1.1"
@@ -35,7 +35,7 @@ DEFAULT_TASKS = (
     "drawer-open",
     "button-press",
     "button-press-topdown",
-)  # as configs/env/mujoco.yaml
+)  # as configs/env/metaworld.yaml
 ACTION_SIZE = (
     4  # gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes)
 )
@@ -69,7 +69,7 @@ class TableCamera:
     elevation: float = -30.0
 
 
-class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
+class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
     """Meta-World tasks chosen by name."""
 
     def __init__(
@@ -101,7 +101,7 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
         ):
             if importlib.util.find_spec(package) is None:
                 raise RuntimeError(
-                    f"env=mujoco needs the package {package}, which is not installed. Type: "
+                    f"env=metaworld needs the package {package}, which is not installed. Type: "
                     f"{command}"
                 )
         if isinstance(tasks, str) or not tasks:
@@ -162,16 +162,16 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
     def _facts(self, task: str) -> Info:
         return {"oracle_distance": self._simulators[task].oracle_distance}
 
-    def _make_simulator(self, task: str) -> "TaskSimulator":
+    def _make_simulator(self, task: str) -> "MetaWorldSimulator":
         choose_backend()  # before MuJoCo is imported, which reads MUJOCO_GL then
-        from envs.metaworld.simulator import TaskSimulator
+        from envs.metaworld.metaworld_simulator import MetaWorldSimulator
 
-        return TaskSimulator(task)
+        return MetaWorldSimulator(task)
 
     def _scene(self, task: str) -> Hashable:
         return type(self), task, self._cameras, self._quality
 
-    def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> "_OneCamera":
+    def _make_renderer(self, simulator: "MetaWorldSimulator", context: Any) -> "_OneCamera":
         return _OneCamera(
             simulator.model,
             context,
@@ -192,7 +192,7 @@ class _OneCamera:
         )
         self.close = self._renderer.close
 
-    def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
+    def render(self, simulator: "MetaWorldSimulator", size: int, camera: str) -> NDArray[np.uint8]:
         """Render the simulator's scene: uint8 [size, size, 3]."""
         return self._renderer.render(simulator.data, size)
 
@@ -229,7 +229,7 @@ def _spec(*, tasks: tuple[str, ...], image_size: int, max_episode_steps: int) ->
         }
     )
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
-    return EnvSpec("mujoco", tasks, observation_space, action_space, max_episode_steps)
+    return EnvSpec("metaworld", tasks, observation_space, action_space, max_episode_steps)
 
 
 def _camera(model: Any, name: str) -> Any:

@@ -30,7 +30,7 @@ from envs.offscreen import RenderQuality
 from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
-    from envs.libero.simulator import TaskSimulator
+    from envs.libero.libero_simulator import LiberoSimulator
 
 DEFAULT_SUITE = "object"  # one scene and one skill: the easiest to learn
 ACTION_SIZE = 7
@@ -40,7 +40,7 @@ SHARED_STATES = "env.states=all: training and evaluation start from the same ini
 CAMERA_SETS = {"both": tuple(CAMERAS), **{name: (name,) for name in CAMERAS}}
 
 
-class LiberoEnv(SimulatorEnv["TaskSimulator"]):
+class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
     """Tasks of one or more LIBERO suites."""
 
     def __init__(
@@ -127,7 +127,7 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
         return self._begin(task, streams)
 
     @property
-    def simulator(self) -> "TaskSimulator":
+    def simulator(self) -> "LiberoSimulator":
         """Return the episode's simulator with true poses, for experts and oracles only."""
         return self._running()
 
@@ -176,21 +176,21 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
             "assets": self._assets.label,
         }
 
-    def _make_simulator(self, task: str) -> "TaskSimulator":
+    def _make_simulator(self, task: str) -> "LiberoSimulator":
         from envs.libero.folders import import_libero
 
         import_libero()  # before MuJoCo is imported: it chooses the OpenGL library
+        from envs.libero.libero_simulator import LiberoSimulator
         from envs.libero.physics import check_physics_once
-        from envs.libero.simulator import TaskSimulator
 
-        simulator = TaskSimulator(self._tasks[task], self._assets)
+        simulator = LiberoSimulator(self._tasks[task], self._assets)
         check_physics_once(simulator)
         return simulator
 
     def _scene(self, task: str) -> Hashable:
         return type(self), task, self._assets, self._quality
 
-    def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> SceneCameras:
+    def _make_renderer(self, simulator: "LiberoSimulator", context: Any) -> SceneCameras:
         return SceneCameras(
             model=simulator.model, context=context, quality=self._quality, size=self._image_size
         )

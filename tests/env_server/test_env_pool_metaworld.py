@@ -42,7 +42,7 @@ def digests(cluster, num_servers, envs_per_server):
     async def run():
         kwargs = {"tasks": TASKS, "image_size": 32, "max_episode_steps": 20}
         async with EnvPool(
-            "mujoco", kwargs, num_servers, envs_per_server, cluster=cluster, deadline_s=120.0
+            "metaworld", kwargs, num_servers, envs_per_server, cluster=cluster, deadline_s=120.0
         ) as pool:
             return await asyncio.gather(*(episode_digest(pool, seed) for seed in range(9)))
 

@@ -1,4 +1,4 @@
-"""`env=mujoco`: observations, success, limits, frames, and every wrong argument."""
+"""`env=metaworld`: observations, success, limits, frames, and every wrong argument."""
 
 import asyncio
 import subprocess
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
-from envs.mujoco import DEFAULT_TASKS, MetaWorldEnv, expert
+from envs.metaworld.metaworld_env import DEFAULT_TASKS, MetaWorldEnv, expert
 
 STILL = np.zeros(4, np.float32)
 RIGHT = np.array([0.5, 0.0, 0.0, -1.0], np.float32)
@@ -242,7 +242,7 @@ def test_metaworlds_own_cameras_see_something_else(env):
 
 @pytest.mark.parametrize("backend", ["glfw", "disabled", "direct3d"])
 def test_backend_that_cannot_draw_is_refused_before_mujoco_is_imported(backend, repository):
-    code = "import asyncio; from envs.mujoco import MetaWorldEnv; asyncio.run(MetaWorldEnv().reset(seed=0))"
+    code = "import asyncio; from envs.metaworld.metaworld_env import MetaWorldEnv; asyncio.run(MetaWorldEnv().reset(seed=0))"
     environment = {"MUJOCO_GL": backend, "PATH": "", "PYTHONPATH": str(repository)}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
@@ -263,6 +263,6 @@ def test_a_missing_package_is_refused_before_anything_is_built(
     )  # Python's own mark of a module that cannot be imported
     with pytest.raises(
         RuntimeError,
-        match=rf"^env=mujoco needs the package {package}, which is not installed\. Type: python -m pip",
+        match=rf"^env=metaworld needs the package {package}, which is not installed\. Type: python -m pip",
     ):
         MetaWorldEnv()
