@@ -10,16 +10,20 @@ Left out: the form in the user's documents, `reset(dp_rank, ddp_world_size, seed
 `envs.adapter` wraps such a class.
 """
 
+from __future__ import annotations
+
 import abc
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # a machine that only trains needs no gymnasium
+    import gymnasium
 
 # Keys of an embodied observation; an environment omits those it lacks.
 IMAGES = "images"  # uint8 [cameras, height, width, 3]
@@ -106,6 +110,8 @@ def _is_count(value: object) -> bool:
 
 
 def _is_space(value: object) -> bool:
+    import gymnasium
+
     return isinstance(value, gymnasium.Space)
 
 

@@ -85,7 +85,7 @@ class EnvPool:
         self._supervisors = [
             ServerSupervisor(
                 name=f"{index + 1} of {num_servers} ({env_name})",
-                make_transport=make_transport,
+                make_transport=functools.partial(make_transport, number=index),
                 num_envs=envs_per_server,
                 deadline_s=deadline_s,
                 start_deadline_s=start_deadline_s,

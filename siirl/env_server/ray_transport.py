@@ -33,6 +33,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorHandleNotFoundError
 from ray.util import get_node_ip_address
 
+from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
 from siirl import stacks
 from siirl.env_server import connection
 from siirl.env_server.connection import Address, ClientEnd
@@ -59,8 +60,15 @@ class EnvServerActor:
     """Runs an `EnvServer` on its own event loop, which stops while the server is idle."""
 
     def __init__(
-        self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, secret: bytes
+        self,
+        *,
+        env_name: str,
+        env_kwargs: Mapping[str, Any],
+        num_envs: int,
+        secret: bytes,
+        draws_on: Mapping[str, Any],
     ) -> None:
+        choose_render_device(**draws_on)
         # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds for
         # images.
         self._loop = asyncio.new_event_loop()
@@ -94,7 +102,9 @@ class EnvServerActor:
 class RayTransport:
     """A server in a separate process, on the node of the cluster with the fewest servers."""
 
-    def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
+    def __init__(
+        self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, number: int = 0
+    ) -> None:
         if not ray.is_initialized():
             raise ConfigError(
                 "cluster='ray' needs a Ray connection: call ray.init() before EnvPool.start(), or "
@@ -110,7 +120,15 @@ class RayTransport:
             runtime_env={"env_vars": server_environment()},
         )
         self._actor: Any = actor_class.remote(
-            env_name=env_name, env_kwargs=dict(env_kwargs), num_envs=num_envs, secret=self._secret
+            env_name=env_name,
+            env_kwargs=dict(env_kwargs),
+            num_envs=num_envs,
+            secret=self._secret,
+            draws_on={
+                "number": number,
+                "gpus": rank_gpus(os.environ, gpu_uuids()),
+                "machine": os.uname().nodename,
+            },
         )
         self._connection = ClientEnd(on_message=self._hand_out, on_lost=self._on_lost)
         # answers arrive in the order of the requests

@@ -5,10 +5,12 @@ Ray is imported only if it is used.
 """
 
 import asyncio
+import os
 import pkgutil
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
 from siirl.env_server.server import Answers, EnvServer, Raised, Request
 from siirl.errors import UnknownNameError
 
@@ -20,12 +22,14 @@ TRANSPORTS: dict[str, str] = {
 
 
 class Transport(Protocol):
-    """Starts, calls and kills one server.
+    """Starts, calls and kills one server; `number` counts the servers of a pool.
 
     The futures raise only if the server is lost; exceptions of environments are in the answers.
     """
 
-    def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None: ...
+    def __init__(
+        self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, number: int
+    ) -> None: ...
 
     def open(self) -> "asyncio.Future[Raised | None]":
         """Make the environments; must be the first call."""
@@ -54,7 +58,11 @@ class LocalTransport:
     An environment that hangs without awaiting hangs this process: deadlines need another process.
     """
 
-    def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
+    def __init__(
+        self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, number: int = 0
+    ) -> None:
+        gpus = rank_gpus(os.environ, gpu_uuids())
+        choose_render_device(number=number, gpus=gpus, machine=os.uname().nodename)
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._shut = False

@@ -135,13 +135,14 @@ def layout_of(config: SiiRLArguments) -> Layout:
     """
     ranks = Layout(nodes=config.trainer.nnodes, ranks_per_node=config.trainer.n_gpus_per_node)
     if config.cluster.mode == "local":
-        return dataclasses.replace(ranks, gpus_per_rank=int(device_slots()[1] == "GPU"))
+        on_gpus = device_slots()[1] == "GPU"
+        return dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config))
     there = machines()
     if config.cluster.address is None:
         on_gpus = device_slots()[1] == "GPU"
     else:  # this machine may lack GPUs; the cluster's torch counts
         on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
-    layout = dataclasses.replace(ranks, gpus_per_rank=int(on_gpus))
+    layout = dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config))
     require_machines(layout, there)
     return layout
 

@@ -7,11 +7,16 @@ exactly. A discrete action space needs no binning: one dimension, one bin an act
 
 # K action of the chunk, A action dimension
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import gymnasium
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import gymnasium
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,14 @@ class ActionTokenizer:
     high: tuple[float, ...]
 
     @classmethod
-    def for_space(cls, space: gymnasium.Space, *, bins: int) -> "ActionTokenizer":
+    def for_space(cls, space: gymnasium.Space, *, bins: int) -> ActionTokenizer:
         """The tokenizer of an action space; `bins` is read for continuous spaces only.
 
         Raises:
             ValueError: A space that is neither Discrete nor a bounded one-dimensional Box.
         """
+        import gymnasium
+
         if isinstance(space, gymnasium.spaces.Discrete):
             return cls(bins=int(space.n), low=(), high=())
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:

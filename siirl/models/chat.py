@@ -6,13 +6,17 @@ the next turn. So any template works that renders messages in order, whatever it
 without a template joins contents by line ends, and adds nothing else (`12+34=` stays `12+34=`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envs.text import Message
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.pretrained import KEY, first_line, source_of
+
+if TYPE_CHECKING:  # the module needs gymnasium
+    from envs.text import Message
 
 # Does not occur elsewhere in the output of a chat template.
 PLACEHOLDER = "[words of the assistant]"

@@ -10,15 +10,16 @@ dropout and no batch statistics: rollout and training must compute the same log-
 # N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D
 # feature
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
 from siirl.params.documents import is_count, read_object
 from siirl.params.weight_files import weight_files
+
+if TYPE_CHECKING:
+    import gymnasium
 
 TINY_VLA = "tiny_vla"
 
@@ -64,7 +68,7 @@ class TinyVLAConfig:
         chunk_length: int = 8,
         width: int = 256,
         instruction_length: int = 24,
-    ) -> "TinyVLAConfig":
+    ) -> TinyVLAConfig:
         """The configuration that fits an environment's observations and actions.
 
         Seventeen bins instead of OpenVLA's 256: exploration spans a few bins, and changes of a few
@@ -87,6 +91,8 @@ class TinyVLAConfig:
         for name, (value, least) in sizes.items():
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
+        import gymnasium
+
         spaces = (
             spec.observation_space.spaces
             if isinstance(spec.observation_space, gymnasium.spaces.Dict)
@@ -117,7 +123,7 @@ class TinyVLAConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict) -> "TinyVLAConfig":
+    def from_json(cls, values: dict) -> TinyVLAConfig:
         """The inverse of `to_json`.
 
         Raises KeyError, TypeError or ValueError for values that do not describe a TinyVLA.

@@ -349,7 +349,11 @@ class RolloutArguments:
         text_only=NO_LM_ENGINE,
     )
     tensor_model_parallel_size: int = option(
-        1, "GPUs of one language-model engine.", minimum=1, text_only=NO_LM_ENGINE
+        1,
+        "GPUs of one language-model engine; each rank gets as many, and trains on the first.",
+        why="a 7B model in bfloat16 takes 15 GB",
+        minimum=1,
+        text_only=NO_LM_ENGINE,
     )
     kv_cache_gib: float = option(
         1.0,

@@ -13,6 +13,12 @@ def ranks(config: SiiRLArguments) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
+def gpus_of_rank(config: SiiRLArguments) -> int:
+    """GPUs of a rank where there are any: vLLM spreads its copy of the weights over several."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+
+
 def threads_of_rank(config: SiiRLArguments, *, cores: int) -> int:
     """Threads of a rank's computations on the CPU, of whose `cores` cores each rank of the machine
     gets as many.

@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.params import sizes
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.memory import (
@@ -169,6 +170,7 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
 
 def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     """More ranks than devices; checked first, because other sizes depend on ranks."""
+    yield from tensor_parallel_problems(config, slots=device_slots)
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
     if config.trainer.n_gpus_per_node == 1:
@@ -181,4 +183,35 @@ def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"{available} {kind}{'s' * (available != 1)} "
             f"for them: make it at most {available}, or give cluster.address= of a larger "
             "cluster."
+        )
+
+
+def tensor_parallel_problems(
+    config: SiiRLArguments, *, slots: Callable[[], tuple[int, str]]
+) -> Iterator[SiirlError]:
+    """A language-model engine on several GPUs that this job or machine cannot give it; `slots` is
+    `device_slots`.
+    """
+    each = sizes.gpus_of_rank(config)
+    if each == 1:
+        return
+    key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={each}"
+    if config.actor_rollout_ref.rollout.mode == "sync":
+        yield ConfigError(
+            f"{key}: with actor_rollout_ref.rollout.mode=sync vLLM runs in the rank's own process, "
+            "on one GPU: set mode=async, or make it 1."
+        )
+    if config.cluster.address is not None or config.trainer.nnodes > 1:
+        return  # the cluster checks its devices when the run connects
+    available, kind = slots()
+    ranks = config.trainer.n_gpus_per_node
+    if kind != "GPU":
+        yield ConfigError(
+            f"{key} asks for {each} GPUs for each rank, and this machine has none: make it 1."
+        )
+    elif ranks * each > available:
+        yield ConfigError(
+            f"{key} for each of {ranks} ranks asks for {ranks * each} GPUs, and this machine has "
+            f"{available}: lower it or trainer.n_gpus_per_node (ranks, each of which trains on the "
+            "first of its GPUs)."
         )

@@ -312,6 +312,8 @@ def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(
         ),  # although there are twelve GPUs
         (Layout(nodes=1, ranks_per_node=9, gpus_per_rank=1), True),
         (Layout(nodes=4, ranks_per_node=1), True),
+        (Layout(nodes=1, ranks_per_node=2, gpus_per_rank=4), False),  # tensor-parallel engines
+        (Layout(nodes=1, ranks_per_node=3, gpus_per_rank=4), True),
     ],
 )
 def test_machines_are_asked_for_that_the_cluster_has(layout: Layout, refused: bool) -> None:

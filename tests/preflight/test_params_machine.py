@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from siirl.errors import ConfigError
+from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.machine import (
     device_problems,
@@ -15,6 +16,7 @@ from siirl.preflight.machine import (
     opengl_problems,
     process_problems,
     require_linux,
+    tensor_parallel_problems,
 )
 
 NO_DRAWING = ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"]
@@ -142,3 +144,33 @@ def test_a_system_without_proc_is_refused_by_name() -> None:
         ConfigError, match=r"^Runs need Linux, and this system is darwin: .* docs/installing\.md"
     ):
         require_linux("darwin")
+
+
+VLLM = ["pipeline=grpo", "env=math", "rollout=vllm"]
+WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("words", "slots", "expected"),
+    [
+        ([f"{WIDTH}=2"], (8, "GPU"), "mode=sync vLLM runs in the rank's own process"),
+        (["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=2"], (4, "CPU core"), "has none"),
+        (
+            ["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=4", "trainer.n_gpus_per_node=3"],
+            (8, "GPU"),
+            "asks for 12 GPUs, and this machine has 8",
+        ),
+    ],
+)
+def test_a_wide_engine_without_its_gpus_is_refused(
+    words: list[str], slots: tuple[int, str], expected: str
+) -> None:
+    [problem] = tensor_parallel_problems(parse_config([*VLLM, *words]), slots=lambda: slots)
+    assert expected in str(problem)
+
+
+def test_a_wide_engine_has_as_many_gpus_as_it_is_wide() -> None:
+    words = ["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=4", "trainer.n_gpus_per_node=2"]
+    config = parse_config([*VLLM, *words])
+    assert list(tensor_parallel_problems(config, slots=lambda: (8, "GPU"))) == []
+    assert sizes.gpus_of_rank(config) == 4

@@ -181,21 +181,22 @@ def join(
     if world_size == 1 and not force_group:
         return OneProcess()
     device = torch.device(device)
+    only_nccl = backend == "nccl"
     listen_towards(init_method)
-    before = open_sockets()
+    before = frozenset() if only_nccl else open_sockets()
     store: distributed.Store = (
         distributed.HashStore()
         if world_size == 1
         else meet(init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
     )
     if "nccl" in backend:
-        before = open_sockets()  # the store stays open: NCCL's threads connect to it again
+        if not only_nccl:
+            before = open_sockets()  # the store stays open: NCCL's threads connect to it again
         torch.cuda.set_device(device)
         limit_s = TIMEOUT.total_seconds() if hang_s is None else hang_s
         os.environ.setdefault(NCCL_HEARTBEAT, str(int(limit_s + AFTER_WATCHDOG_S)))
     # With gloo beside NCCL the ports of both open here, and only gloo's may be closed afterwards:
     # NCCL connects later then. Its own connections begin with a random number of 64 bits.
-    only_nccl = backend == "nccl"
     distributed.init_process_group(
         backend,
         store=store,

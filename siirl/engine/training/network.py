@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-import psutil
 from torch import distributed
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo"  # on Linux
 # NCCL 2.24 and later serves its state at localhost:28028, without authentication.
 NCCL_STATE_SERVER = "NCCL_RAS_ENABLE"
 
@@ -98,6 +98,10 @@ def own_address_towards(host: str, port: int) -> str:
 
 def interface_of(address: str) -> str | None:
     """The network interface of this machine that has `address`; None if there is none."""
+    if address == LOOPBACK and LOOPBACK_INTERFACE in {name for _, name in socket.if_nameindex()}:
+        return LOOPBACK_INTERFACE
+    import psutil  # a job on one machine needs it for gloo's ports only
+
     return next(
         (
             name

@@ -18,11 +18,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 from torch import distributed
 
 from siirl.errors import InvariantError
 
+ESTABLISHED, LISTENING = "ESTABLISHED", "LISTEN"  # psutil's names
 SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h; not in Python's socket module
 # One instruction of classic BPF: return 0, which keeps no byte (linux/filter.h).
 DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
@@ -75,10 +75,10 @@ def admit_ranks_only(
     """
     drop_incoming(_listeners(_opened_since(before)))  # first: the check below misses later peers
     opened = _opened_since(before)
-    connected = [each for each in opened if each.status == psutil.CONN_ESTABLISHED]
+    connected = [each for each in opened if each.status == ESTABLISHED]
     store.set(_key(rank), json.dumps([_end(each.laddr) for each in connected]))
     ends_of_ranks = {end for other in range(ranks) for end in json.loads(store.get(_key(other)))}
-    listening = {_end(each.laddr) for each in opened if each.status == psutil.CONN_LISTEN}
+    listening = {_end(each.laddr) for each in opened if each.status == LISTENING}
     peers = {_end(each.raddr) for each in connected if _end(each.laddr) in listening}
     foreign = peers - ends_of_ranks
     if foreign:
@@ -100,6 +100,8 @@ def _end(address: tuple[str, int]) -> str:
 
 
 def _tcp() -> list[Any]:
+    import psutil  # NCCL alone has no ports to close
+
     connections: list[Any] = psutil.Process().net_connections("tcp")
     return connections
 
@@ -109,4 +111,4 @@ def _opened_since(before: Collection[int]) -> list[Any]:
 
 
 def _listeners(connections: Iterable[Any]) -> list[int]:
-    return [each.fd for each in connections if each.status == psutil.CONN_LISTEN]
+    return [each.fd for each in connections if each.status == LISTENING]

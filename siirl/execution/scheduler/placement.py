@@ -117,7 +117,9 @@ def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
     fitting = sum(machine.gpus >= layout.gpus_per_node for machine in there)
     if fitting < layout.nodes:
         each = (
-            f" with {layout.gpus_per_node} GPUs, one for each rank" if layout.gpus_per_node else ""
+            f" with {layout.gpus_per_node} GPUs, {layout.gpus_per_rank} for each rank"
+            if layout.gpus_per_node
+            else ""
         )
         has = ", ".join(
             f"{machine.address} with {machine.gpus}"
