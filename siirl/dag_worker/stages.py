@@ -32,6 +32,7 @@ from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.errors import InvariantError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
+from siirl.models.row_flops import flops_of_rows
 from siirl.params import SiiRLArguments
 from siirl.reporting.metrics import Value, Weighted
 
@@ -117,9 +118,14 @@ def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 @stage(NodeType.COMPUTE, requires=["uid", "index", "response_mask"])
 def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
-    """Balance the rows that the node's filter accepts over the ranks, by tokens."""
+    """Balance the rows that the node's filter accepts over the ranks, by the work that they make."""
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
-    balanced = context.redistribution.redistribute(accepted, node=node.node_id, step=context.step)
+    balanced = context.redistribution.redistribute(
+        accepted,
+        node=node.node_id,
+        step=context.step,
+        flops_B=flops_of_rows(context.actor.engine.module, accepted),
+    )
     tokens = float(balanced["response_mask"].sum())
     largest, total = (
         context.ranks.maximum(torch.tensor(tokens)).item(),
@@ -136,6 +142,7 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
         "data/trajectories": float(len(balanced)),
         "data/bytes": size,
         "data/bytes_max_process": size,
+        "data/bytes_moved": float(context.redistribution.bytes_given),
         "data/imbalance": largest * context.ranks.size / max(total, 1.0),
     }
     if node.filter is not None:

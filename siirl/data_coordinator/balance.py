@@ -67,7 +67,11 @@ def get_seqlen_balanced_partitions(
 
 
 def micro_batches_by_budget(
-    lengths: Sequence[int], max_tokens: int, *, min_count: int = 1
+    lengths: Sequence[int],
+    max_tokens: int,
+    *,
+    min_count: int = 1,
+    num_batches_divided_by: int = 1,
 ) -> list[list[int]]:
     """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and
     balance them.
@@ -77,23 +81,33 @@ def micro_batches_by_budget(
         max_tokens: Budget of a micro-batch.
         min_count: At least so many, so that all ranks can agree on one number (some may then be
             empty).
+        num_batches_divided_by: Their number is a multiple of this: interleaved pipeline stages take
+            micro-batches in groups of one size (Megatron's microbatch_group_size_per_vp_stage).
 
     Raises:
-        ConfigError: A row is longer than the budget.
+        ConfigError: A row is longer than the budget, or `num_batches_divided_by` < 1.
     """
+    if num_batches_divided_by < 1:
+        raise ConfigError(f"num_batches_divided_by={num_batches_divided_by} must be at least 1.")
     if lengths and max(lengths) > max_tokens:
         raise ConfigError(
             f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a micro-batch. Raise the budget."
         )
-    if sum(lengths) <= max_tokens and min_count == 1:
+    multiple = num_batches_divided_by
+    if sum(lengths) <= max_tokens and min_count == multiple == 1:
         return [list(range(len(lengths)))]
     packed = first_fit_decreasing(lengths, max_tokens)
-    fewest = max(1, min_count, -(-sum(lengths) // max_tokens))
-    for count in range(fewest, max(fewest, len(packed)) + 1):
+    fewest = _round_up(max(1, min_count, -(-sum(lengths) // max_tokens)), multiple)
+    most = max(fewest, _round_up(len(packed), multiple))
+    for count in range(fewest, most + 1, multiple):
         balanced = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
         if max(sum(lengths[position] for position in part) for part in balanced) <= max_tokens:
             return balanced
-    return packed + [[] for _ in range(min_count - len(packed))]
+    return packed + [[] for _ in range(most - len(packed))]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -230,14 +244,14 @@ def _refine(
     sums = np.array([lengths[part].sum() for part in parts], dtype=np.int64)
     for _ in range(EXCHANGES_PER_PART * len(parts)):
         if not any(
-            _exchange(parts, sums, lengths, heavy, light, equal_size=equal_size)
-            for heavy, light in _pairs_to_try(sums)
+            exchange_rows(parts, sums, lengths, heavy, light, equal_size=equal_size)
+            for heavy, light in pairs_to_try(sums)
         ):
             break
     return parts
 
 
-def _pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
+def pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Heavy and light parts: the heaviest with each of the lightest, then each of the heaviest with
     the lightest.
     """
@@ -248,7 +262,7 @@ def _pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
     ]
 
 
-def _exchange(
+def exchange_rows(
     parts: list[list[int]],
     sums: NDArray[np.int64],
     lengths: NDArray[np.int64],

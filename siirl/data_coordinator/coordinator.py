@@ -8,29 +8,35 @@ taken is leased: acknowledged, or given back when its holder dies or lets the ti
 sample that was put is waiting, leased, left over, acknowledged or discarded, and in exactly one of
 these.
 
+Samples that are put without a reference stay in the memory of the rank that made them; `get_share`
+tells each rank which of them go where.
+
 A plain class without waiting: "not yet" is None or False. `ray_edge` makes it an actor that waits.
-No operation looks at other nodes' queues, so none costs more because of what else is queued.
+No operation costs more because of what else is queued: none looks at other nodes' queues or at
+other samples of its own, and a filter is asked once about each sample.
 """
 
-import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from siirl.data_coordinator.leases import Lease, LeaseBook
-from siirl.data_coordinator.partition import divide
+from siirl.data_coordinator.partition import divide, transfers
 from siirl.data_coordinator.queues import (
     Entry,
+    FilterPlugin,
     Leftover,
     NodeQueues,
     PartitionRequest,
     QueueKey,
+    Share,
     StepQueue,
+    accepts,
 )
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import ConfigError, InvariantError
 
-FilterPlugin = Callable[[SampleInfo], bool]
+__all__ = ["DEFAULT_CAPACITY", "DEFAULT_LEASE_SECONDS", "DataCoordinator", "FilterPlugin"]
 
 DEFAULT_CAPACITY = 65_536  # samples waiting for one node; metadata takes about 1 kB each
 # longer than any step of a healthy run: a lease that is acknowledged at the end of a step must last
@@ -79,7 +85,7 @@ class DataCoordinator:
         Args:
             key: Destination node and step.
             sample_infos: Metadata; ids must be new in this queue.
-            sample_refs: One reference a sample.
+            sample_refs: One reference a sample; None for one that stays in the memory of `source`.
             source: The rank that puts them.
             sources: How many ranks will put, each once and possibly nothing, before
                 `get_partition`; None for `get_batch`.
@@ -100,10 +106,11 @@ class DataCoordinator:
         node = self._nodes.setdefault(key.node, NodeQueues())
         queue = node.steps.get(key.step) or StepQueue(sources=sources)
         queue.check_put(key, [info.uid for info in sample_infos], source=source, sources=sources)
-        cannot_wait = sources is not None and key.step <= min(node.steps, default=key.step)
+        oldest = node.oldest_step()
+        cannot_wait = sources is not None and (oldest is None or key.step <= oldest)
         if node.waiting and node.waiting + len(sample_infos) > self.capacity and not cannot_wait:
             return False
-        node.steps[key.step] = queue
+        node.add_step(key.step, queue)
         for info, ref in zip(sample_infos, sample_refs, strict=True):
             queue.add(
                 Entry(
@@ -129,22 +136,14 @@ class DataCoordinator:
         """
         node = self._nodes.get(key.node)
         queue = node.steps.get(key.step) if node else None
-        if node is None or queue is None or len(queue.entries) < count:
+        if node is None or queue is None:
             return None
         if queue.sources is not None:
             raise InvariantError(
                 f"The samples of {key} were put by {queue.sources} sources to be divided. Take them with get_partition."
             )
-        taken: list[Entry] = []
-        passed: list[Entry] = []
-        while queue.entries and len(taken) < count:
-            entry = heapq.heappop(queue.entries)
-            (taken if filter_plugin is None or filter_plugin(entry.info) else passed).append(entry)
-        if len(taken) < count:
-            passed, taken = passed + taken, []
-        for entry in passed:
-            heapq.heappush(queue.entries, entry)
-        if not taken:
+        taken = queue.entries.take(count, filter_plugin)
+        if taken is None:
             return None
         node.waiting -= count
         queue.leased += count
@@ -171,12 +170,7 @@ class DataCoordinator:
         """
         node = self._nodes.get(key.node)
         queue = node.steps.get(key.step) if node else None
-        if (
-            node is None
-            or queue is None
-            or not queue.complete
-            or node.has_undivided_step_before(key.step)
-        ):
+        if node is None or queue is None or not self.is_ready(key):
             return None
         if not 0 <= rank < request.partitions:
             raise ConfigError(
@@ -204,6 +198,37 @@ class DataCoordinator:
         queue.leases[rank] = lease.lease_id
         return lease
 
+    def get_share(
+        self,
+        key: QueueKey,
+        request: PartitionRequest,
+        *,
+        rank: int,
+        filter_plugin: FilterPlugin | None = None,
+    ) -> Share | None:
+        """`get_partition` for rows that stay in the ranks' memories: what this rank gives and gets."""
+        lease = self.get_partition(key, request, rank=rank, filter_plugin=filter_plugin)
+        return None if lease is None else Share(lease.lease_id, self._queue(key).transfers[rank])
+
+    def keep_leftovers(self, node: str, refs: Mapping[str, Any]) -> None:
+        """Say where rows are that a step left over in a rank's memory; by id."""
+        queues = self._nodes.get(node, NodeQueues())
+        queues.leftovers = [
+            entry._replace(ref=refs[entry.info.uid]) if entry.info.uid in refs else entry
+            for entry in queues.leftovers
+        ]
+
+    def is_ready(self, key: QueueKey) -> bool:
+        """Whether `get_partition` would give something."""
+        node = self._nodes.get(key.node)
+        queue = node.steps.get(key.step) if node else None
+        return (
+            node is not None
+            and queue is not None
+            and queue.complete
+            and not node.has_undivided_step_before(key.step)
+        )
+
     def acknowledge(self, lease_id: int) -> None:
         """Its samples are used and forgotten.
 
@@ -215,7 +240,9 @@ class DataCoordinator:
         self._acknowledged += len(entries)
         node, queue = self._of(lease.key)
         queue.leased -= len(entries)
-        if rank is not None:
+        if rank is None:
+            queue.uids.difference_update(entry.info.uid for entry in entries)
+        else:
             del queue.leases[rank]
         if queue.done:
             del node.steps[lease.key.step]
@@ -287,18 +314,19 @@ class DataCoordinator:
         request: PartitionRequest,
         filter_plugin: FilterPlugin | None,
     ) -> None:
-        candidates = node.leftovers + sorted(queue.entries)
+        candidates = node.leftovers + queue.entries.take_all()
         rejected = [
             entry
             for entry in candidates
-            if filter_plugin is not None and not filter_plugin(entry.info)
+            if filter_plugin is not None and not accepts(filter_plugin, entry.info)
         ]
         rejected_uids = {entry.info.uid for entry in rejected}
         parts, remainder = divide(
             [entry for entry in candidates if entry.info.uid not in rejected_uids], request
         )
-        queue.entries, queue.request, queue.parts = [], request, dict(enumerate(parts))
+        queue.request, queue.parts = request, dict(enumerate(parts))
         node.leftovers = sorted(rejected + remainder)
+        queue.transfers = transfers(parts, node.leftovers, sources=queue.sources or 0)
 
     def _give_back(self, lease_id: int) -> int:
         lease, entries, rank = self._leases.close(lease_id)
@@ -307,12 +335,15 @@ class DataCoordinator:
         queue.leased -= len(entries)
         if rank is None:
             for entry in entries:
-                heapq.heappush(queue.entries, entry)
+                queue.entries.add(entry)
         else:
             assert queue.parts is not None
             queue.parts[rank] = entries
             del queue.leases[rank]
         return len(entries)
+
+    def _queue(self, key: QueueKey) -> StepQueue:
+        return self._nodes[key.node].steps[key.step]
 
     def _of(self, key: QueueKey) -> tuple[NodeQueues, StepQueue]:
         node = self._nodes[key.node]

@@ -1,15 +1,20 @@
-"""Divide the samples of a step among ranks: same work each; equal counts and whole groups where
-asked for; near their origin.
+"""Divide the samples of a step among ranks: same work each, near where they are; equal counts and
+whole groups where asked for. And what each rank has to do for that.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
-from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
-from siirl.data_coordinator.queues import Entry, PartitionRequest
+import numpy as np
+
+from siirl.data_coordinator.near_home import NOWHERE, Integers, partition_near_home
+from siirl.data_coordinator.queues import Entry, PartitionRequest, Transfers
 from siirl.errors import ConfigError
 
 GROUP = "index"  # the column that holds the group id
+# FLOPs of a step's rows, summed, become this many units: sums of them are exact in 64 bits
+WORK_UNITS = 2**40
 
 
 def divide(
@@ -25,14 +30,72 @@ def divide(
     usable = (
         len(bundles) - len(bundles) % request.partitions if request.equal_counts else len(bundles)
     )
-    work = [sum(max(1, entry.info.sum_tokens) for entry in bundle) for bundle in bundles[:usable]]
-    positions = get_seqlen_balanced_partitions(
-        work, request.partitions, equal_size=request.equal_counts
+    work, used = _work(entries), bundles[:usable]
+    part_N = partition_near_home(
+        work_N=np.array([sum(work[entry.order] for entry in bundle) for bundle in used], np.int64),
+        bytes_N=np.array([sum(map(_size, bundle)) for bundle in used], np.int64),
+        home_N=_homes(used, parts=request.partitions),
+        parts=request.partitions,
+        equal_counts=request.equal_counts,
     )
-    parts = [
-        sorted(entry for position in part for entry in bundles[position]) for part in positions
+    parts: list[list[Entry]] = [[] for _ in range(request.partitions)]
+    for bundle, part in zip(used, part_N.tolist(), strict=True):
+        parts[part].extend(bundle)
+    return [sorted(part) for part in parts], [
+        entry for bundle in bundles[usable:] for entry in bundle
     ]
-    return _near_origin(parts), [entry for bundle in bundles[usable:] for entry in bundle]
+
+
+def transfers(
+    parts: Sequence[Sequence[Entry]], left_over: Sequence[Entry], *, sources: int
+) -> list[Transfers]:
+    """What each rank has to do so that rank r has `parts[r]`."""
+    ranks = max(sources, len(parts))
+    leaving: list[dict[int, list[str]]] = [defaultdict(list) for _ in range(ranks)]
+    arriving: list[dict[int, list[str]]] = [defaultdict(list) for _ in range(ranks)]
+    fetched: list[dict[str, Any]] = [{} for _ in range(ranks)]
+    for rank, part in enumerate(parts):
+        for entry in part:
+            if entry.ref is not None or entry.source is None:
+                fetched[rank][entry.info.uid] = entry.ref
+            elif entry.source != rank:
+                leaving[entry.source][rank].append(entry.info.uid)
+                arriving[rank][entry.source].append(entry.info.uid)
+    kept: list[list[str]] = [[] for _ in range(ranks)]
+    for entry in left_over:
+        if entry.ref is None and entry.source is not None:
+            kept[entry.source].append(entry.info.uid)
+    exchange = any(leaving) or any(kept)
+    return [
+        Transfers(dict(leaving[rank]), dict(arriving[rank]), fetched[rank], kept[rank], exchange)
+        for rank in range(ranks)
+    ]
+
+
+def _work(entries: Sequence[Entry]) -> dict[tuple[int, int, int], int]:
+    """Whole units of work of each entry: FLOPs where all are known, else tokens."""
+    flops = sum(entry.info.flops for entry in entries)
+    if not all(entry.info.flops for entry in entries) or not flops:
+        return {entry.order: max(1, entry.info.sum_tokens) for entry in entries}
+    unit = flops / WORK_UNITS
+    return {entry.order: max(1, round(entry.info.flops / unit)) for entry in entries}
+
+
+def _size(entry: Entry) -> int:
+    """Bytes of an entry; where they are not known, its tokens stand for them."""
+    return entry.info.size or max(1, entry.info.sum_tokens)
+
+
+def _homes(bundles: Sequence[Sequence[Entry]], *, parts: int) -> Integers:
+    """The rank that made most bytes of each bundle."""
+    homes = []
+    for bundle in bundles:
+        held: dict[int, int] = defaultdict(int)
+        for entry in bundle:
+            if entry.source is not None and entry.source < parts:
+                held[entry.source] += _size(entry)
+        homes.append(max(held, key=lambda rank: (held[rank], -rank), default=NOWHERE))
+    return np.array(homes, np.int64)
 
 
 def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -45,32 +108,3 @@ def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
             )
         groups.setdefault(entry.info.dict_info[GROUP], []).append(entry)
     return list(groups.values())
-
-
-def _near_origin(parts: list[list[Entry]]) -> list[list[Entry]]:
-    """Number the parts so that ranks get samples which they made themselves, greedily: those need
-    not travel.
-    """
-    at_home = Counter(
-        (part, entry.source) for part, entries in enumerate(parts) for entry in entries
-    )
-    part_of_rank: dict[int, int] = {}
-    placed: set[int] = set()
-    ranked = sorted(
-        at_home.items(),
-        key=lambda item: (-item[1], item[0][0], -1 if item[0][1] is None else item[0][1]),
-    )
-    for (part, source), _ in ranked:
-        if (
-            source is not None
-            and source < len(parts)
-            and source not in part_of_rank
-            and part not in placed
-        ):
-            part_of_rank[source] = part
-            placed.add(part)
-    homeless = (part for part in range(len(parts)) if part not in placed)
-    return [
-        parts[part_of_rank[rank]] if rank in part_of_rank else parts[next(homeless)]
-        for rank in range(len(parts))
-    ]

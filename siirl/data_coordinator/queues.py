@@ -4,12 +4,34 @@ of their own.
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.errors import InvariantError
+from siirl.errors import ConfigError, InvariantError
+
+FilterPlugin = Callable[[SampleInfo], bool]
+"""Accepts a sample or not by its metadata alone, and always answers alike for one sample."""
+
+VIEWS = 8  # filters that a queue remembers; the one that asked least recently is forgotten
+
+Order = tuple[int, int, int]
+"""(step, source rank, arrival): does not depend on which rank was faster."""
+
+
+def accepts(filter_plugin: FilterPlugin, info: SampleInfo) -> bool:
+    """What a filter says of a sample.
+
+    Raises:
+        ConfigError: It raised an exception.
+    """
+    try:
+        return filter_plugin(info)
+    except Exception as error:
+        raise ConfigError(
+            f"The filter {filter_plugin!r} raised {type(error).__name__} for sample {info.uid!r}: {error}."
+        ) from error
 
 
 class QueueKey(NamedTuple):
@@ -25,10 +47,10 @@ class QueueKey(NamedTuple):
 class Entry(NamedTuple):
     """A sample in a queue; sorted by `order`, which is unique."""
 
-    order: tuple[int, int, int]
-    """(step, source rank, arrival): does not depend on which rank was faster."""
+    order: Order
     info: SampleInfo
     ref: Any
+    """Where the sample can be fetched; None while it lies in the memory of `source`."""
     source: int | None
     """The rank that put it; None where nobody knows any more."""
 
@@ -56,19 +78,124 @@ class PartitionRequest:
     """Samples with the same group id (`index`) stay together."""
 
 
+@dataclass(frozen=True)
+class Transfers:
+    """What one rank has to do so that every rank of a divided step has its part."""
+
+    leaving: Mapping[int, Sequence[str]]
+    """Ids of the rows in its memory that go to another rank, by that rank."""
+    arriving: Mapping[int, Sequence[str]]
+    """Ids of the rows that come from another rank's memory, by that rank."""
+    fetched: Mapping[str, Any]
+    """References of the rows of its part that lie in no rank's memory, by id."""
+    left_over: Sequence[str]
+    """Ids of the rows in its memory that wait for the next step: `keep` says where."""
+    exchange: bool
+    """Whether any rank's memory gives away a row: the same for all ranks of the step."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of a step: `lease_id` is acknowledged when its rows are used."""
+
+    lease_id: int
+    transfers: Transfers
+
+
+class WaitingEntries:
+    """Entries in their order; the first of all, or of those that a filter accepts.
+
+    A filter is asked once for each entry, however often it takes some: what it accepts is queued
+    for it. An entry that somebody takes is dropped from the other queues when it comes up there.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Order, Entry] = {}
+        self._order: list[Order] = []  # a heap, with orders of entries that were taken since
+        self._views: dict[FilterPlugin, _View] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        """Queue an entry."""
+        self._entries[entry.order] = entry
+        heapq.heappush(self._order, entry.order)
+        for view in self._views.values():
+            view.unseen.append(entry)
+        if len(self._order) > 2 * len(self._entries) + VIEWS:
+            self._forget_taken()
+
+    def take(self, count: int, filter_plugin: FilterPlugin | None = None) -> list[Entry] | None:
+        """Remove the first `count` (of those accepted); None, and nothing removed, where there are
+        fewer.
+        """
+        if len(self._entries) < count:
+            return None
+        if filter_plugin is None:
+            return [self._pop(self._order) for _ in range(count)]
+        view = self._view(filter_plugin)
+        while view.unseen:
+            entry = view.unseen[-1]
+            if entry.order in self._entries and accepts(filter_plugin, entry.info):
+                view.accepted.add(entry.order)
+                heapq.heappush(view.order, entry.order)
+            view.unseen.pop()
+        if len(view.accepted) < count:
+            return None
+        return [self._pop(view.order) for _ in range(count)]
+
+    def take_all(self) -> list[Entry]:
+        """Remove all."""
+        return [self._pop(self._order) for _ in range(len(self._entries))]
+
+    def _forget_taken(self) -> None:
+        """Where nobody asks without a filter, or one filter asks no more, their queues grow."""
+        self._order = sorted(self._entries)
+        for view in self._views.values():
+            view.order = sorted(view.accepted)
+            view.unseen = [entry for entry in view.unseen if entry.order in self._entries]
+
+    def _view(self, filter_plugin: FilterPlugin) -> "_View":
+        view = self._views.pop(filter_plugin, None) or _View(unseen=list(self._entries.values()))
+        self._views[filter_plugin] = view  # the one used last stands last
+        if len(self._views) > VIEWS:
+            del self._views[next(iter(self._views))]
+        return view
+
+    def _pop(self, order: list[Order]) -> Entry:
+        while (first := heapq.heappop(order)) not in self._entries:
+            pass
+        for view in self._views.values():
+            view.accepted.discard(first)
+        return self._entries.pop(first)
+
+
+@dataclass
+class _View:
+    """Entries as one filter sees them."""
+
+    unseen: list[Entry]
+    """Those about which it was not asked yet."""
+    accepted: set[Order] = field(default_factory=set)
+    order: list[Order] = field(default_factory=list)
+    """A heap of `accepted`, with orders of entries that were taken since."""
+
+
 @dataclass
 class StepQueue:
     """Samples of one step for one node."""
 
     sources: int | None
     """How many ranks put their share; None for a stream."""
-    entries: list[Entry] = field(default_factory=list)
-    """A heap."""
+    entries: WaitingEntries = field(default_factory=WaitingEntries)
     uids: set[str] = field(default_factory=set)
     sources_done: set[int] = field(default_factory=set)
     request: PartitionRequest | None = None
     parts: dict[int, list[Entry]] | None = None
     """By rank, those that are not leased now; None before the step is divided."""
+    transfers: list[Transfers] = field(default_factory=list)
+    """By rank, of all ranks that put or have a part; empty before the step is divided."""
     leases: dict[int, int] = field(default_factory=dict)
     """Open lease of each rank's part."""
     leased: int = 0
@@ -85,7 +212,7 @@ class StepQueue:
 
     def add(self, entry: Entry) -> None:
         """Queue a sample."""
-        heapq.heappush(self.entries, entry)
+        self.entries.add(entry)
         self.uids.add(entry.info.uid)
 
     def check_put(
@@ -117,10 +244,31 @@ class NodeQueues:
     leftovers: list[Entry] = field(default_factory=list)
     waiting: int = 0
     """Samples in queues, undelivered parts and leftovers; not those leased."""
+    _ascending: list[int] = field(default_factory=list)
+    """A heap of `steps`, with steps that are done since."""
+    _undivided: list[int] = field(default_factory=list)
+    """A heap of the steps that are to be divided, with some that are divided since."""
+
+    def add_step(self, step: int, queue: StepQueue) -> None:
+        """Make a step's queue known."""
+        if step in self.steps:
+            return
+        self.steps[step] = queue
+        heapq.heappush(self._ascending, step)
+        if queue.sources is not None:
+            heapq.heappush(self._undivided, step)
+
+    def oldest_step(self) -> int | None:
+        """The first step that has a queue."""
+        while self._ascending and self._ascending[0] not in self.steps:
+            heapq.heappop(self._ascending)
+        return self._ascending[0] if self._ascending else None
 
     def has_undivided_step_before(self, step: int) -> bool:
         """Whether an older step may still leave something over for this one."""
-        return any(
-            other < step and queue.sources is not None and queue.parts is None
-            for other, queue in self.steps.items()
-        )
+        while self._undivided:
+            queue = self.steps.get(self._undivided[0])
+            if queue is not None and queue.parts is None:
+                return self._undivided[0] < step
+            heapq.heappop(self._undivided)
+        return False

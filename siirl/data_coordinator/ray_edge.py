@@ -3,11 +3,11 @@ process needs no torch.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from siirl.data_coordinator.coordinator import (
     DEFAULT_CAPACITY,
@@ -16,24 +16,29 @@ from siirl.data_coordinator.coordinator import (
     FilterPlugin,
 )
 from siirl.data_coordinator.leases import Lease
-from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey
+from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey, Share
 from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.data_coordinator.waiters import Waiters
 
 WAITING_CALLS = (
     10_000  # calls that may wait in the actor at once: all ranks of a large run, several times
 )
-
-Result = TypeVar("Result")
+REMEMBERED_FILTERS = 64
 
 
 class CoordinatorActor:
     """The methods of DataCoordinator; those that answer "not yet" wait instead, until `timeout`
     seconds have passed.
+
+    Three sorts of calls wait, in three books: takers for samples of a stream, takers for a part of
+    a step, and putters for room. Each change asks only those whom it can help.
     """
 
     def __init__(self, *, capacity: int, lease_seconds: float) -> None:
         self.coordinator = DataCoordinator(capacity=capacity, lease_seconds=lease_seconds)
-        self._changed: dict[str, asyncio.Condition] = defaultdict(asyncio.Condition)
+        self._takers, self._parts, self._putters = Waiters(), Waiters(), Waiters()
+        self._filters: dict[bytes, FilterPlugin] = {}
+        self._expiry: asyncio.TimerHandle | None = None
 
     async def put_batch(
         self,
@@ -51,7 +56,9 @@ class CoordinatorActor:
                 self.coordinator.put_batch(key, infos, refs, source=source, sources=sources) or None
             )
 
-        await self._until(key, attempt, timeout)
+        if attempt() is None:
+            await self._wait(self._putters, key, (), attempt, timeout)
+        self._after_put(key)
 
     async def get_batch(
         self,
@@ -62,13 +69,14 @@ class CoordinatorActor:
         timeout: float,
     ) -> Lease:
         """Lease samples of a stream; waits until there are enough."""
-        return await self._until(
-            key,
-            lambda: self.coordinator.get_batch(
-                key, count=count, holder=holder, filter_plugin=filter_plugin
-            ),
-            timeout,
-        )
+        asks = self._same_filter(filter_plugin)
+
+        def attempt() -> Lease | None:
+            return self.coordinator.get_batch(key, count=count, holder=holder, filter_plugin=asks)
+
+        lease = attempt() or await self._wait(self._takers, key, (asks, count), attempt, timeout)
+        self._after_take(key.node)
+        return lease
 
     async def get_partition(
         self,
@@ -79,23 +87,37 @@ class CoordinatorActor:
         timeout: float,
     ) -> Lease:
         """Lease a rank's part of a step; waits until all ranks have put."""
-        return await self._until(
-            key,
-            lambda: self.coordinator.get_partition(
+
+        def attempt() -> Lease | None:
+            return self.coordinator.get_partition(
                 key, request, rank=rank, filter_plugin=filter_plugin
-            ),
-            timeout,
+            )
+
+        lease: Lease = await self._part(key, rank, attempt, timeout)
+        return lease
+
+    async def get_share(
+        self, key: QueueKey, request: PartitionRequest, rank: int, timeout: float
+    ) -> Share:
+        """What a rank gives and gets of a step; waits until all ranks have put."""
+        share: Share = await self._part(
+            key, rank, lambda: self.coordinator.get_share(key, request, rank=rank), timeout
         )
+        return share
+
+    async def keep_leftovers(self, node: str, refs: Mapping[str, Any]) -> None:
+        """See DataCoordinator."""
+        self.coordinator.keep_leftovers(node, refs)
 
     async def acknowledge(self, key: QueueKey, lease_id: int) -> None:
         """The lease's samples are used."""
         self.coordinator.acknowledge(lease_id)
-        await self._notify(key.node)
+        self._after_take(key.node)
 
     async def release(self, holder: str) -> int:
         """Give back what a dead worker held."""
         returned = self.coordinator.release(holder)
-        await self._notify_all()
+        self._after_return()
         return returned
 
     async def leftovers(self, node: str) -> list[Leftover]:
@@ -109,48 +131,87 @@ class CoordinatorActor:
     async def discard_leftovers(self, node: str, should_drop: FilterPlugin) -> int:
         """See DataCoordinator."""
         dropped = self.coordinator.discard_leftovers(node, should_drop)
-        await self._notify(node)
+        self._after_take(node)
         return dropped
 
     async def stats(self) -> dict[str, int]:
         """See DataCoordinator."""
         return self.coordinator.stats()
 
-    async def _until(
-        self, key: QueueKey, attempt: Callable[[], Result | None], timeout: float
-    ) -> Result:
-        """Try whenever something changed for this node, or a lease expired, until it succeeds."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        condition = self._changed[key.node]
-        async with condition:
-            while (result := attempt()) is None:
-                remaining = deadline - loop.time()
-                if remaining <= 0:
-                    missing = self.coordinator.missing_sources(key)
-                    raise TimeoutError(
-                        f"Nothing for {key} within {timeout:g} s. Ranks that have not put: {missing or 'unknown'}."
-                    )
-                await self._wait(condition, remaining)
-            condition.notify_all()
-        return result
+    async def _part(
+        self, key: QueueKey, rank: int, attempt: Callable[[], Any], timeout: float
+    ) -> Any:
+        share = attempt() or await self._wait(self._parts, key, (rank,), attempt, timeout)
+        self._after_take(key.node)
+        return share
 
-    async def _wait(self, condition: asyncio.Condition, remaining: float) -> None:
-        expiry = self.coordinator.seconds_to_next_expiry()
+    async def _wait(
+        self,
+        book: Waiters,
+        key: QueueKey,
+        wish: tuple[Any, ...],
+        attempt: Callable[[], Any],
+        timeout: float,
+    ) -> Any:
+        self._watch_expiry(one_more_waits=True)
         try:
-            await asyncio.wait_for(
-                condition.wait(), remaining if expiry is None else min(remaining, expiry)
-            )
-        except TimeoutError:
-            self.coordinator.expire()
+            return await book.wait(key, wish, attempt, timeout)
+        except TimeoutError as error:
+            missing = self.coordinator.missing_sources(key)
+            raise TimeoutError(
+                f"Nothing for {key} within {timeout:g} s. Ranks that have not put: {missing or 'unknown'}."
+            ) from error
 
-    async def _notify(self, node: str) -> None:
-        async with self._changed[node]:
-            self._changed[node].notify_all()
+    def _after_put(self, key: QueueKey) -> None:
+        self._takers.serve(key)
+        self._serve_parts(key.node)
 
-    async def _notify_all(self) -> None:
-        for node in list(self._changed):
-            await self._notify(node)
+    def _after_take(self, node: str) -> None:
+        """Samples have left a node's queues, or are leased: there may be room, and a time to watch."""
+        for key in self._putters.keys(node):
+            if self._putters.serve(key):
+                self._after_put(key)
+        self._serve_parts(node)
+        self._watch_expiry()
+
+    def _after_return(self) -> None:
+        """Leases were given back, of whichever node."""
+        for key in self._takers.keys():
+            self._takers.serve(key)
+        for node in {key.node for key in self._parts.keys()}:
+            self._serve_parts(node)
+        self._watch_expiry()
+
+    def _serve_parts(self, node: str) -> None:
+        """Hand out the parts of each step that can be divided: all ranks that wait for one get it."""
+        for key in self._parts.keys(node):
+            if self.coordinator.is_ready(key):
+                self._parts.serve(key)
+
+    def _watch_expiry(self, *, one_more_waits: bool = False) -> None:
+        """See to it that a lease that nobody acknowledges goes to whoever waits."""
+        seconds = self.coordinator.seconds_to_next_expiry()
+        waits = one_more_waits or self._takers or self._parts
+        if self._expiry is not None or seconds is None or not waits:
+            return
+        loop = asyncio.get_running_loop()
+        self._expiry = loop.call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self.coordinator.expire()
+        self._after_return()
+
+    def _same_filter(self, filter_plugin: FilterPlugin | None) -> FilterPlugin | None:
+        """The function that came with an earlier call, where this one is the same: Ray makes a new
+        object of it for each call, and the coordinator remembers what an object has judged.
+        """
+        if filter_plugin is None:
+            return None
+        if len(self._filters) >= REMEMBERED_FILTERS:
+            self._filters.clear()
+        pickled: bytes = cloudpickle.dumps(filter_plugin)  # type: ignore[no-untyped-call]
+        return self._filters.setdefault(pickled, filter_plugin)
 
 
 def start_coordinator(

@@ -1,22 +1,36 @@
-"""The worker's end of the coordinator: rows out, rows in.
+"""The worker's end of the coordinator: metadata out, the surplus of rows out and in.
 
-Samples travel through Ray's object store, one object a sample; the coordinator sees metadata and
-references only. Rows that a rank keeps are not fetched: it takes them from its own memory. An
-object lives as long as the worker that made it, so the samples of a dead rank are lost, and the
-ranks that were to train on them say so: the run then resumes from its checkpoint.
+Rows stay in the memory of the rank that made them. The coordinator sees metadata only and says
+which rows go where; those go as whole columns, straight from rank to rank (`row_transport`). What a
+step leaves over goes into Ray's object store, an object a row, so that every rank can put it into a
+checkpoint. An object lives as long as the worker that made it: where that has died, the ranks that
+were to train on its rows say so, and the run resumes from its checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError
 from tensordict import TensorDict
 
-from siirl.data_coordinator.leases import Lease
-from siirl.data_coordinator.protocol.batch import check_unique_uids, select_rows
-from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey
-from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
+from siirl.data_coordinator.protocol.batch import (
+    check_unique_uids,
+    concat,
+    select_rows,
+    texts,
+    without_padding,
+)
+from siirl.data_coordinator.queues import (
+    Leftover,
+    PartitionRequest,
+    QueueKey,
+    Share,
+    Transfers,
+)
+from siirl.data_coordinator.row_transport import AllToAll, RowTransport, pack, unpack
+from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict, row_infos
+from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
 from siirl.occupation import OCCUPATION
 
@@ -34,6 +48,7 @@ class RayRedistribution:
         ranks: How many ranks give rows.
         request: How rows are divided; the same on all ranks. By default among all ranks by work,
             whatever the counts.
+        transport: Takes rows to other ranks; by default over the group of all ranks.
         timeout_s: How long to wait for the other ranks.
     """
 
@@ -44,18 +59,23 @@ class RayRedistribution:
         rank: int,
         ranks: int,
         request: PartitionRequest | None = None,
+        transport: RowTransport | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.coordinator = coordinator
         self.rank, self.ranks = rank, ranks
         self.request = request or PartitionRequest(partitions=ranks)
+        self.transport: RowTransport = transport or AllToAll()
         self.timeout_s = timeout_s
-        self._leases: list[Lease] = []
+        self.bytes_given = 0
+        self._shares: list[tuple[QueueKey, Share]] = []
         self._nodes: set[str] = set()  # for which there may be leftovers
 
-    def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
+    def redistribute(
+        self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
+    ) -> TensorDict:
         """Give this rank's rows for `node`, get those that it is to work on, padded to the longest;
-        possibly none.
+        possibly none. Rows that stay are not copied where all stay.
 
         Raises:
             TimeoutError: A rank did not give its rows in time; the message names it.
@@ -64,26 +84,20 @@ class RayRedistribution:
         check_unique_uids(batch)
         key = QueueKey(node, step)
         self._nodes.add(node)
-        own = {sample.uid: sample for sample in Dict2Samples(batch)}
-        self._put(key, list(own.values()))
+        self._put(key, row_infos(batch, node_id=_machine(), flops_B=flops_B))
         with OCCUPATION.doing("waits for the rows of the other ranks", waiting=True):
-            lease: Lease = ray.get(
-                self.coordinator.get_partition.remote(
-                    key, self.request, self.rank, None, self.timeout_s
-                )
+            share: Share = ray.get(
+                self.coordinator.get_share.remote(key, self.request, self.rank, self.timeout_s)
             )
-        self._leases.append(lease)
-        fetched = self._fetch(lease, own)
-        return Samples2Dict(fetched) if fetched else select_rows(batch, [])
+        self._shares.append((key, share))
+        return self._move(batch, share.transfers, key)
 
     def acknowledge(self) -> None:
         """The rows are used; InvariantError where the coordinator gave them to another rank
         meanwhile.
         """
-        leases, self._leases = self._leases, []
-        ray.get(
-            [self.coordinator.acknowledge.remote(lease.key, lease.lease_id) for lease in leases]
-        )
+        shares, self._shares = self._shares, []
+        ray.get([self.coordinator.acknowledge.remote(key, share.lease_id) for key, share in shares])
 
     def state_dict(self) -> dict[str, Any]:
         """Leftovers by node, as plain columns; every rank fetches them, so the state is the same
@@ -118,25 +132,43 @@ class RayRedistribution:
             for sample, leftover in zip(samples, leftovers, strict=True)
         ]
 
-    def _put(self, key: QueueKey, samples: Sequence[Sample]) -> None:
-        machine = ray.get_runtime_context().get_node_id()
-        refs = [ray.put(sample) for sample in samples]
-        infos = [sample.info(node_id=machine) for sample in samples]
+    def _put(self, key: QueueKey, infos: Sequence[SampleInfo]) -> None:
         ray.get(
             self.coordinator.put_batch.remote(
-                key, infos, refs, self.rank, self.ranks, self.timeout_s
+                key, infos, [None] * len(infos), self.rank, self.ranks, self.timeout_s
             )
         )
 
-    def _fetch(self, lease: Lease, own: dict[str, Sample]) -> list[Sample]:
-        foreign = [
-            (info.uid, ref)
-            for info, ref in zip(lease.infos, lease.refs, strict=True)
-            if info.uid not in own
-        ]
-        samples = self._get([ref for _, ref in foreign], what=f"for {lease.key}")
-        arrived = dict(zip((uid for uid, _ in foreign), samples, strict=True))
-        return [own.get(info.uid) or arrived[info.uid] for info in lease.infos]
+    def _move(self, batch: TensorDict, transfers: Transfers, key: QueueKey) -> TensorDict:
+        place = {uid: row for row, uid in enumerate(texts(batch, "uid"))} if len(batch) else {}
+        rows = {rank: [place.pop(uid) for uid in uids] for rank, uids in transfers.leaving.items()}
+        self._keep(select_rows(batch, [place.pop(uid) for uid in transfers.left_over]), key.node)
+        self.bytes_given = 0
+        parts = self._exchange(batch, rows) if transfers.exchange else {}
+        kept = batch if len(place) == len(batch) else select_rows(batch, list(place.values()))
+        parts[self.rank] = without_padding(kept)
+        fetched = Samples2Dict(self._get(list(transfers.fetched.values()), what=f"for {key}"))
+        ordered = [fetched, *(parts[rank] for rank in sorted(parts))]
+        filled = [part for part in ordered if len(part)]
+        if not filled:
+            return select_rows(batch, [])
+        return filled[0] if len(filled) == 1 else concat(filled)
+
+    def _exchange(
+        self, batch: TensorDict, rows: Mapping[int, Sequence[int]]
+    ) -> dict[int, TensorDict]:
+        packed = {
+            rank: pack(without_padding(select_rows(batch, places))) for rank, places in rows.items()
+        }
+        self.bytes_given = sum(len(part) for part in packed.values())
+        return {rank: unpack(part) for rank, part in self.transport.exchange(packed).items()}
+
+    def _keep(self, left_over: TensorDict, node: str) -> None:
+        """Put the rows that wait for the next step where every rank can fetch them."""
+        if not len(left_over):
+            return
+        refs = {sample.uid: ray.put(sample) for sample in Dict2Samples(left_over)}
+        ray.get(self.coordinator.keep_leftovers.remote(node, refs))
 
     def _get(self, refs: list[Any], *, what: str) -> list[Sample]:
         try:
@@ -145,3 +177,8 @@ class RayRedistribution:
             raise InvariantError(
                 f"Samples {what} are lost, because the rank that made them died. Resume the run from its last checkpoint."
             ) from error
+
+
+def _machine() -> str:
+    machine: str = ray.get_runtime_context().get_node_id()
+    return machine

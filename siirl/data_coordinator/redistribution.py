@@ -4,13 +4,14 @@ given theirs.
 And the filter that may stand before it, on metadata alone, so that what it rejects does not travel.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tensordict import TensorDict
 
 from siirl.data_coordinator.coordinator import FilterPlugin
 from siirl.data_coordinator.protocol.batch import concat, select_rows
-from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
+from siirl.data_coordinator.sample import Sample, Samples2Dict, row_infos
 
 
 class Redistribution(Protocol):
@@ -18,8 +19,16 @@ class Redistribution(Protocol):
     `StayOnRank` not at all.
     """
 
-    def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
-        """Give this rank's rows for `node`, get those that it is to work on; possibly none."""
+    bytes_given: int
+    """What this rank gave to others in the last call of `redistribute`."""
+
+    def redistribute(
+        self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
+    ) -> TensorDict:
+        """Give this rank's rows for `node`, get those that it is to work on; possibly none.
+
+        `flops_B` is the work of each row, where it is known; otherwise its tokens count.
+        """
 
     def acknowledge(self) -> None:
         """The rows that this rank got are used: call it at the end of the step."""
@@ -36,10 +45,14 @@ class StayOnRank:
     of several ranks had left over.
     """
 
+    bytes_given = 0
+
     def __init__(self) -> None:
         self._leftovers: dict[str, list[dict[str, Any]]] = {}
 
-    def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
+    def redistribute(
+        self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
+    ) -> TensorDict:
         """`batch` itself, unless something was left over."""
         rows = self._leftovers.pop(node, [])
         return (
@@ -62,5 +75,5 @@ class StayOnRank:
 
 def accepted_rows(batch: TensorDict, filter_plugin: FilterPlugin) -> TensorDict:
     """The rows whose metadata the filter accepts."""
-    infos = [sample.info() for sample in Dict2Samples(batch)]
+    infos = row_infos(batch)
     return select_rows(batch, [row for row, info in enumerate(infos) if filter_plugin(info)])

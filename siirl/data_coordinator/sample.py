@@ -7,6 +7,7 @@ Columns in bfloat16, which numpy lacks, come back as float32.
 
 # B trajectory, T response token, S prompt and response token
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, TensorDict
 
+from siirl.data_coordinator.protocol.batch import extents_of
 from siirl.data_coordinator.protocol.batch_columns import Layout, column
 from siirl.data_coordinator.protocol.padding import RAGGED, Extent, row_extents
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
 
-__all__ = ["Dict2Samples", "Sample", "SampleInfo", "Samples2Dict"]
+__all__ = ["Dict2Samples", "Sample", "SampleInfo", "Samples2Dict", "row_infos"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,45 @@ class Sample:
             node_id=node_id,
             dict_info=plain,
         )
+
+
+def row_infos(
+    batch: TensorDict, *, node_id: str | None = None, flops_B: Sequence[float] | None = None
+) -> list[SampleInfo]:
+    """The metadata of each row, without taking the batch apart.
+
+    Args:
+        batch: Rows with a `uid` each.
+        node_id: The machine that holds them.
+        flops_B: Work of a training pass over each row, where that is known.
+    """
+    extents = extents_of(batch)
+    fixed, of_layout = 0, dict.fromkeys(RAGGED, 0)
+    plain: dict[str, list[Any]] = {}
+    for name, value in batch.items():
+        if not isinstance(value, torch.Tensor):
+            plain[name] = list(value.tolist())
+            continue
+        layout = column(name).layout
+        if value.ndim == 1:
+            plain[name] = value.tolist()
+        if layout in RAGGED:
+            of_layout[layout] += value.element_size() * math.prod(value.shape[2:])
+        else:
+            fixed += value.element_size() * math.prod(value.shape[1:])
+    return [
+        SampleInfo(
+            sum_tokens=extent.prompt + extent.tokens,
+            prompt_length=extent.prompt,
+            response_length=extent.tokens,
+            uid=str(plain["uid"][row]),
+            node_id=node_id,
+            dict_info={name: values[row] for name, values in plain.items()},
+            size=fixed + sum(extent.width(layout) * size for layout, size in of_layout.items()),
+            flops=0.0 if flops_B is None else float(flops_B[row]),
+        )
+        for row, extent in enumerate(extents)
+    ]
 
 
 def Dict2Samples(batch: TensorDict) -> list[Sample]:

@@ -9,7 +9,7 @@ class SampleInfo:
     """What the coordinator knows of a sample: enough to route, filter and balance, and no tensor."""
 
     sum_tokens: int = 0
-    """Tokens of prompt and response: the work that the sample makes."""
+    """Tokens of prompt and response: the work that the sample makes, where `flops` is not known."""
     prompt_length: int = 0
     response_length: int = 0
     uid: str = ""
@@ -20,3 +20,7 @@ class SampleInfo:
     """The sample's plain values by column: `index`, `policy_version`, `task_id`, `complete`, …;
     filters read them.
     """
+    size: int = 0
+    """Bytes of the sample's tensors: what it costs to move it."""
+    flops: float = 0.0
+    """Work of a training pass over the sample; 0: not known."""

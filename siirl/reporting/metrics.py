@@ -175,6 +175,7 @@ METRICS: dict[str, Metric] = {
     "data/trajectories": Metric(_SUM, "trajectories that are trained on"),
     "data/bytes": Metric(_SUM, "size of the training batch"),
     "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
+    "data/bytes_moved": Metric(_SUM, "size of the rows that changed their rank"),
     "data/epoch": Metric(_LAST, "passes over the training prompts so far"),
     "data/<task>/share": Metric(
         _LAST,

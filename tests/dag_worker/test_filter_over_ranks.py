@@ -5,6 +5,7 @@ them, the node as graphs have it.
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,8 @@ class OneStage:
             **unused
             | {
                 "ranks": self.ranks,
+                # a model of a kind whose work is not known
+                "actor": SimpleNamespace(engine=SimpleNamespace(module=torch.nn.Identity())),
                 "redistribution": redistribution,
                 "run_folder": Path(),
                 "step": 3,

@@ -455,3 +455,91 @@ def test_cost_does_not_depend_on_what_else_is_queued():
             key=QueueKey(f"node-{step}", step),
         )
     assert seconds(crowded) < 3 * seconds(DataCoordinator())
+
+
+# Filters and shares
+
+
+def put_numbered(coordinator, key, count, *, start=0):
+    samples = [SampleInfo(uid=str(number)) for number in range(start, start + count)]
+    assert coordinator.put_batch(key, samples, [None] * count)
+
+
+def test_a_filter_is_asked_once_about_each_sample():
+    coordinator, stream, asked = DataCoordinator(), QueueKey("stream", 0), []
+
+    def last_ten(info):
+        asked.append(info.uid)
+        return int(info.uid) >= 90
+
+    put_numbered(coordinator, stream, 100)
+    for _ in range(3):
+        lease = coordinator.get_batch(stream, count=3, holder="x", filter_plugin=last_ten)
+        assert lease is not None
+    assert coordinator.get_batch(stream, count=3, holder="x", filter_plugin=last_ten) is None
+    put_numbered(coordinator, stream, 2, start=100)
+    lease = coordinator.get_batch(stream, count=3, holder="x", filter_plugin=last_ten)
+    assert [info.uid for info in lease.infos] == ["99", "100", "101"]
+    assert len(asked) == len(set(asked)) == 102
+
+
+def test_what_another_took_is_not_given_to_a_filter_that_had_accepted_it():
+    coordinator, stream = DataCoordinator(), QueueKey("stream", 0)
+
+    def anything(info):
+        return True
+
+    put_numbered(coordinator, stream, 4)
+    assert coordinator.get_batch(stream, count=5, holder="x", filter_plugin=anything) is None
+    first = coordinator.get_batch(stream, count=1, holder="x", filter_plugin=anything)
+    assert uids(coordinator.get_batch(stream, count=2, holder="y")) == ["1", "2"]
+    assert uids(first) == ["0"]
+    assert coordinator.release("x") == 1
+    lease = coordinator.get_batch(stream, count=2, holder="x", filter_plugin=anything)
+    assert uids(lease) == ["0", "3"]
+
+
+def test_a_share_says_what_leaves_and_what_comes():
+    """Rank 0 has 30 of 40 tokens: one row of 10 goes to rank 1."""
+    coordinator, request = DataCoordinator(), PartitionRequest(2)
+    for rank, tokens in enumerate([[10, 10, 10], [10]]):
+        samples = [
+            SampleInfo(uid=f"{rank}-{row}", sum_tokens=count) for row, count in enumerate(tokens)
+        ]
+        assert coordinator.put_batch(KEY, samples, [None] * len(samples), source=rank, sources=2)
+    first, second = (coordinator.get_share(KEY, request, rank=rank).transfers for rank in range(2))
+    (moved,) = first.leaving[1]
+    assert first.exchange and second.exchange
+    assert second.arriving == {0: [moved]} and moved.startswith("0-")
+    assert not first.arriving and not second.leaving and not first.fetched and not second.fetched
+
+
+def test_work_is_flops_where_they_are_known_for_all():
+    """Both ranks have 20 tokens; the long row makes three times the work of all others together."""
+    coordinator, request = DataCoordinator(), PartitionRequest(2)
+    rows = [[(15, 75.0), (5, 5.0)], [(10, 10.0), (10, 10.0)]]
+    for rank, of_rank in enumerate(rows):
+        samples = [
+            SampleInfo(uid=f"{rank}-{row}", sum_tokens=tokens, flops=flops)
+            for row, (tokens, flops) in enumerate(of_rank)
+        ]
+        coordinator.put_batch(KEY, samples, [None] * 2, source=rank, sources=2)
+    assert coordinator.get_share(KEY, request, rank=0).transfers.leaving == {1: ["0-1"]}
+
+
+def test_a_row_left_over_in_a_rank_is_fetched_from_where_it_was_kept():
+    coordinator, request = DataCoordinator(), PartitionRequest(2, equal_counts=True)
+    for step, shares in enumerate([[["a"], ["b", "c"]], [["d"], []]]):
+        for rank, names in enumerate(shares):
+            samples = [SampleInfo(uid=uid, sum_tokens=1) for uid in names]
+            coordinator.put_batch(
+                QueueKey("train", step), samples, [None] * len(names), source=rank, sources=2
+            )
+        found = [
+            coordinator.get_share(QueueKey("train", step), request, rank=rank).transfers
+            for rank in range(2)
+        ]
+        if step == 0:
+            assert [transfers.left_over for transfers in found] == [[], ["c"]]
+            coordinator.keep_leftovers("train", {"c": "where it is"})
+    assert [transfers.fetched for transfers in found] == [{}, {"c": "where it is"}]

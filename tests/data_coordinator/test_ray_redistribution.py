@@ -2,11 +2,13 @@
 
 import os
 import signal
+import tempfile
 
 import pytest
 import ray
 import torch
 from tensordict import NonTensorStack, TensorDict
+from torch import distributed
 
 from siirl.data_coordinator.queues import PartitionRequest, QueueKey
 from siirl.data_coordinator.ray_edge import start_coordinator
@@ -41,7 +43,12 @@ def rows_of(rank, lengths):
 class Worker:
     """One rank in a process of its own, which can join one coordinator after another."""
 
-    def join(self, coordinator, rank, ranks, timeout_s, equal_counts):
+    def join(self, coordinator, rank, ranks, timeout_s, equal_counts, meeting_point):
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        distributed.init_process_group(
+            "gloo", init_method=meeting_point, rank=rank, world_size=ranks
+        )
         self.rank = rank
         request = PartitionRequest(ranks, equal_counts=equal_counts)
         self.exchange = RayRedistribution(
@@ -55,6 +62,9 @@ class Worker:
         return dict(
             zip(batch.get("uid").tolist(), batch["responses"].sum(dim=1).tolist(), strict=True)
         ), batch["responses"].shape[1]
+
+    def bytes_given(self):
+        return self.exchange.bytes_given
 
     def acknowledge(self):
         self.exchange.acknowledge()
@@ -101,12 +111,11 @@ def start():
 
 
 def join(workers, coordinator, *, timeout_s=TIMEOUT_S, equal_counts=False):
-    return ray.get(
-        [
-            worker.join.remote(coordinator, rank, len(workers), timeout_s, equal_counts)
-            for rank, worker in enumerate(workers)
-        ]
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        options = (len(workers), timeout_s, equal_counts, f"file://{folder}/ranks")
+        return ray.get(
+            [worker.join.remote(coordinator, rank, *options) for rank, worker in enumerate(workers)]
+        )
 
 
 def step_of(workers, shares, step):
@@ -170,8 +179,8 @@ def test_full_queue_makes_a_producer_wait_and_an_expired_lease_goes_to_whoever_w
 
 
 @pytest.mark.slow
-def test_killed_workers_part_goes_to_its_successor(start):
-    """The rows that it had taken but not made are still there."""
+def test_killed_workers_part_is_given_back(start):
+    """Who comes in its place would get it; the rows themselves died with the workers' memory."""
     coordinator = start()
     workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(2)]
     pids = join(workers, coordinator)
@@ -181,7 +190,7 @@ def test_killed_workers_part_goes_to_its_successor(start):
     lease = ray.get(
         coordinator.get_partition.remote(QueueKey(NODE, 0), PartitionRequest(2), 1, None, TIMEOUT_S)
     )
-    assert {sample.uid for sample in ray.get(list(lease.refs))} == set(taken)
+    assert {info.uid for info in lease.infos} == set(taken)
 
 
 @pytest.mark.slow

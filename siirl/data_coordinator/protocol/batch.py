@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from siirl.data_coordinator.protocol.batch_columns import column
-from siirl.data_coordinator.protocol.padding import RAGGED, Extent
+from siirl.data_coordinator.protocol.padding import RAGGED, Extent, row_extents
 from siirl.errors import InvariantError
 
 
@@ -77,6 +77,35 @@ def concat(batches: Sequence[TensorDict]) -> TensorDict:
         else:
             joined[name] = torch.cat([batch[name] for batch in batches])
     return TensorDict(joined, batch_size=[sum(rows)])
+
+
+def extents_of(batch: TensorDict) -> list[Extent]:
+    """The unpadded extent of each row."""
+    masks = {
+        name: batch[name].detach().cpu().numpy()
+        for name in ("response_mask", "attention_mask")
+        if name in batch.keys()
+    }
+    return row_extents(
+        tensor_shapes(batch),
+        response_mask_BT=masks.get("response_mask"),
+        attention_mask_BS=masks.get("attention_mask"),
+    )
+
+
+def without_padding(batch: TensorDict) -> TensorDict:
+    """The same rows, padded to their longest; views of the columns. Without rows `batch` itself."""
+    if not len(batch):
+        return batch
+    padded, longest = Extent.of_shapes(tensor_shapes(batch)), Extent.widest(extents_of(batch))
+    if padded == longest:
+        return batch
+    columns: dict[str, Any] = {}
+    for name, value in batch.items():
+        layout = column(name).layout
+        is_ragged = isinstance(value, torch.Tensor) and layout in RAGGED
+        columns[name] = value[:, padded.place(layout, longest)] if is_ragged else value
+    return TensorDict(columns, batch_size=batch.batch_size, device=batch.device)
 
 
 def check_unique_uids(batch: TensorDict) -> None:

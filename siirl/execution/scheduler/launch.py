@@ -318,13 +318,13 @@ def _meeting_point(first: Any, layout: Layout, supervision: "Supervision") -> st
 
 
 def _merge(streams: list[Any], supervision: "Supervision") -> Iterator[Any]:
-    """What the first stream yields, until all have ended; an error of any of them is raised as it
-    was there.
+    """What the streams yield, until all have ended; an error of any of them is raised as it was
+    there.
     """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
-    first, running = streams[0], list(streams)
+    running = list(streams)
     while running:
         ready: list[Any] = ray.wait(running, num_returns=1, timeout=LOOK_EVERY_S)[0]
         supervision.check()
@@ -339,8 +339,7 @@ def _merge(streams: list[Any], supervision: "Supervision") -> Iterator[Any]:
         except RayActorError as error:
             raise _died(streams.index(ready[0]), error, supervision.vitals) from error
         else:
-            if ready[0] is first:
-                yield item
+            yield item
 
 
 def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
@@ -389,9 +388,11 @@ class _Rank:
             return f"tcp://{node_ip_address()}:{listener.getsockname()[1]}"
 
     def run(self, init_method: str) -> Iterator[Any]:
-        """Make the worker and hand on what it reports."""
+        """Make the worker and hand on what it reports; of ranks but the first, errors alone."""
         try:
-            yield from self.make(rank=self.rank, init_method=init_method).run()
+            for item in self.make(rank=self.rank, init_method=init_method).run():
+                if self.rank == 0:
+                    yield item
         finally:
             if self.meeting is not None:
                 self.meeting.cleanup()

@@ -1,0 +1,94 @@
+"""Calls that wait until something can be done for them, and nobody else is woken.
+
+Those that wish the same of the same queue stand in one line: if the first cannot go on, no other
+can. So a change costs as much as there are different wishes, however many calls wait.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from siirl.data_coordinator.queues import QueueKey
+from siirl.errors import SiirlError
+
+Line = deque[tuple[Callable[[], Any], "asyncio.Future[Any]"]]
+"""What each call attempts (None: not yet), and where it waits for the result."""
+
+
+class Waiters:
+    """Lines by queue and wish."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[QueueKey, dict[tuple[Any, ...], Line]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def keys(self, node: str | None = None) -> list[QueueKey]:
+        """Queues for which somebody waits, of one node or of all, by step."""
+        nodes = self._lines if node is None else [node]
+        return sorted(key for name in nodes for key in self._lines.get(name, ()))
+
+    async def wait(
+        self, key: QueueKey, wish: tuple[Any, ...], attempt: Callable[[], Any], timeout: float
+    ) -> Any:
+        """The result of `attempt`, once `serve` finds that there is one.
+
+        Raises:
+            TimeoutError: There is none after `timeout` seconds.
+        """
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        place = (attempt, result)
+        self._lines.setdefault(key.node, {}).setdefault(key, {}).setdefault(wish, deque()).append(
+            place
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                return await result
+        except TimeoutError:
+            if result.done() and not result.cancelled():  # it came in the same turn
+                return result.result()
+            raise
+        finally:
+            self._leave(key, wish, place)
+
+    def serve(self, key: QueueKey) -> int:
+        """Give all who can go on their results, or the errors of their attempts; how many."""
+        served = 0
+        for wish, line in list(self._lines.get(key.node, {}).get(key, {}).items()):
+            while line and self._attempt(*line[0]):
+                served += 1
+                line.popleft()
+            if not line:
+                self._drop(key, wish)
+        return served
+
+    def _attempt(self, attempt: Callable[[], Any], waiting: "asyncio.Future[Any]") -> bool:
+        if waiting.done():  # its time is over
+            return True
+        try:
+            result = attempt()
+        except SiirlError as error:  # it belongs to the call that waits, not to the one that serves
+            waiting.set_exception(error)
+            return True
+        if result is None:
+            return False
+        waiting.set_result(result)
+        return True
+
+    def _leave(self, key: QueueKey, wish: tuple[Any, ...], place: Any) -> None:
+        line = self._lines.get(key.node, {}).get(key, {}).get(wish)
+        if line is None or place not in line:
+            return
+        line.remove(place)
+        if not line:
+            self._drop(key, wish)
+
+    def _drop(self, key: QueueKey, wish: tuple[Any, ...]) -> None:
+        queues = self._lines[key.node]
+        del queues[key][wish]
+        if not queues[key]:
+            del queues[key]
+        if not queues:
+            del self._lines[key.node]
