@@ -38,8 +38,8 @@ def pins(file: Path) -> dict[str, str]:
     }
 
 
-def test_the_tree_in_the_readme_is_the_top_level(repository: Path) -> None:
-    tree = re.search(r"```text\n(.*?)```", (repository / "README.md").read_text(), re.DOTALL)
+def test_the_tree_in_contributing_is_the_top_level(repository: Path) -> None:
+    tree = re.search(r"```text\n(.*?)```", (repository / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert tree is not None
     told = {line.split()[0].rstrip("/"): line.split(maxsplit=1)[1] for line in tree[1].splitlines()}
     listed = run(

@@ -20,6 +20,7 @@ INTRODUCTION = """\
 
 Every number has the command that made it, the machine, the versions and the revision. The files lie
 in `benchmarks/results/` of the repository. Success rates have 95 % intervals (Wilson).
+[Limits](limits.md) says what these numbers do not show.
 
 """
 

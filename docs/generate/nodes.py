@@ -19,7 +19,7 @@ INTRODUCTION = """\
 A node's function is called by name with what its signature asks for, among {offered}, on a shallow
 copy of the batch. It returns a batch or `NodeOutput(batch, metrics)`. `@columns` (or `@stage`)
 declares the batch columns that it reads and adds; a graph in which a required column is missing is
-refused before anything starts.
+refused before anything starts. [Your own pipeline](../tutorials/pipeline.md) shows both.
 
 """
 
