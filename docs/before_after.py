@@ -1,6 +1,6 @@
 """Moving picture of episodes before and after training: docs/pictures/before_after.webp.
 
-    siirl train env=mujoco trainer.record_val_episodes=24
+    siirl train env=metaworld trainer.record_val_episodes=24
     siirl replay RUN val-000000-sampled-000001 --size 256 --every 3 --output before_1.mp4
     siirl replay RUN val-000020-sampled-000001 --size 256 --every 3 --output after_1.mp4
     python -m docs.before_after before_1.mp4 before_2.mp4 before_3.mp4 after_1.mp4 after_2.mp4 after_3.mp4

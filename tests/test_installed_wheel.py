@@ -78,6 +78,13 @@ def test_pip_finds_no_conflict_and_the_command_its_version(
     )
 
 
+def test_the_extra_with_metaworld_has_a_solution(environment: Environment, wheel: Path) -> None:
+    done = environment.run(
+        "pip", "install", "--dry-run", "--quiet", f"{wheel}[metaworld]", cwd=wheel.parent
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_metaworld_the_demo_job_is_refused_with_the_command_that_installs_it(
     environment: Environment, tmp_path: Path
 ) -> None:

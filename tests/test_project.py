@@ -204,7 +204,13 @@ def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> Non
         "LICENSE",
         "siirl authors",
     )
-    assert set(told.get_all("Provides-Extra") or []) == {"docs", "libero", "vllm", "wandb"}
+    assert set(told.get_all("Provides-Extra") or []) == {
+        "docs",
+        "libero",
+        "metaworld",
+        "vllm",
+        "wandb",
+    }
     assert [(script.name, script.value) for script in metadata.entry_points] == [
         ("siirl", "siirl.commands:script")
     ]
