@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.rank_device import device_of_rank, set_deterministic
 from siirl.errors import CheckpointError, ConfigError, InvariantError, SiirlError
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
+from siirl.execution.dag.stage import declared_start
 from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
@@ -98,7 +100,9 @@ class DAGWorker:
         load_plug_ins(config, graph)
         self.config = config
         self.taskgraph = graph
-        self._flow = Dataflow(graph, call=self._call_node, draw=self._prompts)
+        self._flow = Dataflow(
+            graph, call=self._call_node, begin=self._begin_node, draw=self._prompts
+        )
         self.run_folder = run_folder
         set_deterministic(config.trainer.deterministic)
         self.device = device_of_rank()
@@ -261,7 +265,13 @@ class DAGWorker:
             }
         )
 
-    def _call_node(self, node: Node, batch: Any) -> NodeOutput:
+    def _begin_node(self, node: Node, batch: TensorDict) -> "Future[Any] | None":
+        start = declared_start(node.executable)
+        if start is None:
+            return None
+        return start(batch=batch, context=self.components.context)
+
+    def _call_node(self, node: Node, batch: Any, started: Any = None) -> NodeOutput:
         if self._before is not None:
             self._heed_request()
         if (
@@ -269,7 +279,7 @@ class DAGWorker:
         ):  # weights change from here on: the step completes despite an interrupt
             self._before = None
             STOP.hold(True)
-        started = time.perf_counter()
+        begin = time.perf_counter()
         if node.node_type is NodeType.BARRIER_SYNC:
             self._meet_at(node)
         with OCCUPATION.doing(f"computes node {node.node_id} of step {self.global_steps}"):
@@ -281,12 +291,13 @@ class DAGWorker:
                 context=self.components.context,
                 process_group=self.ranks.group,
                 agent_group=node.agent_group,
+                started=started,
             )
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         place_rewards(output.batch, before=batch)
         self.metrics.record(output.metrics)
-        self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - started})
+        self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - begin})
         return output
 
     def _meet_at(self, node: Node) -> None:

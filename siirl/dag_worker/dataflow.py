@@ -7,14 +7,18 @@ of each (`siirl.data_coordinator.protocol.join`); a row that one branch filtered
 join. A node without dependencies, and a DATA_LOAD node, gets the prompts of the step. An output is
 kept until its last reader has run.
 
-The order is that of the graph on every rank, because nodes call collectives. A node that asks for
+The order is fixed and the same on every rank, because nodes call collectives. A node whose work can
+be begun ahead (`siirl.execution.dag.stage`: a text's reward, in processes) is begun when its
+dependencies have run, and called as late as its dependents permit; other nodes run meanwhile. A node that asks for
 more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and nobody else; nodes that
 still are to read those ancestors get the rows of all rounds. Left out: what a call of a node is
-(DAGWorker), and overlap within one (`siirl.execution.dag.stage`).
+(DAGWorker).
 """
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -23,10 +27,13 @@ from siirl.data_coordinator.protocol.batch import concat, select_rows, texts
 from siirl.data_coordinator.protocol.join import join_batches, positions_in
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeStatus, NodeType, TaskGraph
+from siirl.execution.dag.stage import declared_start
 from siirl.execution.dag.writers import LOADER, Writers, meet
 
-Call = Callable[[Node, TensorDict], NodeOutput]
-"""Calls a node's function on its input."""
+Call = Callable[[Node, TensorDict, Any], NodeOutput]
+"""Calls a node's function on its input, with the result of what was begun ahead (or None)."""
+Begin = Callable[[Node, TensorDict], "Future[Any] | None"]
+"""Begins a node's work on its input outside of this thread, if that is possible."""
 Draw = Callable[[int], TensorDict]
 """This rank's prompts of the step (0), or its share of so many further ones."""
 
@@ -45,6 +52,17 @@ class _Round:
     """Readers of each output that have not run."""
     done: set[str] = field(default_factory=set)
     prompts: TensorDict | None = None
+    begun: dict[str, "_Begun"] = field(default_factory=dict)
+    """Nodes whose work has begun and that have not been called."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Work of a node that runs elsewhere, and its input."""
+
+    batch: TensorDict
+    writers: Writers
+    work: Future[Any] | None
 
 
 class Dataflow:
@@ -53,12 +71,14 @@ class Dataflow:
     Args:
         graph: The checked graph.
         call: Calls one node.
+        begin: Begins the work of one.
         draw: Draws prompts.
     """
 
-    def __init__(self, graph: TaskGraph, *, call: Call, draw: Draw) -> None:
+    def __init__(self, graph: TaskGraph, *, call: Call, begin: Begin, draw: Draw) -> None:
         self.graph = graph
         self.call = call
+        self.begin = begin
         self.draw = draw
         joins = [name for name, before in graph.rev_adj.items() if len(before) > 1]
         self._meets_later = frozenset().union(*(graph.get_ancestors(name) for name in joins))
@@ -71,9 +91,15 @@ class Dataflow:
             if node.skip_reason is None:
                 node.status = NodeStatus.PENDING
         step = _Round(nodes=frozenset(node.node_id for node in nodes), more=0)
-        for node in nodes:
-            self._mark_ready(step)
-            self._run(node, step)
+        try:
+            for node, begins in running_order(self.graph):
+                self._mark_ready(step)
+                if begins:
+                    self._begin(node, step)
+                else:
+                    self._run(node, step)
+        finally:  # an error elsewhere must not leave a thread behind that uses a closed reward
+            wait([begun.work for begun in step.begun.values() if begun.work is not None])
 
     def _mark_ready(self, this: _Round) -> None:
         for name, before in self.graph.rev_adj.items():
@@ -81,13 +107,22 @@ class Dataflow:
             if node.status is NodeStatus.PENDING and this.done.issuperset(before):
                 node.status = NodeStatus.READY
 
+    def _begin(self, node: Node, this: _Round) -> None:
+        batch, writers = self._input(node, this)
+        this.begun[node.node_id] = _Begun(batch, writers, self.begin(node, batch))
+
     def _run(self, node: Node, this: _Round) -> None:
-        before, writers = self._input(node, this)
-        output = self.call(node, before)
+        begun = this.begun.pop(node.node_id, None)
+        if begun is None:
+            (before, writers), started = self._input(node, this), None
+        else:
+            before, writers = begun.batch, begun.writers
+            started = None if begun.work is None else begun.work.result()
+        output = self.call(node, before, started)
         while output.more_prompts:
             more, fresh = self._refill(node, this, prompts=output.more_prompts)
             before, writers = together(before, more), {**writers, **fresh}
-            output = self.call(node, together(output.batch, more))
+            output = self.call(node, together(output.batch, more), None)
         self._keep(node, this, before=before, after=output.batch, writers=writers)
 
     def _input(self, node: Node, this: _Round) -> tuple[TensorDict, Writers]:
@@ -170,13 +205,45 @@ class Dataflow:
                     "and would train twice in a step. Train after it."
                 )
             for reader in self.graph.adj[name]:
-                if reader in this.done and reader not in before:
+                if reader in {*this.done, *this.begun} and reader not in before:
                     raise ConfigError(
                         f"Node {node.node_id!r} asks for more prompts after {reader!r} has read "
                         f"{name!r}, which the refill runs again. Give {node.node_id!r} "
                         "node_role=DYNAMIC_SAMPLING, so that it comes first, or let "
                         f"{reader!r} depend on it."
                     )
+
+
+def running_order(graph: TaskGraph) -> list[tuple[Node, bool]]:
+    """Nodes in the order in which they are called, and where work is begun ahead (True).
+
+    A node that can be begun is called right before the first node that depends on it.
+    """
+    nodes = graph.get_nodes()
+    order = [node.node_id for node in nodes]
+    steps = [(node, False) for node in nodes]
+    for node in nodes:
+        if node.skip_reason is not None or declared_start(node.executable) is None:
+            continue
+        needed = graph.adj[node.node_id]
+        called = min((order.index(name) for name in needed), default=len(order))
+        begun = order.index(node.node_id)
+        between = order[begun + 1 : called]
+        if not between:
+            continue
+        steps.remove((node, False))
+        place = next(
+            (
+                at
+                for at, (other, begins) in enumerate(steps)
+                if not begins and other.node_id in needed
+            ),
+            len(steps),
+        )
+        steps.insert(place, (node, False))
+        first = next(at for at, (other, _) in enumerate(steps) if other.node_id == between[0])
+        steps.insert(first, (node, True))
+    return steps
 
 
 def writers_after(

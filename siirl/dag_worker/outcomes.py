@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from siirl.data_coordinator.protocol.batch import texts
-from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager
+from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager, RewardScores
 from siirl.engine.reward_manager.text_rewards import TEXT_COLUMNS
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
@@ -100,12 +100,28 @@ def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) 
 
     Every rank must call it.
     """
-    outcomes = (
-        gather_outcomes(batch, ranks=ranks)
-        if reward.looks_at_all_ranks
-        else own_outcomes(batch, ranks=ranks)
-    )
+    outcomes = outcomes_to_score(batch, reward=reward, ranks=ranks)
     scores = reward.score(outcomes)
+    return scores_of_rows(batch, outcomes=outcomes, scores=scores, reward=reward, ranks=ranks)
+
+
+def outcomes_to_score(
+    batch: TensorDict, *, reward: RewardManager, ranks: Collectives
+) -> EpisodeOutcomes:
+    """What `reward.score` gets on this rank; every rank must call it."""
+    gather = gather_outcomes if reward.looks_at_all_ranks else own_outcomes
+    return gather(batch, ranks=ranks)
+
+
+def scores_of_rows(
+    batch: TensorDict,
+    *,
+    outcomes: EpisodeOutcomes,
+    scores: RewardScores,
+    reward: RewardManager,
+    ranks: Collectives,
+) -> RowScores:
+    """The scores of `outcomes` for this rank's rows; every rank must call it."""
     uids = texts(batch, "uid") if len(batch) else []
     reasons = {outcomes.uid_B[position]: reason for position, reason in scores.failed.items()}
     seen = {

@@ -10,6 +10,7 @@ reward (`pixel_values`, `input_ids`, `video_embedding`).
 
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -26,10 +27,16 @@ from siirl.algos.kl import kl_estimate
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
-from siirl.dag_worker.outcomes import check_reward_failures, score_rows
+from siirl.dag_worker.outcomes import (
+    check_reward_failures,
+    outcomes_to_score,
+    score_rows,
+    scores_of_rows,
+)
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
+from siirl.engine.reward_manager import EpisodeOutcomes, RewardScores, TextRewardManager
 from siirl.errors import InvariantError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.models.row_flops import flops_of_rows
@@ -39,6 +46,8 @@ from siirl.reporting.metrics import Value, Weighted
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 PROMPT_ROW = "prompt_row"
 """Column with the file row of a prompt."""
+RewardOutcome = tuple[EpisodeOutcomes, RewardScores]
+"""What a reward has scored, and the scores."""
 EPISODE_COLUMNS = (
     *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
     *("finish_step", "complete", "truncated", "env_return"),
@@ -150,16 +159,42 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
     return NodeOutput(batch=balanced, metrics=metrics)
 
 
+def start_scoring(*, batch: TensorDict, context: StageContext) -> Future[RewardOutcome] | None:
+    """Score texts in the reward's processes while this rank runs other nodes."""
+    reward = context.reward
+    if not isinstance(reward, TextRewardManager) or not reward.only_waits:
+        return None
+    outcomes = outcomes_to_score(batch, reward=reward, ranks=context.ranks)
+    threads = ThreadPoolExecutor(1, thread_name_prefix="reward")
+    try:
+        return threads.submit(lambda: (outcomes, reward.score(outcomes)))
+    finally:
+        threads.shutdown(wait=False)
+
+
 @stage(
     NodeType.COMPUTE,
     NodeRole.REWARD,
     requires=["uid", "index", "task_name", "complete", "env_return", "response_mask"],
     optional=["responses", "graded", "env_rewards", "old_log_probs", "ref_log_prob"],
     provides=["token_level_scores", "token_level_rewards"],
+    start=start_scoring,
 )
-def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+def compute_reward(
+    *, batch: TensorDict, context: StageContext, started: RewardOutcome | None = None
+) -> NodeOutput:
     """Reward every trajectory, placed by `token_scores`; drop and count rows that fail to score."""
-    scores = score_rows(batch, reward=context.reward, ranks=context.ranks)
+    scores = (
+        score_rows(batch, reward=context.reward, ranks=context.ranks)
+        if started is None
+        else scores_of_rows(
+            batch,
+            outcomes=started[0],
+            scores=started[1],
+            reward=context.reward,
+            ranks=context.ranks,
+        )
+    )
     share = context.config.reward.max_failed_share
     check_reward_failures(
         scores.failed, rows=len(batch), max_failed_share=share, ranks=context.ranks

@@ -78,6 +78,22 @@ def test_branches_that_meet_train_like_the_chain(job) -> None:
     assert branches[-1]["actor/grad_norm"] > 0
 
 
+def half_of_right(data_source, solution_str, ground_truth, extra_info=None):
+    """A reward function of a user's own, which processes run."""
+    return 0.5 * (solution_str == ground_truth)
+
+
+def test_a_reward_in_processes_beside_the_reference_gives_the_chains_rewards(job) -> None:
+    own = (
+        "custom_reward_function.path=" + __file__,
+        "custom_reward_function.name=half_of_right",
+        "reward.num_workers=1",
+    )
+    chain, branches = job(None, *own), job(BRANCHES, *own)
+    for name in ("actor/loss", "actor/grad_norm", "reward/mean_score"):
+        assert [step[name] for step in chain] == [step[name] for step in branches]
+
+
 def test_a_node_without_dependencies_beside_the_chain_does_not_end_the_run(job) -> None:
     steps = job(BRANCHES + ANOTHER_ENTRY)
     assert [step["rollout/episodes"] for step in steps] == [16.0] * 3

@@ -3,6 +3,8 @@
 # B row of a batch
 
 import weakref
+from concurrent.futures import Future
+from threading import Timer
 
 import pytest
 import torch
@@ -11,7 +13,16 @@ from tensordict import NonTensorStack, TensorDict
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.data_coordinator.protocol.batch import select_rows, shallow_copy, texts
 from siirl.errors import ConfigError
-from siirl.execution.dag import NodeOutput, NodeRole, NodeStatus, NodeType, Pipeline, columns
+from siirl.execution.dag import (
+    NodeOutput,
+    NodeRole,
+    NodeStatus,
+    NodeType,
+    Pipeline,
+    columns,
+    stage,
+)
+from siirl.execution.dag.stage import declared_start
 
 
 class Flow:
@@ -20,16 +31,20 @@ class Flow:
     def __init__(self, pipeline):
         self.graph = pipeline.build()
         self.seen, self.order, self.drawn = {}, [], []
-        self.flow = Dataflow(self.graph, call=self._call, draw=self._draw)
+        self.flow = Dataflow(self.graph, call=self._call, begin=self._begin, draw=self._draw)
 
     def step(self):
         self.flow.run_step()
         return self
 
-    def _call(self, node, batch):
+    def _begin(self, node, batch):
+        self.order.append(f"begin {node.node_id}")
+        return declared_start(node.executable)(batch=batch)
+
+    def _call(self, node, batch, started=None):
         self.order.append(node.node_id)
         self.seen[node.node_id] = batch
-        return self.graph.run_node(node.node_id, batch=batch, copy=shallow_copy)
+        return self.graph.run_node(node.node_id, batch=batch, copy=shallow_copy, started=started)
 
     def _draw(self, more):
         first = 10 * len(self.drawn)
@@ -158,14 +173,14 @@ def test_an_output_lives_until_its_last_reader_has_run():
     graph = fork().build()
     outputs, alive = {}, {}
 
-    def call(node, batch):
+    def call(node, batch, started):
         alive[node.node_id] = {name for name, output in outputs.items() if output() is not None}
         output = graph.run_node(node.node_id, batch=batch, copy=shallow_copy)
         outputs[node.node_id] = weakref.ref(output.batch)
         return output
 
     prompts = TensorDict({"index": torch.arange(2)}, batch_size=[2])
-    Dataflow(graph, call=call, draw=lambda more: prompts).run_step()
+    Dataflow(graph, call=call, begin=lambda node, batch: None, draw=lambda more: prompts).run_step()
     assert alive["log_prob"] == {"rollout", "reward"}
     assert alive["join"] == set()
 
@@ -236,7 +251,7 @@ def test_a_node_is_ready_when_its_dependencies_have_run():
     flow = Flow(fork())
     states = {}
 
-    def call(node, batch):
+    def call(node, batch, started):
         states[node.node_id] = {name: found.status for name, found in flow.graph.nodes.items()}
         return Flow._call(flow, node, batch)
 
@@ -259,3 +274,62 @@ def test_a_skipped_node_hands_its_input_on():
     flow.step()
     assert flow.graph.nodes["reward"].status is NodeStatus.SKIPPED
     assert "reward" not in flow.seen["join"].keys()
+
+
+# Overlap
+
+
+def slow_reward_with(work):
+    """A reward whose work `work` is begun ahead."""
+
+    @stage(NodeType.COMPUTE, NodeRole.REWARD, provides=["reward"], start=lambda *, batch: work)
+    def slow_reward(batch, started=None):
+        batch["reward"] = torch.full((len(batch),), started or -1.0)
+        return batch
+
+    return slow_reward
+
+
+def done(result):
+    work = Future()
+    work.set_result(result)
+    return work
+
+
+def test_work_that_can_be_begun_runs_beside_independent_nodes():
+    flow = Flow(fork(left=slow_reward_with(done(5.0)))).step()
+    assert flow.order == ["rollout", "begin reward", "log_prob", "reward", "join"]
+    assert flow.seen["join"]["reward"].tolist() == [5.0, 5.0]
+
+
+def test_work_that_cannot_be_begun_is_done_when_the_node_is_called():
+    flow = Flow(fork(left=slow_reward_with(None))).step()
+    assert flow.seen["join"]["reward"].tolist() == [-1.0, -1.0]
+
+
+def test_nothing_is_begun_where_nothing_runs_meanwhile():
+    pipeline = Pipeline("chain").add_node("rollout", rollout)
+    pipeline.add_node("reward", slow_reward_with(done(5.0)), ["rollout"])
+    pipeline.add_node("after", passes, ["reward"])
+    assert Flow(pipeline).step().order == ["rollout", "reward", "after"]
+
+
+def test_a_failure_elsewhere_waits_for_what_has_begun():
+    work, ended = Future(), []
+
+    def fail(batch):
+        Timer(0.05, lambda: (ended.append(True), work.set_result(1.0))).start()
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        Flow(fork(left=slow_reward_with(work), right=fail)).step()
+    assert ended
+
+
+def test_the_error_of_begun_work_is_raised_by_its_node():
+    work = Future()
+    work.set_exception(ValueError("unscorable"))
+    flow = Flow(fork(left=slow_reward_with(work)))
+    with pytest.raises(ValueError, match="unscorable"):
+        flow.step()
+    assert flow.order[-1] == "log_prob"

@@ -192,6 +192,14 @@ class TextRewardManager(Memoryless):
         self.overlong = overlong
         self.ranks_failures = any(part.name != "success" for part, _ in parts)
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether processes do the work, so that `score` may run in a thread beside other work."""
+        scorers = [scorer for _, scorer in self.parts]
+        return any(isinstance(scorer, FunctionPart) for scorer in scorers) and all(
+            isinstance(scorer, FunctionPart | EnvironmentPart) for scorer in scorers
+        )
+
     def has_reference(self, task_name: str) -> bool:
         """Always: a text's reward needs no reference."""
         return True

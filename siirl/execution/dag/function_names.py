@@ -17,7 +17,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.references import MISTAKES, describe_error
 
 # What a node's function may ask for by name; `**kwargs` gets everything that the caller has.
-OFFERED = ("batch", "config", "context", "process_group", "agent_group", "node")
+OFFERED = ("batch", "config", "context", "process_group", "agent_group", "node", "started")
 
 
 def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ are added (`siirl.execution.dag.columns`).
 """
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,12 @@ from siirl.execution.dag.columns import Function, columns
 from siirl.execution.dag.node import NodeRole, NodeType
 
 _ATTRIBUTE = "__stage__"
+_START = "__start__"
+
+Start = Callable[..., "Future[Any] | None"]
+"""Begins a node's work outside of the rank's thread; called like the node's function, and on every
+rank at the same place. None: there is nothing to begin.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,14 +43,20 @@ def stage(
     requires: Iterable[str] = (),
     provides: Iterable[str] = (),
     optional: Iterable[str] = (),
+    start: Start | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorate a function with what its node is; see `Stage` and `columns` for the arguments."""
+    """Decorate a function with what its node is; see `Stage` and `columns` for the arguments.
+
+    `start` begins work for which the rank only waits, so that independent nodes run meanwhile. The
+    function gets the future's result as `started`, or None where nothing was begun.
+    """
     declared = Stage(
         node_type=node_type, node_role=node_role, only_forward_compute=only_forward_compute
     )
 
     def declare(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, declared)
+        setattr(function, _START, start)
         return columns(requires=requires, provides=provides, optional=optional)(function)
 
     return declare
@@ -53,3 +66,9 @@ def declared_stage(function: Callable[..., Any] | None) -> Stage:
     """The declaration of `function`; a COMPUTE node without role where it has none."""
     declared = getattr(function, _ATTRIBUTE, None)
     return declared if isinstance(declared, Stage) else Stage()
+
+
+def declared_start(function: Callable[..., Any] | None) -> Start | None:
+    """What begins the work of `function`; None where it cannot be begun ahead."""
+    start: Start | None = getattr(function, _START, None)
+    return start
