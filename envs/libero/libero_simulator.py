@@ -7,6 +7,12 @@ actions give the same results as LIBERO's environment (a test).
 
 Fixtures have no place in an initial state. Initial state i places them as episode i of the
 published evaluation (`envs.libero.placements`), so task and state number determine a start.
+
+robosuite reads its sensors before an action's last physics step: it samples at the first physics
+step of a sensor's period of 50 ms. Reset and initial state count as a step of 2 ms each, so the
+period begins anew after the 23rd of an action's 25 steps and the sample is taken after the 24th, in
+every action alike. Fingers are read as they are then. Poses, and so the images, are those that
+MuJoCo computed at the beginning of that step.
 """
 
 import importlib
@@ -21,7 +27,6 @@ from envs.libero.arm_control import ArmControl
 from envs.libero.assets import HOW_TO, Assets
 from envs.libero.folders import import_libero
 from envs.libero.initial_states import read_initial_states
-from envs.libero.observation import SAMPLED_STEP, Sample, Sensors
 from envs.libero.overlaps import part_objects
 from envs.libero.placements import draw_placements, published_seed
 from envs.libero.suites import SETTLE_STEPS, LiberoTask
@@ -43,6 +48,39 @@ DIVERGENCE = (
 STATE = (
     mujoco.mjtState.mjSTATE_INTEGRATION
 )  # all inputs of the next step, including the solver's warm start
+
+SAMPLED_STEP = 24
+"""Physics step of an action, from 1, after which the sensors are read."""
+
+
+class Sample(NamedTuple):
+    """One reading of the sensors."""
+
+    positions: NDArray[np.float64]
+    """MuJoCo's `qpos`, the source of poses and images."""
+    felt: NDArray[np.float32]
+    """[8]: gripper position (3, metres), axis times angle (3, radians), fingers (2, metres)."""
+    lamps: NDArray[np.float32]
+    """Colours of the model's sites [sites, 4]; a stove that is on glows."""
+
+
+class Sensors:
+    """The sensors of one simulator."""
+
+    def __init__(self, robot: Any, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        """Look up hand and fingers of robosuite's arm."""
+        self._model, self._data = model, data
+        self._hand, self._site = model.body(robot.robot_model.eef_name).id, int(robot.eef_site_id)
+        self._fingers = list(robot._ref_gripper_joint_pos_indexes)
+        self._transforms: Any = importlib.import_module("robosuite.utils.transform_utils")
+
+    def read(self, positions: NDArray[np.float64]) -> Sample:
+        """Read the sensors; the simulator's poses were computed from `positions`."""
+        place = self._data.site_xpos[self._site]
+        quaternion = np.roll(self._data.xquat[self._hand], -1)  # to x y z w
+        turn = self._transforms.quat2axisangle(quaternion)
+        felt = np.concatenate([place, turn, self._data.qpos[self._fingers]]).astype(np.float32)
+        return Sample(positions, felt, self._model.site_rgba.copy())
 
 
 class Start(NamedTuple):

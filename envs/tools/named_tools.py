@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.text import shortened
 from envs.tools.functions import FunctionTools
-from envs.tools.programs import ProgramTool
+from envs.tools.sandboxed import ProgramTool
 from envs.tools.toolset import Toolset
 
 KINDS = "module:function, {mcp: {command: …}}, {program: module:factory, …}"

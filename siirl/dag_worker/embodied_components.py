@@ -36,11 +36,11 @@ from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.critic.critic import Critic
-from siirl.engine.critic.embodied_value_scorer import (
+from siirl.engine.critic.value_model import PolicyFeatures
+from siirl.engine.critic.value_scorers import (
     embodied_value_scorer,
     first_token_of_each_chunk,
 )
-from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager import make_reward_manager
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings

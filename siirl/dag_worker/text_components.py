@@ -36,7 +36,7 @@ from siirl.engine.actor.packing import prefix_groups_of
 from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.critic.critic import Critic
-from siirl.engine.critic.text_value_scorer import every_own_token, text_value_scorer, without_head
+from siirl.engine.critic.value_scorers import every_own_token, text_value_scorer, without_head
 from siirl.engine.reward_manager import RewardManager
 from siirl.engine.reward_manager.reward_model import make_reward_model
 from siirl.engine.reward_manager.text_rewards import make_text_reward_manager, text_columns

@@ -4,7 +4,9 @@ A convolutional encoder, whose features the instruction modulates (FiLM), and on
 decodes all tokens of the chunk in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645,
 section 4). A small vision transformer was several times slower to train on a CPU. Inputs that an
 environment lacks are left out: on state-based Gymnasium environments the class is a plain MLP. No
-dropout and no batch statistics: rollout and training must compute the same log-probs.
+dropout and no batch statistics: rollout and training must compute the same log-probs. The words of
+an instruction are hashed into a fixed number of buckets, without a vocabulary file: the few dozen
+sentences of the shipped tasks stay apart.
 """
 
 # N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D
@@ -15,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +32,6 @@ from torch import nn
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.action_tokenizer import ActionTokenizer
-from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
 from siirl.params.documents import is_count, read_object
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 TINY_VLA = "tiny_vla"
+PADDING = 0  # id behind the last word of an instruction
 
 
 NO_COUNTS = ("action_tokenizer", "image_shape", "low", "high")  # values in config.json
@@ -377,3 +381,13 @@ def make_tiny_vla(
             f"{spec.action_space}."
         )
     return policy
+
+
+def hash_words(text: str, *, length: int, buckets: int) -> NDArray[np.int64]:
+    """The first `length` words of `text` as ids in [1, buckets), padded with 0: int64 [length].
+
+    The hash is CRC-32, which is the same on every machine and in every Python process.
+    """
+    words = re.findall(r"[a-z0-9]+", text.lower())[:length]
+    ids = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in words]
+    return np.array(ids + [PADDING] * (length - len(ids)), dtype=np.int64)

@@ -6,8 +6,8 @@ from tensordict import TensorDict
 from tiny_critic import experience, make_critic
 from tiny_training import TOKENS, largest_difference, trajectories, weights
 
-from siirl.engine.critic.embodied_value_scorer import first_token_of_each_chunk
 from siirl.engine.critic.value_model import PolicyFeatures, ValueModel
+from siirl.engine.critic.value_scorers import first_token_of_each_chunk
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import ConfigError, TensorError
 from siirl.models.action_tokenizer import ActionTokenizer

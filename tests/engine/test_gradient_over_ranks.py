@@ -17,7 +17,7 @@ from tiny_training import (
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages
 from siirl.algos.aggregation import AGGREGATIONS
 from siirl.engine.actor.embodied_scorer import embodied_scorer
-from siirl.engine.critic.embodied_value_scorer import first_token_of_each_chunk
+from siirl.engine.critic.value_scorers import first_token_of_each_chunk
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.sharding import measure_reduction, reduction_factor
 from siirl.errors import InvariantError, TensorError

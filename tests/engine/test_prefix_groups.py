@@ -11,8 +11,8 @@ from tiny_training import largest_difference, make_engine
 from siirl.engine.actor.packing import PADDING_OWNER, pack_rows, prompt_groups
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups, rows_at_once
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.critic.text_value_scorer import text_value_scorer, without_head
 from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.critic.value_scorers import text_value_scorer, without_head
 from siirl.engine.training.batch_loss import LossSum
 from siirl.engine.training.micro_batches import micro_batch_rows
 

@@ -6,8 +6,8 @@ from tiny_text import text_rows, tiny_model
 from tiny_training import largest_difference, make_engine, weights
 
 from siirl.engine.critic.critic import Critic
-from siirl.engine.critic.text_value_scorer import every_own_token, text_value_scorer, without_head
 from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.critic.value_scorers import every_own_token, text_value_scorer, without_head
 
 KINDS = ("tied", "separate", "biased head")
 

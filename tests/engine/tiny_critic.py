@@ -10,11 +10,11 @@ from tiny_training import RecordingEngine, TinyPolicy, make_engine, trajectories
 from torch import nn
 
 from siirl.engine.critic.critic import Critic
-from siirl.engine.critic.embodied_value_scorer import (
+from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.critic.value_scorers import (
     embodied_value_scorer,
     first_token_of_each_chunk,
 )
-from siirl.engine.critic.value_model import ValueModel
 from siirl.engine.training.collectives import Collectives
 
 WIDTH = 6

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.pictures import as_rgb, fitted
+from envs.gymnasium import as_rgb, fitted
 
 
 def test_shrinking_averages_the_pixels_that_fall_together():

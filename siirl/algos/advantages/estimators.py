@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 
 from siirl.algos.advantages.advantage_registry import Index, register_adv_est
-from siirl.algos.advantages.decisions import gae_of_decisions
 from siirl.algos.advantages.group_relative import (
     cpgd_advantage,
     gpg_advantage,
@@ -25,7 +24,12 @@ from siirl.algos.advantages.group_relative import (
     rloo_advantage,
 )
 from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
-from siirl.algos.advantages.token_level import discounted_returns, gae_advantage, whiten_advantages
+from siirl.algos.advantages.token_level import (
+    discounted_returns,
+    gae_advantage,
+    gae_of_decisions,
+    whiten_advantages,
+)
 from siirl.algos.groups import group_ids
 from siirl.algos.ranks import ALONE, Ranks
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape

@@ -1,8 +1,12 @@
-"""Advantages of single tokens: sums over the tokens that come after, and their whitening over the
-batch.
+"""Advantages of single tokens: discounted sums over later tokens, and whitening over the batch.
 
-Tokens that the mask leaves out (a tool spoke, padding) are skipped wherever they stand: the next
-token is the next one that the policy chose. All of it is exact under padding on either side.
+Tokens that the mask excludes (tool output, padding) are skipped: the next token is the next one
+that the policy chose. Results are exact under padding on either side.
+
+A decision may span several tokens: a chunk of a robot's actions is decoded at once from one
+observation. GAE steps from state to state, and no state lies between the tokens of a chunk.
+`gae_of_decisions` therefore sums their rewards, reads one value, and gives each of them the
+decision's advantage. Each token of a text is its own decision.
 """
 
 # B sample, T token
@@ -206,3 +210,73 @@ def _discounted_sums(deltas_BT: torch.Tensor, decay: float) -> torch.Tensor:
         carried = (decay ** (width - steps).to(torch.float64)).to(deltas_BT.dtype)
         sums[:, :-1].addcmul_(first_of_block[:, 1:, None], carried)
     return sums.reshape(rows, blocks * width)[:, :tokens]
+
+
+def decision_starts(*, value_mask: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Index of the token that represents each token's decision, int64 [B, T]: the last one at
+    or before it in `value_mask`.
+
+    Raises:
+        TensorError: A decision at a token that the response mask leaves out, or a kept token before
+            any decision of its row.
+    """
+    require_axes(2, value_mask=value_mask)
+    require_same_shape(response_mask=response_mask, value_mask=value_mask)
+    starts_BT, kept_BT = as_bool_mask(value_mask), as_bool_mask(response_mask)
+    wrong_BT = (starts_BT & ~kept_BT) | (kept_BT & (starts_BT.cumsum(1) == 0))
+    if bool(wrong_BT.any()):
+        row, token = wrong_BT.nonzero()[0].tolist()
+        raise TensorError(
+            f"value_mask is {int(starts_BT[row, token])} in row {row}, token {token}, where response_mask is {int(kept_BT[row, token])}: a "
+            "decision stands at a kept token, and the first kept token of a row begins one."
+        )
+    places_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
+    return torch.where(starts_BT, places_T, torch.zeros_like(places_T)).cummax(dim=1).values
+
+
+def gae_of_decisions(
+    *,
+    rewards_BT: torch.Tensor,
+    values_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    value_mask_BT: torch.Tensor,
+    gamma: float,
+    lam: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`gae_advantage` over decisions, repeated at each of their tokens; gamma and lambda count
+    decisions.
+
+    Args:
+        rewards_BT: Rewards of tokens; those of one decision are summed.
+        values_BT: Read where `value_mask_BT` is 1.
+        mask_BT: 1 where the policy chose the token.
+        value_mask_BT: 1 at the token that stands for a decision: its first.
+        gamma: Discount from one decision to the next.
+        lam: GAE's lambda, likewise.
+
+    Returns:
+        Advantages and returns [B, T], 0 where `mask_BT` is 0.
+
+    Raises:
+        ConfigError: A gamma or lambda outside of [0, 1].
+        TensorError: As `gae_advantage`; or a `value_mask_BT` that does not fit (`decision_starts`).
+    """
+    start_BT = decision_starts(value_mask=value_mask_BT, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
+    require_same_shape(token_level_rewards=rewards_BT, response_mask=mask_BT)
+    require_rewards_at_kept_tokens(rewards_BT, kept_BT)
+    require_finite(
+        mask=kept_BT, token_level_rewards=rewards_BT.detach()
+    )  # before they are summed, so that the place is right
+    gathered_BT = torch.zeros_like(rewards_BT).scatter_add_(1, start_BT, rewards_BT.detach())
+    advantages_BT, returns_BT = gae_advantage(
+        rewards_BT=gathered_BT,
+        values_BT=values_BT,
+        mask_BT=as_bool_mask(value_mask_BT),
+        gamma=gamma,
+        lam=lam,
+    )
+    zeros_BT = torch.zeros_like(advantages_BT)
+    return tuple(
+        torch.where(kept_BT, x.gather(1, start_BT), zeros_BT) for x in (advantages_BT, returns_BT)
+    )  # type: ignore[return-value]

@@ -1,0 +1,97 @@
+"""Value scorers of language models and of VLA policies.
+
+Text: a token's value is read from the hidden state that predicts it.
+
+Rows are packed without padding, as in the policy's scorer (`siirl.engine.actor.text_scorer`).
+Tokens of other speakers (tools, the prompt) are input of the model and have no value. Each token of
+the policy is a decision.
+
+VLA policies: one value per observation, at every executed token of its chunk. All tokens of a chunk
+are decoded at once from one observation: one state and one decision. The critic and the steps of
+GAE use the tokens of `first_token_of_each_chunk`, one per decision. Steps from token to token
+inside a chunk would discount by lambda without passage of time, and weigh a state by the number of
+action dimensions.
+"""
+
+# B row, T response token, L lane, S place in a lane, C chunk, N executed chunk of any row
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from siirl.algos.tensor_checks import as_bool_mask
+from siirl.engine.actor.embodied_scorer import CHUNK_COLUMNS, number_of_chunks, put_back
+from siirl.engine.actor.packing import model_width, pack_rows
+from siirl.models.language_model import LanguageModel
+
+
+def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
+    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere.
+
+    See `siirl.engine.training.train_engine.Scorer`.
+
+    Args:
+        module: `siirl.engine.critic.value_model.ValueModel` on a
+            `siirl.models.language_model.LanguageModel`.
+        micro_batch: See `siirl.engine.actor.packing.pack_rows`.
+        temperature: Not read: values have none.
+    """
+    packed = pack_rows(
+        micro_batch, width=model_width(module.trunk), share_prompts=module.trunk.shares_prompts
+    )
+    values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS)
+    return packed.put_back(packed.at_predictors(values_LS))
+
+
+def every_own_token(batch: TensorDict) -> torch.Tensor:
+    """Bool [B, T]: the tokens that the policy generated."""
+    return as_bool_mask(batch["response_mask"])
+
+
+def without_head(model: LanguageModel) -> LanguageModel:
+    """Remove the model's head and return the model.
+
+    A critic needs no logits, and a weight without gradient would waste memory.
+    """
+    head = model.causal_lm.get_output_embeddings()
+    for name in [name for name, part in model.named_children() if part is head]:
+        delattr(model, name)
+        delattr(model.causal_lm, name)
+    return model
+
+
+def embodied_value_scorer(
+    module: nn.Module, micro_batch: TensorDict, temperature: float
+) -> torch.Tensor:
+    """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere.
+
+    See `siirl.engine.training.train_engine.Scorer`.
+
+    Args:
+        module: `siirl.engine.critic.value_model.ValueModel` on `PolicyFeatures`.
+        micro_batch: The columns that `siirl.engine.actor.embodied_scorer` reads.
+        temperature: Not read: values have none.
+    """
+    kept_BT = as_bool_mask(micro_batch["response_mask"])
+    chunks = number_of_chunks(micro_batch)
+    executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
+    if not bool(executed_BC.any()):
+        # on several ranks the module must run, even for padding rows
+        executed_BC[0, 0] = True
+    observations = {
+        name: micro_batch[name][executed_BC] if name in micro_batch else None
+        for name in CHUNK_COLUMNS
+    }
+    values_N = module(
+        **observations, instruction_ids=micro_batch["instruction_ids"][executed_BC.nonzero()[:, 0]]
+    )
+    tokens = kept_BT.shape[1] // chunks
+    return put_back(values_N[:, None].expand(-1, tokens), executed_BC, kept_BT)
+
+
+def first_token_of_each_chunk(batch: TensorDict) -> torch.Tensor:
+    """Bool [B, T]: the first executed token of each chunk that was executed, even in part."""
+    kept_BCS = as_bool_mask(batch["response_mask"]).unflatten(1, (number_of_chunks(batch), -1))
+    return (kept_BCS & (kept_BCS.cumsum(-1) == 1)).flatten(1)
