@@ -1,7 +1,7 @@
-"""How a registered function is called: by name, with exactly what its signature asks for.
+"""Registered functions take keyword arguments by name: exactly those in their signature.
 
-So a user's advantage or loss takes what it needs and ignores the rest, and a name that nobody
-provides is refused when the function is registered, not in the middle of a run.
+A user's advantage or loss names the arguments that it needs. An argument that no caller provides is
+refused when the function is registered, before the run starts.
 """
 
 import functools
@@ -17,8 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def register_in(
     registry: MutableMapping[str, Function], name: str, *, kind: str, known: Collection[str]
 ) -> Callable[[Function], Function]:
-    """Decorator that registers a function which is called by name with what it asks for among
-    `known`.
+    """Decorator that registers a function whose required arguments are all in `known`.
 
     Raises:
         ConfigError: The name is taken by another function, or the function requires an argument
@@ -28,7 +27,8 @@ def register_in(
     def decorator(function: Function) -> Function:
         if name in registry and not same_definition(registry[name], function):
             raise ConfigError(
-                f"{kind[0].upper()}{kind[1:]} {name!r} is already {name_of(registry[name])}: choose another name."
+                f"{kind[0].upper()}{kind[1:]} {name!r} is already {name_of(registry[name])}: "
+                "choose another name."
             )
         check_arguments(function, known=known, kind=kind)
         registry[name] = function
@@ -43,47 +43,52 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
     """
     if not callable(function):
         raise ConfigError(
-            f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} is a function."
+            f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} "
+            "is a function."
         )
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise ConfigError(
-                f"Argument {name!r} of {kind} {name_of(function)} is positional-only; a {kind} is called by name."
+                f"Argument {name!r} of {kind} {name_of(function)} is positional-only; a {kind} is "
+                "called by name."
             )
         if parameter.default is inspect.Parameter.empty and name not in known:
             raise ConfigError(
-                f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: give it a default. "
+                f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: "
+                "give it a default. "
                 f"Provided: {', '.join(sorted(known))}."
             )
 
 
-def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], *, kind: str) -> Any:
-    """Call `function` with those of `available` that its signature names, or with all if it takes
-    `**kwargs`.
+def named_arguments(
+    function: Callable[..., Any], available: Mapping[str, Any], *, kind: str
+) -> dict[str, Any]:
+    """Those of `available` that the signature of `function` names; all if it takes `**kwargs`.
 
     Raises:
-        ConfigError: A required argument is not available for this call; the message says which are.
+        ConfigError: A required argument is not available; the message lists the available ones.
     """
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return function(**available)
+        return dict(available)
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in available:
             raise ConfigError(
-                f"{kind} {name_of(function)} needs {name!r}, which this job does not have. It has: {', '.join(sorted(available))}."
+                f"{kind} {name_of(function)} needs {name!r}, which this job does not have. It has: "
+                f"{', '.join(sorted(available))}."
             )
-    return function(**{name: available[name] for name in parameters if name in available})
+    return {name: available[name] for name in parameters if name in available}
 
 
 def same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions come from the same line of source, as after a module was loaded twice."""
+    """Whether two functions have the same definition, as after a module was loaded twice."""
     return definition(one) == definition(other)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Qualified name of a function; of an object that can be called, that of its class."""
+    """Qualified name of a function, or of the class of a callable object."""
     return definition(function)[1]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from siirl.algos.call import call_by_name, register_in
+from siirl.algos.call import named_arguments, register_in
 from siirl.algos.groups import distinguishable, group_statistics
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_same_shape
 from siirl.errors import ConfigError, TensorError, UnknownNameError
@@ -138,7 +138,8 @@ def keep_by_name(name: str, available: Mapping[str, object]) -> torch.Tensor:
     """
     if name not in FILTERS:
         raise UnknownNameError.of(kind="filter (algorithm.filter.name)", name=name, known=FILTERS)
-    keep_B = torch.as_tensor(call_by_name(FILTERS[name], available, kind="Filter"))
+    rule = FILTERS[name]
+    keep_B = torch.as_tensor(rule(**named_arguments(rule, available, kind="Filter")))
     require_same_shape(group=torch.as_tensor(available["group_B"]), **{f"filter {name!r}": keep_B})
     return as_bool_mask(keep_B, name=f"filter {name!r}")
 

@@ -1,8 +1,7 @@
-"""Statistics of the groups of a batch (all samples of one prompt or task), without a Python loop
-over samples.
+"""Statistics of a batch's groups (all samples of one prompt or task), vectorised over samples.
 
-Everything is computed in float64: a group's deviation is a small difference of rewards that may
-share a large offset.
+Computed in float64: a group's deviation is a small difference of rewards that may share a large
+offset.
 """
 
 # B row (sample), G group
@@ -16,14 +15,14 @@ from numpy.typing import NDArray
 from siirl.algos.tensor_checks import require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
-# A reward that is a sum of up to some hundred terms is right to a few units in the last place; 16
-# of them are "equal".
+# A reward summed from up to some hundred terms is exact to a few units in the last place; values
+# within 16 units count as equal.
 ROUNDING_UNITS = 16
 
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """What each row may know of its own group; every field is float64 [B] unless it says otherwise."""
+    """Statistics of each row's group; fields are float64 [B] unless noted otherwise."""
 
     count_B: torch.Tensor
     """Rows in the row's group, int64."""
@@ -72,13 +71,20 @@ def group_ids(index: torch.Tensor | NDArray[np.generic]) -> torch.Tensor:
     return torch.from_numpy(np.unique(array.astype(str), return_inverse=True)[1].astype(np.int64))
 
 
-def group_statistics(*, values_B: torch.Tensor, group_B: torch.Tensor) -> GroupStatistics:
-    """Statistics of `values_B` within the groups that `group_B` (int64 [B]) names.
+def group_statistics(
+    *, values_B: torch.Tensor, group_B: torch.Tensor, name: str = "values"
+) -> GroupStatistics:
+    """Statistics of `values_B` within groups.
+
+    Args:
+        values_B: Numbers.
+        group_B: int64; rows with the same number form a group.
+        name: Name of the values in error messages.
 
     Raises:
         TensorError: Shapes that differ, NaN or infinity, groups that are no integers.
     """
-    ids, inverse_B = _groups_of(values_B, group_B)
+    ids, inverse_B = _groups_of(values_B, group_B, name=name)
     rounding = ROUNDING_UNITS * (
         torch.finfo(values_B.dtype).eps if values_B.is_floating_point() else 0.0
     )
@@ -116,11 +122,13 @@ def distinguishable(
     return group_statistics(values_B=values_B, group_B=group_B).told_apart(min_spread)
 
 
-def _groups_of(values_B: torch.Tensor, group_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The different groups, int64 [G], and the place of each row's among them, int64 [B]."""
-    require_axes(1, values=values_B)
-    require_same_shape(values=values_B, group=group_B)
-    require_finite(values=values_B)
+def _groups_of(
+    values_B: torch.Tensor, group_B: torch.Tensor, *, name: str = "values"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct groups, int64 [G], and the position of each row's group in them, int64 [B]."""
+    require_axes(1, **{name: values_B})
+    require_same_shape(**{name: values_B}, group=group_B)
+    require_finite(**{name: values_B})
     ids: torch.Tensor
     ids, inverse_B = torch.unique(group_ids(group_B), return_inverse=True)
     return ids, inverse_B

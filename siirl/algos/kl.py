@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from siirl.algos.call import call_by_name, register_in
+from siirl.algos.call import named_arguments, register_in
 from siirl.algos.ratios import log_ratio
 from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError, UnknownNameError
@@ -107,7 +107,8 @@ def kl_estimate(
         "log_probs_BT": log_probs_BT,
         "ref_log_probs_BT": ref_log_probs_BT,
     }
-    value_BT = call_by_name(KL_ESTIMATORS[name.removesuffix("+")], available, kind="KL estimator")
+    estimator = KL_ESTIMATORS[name.removesuffix("+")]
+    value_BT = estimator(**named_arguments(estimator, available, kind="KL estimator"))
     require_same_shape(response_mask=mask_BT, **{f"KL estimate {name!r}": value_BT})
     value_BT = torch.where(kept_BT, value_BT, torch.zeros_like(value_BT))
     require_finite(**{f"KL estimate {name!r}": value_BT.detach()})

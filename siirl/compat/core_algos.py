@@ -27,7 +27,7 @@ from tensordict import TensorDict
 
 from siirl.algos.advantages import ADVANTAGES, Estimator, register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
-from siirl.algos.call import call_by_name, check_arguments, definition, name_of, same_definition
+from siirl.algos.call import check_arguments, definition, name_of, named_arguments, same_definition
 from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
 from siirl.algos.log_probs import token_scores
 from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_whiten
@@ -173,7 +173,7 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
             "config": config,
             "rollout_is_weights": importance_weights_BT,
         }
-        returned = call_by_name(function, available, kind="Policy loss")
+        returned: Any = function(**named_arguments(function, available, kind="Policy loss"))
         if not isinstance(returned, tuple | list) or len(returned) != 1 + len(_SCALARS):
             raise ConfigError(
                 f"Policy loss {name_of(function)} must return (pg_loss, {', '.join(_SCALARS)}), "

@@ -30,7 +30,7 @@ from siirl.algos import (
     ratios,
     trajectories,
 )
-from siirl.algos.advantages import decisions, estimators, group_relative, pass_at_k, token_level
+from siirl.algos.advantages import estimators, group_relative, pass_at_k, token_level
 from siirl.algos.policy_losses import POLICY_LOSSES, covariance
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.errors import ConfigError, TensorError
@@ -80,7 +80,6 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
         "mode": "token-mean",
         "denominator": torch.tensor(12.0),
     },
-    group_relative.reward_statistics: GROUP_RELATIVE,
     group_relative.grpo_advantage: GROUP_RELATIVE,
     group_relative.rloo_advantage: GROUP_RELATIVE,
     group_relative.opo_advantage: {**GROUP_RELATIVE, "length_B": torch.tensor([3.0, 1.0, 2.0])},
@@ -90,8 +89,8 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     token_level.gae_advantage: {**TOKEN_LEVEL, "values_BT": NUMBERS_BT, "lam": 0.9},
     token_level.discounted_returns: TOKEN_LEVEL,
     token_level.whiten_advantages: {"advantages_BT": NUMBERS_BT, "mask_BT": MASK_BT},
-    decisions.decision_starts: {"value_mask": MASK_BT, "response_mask": MASK_BT},
-    decisions.gae_of_decisions: {
+    token_level.decision_starts: {"value_mask": MASK_BT, "response_mask": MASK_BT},
+    token_level.gae_of_decisions: {
         **TOKEN_LEVEL,
         "values_BT": NUMBERS_BT,
         "value_mask_BT": MASK_BT,

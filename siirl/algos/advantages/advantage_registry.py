@@ -1,4 +1,4 @@
-"""Which advantage estimators there are, what one may ask for, and how it is called by name."""
+"""Registry of advantage estimators, and the arguments that they may take."""
 
 # B sample, T token
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from siirl.algos.call import call_by_name, register_in
+from siirl.algos.call import named_arguments, register_in
 from siirl.algos.tensor_checks import require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
@@ -19,19 +19,20 @@ Index = torch.Tensor | NDArray[np.generic]
 ADVANTAGES: dict[str, Estimator] = {}
 
 REWARD_AT_FINISH: set[Estimator] = set()
-"""Estimators whose whole reward stands at the last executed token, also what the environment gave
-on the way: see `register_adv_est`.
+"""Estimators that read a trajectory's whole reward at its last executed token, including rewards of
+earlier steps (`register_adv_est`).
 """
 
 ESTIMATOR_COLUMNS = {
     "token_level_rewards": "[B, T], rewards after any KL penalty",
     "response_mask": "[B, T], 1 where the policy chose the token",
     "index": "int64 [B], group of each sample",
-    "values": "[B, T], the critic's values; where a pipeline provides them",
-    "value_mask": "[B, T], 1 at the tokens that stand for a decision of their own; where a pipeline provides it",
-    "reward_baselines": "[B], reward of a greedy rollout of the same prompt; where a pipeline provides it",
+    "values": "[B, T], the critic's values; if a pipeline provides them",
+    "value_mask": "[B, T], 1 at the first token of each decision; if a pipeline provides it",
+    "reward_baselines": "[B], reward of a greedy rollout of the same prompt; if a pipeline provides "
+    "it",
 }
-"""Columns that an estimator may ask for."""
+"""Columns that an estimator may take."""
 
 ESTIMATOR_SETTINGS = {
     "gamma": "discount factor",
@@ -42,7 +43,7 @@ ESTIMATOR_SETTINGS = {
     "weight_factor_in_cpgd": "CPGD's weighting of groups",
     "adv_whitening": "how advantages of single tokens are whitened",
 }
-"""Keys of `algorithm` that an estimator may ask for."""
+"""Keys of `algorithm` that an estimator may take."""
 
 ESTIMATOR_ARGUMENTS = (
     ESTIMATOR_COLUMNS
@@ -59,13 +60,13 @@ def register_adv_est(
 
     Args:
         name_or_enum: The name.
-        reward_at_finish: Put the whole reward at the last executed token. For an estimator that
-            takes the return of another whole episode off at every token: a reward on the way would
-            have no baseline of its own.
+        reward_at_finish: Put the whole reward at the last executed token. Needed by an estimator
+            that subtracts the return of another whole episode at every token: an earlier reward
+            would have no baseline of its own.
 
     Raises:
         ConfigError: The name is taken by another function, or the function requires an argument
-            that no estimator is given.
+            that is not provided.
     """
     name = str(getattr(name_or_enum, "value", name_or_enum))
     register = register_in(ADVANTAGES, name, kind="advantage estimator", known=ESTIMATOR_ARGUMENTS)
@@ -79,8 +80,10 @@ def register_adv_est(
 
 
 def reads_reward_at_finish(name: str) -> bool:
-    """Whether the estimator `name` wants the whole reward at the last executed token;
-    UnknownNameError where there is none.
+    """Whether the estimator `name` reads the whole reward at the last executed token.
+
+    Raises:
+        UnknownNameError: No such estimator.
     """
     return _estimator(name) in REWARD_AT_FINISH
 
@@ -88,18 +91,23 @@ def reads_reward_at_finish(name: str) -> bool:
 def estimate_advantages(
     *, name: str, available: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns [B, T] of the estimator `name`, from what is `available` of
-    `ESTIMATOR_ARGUMENTS`.
+    """Advantages and returns [B, T] of the estimator `name`.
+
+    Args:
+        name: A registered estimator.
+        available: Values of `ESTIMATOR_ARGUMENTS`; some may be missing.
 
     Raises:
         UnknownNameError: No such estimator.
-        ConfigError: The estimator needs something that is not available (GAE without a critic).
+        ConfigError: The estimator needs a value that is not available (GAE without a critic).
         TensorError: Inputs or results of a wrong shape, or not finite.
     """
-    returned = call_by_name(_estimator(name), available, kind="Advantage estimator")
+    estimator = _estimator(name)
+    returned: Any = estimator(**named_arguments(estimator, available, kind="Advantage estimator"))
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise ConfigError(
-            f"Advantage estimator {name!r} must return (advantages, returns), and returned a {type(returned).__name__}."
+            f"Advantage estimator {name!r} must return (advantages, returns), and returned a "
+            f"{type(returned).__name__}."
         )
     advantages_BT, returns_BT = returned
     require_same_shape(

@@ -1,17 +1,17 @@
-"""The estimators that `algorithm.adv_estimator` names: the formulas, spread over tokens and ranks,
-under the documents' names.
+"""The estimators that `algorithm.adv_estimator` names: formulas applied to tokens and ranks.
 
-An outcome estimator sums a sample's token rewards (wherever they stand: the documents' custom
-reward writes to the last column, padding or not) and gives every kept token the advantage of its
-sample; its returns are the same numbers. A row without any kept token still counts in its group: it
-was sampled and rewarded. Groups may be spread over ranks.
+An outcome estimator sums a sample's token rewards at all positions (the documents' custom reward
+writes to the last column, which may be padding). Every kept token gets the advantage of its sample;
+returns are the same numbers. A row without kept tokens still counts in its group: it was sampled
+and rewarded. A group may span ranks.
 """
 
 # B sample, T token
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -39,58 +39,58 @@ Result = tuple[torch.Tensor, torch.Tensor]
 Found = TypeVar("Found")
 
 
-def _sample_rewards(rewards_BT: torch.Tensor, *, ranks: Ranks) -> tuple[torch.Tensor, slice]:
-    """The summed reward of the samples of all ranks, and where this rank's are; all ranks refuse
-    what is not finite.
+@dataclass(frozen=True)
+class _Samples:
+    """The samples of all ranks, and the index range of this rank's."""
+
+    rewards_B: torch.Tensor
+    """Each sample's summed token rewards."""
+    group_B: torch.Tensor
+    own: slice
+    kept_BT: torch.Tensor
+    """Bool: the tokens of this rank's samples that the policy chose."""
+    rewards_BT: torch.Tensor
+    """This rank's token rewards."""
+
+    def at_tokens(self, advantages_B: torch.Tensor) -> Result:
+        """Advantages and returns [B, T]: each kept token gets the advantage of its sample."""
+        own_BT = advantages_B[self.own][:, None].expand_as(self.rewards_BT)
+        advantages_BT = torch.where(self.kept_BT, own_BT, torch.zeros_like(self.rewards_BT))
+        return advantages_BT, advantages_BT.clone()
+
+
+def _samples(
+    rewards_BT: torch.Tensor, mask_BT: torch.Tensor, index: Index, *, ranks: Ranks
+) -> _Samples:
+    """Gather the samples of all ranks.
+
+    Raises:
+        TensorError: Shapes that differ, or a sum that is not finite, which every rank refuses.
     """
-    rewards_B, own = ranks.gather_rows(rewards_BT.sum(-1))
-    if bool(torch.isfinite(rewards_B).all()):
-        return rewards_B, own
-    require_finite(token_level_rewards=rewards_BT)
-    require_finite(summed_token_level_rewards=rewards_B[own])  # finite numbers with an infinite sum
-    raise TensorError(
-        "token_level_rewards of another rank are not finite; its own message names the row."
-    )
-
-
-def _outcome(
-    kernel: Callable[..., torch.Tensor],
-    *,
-    rewards: torch.Tensor,
-    mask: torch.Tensor,
-    index: Index,
-    ranks: Ranks,
-    of_samples: dict[str, torch.Tensor] | None = None,
-    **options: Any,
-) -> Result:
-    """Give every kept token the advantage that `kernel` finds for its sample, with the groups of
-    all ranks in view.
-
-    `of_samples` are further columns [B] of the kernel, which it gets of all ranks.
-    """
-    rewards = rewards.detach()
-    require_axes(2, token_level_rewards=rewards)
-    require_same_shape(token_level_rewards=rewards, response_mask=mask)
-    kept_BT = as_bool_mask(mask)
+    rewards_BT = rewards_BT.detach()
+    require_axes(2, token_level_rewards=rewards_BT)
+    require_same_shape(token_level_rewards=rewards_BT, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
     if ranks.size > 1 and not isinstance(index, torch.Tensor):
         raise TensorError(
-            "index must be an int64 tensor on several ranks: the numbers of strings would differ from rank to rank."
+            "index must be an int64 tensor on several ranks: the numbers of strings would differ "
+            "between ranks."
         )
-    group_B = group_ids(index).to(rewards.device)
-    if len(group_B) != len(rewards):
+    group_B = group_ids(index).to(rewards_BT.device)
+    if len(group_B) != len(rewards_BT):
         raise TensorError(
-            f"index has {len(group_B)} entries and token_level_rewards {len(rewards)} rows: one a sample is expected."
+            f"index has {len(group_B)} entries and token_level_rewards {len(rewards_BT)} rows: "
+            "each sample needs one."
         )
-    rewards_B, own = _sample_rewards(rewards, ranks=ranks)
+    rewards_B, own = ranks.gather_rows(rewards_BT.sum(-1))
+    if not bool(torch.isfinite(rewards_B).all()):
+        require_finite(token_level_rewards=rewards_BT)
+        require_finite(summed_token_level_rewards=rewards_B[own])  # finite with an infinite sum
+        raise TensorError(
+            "token_level_rewards of another rank are not finite; its own message names the row."
+        )
     group_B, _ = ranks.gather_rows(group_B)
-    columns = {
-        name: ranks.gather_rows(column_B)[0] for name, column_B in (of_samples or {}).items()
-    }
-    advantages_B = kernel(rewards_B=rewards_B, group_B=group_B, **columns, **options)[own]
-    advantages_BT = torch.where(
-        kept_BT, advantages_B[:, None].expand_as(rewards), torch.zeros_like(rewards)
-    )
-    return advantages_BT, advantages_BT.clone()
+    return _Samples(rewards_B, group_B, own, kept_BT, rewards_BT)
 
 
 @register_adv_est("grpo")
@@ -107,16 +107,15 @@ def compute_grpo_outcome_advantage(
     """`grpo_advantage` of each sample's summed reward, at all of its tokens; returns are the same
     numbers.
     """
-    return _outcome(
-        grpo_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = grpo_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
         epsilon=epsilon,
         normalize_by_std=norm_adv_by_std_in_grpo,
         min_group_spread=min_group_spread,
     )
+    return samples.at_tokens(advantages_B)
 
 
 @register_adv_est("dr_grpo")
@@ -131,15 +130,14 @@ def compute_dr_grpo_outcome_advantage(
     """Dr. GRPO: `grpo_advantage` without the deviation; its other half is
     `loss_agg_mode=seq-mean-token-sum-norm`.
     """
-    return _outcome(
-        grpo_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = grpo_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
         normalize_by_std=False,
         min_group_spread=min_group_spread,
     )
+    return samples.at_tokens(advantages_B)
 
 
 @register_adv_est("rloo")
@@ -154,14 +152,11 @@ def compute_rloo_outcome_advantage(
     """`rloo_advantage` of each sample's summed reward, at all of its tokens; returns are the same
     numbers.
     """
-    return _outcome(
-        rloo_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
-        min_group_spread=min_group_spread,
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = rloo_advantage(
+        rewards_B=samples.rewards_B, group_B=samples.group_B, min_group_spread=min_group_spread
     )
+    return samples.at_tokens(advantages_B)
 
 
 @register_adv_est("opo")
@@ -176,15 +171,15 @@ def compute_opo_outcome_advantage(
     """`opo_advantage` of each sample's summed reward, lengths counted in kept tokens, at all of its
     tokens.
     """
-    return _outcome(
-        opo_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
-        of_samples={"length_B": as_bool_mask(response_mask).sum(-1)},
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    length_B, _ = ranks.gather_rows(as_bool_mask(response_mask).sum(-1))
+    advantages_B = opo_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
+        length_B=length_B,
         min_group_spread=min_group_spread,
     )
+    return samples.at_tokens(advantages_B)
 
 
 @register_adv_est("grpo_passk")
@@ -202,17 +197,16 @@ def compute_grpo_passk_outcome_advantage(
     """`pass_at_k_advantage` of each sample's summed reward, at all of its tokens; returns are the
     same numbers.
     """
-    return _outcome(
-        pass_at_k_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = pass_at_k_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
         k=pass_k,
         normalize_by_std=norm_adv_by_std_in_grpo,
         epsilon=epsilon,
         min_group_spread=min_group_spread,
     )
+    return samples.at_tokens(advantages_B)
 
 
 @register_adv_est("gpg")
@@ -229,16 +223,15 @@ def compute_gpg_outcome_advantage(
     """`gpg_advantage` of each sample's summed reward, at all of its tokens; alpha counts the
     samples of all ranks.
     """
-    return _outcome(
-        gpg_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = gpg_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
         f_norm=f_norm,
         alpha=alpha,
         min_group_spread=min_group_spread,
     )
+    return samples.at_tokens(advantages_B)
 
 
 @register_adv_est("cpgd")
@@ -255,16 +248,15 @@ def compute_cpgd_outcome_advantage(
     """`cpgd_advantage` of each sample's summed reward, at all of its tokens; its loss is
     `actor.loss=cpgd`.
     """
-    return _outcome(
-        cpgd_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = cpgd_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
         weighting=weight_factor_in_cpgd,
         epsilon=epsilon,
         min_group_spread=min_group_spread,
     )
+    return samples.at_tokens(advantages_B)
 
 
 @register_adv_est("reinforce_plus_plus_baseline")
@@ -280,26 +272,23 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     """REINFORCE++ with baseline: `r - mean of the group`, whitened over all kept tokens of all
     ranks (arXiv 2501.03262, section 3).
 
-    The scale is the batch's, not the group's. As the mean is over tokens, a group without any
-    signal ends not at 0 but at minus the mean, where long and short samples differ in reward.
+    The scale is the batch's, not the group's. The mean is over tokens, so if long and short samples
+    differ in reward, a group without signal ends at minus that mean instead of 0.
     """
-    centred_BT, _ = _outcome(
-        grpo_advantage,
-        rewards=token_level_rewards,
-        mask=response_mask,
-        index=index,
-        ranks=ranks,
+    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = grpo_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
         normalize_by_std=False,
         min_group_spread=min_group_spread,
     )
+    centred_BT, _ = samples.at_tokens(advantages_B)
     advantages_BT = whiten_advantages(centred_BT, response_mask, how=adv_whitening, ranks=ranks)
     return advantages_BT, advantages_BT.clone()
 
 
 def _together(kernel: Callable[[], Found], *, ranks: Ranks) -> Found:
-    """`kernel()`; where one rank's numbers are refused all ranks raise, so that nobody waits for a
-    rank that has stopped.
-    """
+    """`kernel()`; if one rank refuses its numbers, all ranks raise, so that none waits for it."""
     try:
         found = kernel()
     except TensorError:
@@ -355,7 +344,8 @@ def compute_remax_outcome_advantage(
     require_axes(1, reward_baselines=reward_baselines)
     if len(reward_baselines) != len(token_level_rewards):
         raise TensorError(
-            f"reward_baselines has {len(reward_baselines)} entries and token_level_rewards {len(token_level_rewards)} rows."
+            f"reward_baselines has {len(reward_baselines)} entries and token_level_rewards "
+            f"{len(token_level_rewards)} rows."
         )
 
     def returns() -> torch.Tensor:

@@ -14,9 +14,7 @@ import torch
 
 from siirl.algos.groups import GroupStatistics, group_statistics, group_sum
 from siirl.algos.tensor_checks import (
-    require_axes,
     require_counts,
-    require_finite,
     require_same_shape,
 )
 from siirl.errors import ConfigError, UnknownNameError
@@ -25,14 +23,6 @@ CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
 LARGEST_CPGD_WEIGHT = (
     3.0  # siiRL's and LightRFT's: a step of few useful groups is not blown up without bound
 )
-
-
-def reward_statistics(rewards_B: torch.Tensor, group_B: torch.Tensor) -> GroupStatistics:
-    """`group_statistics` of rewards, with errors that call them so."""
-    require_axes(1, rewards=rewards_B)
-    require_same_shape(rewards=rewards_B, group=group_B)
-    require_finite(rewards=rewards_B)
-    return group_statistics(values_B=rewards_B, group_B=group_B)
 
 
 def check_epsilon(epsilon: float) -> None:
@@ -91,7 +81,7 @@ def grpo_advantage(
         TensorError: Shapes that differ, a reward that is not finite.
     """
     check_epsilon(epsilon)
-    statistics = reward_statistics(rewards_B, group_B)
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     centred_B = _centred(rewards_B, statistics)
     if normalize_by_std:
         centred_B = centred_B / (statistics.std_B + epsilon)
@@ -109,7 +99,7 @@ def rloo_advantage(
     With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which
     is what is computed.
     """
-    statistics = reward_statistics(rewards_B, group_B)
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     count_B = statistics.count_B.to(torch.float64)
     scale_B = count_B / (count_B - 1).clamp(min=1)
     advantages_B = scale_B * _centred(rewards_B, statistics)
@@ -145,7 +135,7 @@ def opo_advantage(
     require_same_shape(rewards=rewards_B, length=length_B)
     require_counts(length=length_B)
     exact_B = length_B.to(torch.float64)
-    statistics = reward_statistics(rewards_B, group_B)
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     centred_B = _centred(rewards_B, statistics)
     tokens_B = group_sum(values_B=exact_B, group_B=group_B)
     baseline_B = group_sum(values_B=exact_B * centred_B, group_B=group_B) / torch.where(
@@ -185,7 +175,7 @@ def gpg_advantage(
         raise ConfigError(f"f_norm={f_norm}: GPG divides by it, so it must be positive.")
     if alpha is not None and not math.isfinite(alpha):
         raise ConfigError(f"alpha={alpha}: GPG multiplies by it, so it must be finite.")
-    statistics = reward_statistics(rewards_B, group_B)
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     if alpha is None:
         useful = int(statistics.told_apart(min_group_spread).sum())
         alpha = len(rewards_B) / max(useful, 1)
@@ -225,7 +215,7 @@ def cpgd_advantage(
             normalize_by_std=weighting == "STD_weight",
             min_group_spread=min_group_spread,
         )
-    statistics = reward_statistics(rewards_B, group_B)
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     useful_B = statistics.told_apart(min_group_spread)
     groups, useful_groups = len(torch.unique(group_B)), len(torch.unique(group_B[useful_B]))
     weight = min(LARGEST_CPGD_WEIGHT, groups / max(useful_groups, 1))

@@ -12,7 +12,8 @@ without listing any subsets.
 
 import torch
 
-from siirl.algos.advantages.group_relative import check_epsilon, reward_statistics
+from siirl.algos.advantages.group_relative import check_epsilon
+from siirl.algos.groups import group_statistics
 from siirl.errors import ConfigError
 
 
@@ -49,7 +50,7 @@ def pass_at_k_advantage(
             f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs at least 2."
         )
     check_epsilon(epsilon)
-    statistics = reward_statistics(rewards_B, group_B)
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     order_B, rank_B, first_B = _sorted_within_groups(rewards_B, group_B)
     count_B = statistics.count_B[order_B]
     spread_B = statistics.spread_B[order_B]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from siirl.algos.call import call_by_name, check_arguments, name_of, same_definition
+from siirl.algos.call import check_arguments, name_of, named_arguments, same_definition
 from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
@@ -127,7 +127,7 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
             result with the name of the loss. No metric is refused.
     """
     function = _function(name)
-    returned: PolicyLoss = call_by_name(function, available, kind="Policy loss")
+    returned = function(**named_arguments(function, available, kind="Policy loss"))
     mask_BT = available["mask_BT"]
     require_same_shape(response_mask=mask_BT, loss=returned.loss_BT)
     require_finite(
@@ -167,7 +167,8 @@ def select_tokens(*, name: str, available: Mapping[str, Any]) -> torch.Tensor:
         name: A loss in `SELECTIONS`.
         available: What there is of `SELECTION_ARGUMENTS`, and options.
     """
-    selected_BT: torch.Tensor = call_by_name(SELECTIONS[name], available, kind="Selection")
+    selection = SELECTIONS[name]
+    selected_BT = selection(**named_arguments(selection, available, kind="Selection"))
     require_same_shape(response_mask=available["mask_BT"], selected=selected_BT)
     return selected_BT
 

@@ -7,6 +7,7 @@ refuses every wrong configuration when it is made.
 
 # B row (trajectory), T token
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -225,26 +226,24 @@ class ActorLoss:
                 gap_BT, compared_BT = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
                 maxima[LARGEST_GAP] = gap_BT.max()
                 sums |= {MEAN_GAP: gap_BT.sum(), COMPARED: compared_BT.sum()}
+            aggregated = functools.partial(
+                aggregate_loss,
+                mask_BT=kept_BT,
+                mode=self.aggregation,
+                denominator=1.0,
+                horizon=self.horizon,
+            )
             return LossSum(
-                loss=self._sum(loss_BT, kept_BT),
+                loss=aggregated(loss_BT=loss_BT),
                 sums={
                     "tokens": kept_BT.sum(),
-                    "pg_loss": self._sum(result.loss_BT, kept_BT),
+                    "pg_loss": aggregated(loss_BT=result.loss_BT),
                     **sums,
                 },
                 maxima=maxima,
             )
 
         return loss
-
-    def _sum(self, loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
-        return aggregate_loss(
-            loss_BT=loss_BT,
-            mask_BT=kept_BT,
-            mode=self.aggregation,
-            denominator=1.0,
-            horizon=self.horizon,
-        )
 
     def _importance_weights(
         self, rows: TensorDict, old_BT: torch.Tensor, kept_BT: torch.Tensor

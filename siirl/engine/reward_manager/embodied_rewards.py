@@ -167,11 +167,23 @@ class VideoReward:
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        return self._score(outcomes, outcomes.video_embedding_BD)
+        columns = _reward_columns(outcomes, self.embeddings(outcomes))
+        return _with_oracle_metrics(self.reward.score(**columns), outcomes)
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
         """Keep the successes in the bank."""
-        self._remember(dropped, dropped.video_embedding_BD)
+        embedding_BD = self.embeddings(dropped)
+        if embedding_BD is None:
+            return
+        task_B = np.array(dropped.task_name_B)
+        for task in sorted(set(dropped.task_name_B)):
+            self.reward.remember_successes(
+                task=task, embeddings_ND=embedding_BD[(task_B == task) & dropped.complete_B]
+            )
+
+    def embeddings(self, outcomes: EpisodeOutcomes) -> NDArray[np.float32] | None:
+        """The embeddings [B, D] between which distances are measured."""
+        return outcomes.video_embedding_BD
 
     def has_reference(self, task_name: str) -> bool:
         """Whether the bank or the demonstrations hold a success of the task."""
@@ -188,21 +200,6 @@ class VideoReward:
     def close(self) -> None:
         """Do nothing: there are no processes."""
 
-    def _remember(self, dropped: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> None:
-        if embedding_BD is None:
-            return
-        task_B = np.array(dropped.task_name_B)
-        for task in sorted(set(dropped.task_name_B)):
-            self.reward.remember_successes(
-                task=task, embeddings_ND=embedding_BD[(task_B == task) & dropped.complete_B]
-            )
-
-    def _score(
-        self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None
-    ) -> RewardScores:
-        output = self.reward.score(**_video_columns(outcomes, embedding_BD))
-        return _with_oracle_metrics(output, outcomes)
-
 
 class ReleasedVideoReward(Memoryless):
     """The reward as siiRL published it (`vjepa.released_reward`), for comparison.
@@ -214,7 +211,7 @@ class ReleasedVideoReward(Memoryless):
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        columns = _video_columns(outcomes, outcomes.video_embedding_BD)
+        columns = _reward_columns(outcomes, outcomes.video_embedding_BD)
         return _with_oracle_metrics(score_as_released(**columns), outcomes)
 
 
@@ -231,14 +228,12 @@ class OracleReward(VideoReward):
                 "reward.name=oracle needs an environment that reports info['oracle_distance']; "
                 "env=metaworld does."
             )
-        return self._score(outcomes, outcomes.oracle_distance_B[:, None])
+        return super().score(outcomes)
 
-    def remember(self, dropped: EpisodeOutcomes) -> None:
-        """Keep the final distances of successes."""
-        self._remember(
-            dropped,
-            None if dropped.oracle_distance_B is None else dropped.oracle_distance_B[:, None],
-        )
+    def embeddings(self, outcomes: EpisodeOutcomes) -> NDArray[np.float32] | None:
+        """The final distance as an embedding of one number."""
+        distance_B = outcomes.oracle_distance_B
+        return None if distance_B is None else distance_B[:, None]
 
     def has_reference(self, task_name: str) -> bool:
         """Always: the goal is known."""
@@ -331,7 +326,7 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
     return clips
 
 
-def _video_columns(
+def _reward_columns(
     outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None
 ) -> dict[str, Any]:
     """The inputs of a trajectory reward."""

@@ -18,7 +18,7 @@ import functools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -34,6 +34,7 @@ from siirl.engine.rollout.stop_strings import split_stop
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
+from siirl.models.chat import ChatTokenizer
 
 TEXT_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info", "prompt_messages")
 """String columns for rewards; `ground_truth`, `extra_info`, `prompt_messages` are JSON."""
@@ -41,22 +42,6 @@ ROW = "row"  # option of reset: a whole row with the prompt columns
 # Encoded prompts in the cache: the rollouts of a group share a prompt and run close together.
 _PROMPTS_KEPT = 1024
 _LOG_PROB_DIGITS = 5  # in the record, which is for human readers; the row has full precision
-
-
-class TurnTokenizer(Protocol):
-    """Tokenizer interface of an episode (siirl.models.chat)."""
-
-    stop_ids: frozenset[int]
-    """Tokens that end a turn."""
-
-    def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Tokens of a chat, up to the start of the model's turn."""
-
-    def encode_turn(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Tokens between two turns of the model; `closed`: the first ended with a stop token."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Tokens as text, without special ones."""
 
 
 class TextWorkflow(RolloutWorkflow):
@@ -80,7 +65,7 @@ class TextWorkflow(RolloutWorkflow):
         self,
         *,
         pool: EnvPool,
-        tokenizer: TurnTokenizer,
+        tokenizer: ChatTokenizer,
         max_prompt_length: int,
         max_response_length: int,
         stop: Sequence[str] = (),
