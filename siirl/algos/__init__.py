@@ -1,8 +1,8 @@
 """The formulas: pure functions on tensors, with their sources; no Ray, no config objects, no files.
 
-A newcomer reads `advantages`, `policy_losses` and `aggregation.py`; the rest serves these three. An
-algorithm is a choice among the names in the two registries plus what its pipeline does around them.
-Balanced partitions live in `siirl.data_coordinator.balance`.
+Start with `advantages`, `policy_losses` and `aggregation.py`; the other modules serve these three.
+An algorithm is an advantage and a loss of the two registries, and a pipeline. Balanced partitions
+are in `siirl.data_coordinator.balance`.
 """
 
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages, register_adv_est

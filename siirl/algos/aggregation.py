@@ -1,12 +1,11 @@
-"""From a loss per token to one number, in such a way that the gradient does not depend on how the
-batch was cut.
+"""Aggregates a loss per token to a scalar whose gradient is independent of micro-batch cuts.
 
-A mode is a numerator, which is summed over micro-batches and ranks, and a weight, which is counted
-over the *whole* batch before the first backward pass. `aggregate_loss` divides the one by the
-other, so the pieces of a batch add up to the batch exactly. A mean per micro-batch, as several
-systems take it, weighs a token by the micro-batch in which it happens to lie.
+A mode has a numerator, summed over micro-batches and ranks, and a weight, counted over the *whole*
+batch before the first backward pass. `aggregate_loss` divides the numerator by the weight, so the
+parts of a batch add up to the batch exactly. A mean per micro-batch, as in several systems, would
+weight a token by the size of its micro-batch.
 
-A row without any kept token has no numerator and no weight: it is as if it were not there.
+A row without kept tokens has neither numerator nor weight: it does not affect the loss.
 """
 
 # B row (trajectory), T token
@@ -23,7 +22,7 @@ from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 @dataclass(frozen=True)
 class Aggregation:
-    """One way to weigh tokens against each other."""
+    """A weighting of tokens."""
 
     rows_B: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """(loss [B, T], bool mask [B, T]) -> numerator of each row [B]."""
@@ -66,7 +65,8 @@ def register_aggregation(name: str) -> Callable[[Aggregation], Aggregation]:
     def register(aggregation: Aggregation) -> Aggregation:
         if not isinstance(aggregation, Aggregation):
             raise ConfigError(
-                f"{aggregation!r:.80} is of type {type(aggregation).__name__}; an aggregation is a siirl.algos.aggregation.Aggregation."
+                f"{aggregation!r:.80} is of type {type(aggregation).__name__}; an aggregation is a "
+                "siirl.algos.aggregation.Aggregation."
             )
         if AGGREGATIONS.setdefault(name, aggregation) != aggregation:
             raise ConfigError(f"Aggregation {name!r} is taken: choose another name.")
@@ -82,7 +82,7 @@ def _aggregation(mode: str) -> Aggregation:
 
 
 def aggregation_weight(*, mask_BT: torch.Tensor, mode: str) -> torch.Tensor:
-    """What these rows add to the denominator of `mode`: a scalar that is summed over micro-batches
+    """Contribution of these rows to the denominator of `mode`, a scalar to sum over micro-batches
     and ranks.
     """
     require_axes(2, response_mask=mask_BT)
@@ -98,7 +98,7 @@ def aggregate_loss(
     denominator: torch.Tensor | float,
     horizon: int | None = None,
 ) -> torch.Tensor:
-    """The part of the whole batch's loss that these rows make.
+    """Contribution of these rows to the loss of the whole batch.
 
     Args:
         loss_BT: Loss per token.
@@ -107,13 +107,13 @@ def aggregate_loss(
         denominator: `aggregation_weight` of the *whole* batch: all micro-batches of all ranks. The
             parts add up to the loss.
         horizon: Length that seq-mean-token-sum-norm divides by: the longest possible response, a
-            constant of the job. The padded length would not do, because it depends on the cut.
+            constant of the job. The padded length depends on the cut.
 
     Raises:
         UnknownNameError: No such mode.
         ConfigError: A mode that needs `horizon` without one.
         TensorError: Shapes that differ, a loss that is not finite where the mask is on, or a
-            denominator that is not positive: of a batch without any kept token there is no mean.
+            denominator that is not positive: a batch without kept tokens has no mean.
     """
     require_axes(2, loss=loss_BT)
     require_same_shape(loss=loss_BT, response_mask=mask_BT)
@@ -121,14 +121,16 @@ def aggregate_loss(
     require_finite(mask=kept_BT, loss=loss_BT.detach())
     if not 0 < float(denominator) < float("inf"):
         raise TensorError(
-            f"denominator is {float(denominator)}: the loss is divided by the weight of the whole batch, which is positive."
+            f"denominator is {float(denominator)}: the loss is divided by the weight of the whole "
+            "batch, which is positive."
         )
     aggregation = _aggregation(mode)
     total = aggregation.rows_B(loss_BT, kept_BT).sum()
     if aggregation.needs_horizon:
         if horizon is None or horizon < 1:
             raise ConfigError(
-                f"loss_agg_mode={mode} divides by the longest possible response: horizon must be positive, not {horizon}."
+                f"loss_agg_mode={mode} divides by the longest possible response: horizon must be "
+                f"positive, not {horizon}."
             )
         total = total / horizon
     return total / denominator

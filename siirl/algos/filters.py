@@ -1,10 +1,9 @@
-"""Which samples are worth training on, from their metadata alone: groups, outcomes, failures. No
-tensor of a trajectory is read.
+"""Filters of samples by metadata: groups, outcomes and failures. They read no trajectory tensors.
 
-Each function answers with one boolean a sample. They decide over *all* ranks' samples, so the
-caller gathers the metadata first. What counts is whether the reward can tell the samples of a group
-apart: a filter that runs on 0/1 outcomes before a shaped reward would throw away the very groups
-that the reward exists for, hence `srpo_keep`.
+Each function returns one boolean per sample and decides over the samples of *all* ranks: the caller
+gathers the metadata first. A group is useful if the reward distinguishes its samples. A filter on
+0/1 outcomes that runs before a shaped reward would drop the all-failure groups that the reward is
+made for; `srpo_keep` keeps them.
 """
 
 # B sample
@@ -26,7 +25,7 @@ def zero_variance_keep(
     """Keep groups whose values differ by more than rounding and at least `min_spread` (DAPO's
     dynamic sampling, arXiv 2503.14476, 3.2).
 
-    A group of one has nothing to differ from and is dropped.
+    A group of one is dropped.
     """
     return distinguishable(values_B=values_B, group_B=group_B, min_spread=min_spread)
 
@@ -46,15 +45,16 @@ def success_band_keep(
         group_B: int64.
         low: Smallest share that is kept.
         high: Largest share that is kept.
-        spared_B: Bool; samples that are kept whatever their group's share is.
+        spared_B: Bool; samples that are kept regardless of their group's share.
 
     Raises:
-        ConfigError: A band upside down.
+        ConfigError: A lower end above the upper one.
         TensorError: Shapes that differ, or a flag that is neither 0 nor 1.
     """
     if not 0.0 <= low <= high <= 1.0:
         raise ConfigError(
-            f"success_low={low}, success_high={high}: a band of success rates needs 0 <= low <= high <= 1."
+            f"success_low={low}, success_high={high}: a band of success rates needs "
+            "0 <= low <= high <= 1."
         )
     require_same_shape(
         success=success_B, group=group_B, **({} if spared_B is None else {"spared": spared_B})
@@ -67,24 +67,24 @@ def success_band_keep(
 
 
 def truncation_keep(*, truncated_B: torch.Tensor) -> torch.Tensor:
-    """Keep samples that came to an end of their own: the return of a truncated one is not its
-    return.
+    """Keep samples whose episode terminated; the return of a truncated episode is incomplete.
 
-    In tasks that fail by running out of time this drops every failure, and then all groups; it is
-    for other environments.
+    If a task's failures are time-outs, this drops every failure, and then all groups: use it for
+    other environments.
     """
     require_axes(1, truncated=truncated_B)
     return ~as_bool_mask(truncated_B, name="truncated")
 
 
 FILTER_ARGUMENTS = {
-    "group_B": "int64, the prompt that a trajectory answers; like all columns, of the trajectories of all ranks",
+    "group_B": "int64, a trajectory's prompt; like all columns, over the trajectories of all ranks",
     "success_B": "bool, the environment's own flag",
     "truncated_B": "bool, cut at the limit of steps or tokens",
     "return_B": "sum of the environment's rewards",
     "length_B": "int64, tokens that the policy chose",
     "task_B": "list of names",
-    "values_B": "what algorithm.filter.metric measures; in pipeline=dapo, whose reward comes before the filter",
+    "values_B": "what algorithm.filter.metric measures; in pipeline=dapo, where the reward "
+    "precedes the filter",
     "min_spread": "algorithm.min_group_spread",
     "low": "algorithm.filter.success_low",
     "high": "algorithm.filter.success_high",
@@ -95,26 +95,24 @@ FILTERS: dict[str, Callable[..., torch.Tensor]] = {
     "success_band": success_band_keep,
     "truncation": truncation_keep,
 }
-"""What `algorithm.filter.name` names: rules, called by name with what they ask for, that return a
-bool for each trajectory.
-"""
+"""Rules that `algorithm.filter.name` may name; each returns a bool per trajectory."""
 
 MEASURES: dict[str, Callable[..., torch.Tensor]] = {
     "score": lambda batch: batch["token_level_scores"].sum(-1),
     "reward": lambda batch: batch["token_level_rewards"].sum(-1),
     "success": lambda batch: batch["complete"].float(),
 }
-"""What `algorithm.filter.metric` names: from a batch to one number a trajectory."""
+"""Measures that `algorithm.filter.metric` may name: batch to one number per trajectory."""
 
 
 def register_filter(
     name: str,
 ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Decorator that registers a rule of filters; it asks for what it needs of `FILTER_ARGUMENTS`.
+    """Decorator that registers a filter rule; its arguments are named as in `FILTER_ARGUMENTS`.
 
     Raises:
         ConfigError: The name is taken by another function, or the function requires an argument
-            that it is not given.
+            that is not provided.
     """
     return register_in(FILTERS, name, kind="filter", known=FILTER_ARGUMENTS)
 
@@ -122,8 +120,9 @@ def register_filter(
 def register_filter_metric(
     name: str,
 ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Decorator that registers a measure of trajectories; it is called with `batch`. Errors are
-    `register_filter`'s.
+    """Decorator that registers a measure of trajectories, called with `batch`.
+
+    Raises the errors of `register_filter`.
     """
     return register_in(MEASURES, name, kind="metric of a filter", known=("batch",))
 
@@ -133,8 +132,8 @@ def keep_by_name(name: str, available: Mapping[str, object]) -> torch.Tensor:
 
     Raises:
         UnknownNameError: No such rule.
-        ConfigError: It needs something that is not available.
-        TensorError: It returned another shape, or something else than 0 and 1.
+        ConfigError: It needs a value that is not available.
+        TensorError: It returned another shape, or values other than 0 and 1.
     """
     if name not in FILTERS:
         raise UnknownNameError.of(kind="filter (algorithm.filter.name)", name=name, known=FILTERS)
@@ -146,7 +145,7 @@ def keep_by_name(name: str, available: Mapping[str, object]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class FilterOutcome:
-    """Which samples stay, and why the others go."""
+    """The kept samples, and the counts of dropped ones by reason."""
 
     keep_B: torch.Tensor
     """Bool."""
@@ -167,14 +166,13 @@ def srpo_keep(
     success_high: float = 1.0,
     truncated_B: torch.Tensor | None = None,
 ) -> FilterOutcome:
-    """The filter of embodied jobs: drop failed simulations, and groups that the reward cannot tell
-    apart.
+    """The filter of embodied jobs: drop failed simulations and groups with identical rewards.
 
-    A group with successes and failures is always told apart. One of failures alone is, if the
-    reward ranks failures by their distance to successes of the task and there is one: in this step,
-    on any rank, or among the references of earlier steps. One of successes alone never is (they all
-    get reward 1), nor is a group of one. A success band narrows this further; it spares all-failure
-    groups that the reward ranks.
+    Rewards differ in a group with successes and failures. They differ in an all-failure group if
+    the reward ranks failures by their distance to successes of the task and a success exists: in
+    this step, on any rank, or among the references of earlier steps. They are identical in an
+    all-success group (reward 1) and in a group of one. A success band narrows this further, but
+    spares all-failure groups that the reward ranks.
 
     Args:
         success_B: Bool, the benchmark's own flag.
@@ -183,20 +181,20 @@ def srpo_keep(
         failed_B: Bool, the episode could not be simulated; its other columns are not read.
         reference_tasks: Tasks for which the reward has successes from earlier steps or from
             demonstrations.
-        reward_ranks_failures: False for rewards that say 0 of every failure.
+        reward_ranks_failures: False for rewards that are 0 for every failure.
         success_low: Lower end of the band (`algorithm.filter.success_low`); 0 leaves it open.
         success_high: Upper end.
-        truncated_B: Bool; given, truncated samples are dropped as well (`truncation_keep`).
+        truncated_B: Bool; if given, truncated samples are dropped too (`truncation_keep`).
 
     Raises:
-        ConfigError: A band upside down.
+        ConfigError: A lower end above the upper one.
         TensorError: Shapes that differ, or a flag that is neither 0 nor 1.
     """
     require_axes(1, success=success_B)
     require_same_shape(success=success_B, group=group_B, failed=failed_B)
     if len(task_B) != len(success_B):
         raise TensorError(
-            f"task has {len(task_B)} entries and success {len(success_B)}: one a sample is expected."
+            f"task has {len(task_B)} entries and success {len(success_B)}: each sample needs one."
         )
     success_B, keep_B = (
         as_bool_mask(success_B, name="success"),

@@ -36,7 +36,7 @@ class GroupStatistics:
     differs_B: torch.Tensor
     """Bool: the group has at least two rows whose values differ by more than rounding."""
 
-    def told_apart(self, min_spread: float = 0.0) -> torch.Tensor:
+    def differ(self, min_spread: float = 0.0) -> torch.Tensor:
         """Bool [B]: whether the values of the row's group differ by more than rounding and by at
         least `min_spread`.
 
@@ -109,7 +109,7 @@ def group_statistics(
 
 
 def group_sum(*, values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """Sum of the values of the row's group, float64 [B]; errors are `group_statistics`'."""
+    """Sum of the values of the row's group, float64 [B]; errors are those of `group_statistics`."""
     ids, inverse_B = _groups_of(values_B, group_B)
     zeros_G = torch.zeros(len(ids), dtype=torch.float64, device=values_B.device)
     return zeros_G.index_add(0, inverse_B, values_B.detach().to(torch.float64))[inverse_B]
@@ -118,8 +118,8 @@ def group_sum(*, values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
 def distinguishable(
     *, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0
 ) -> torch.Tensor:
-    """`GroupStatistics.told_apart` of the values."""
-    return group_statistics(values_B=values_B, group_B=group_B).told_apart(min_spread)
+    """`GroupStatistics.differ` of the values."""
+    return group_statistics(values_B=values_B, group_B=group_B).differ(min_spread)
 
 
 def _groups_of(

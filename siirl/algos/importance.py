@@ -1,11 +1,10 @@
-"""Importance weights `pi_old / pi_rollout`: what makes samples of another policy (stale, or
-computed by another engine) count right.
+"""Importance weights `pi_old / pi_rollout` for samples of a stale policy or another engine.
 
-They are constants (no gradient) that multiply the loss of a token. A product over tokens is
-unbiased and wild, a weight per token is biased and tame; both are bounded: `truncate` holds a
-weight at the bound (TIS), `mask` drops what lies outside (MIS, IcePop). What is dropped stays in
-the loss's denominator: a mean over what is left would weigh the rest by how much was dropped, and
-could only be counted when all log-probs are known.
+Weights are constants (no gradient) that multiply the loss of a token. A product over tokens is
+unbiased with high variance; a weight per token is biased with low variance. Both are bounded:
+`truncate` limits a weight to the bound (TIS), `mask` drops weights outside the bounds (MIS,
+IcePop). Dropped tokens stay in the loss's denominator: a mean over the rest would depend on how
+many were dropped, which is known only once all log-probs are.
 """
 
 # B row (trajectory), T token
@@ -37,19 +36,19 @@ def importance_weights(
     row's kept tokens (sequence) or `exp(mean d)` (geometric).
 
     Args:
-        old_log_probs_BT: Of the policy that the samples should be from.
-        rollout_log_probs_BT: Of the policy that they are from.
+        old_log_probs_BT: Of the policy that the samples are weighted for.
+        rollout_log_probs_BT: Of the policy that generated them.
         mask_BT: 1 at the tokens that count.
         level: One of `LEVELS`.
         bound: `truncate`: `min(w, high)` (V-trace, arXiv 1802.01561, section 4.1; TIS, Yao et al.
             2025); `mask`: `w` inside of [low, high], else 0 (IcePop, arXiv 2510.18855, section
             2.3.2, per token in [0.5, 5]; MIS, Liu et al. 2025, per sequence).
         high: Largest weight.
-        low: Smallest weight that `mask` leaves; 0 is none.
+        low: Smallest weight that `mask` keeps; 0: no lower bound.
 
     Raises:
         UnknownNameError: No such level or bound.
-        ConfigError: Bounds that make no sense.
+        ConfigError: Invalid bounds.
         TensorError: Shapes that differ, or numbers that are not finite where the mask is on.
     """
     check_importance(level=level, bound=bound, high=high, low=low)
@@ -87,7 +86,7 @@ def importance_weights(
 
 
 def check_importance(*, level: str, bound: str, high: float, low: float) -> None:
-    """Refuse names and bounds that make no sense."""
+    """Refuse unknown names and invalid bounds."""
     if level not in LEVELS:
         raise UnknownNameError.of(kind="level of importance weights", name=level, known=LEVELS)
     if bound not in BOUNDS:
@@ -98,9 +97,11 @@ def check_importance(*, level: str, bound: str, high: float, low: float) -> None
         )
     if not 0.0 <= low <= 1.0:
         raise ConfigError(
-            f"Importance weights: low={low} must lie in [0, 1], as 1 is the weight of a sample of the policy itself."
+            f"Importance weights: low={low} must lie in [0, 1], as 1 is the weight of a sample of the "
+            "policy itself."
         )
     if bound == "truncate" and low > 0.0:
         raise ConfigError(
-            f"Importance weights: low={low} is read by bound=mask, not by truncate, which holds large weights only: leave it out."
+            f"Importance weights: low={low} is read by bound=mask, not by truncate, which holds large "
+            "weights only: leave it out."
         )

@@ -1,14 +1,14 @@
-"""Kullback-Leibler divergence from sampled tokens: estimators per token, and who chooses the
-coefficient.
+"""Kullback-Leibler divergence from sampled tokens: estimators per token, and coefficients.
 
-With x drawn from pi and `r = log pi(x) - log ref(x)` (J. Schulman, "Approximating KL divergence", 2020):
-    k1 = r                    unbiased value; as a loss its gradient has mean zero, so it does nothing but add noise
+With x drawn from pi and `r = log pi(x) - log ref(x)` (J. Schulman, "Approximating KL divergence",
+2020):
+    k1 = r                    unbiased value; as a loss its gradient has mean zero: only noise
     k2 = r^2 / 2              biased value; its gradient is that of the KL divergence
-    k3 = exp(-r) - 1 + r      unbiased and never negative; its gradient is that of the other, forward divergence
+    k3 = exp(-r) - 1 + r      unbiased, never negative; gradient of the forward divergence
     abs = |r|
-A name with '+' (k1+, k3+, abs+) has its own value and k2's gradient (straight-through), which is what a loss wants.
-The documents' names kl, mse and low_var_kl stand for k1, k2 and k3. Other systems clamp r to +-20 and k3 to +-10; here r is only
-kept from overflowing.
+A name with '+' (k1+, k3+, abs+) has its own value and k2's gradient (straight-through), as a loss
+needs it. The documents' names kl, mse and low_var_kl are k1, k2 and k3. Other systems clamp r to
++-20 and k3 to +-10; here r is only kept from overflowing.
 """
 
 # B row (trajectory), T token
@@ -59,25 +59,26 @@ KL_ARGUMENTS = {
     "ref_log_probs_BT": "log-probs of the reference policy",
 }
 
-# As a *loss* these have a gradient whose mean is zero; a job that asks for one should be told so.
+# As a *loss* these have a gradient with mean zero; a job that selects one is warned.
 KL_WITHOUT_GRADIENT = frozenset({"k1", "kl"})
 
 
 def register_kl_estimator(
     name: str,
 ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Decorator that registers an estimator: called by name with what it asks for of
-    `KL_ARGUMENTS`, it returns the KL of each token.
+    """Decorator that registers an estimator of the KL of each token.
+
+    Its arguments are named as in `KL_ARGUMENTS`.
 
     Raises:
         ConfigError: The name is taken by another function, or the function requires an argument
-            that it is not given.
+            that is not provided.
     """
     return register_in(KL_ESTIMATORS, name, kind="KL estimator", known=KL_ARGUMENTS)
 
 
 def is_kl_estimator(name: str) -> bool:
-    """Whether there is an estimator of this name, with or without a straight-through gradient."""
+    """Whether an estimator has this name, with or without a straight-through gradient."""
     return name.removesuffix("+") in KL_ESTIMATORS
 
 
@@ -119,7 +120,7 @@ def kl_estimate(
 
 
 class FixedKLController:
-    """A coefficient that stays as it is."""
+    """A constant coefficient."""
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
@@ -132,17 +133,18 @@ class FixedKLController:
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the coefficient of a checkpoint."""
+        """Load the coefficient of a checkpoint."""
         self.value = float(state["value"])
 
 
 class AdaptiveKLController(FixedKLController):
-    """A coefficient that grows while the KL is above its target and shrinks while it is below
-    (arXiv 1909.08593, section 2.2).
+    """A coefficient that grows while the KL is above its target and shrinks while it is below.
+
+    Source: arXiv 1909.08593, section 2.2.
 
     Args:
-        init_kl_coef: First value.
-        target_kl: Where the KL should be.
+        init_kl_coef: Initial value.
+        target_kl: Target of the KL.
         horizon: Samples in which the coefficient can change by a factor of about e^0.2.
     """
 
@@ -156,10 +158,10 @@ class AdaptiveKLController(FixedKLController):
         self.horizon = horizon
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        """Move the coefficient after `n_steps` samples with mean divergence `current_kl`."""
+        """Update the coefficient after `n_steps` samples with mean divergence `current_kl`."""
         if not math.isfinite(current_kl):
             raise TensorError(
-                f"current_kl is {current_kl}: the KL coefficient would mean nothing from here on."
+                f"current_kl is {current_kl}: the KL coefficient would be meaningless from here on."
             )
         proportional_error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + proportional_error * n_steps / self.horizon

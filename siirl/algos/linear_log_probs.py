@@ -1,19 +1,19 @@
-"""Log-probs and entropy from hidden states and output weights, without ever making all logits,
-forward and backward.
+"""Log-probs and entropy from hidden states and output weights, without materialising all logits.
 
-A language model's last product, [tokens, vocabulary], is the largest tensor of a training step by
-far. Here it exists a block at a time: a stretch of the vocabulary for a stretch of the tokens. The
-forward pass keeps three running numbers a token (the largest logit, the sum of exponentials, and
-that sum weighed by the logits), so that one pass is enough; the backward pass makes each block
-anew, and finishes the gradient of a stretch of weights before it goes on to the next, so that this
-gradient is written once. The price is one product of three computed twice.
+A language model's logits, [tokens, vocabulary], are by far the largest tensor of a training step.
+Here they exist one block at a time: a slice of the vocabulary for a slice of the tokens. The
+forward pass keeps three running numbers per token (the largest logit, the sum of exponentials, and
+that sum weighted by the logits), so one pass suffices. The backward pass recomputes each block and
+completes the gradient of a slice of weights before the next, so that gradient is written once. The
+cost: one of three products is computed twice.
 
-With `z = hidden @ weight.T / temperature`, m its largest entry, `s = sum exp(z - m)` and `t = sum exp(z - m) (z - m)`:
+With `z = hidden @ weight.T / temperature`, m its largest entry, `s = sum exp(z - m)` and
+`t = sum exp(z - m) (z - m)`:
     log p(token) = (z_token - m) - log s        H = log s - t / s
 Both terms of H are positive or zero, so nothing cancels.
 """
 
-# N token (all leading axes flattened), D hidden size, V entry of the vocabulary; n, v a stretch of
+# N token (all leading axes flattened), D hidden size, V entry of the vocabulary; n, v a slice of
 # tokens, of the vocabulary
 
 from collections.abc import Iterator
@@ -28,10 +28,9 @@ from siirl.errors import TensorError
 
 BLOCK_ELEMENTS = (
     1 << 22
-    # of logits that exist at a time: 16 MiB of float32, which mostly stays in a processor's last cache
+    # logits in memory at a time: 16 MiB of float32, which mostly stays in a processor's last cache
 )
-# rows of a block at most; the rest is vocabulary, so that a product is not too flat for a matrix
-# unit
+# most rows of a block; the rest is vocabulary, so that a product is not too flat for a matrix unit
 BLOCK_TOKENS = 1024
 
 
@@ -43,11 +42,12 @@ def linear_token_scores(
     temperature: float = 1.0,
     check: bool = True,
 ) -> TokenScores:
-    """Log-probs and entropy of `softmax(hidden @ weight.T / temperature)`, both differentiable in
-    `hidden` and `weight`.
+    """Log-probs and entropy of `softmax(hidden @ weight.T / temperature)`.
+
+    Both are differentiable in `hidden` and `weight`.
 
     Args:
-        hidden: [..., D], the last hidden states, each at the place that predicts its token.
+        hidden: [..., D], the last hidden states, each at the position that predicts its token.
         weight: [V, D], the output weights, of the same dtype; no bias, as heads of language models
             have none.
         tokens: int64 [...], the chosen entries.
@@ -55,8 +55,8 @@ def linear_token_scores(
         check: Refuse results that are not finite; see `siirl.algos.log_probs.token_scores`.
 
     Returns:
-        Scores in float32 (float64 for float64 inputs), of the shape of `tokens`; so are all logits
-        and sums.
+        Scores of the shape of `tokens`. They, all logits and sums are float32 (float64 for float64
+        inputs).
 
     Raises:
         ConfigError: A temperature that is not positive and finite.
@@ -70,8 +70,8 @@ def linear_token_scores(
         or hidden.shape[:-1] != tokens.shape
     ):
         raise TensorError(
-            f"hidden of shape {list(hidden.shape)} does not fit weight of shape {list(weight.shape)} and tokens of shape "
-            f"{list(tokens.shape)}: [..., D], [V, D] and [...] are expected."
+            f"hidden of shape {list(hidden.shape)} does not fit weight of shape {list(weight.shape)} "
+            f"and tokens of shape {list(tokens.shape)}: [..., D], [V, D] and [...] are expected."
         )
     if hidden.dtype != weight.dtype:
         raise TensorError(
@@ -153,7 +153,7 @@ class _LinearTokenScores(torch.autograd.Function):
 
 
 class _Running:
-    """Largest logit, sum of exponentials, and their sum weighed by the logits, over the vocabulary
+    """Largest logit, sum of exponentials, and their sum weighted by the logits, over the vocabulary
     so far.
     """
 
@@ -165,7 +165,7 @@ class _Running:
         )
 
     def add(self, z_nv: torch.Tensor, v: slice) -> None:
-        """Take in the logits of a stretch of the vocabulary; they are overwritten."""
+        """Add the logits of a slice of the vocabulary; they are overwritten."""
         here_n = (self.tokens_n >= v.start) & (self.tokens_n < v.stop)
         place_n = torch.where(here_n, self.tokens_n - v.start, 0)
         self.chosen_n = torch.where(here_n, z_nv.gather(1, place_n[:, None])[:, 0], self.chosen_n)
@@ -237,7 +237,7 @@ def _logits(hidden_nD: torch.Tensor, weight_vD: torch.Tensor, temperature: float
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """`total += left @ right`, in one go where the dtypes are equal."""
+    """`total += left @ right`, in one operation if the dtypes are equal."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:
@@ -245,7 +245,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 
 def _width(tokens_N: torch.Tensor) -> int:
-    """How many entries of the vocabulary a block has."""
+    """Vocabulary entries per block."""
     return max(1, BLOCK_ELEMENTS // max(1, min(len(tokens_N), BLOCK_TOKENS)))
 
 

@@ -1,10 +1,10 @@
 """Log-probs of chosen tokens and entropy of the distribution, from logits, a few rows at a time.
 
-`log_softmax` on all logits, in float32, kept for the backward pass, is the largest tensor of a
-training step. Here only the logits themselves are kept, with one number a token beside them;
-softmax is computed anew in the backward pass, chunk by chunk. The temperature divides the logits
-here and nowhere else, so log-probs for training are those of the distribution that acted. The way
-from hidden states, which never makes all logits, is `siirl.algos.linear_log_probs`.
+`log_softmax` of all logits in float32, kept for the backward pass, is the largest tensor of a
+training step. Here only the logits are kept, and one number per token; softmax is recomputed in the
+backward pass, chunk by chunk. The temperature divides the logits here and nowhere else, so training
+log-probs are those of the distribution that acted. `siirl.algos.linear_log_probs` starts from
+hidden states and never materialises all logits.
 """
 
 # N token (all leading axes flattened), V entry of the vocabulary (action bin)
@@ -18,17 +18,17 @@ import torch
 from siirl.algos.tensor_checks import require_finite
 from siirl.errors import ConfigError, TensorError
 
-CHUNK_ELEMENTS = 1 << 22  # 16 MiB of float32: large enough for speed, small beside any model
+CHUNK_ELEMENTS = 1 << 22  # 16 MiB of float32: large enough for speed, small next to any model
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a policy says of the tokens that were chosen; both of the shape of the tokens."""
+    """A policy's scores of the chosen tokens; both have the shape of the tokens."""
 
     log_probs_BT: torch.Tensor
     """Log-prob of the chosen token."""
     entropy_BT: torch.Tensor
-    """Entropy of the distribution that it was drawn from, in nats."""
+    """Entropy of the token's distribution in nats."""
 
 
 def token_scores(
@@ -37,12 +37,12 @@ def token_scores(
     """Log-probs and entropy, both differentiable, float32 (float64 for float64 logits).
 
     Args:
-        logits: [..., V], of any floating dtype. Minus infinity forbids an entry, which then must
-            not be chosen.
+        logits: [..., V], of any floating dtype. Minus infinity excludes an entry; a chosen token
+            must not be excluded.
         tokens: int64 [...], the chosen entries.
         temperature: Divides the logits.
-        check: Refuse results that are not finite. With False they are handed on: inside of a pass
-            in which other ranks take part, where only the loss may raise.
+        check: Refuse results that are not finite. False returns them: in a pass that other ranks
+            take part in, only the loss may raise.
 
     Raises:
         ConfigError: A temperature that is not positive and finite.
@@ -65,10 +65,9 @@ def token_scores(
 
 
 def check_scores(scores: TokenScores, *, may_forbid: bool = False, **inputs: torch.Tensor) -> None:
-    """Raise TensorError for scores that are not finite, naming the input that is to blame, if one
-    is.
+    """Raise TensorError for scores that are not finite; the message names the faulty input, if any.
 
-    With `may_forbid` minus infinity in an input is no mistake by itself: it forbids an entry.
+    With `may_forbid`, minus infinity in an input is valid: it excludes an entry.
     """
     log_probs, entropy = scores.log_probs_BT.detach(), scores.entropy_BT.detach()
     if bool(torch.isfinite(log_probs).all() & torch.isfinite(entropy).all()):
@@ -82,7 +81,8 @@ def check_temperature(temperature: float) -> None:
     """Raise ConfigError for a temperature that is not positive and finite."""
     if not 0 < temperature < math.inf:
         raise ConfigError(
-            f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has no log-probs."
+            f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has "
+            "no log-probs."
         )
 
 
@@ -90,13 +90,15 @@ def check_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
     """Raise TensorError for tokens outside of the vocabulary."""
     if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary):
         raise TensorError(
-            f"tokens range from {int(tokens.min())} to {int(tokens.max())}, outside of [0, {vocabulary})."
+            f"tokens range from {int(tokens.min())} to {int(tokens.max())}, outside of "
+            f"[0, {vocabulary})."
         )
 
 
 class _TokenScores(torch.autograd.Function):
-    """`log p = z - logsumexp(z)` and `H = -sum p log p` with `z = logits / temperature`, both
-    recomputed in the backward pass.
+    """`log p = z - logsumexp(z)` and `H = -sum p log p`, with `z = logits / temperature`.
+
+    Both are recomputed in the backward pass.
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
 """Sum, mean, variance and whitening over the entries that a mask keeps.
 
-Masked entries are replaced before they are summed, never multiplied by zero: 0 * NaN would be NaN.
-A mean or a variance of nothing is 0, so a fully masked row never makes a NaN, and a NaN among the
-kept entries is an error, not a sum. Means weigh all kept entries alike; how rows are weighed in a
-loss is said in `siirl.algos.aggregation`.
+Masked entries are replaced before the sum, not multiplied by zero: 0 * NaN is NaN. The mean and
+variance of no entries are 0, so a fully masked row produces no NaN; a NaN among the kept entries is
+an error. Means weight all kept entries equally; `siirl.algos.aggregation` defines the weights of
+rows in a loss.
 """
 
 import torch
@@ -16,8 +16,9 @@ Axis = int | tuple[int, ...] | None
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
-    """Sum of the entries of `values` that `mask` (same shape) keeps, over `axis` or over
-    everything, with their gradient.
+    """Sum of the entries of `values` that `mask` (same shape) keeps, over `axis` or all axes.
+
+    Differentiable.
 
     Raises:
         TensorError: Shapes that differ, or a kept entry that is not finite.
@@ -27,8 +28,9 @@ def masked_sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> t
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
-    """Mean of the entries that `mask` keeps, with their gradient; 0 where it keeps none. Errors are
-    `masked_sum`'s.
+    """Mean of the entries that `mask` keeps, 0 if it keeps none; differentiable.
+
+    Raises the errors of `masked_sum`.
     """
     total = masked_sum(values, mask, axis)
     kept = as_bool_mask(mask, name="mask")
@@ -40,7 +42,7 @@ def masked_var(values: torch.Tensor, mask: torch.Tensor, unbiased: bool = True) 
     """Variance over all kept entries, divided by n - 1 (`unbiased`, as `torch.var`) or by n; 0 for
     fewer than two entries.
 
-    A float64 scalar without gradient; errors are `masked_moments`'.
+    A float64 scalar without gradient. Raises the errors of `masked_moments`.
     """
     _, variance, _ = masked_moments(values, mask, unbiased=unbiased)
     return variance
@@ -54,11 +56,10 @@ def masked_moments(
     ranks: Ranks = ALONE,
     name: str = "values",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, variance and number of the kept entries of all ranks, as float64 scalars without
-    gradient.
+    """Mean, variance and count of all ranks' kept entries, float64 scalars without gradient.
 
     Two passes (the mean first), because the one-pass formula E[x^2] - E[x]^2 loses all digits when
-    the mean is large. `name` is what an error calls the values.
+    the mean is large. `name` names the values in errors.
 
     Raises:
         TensorError: Shapes that differ; or, on all ranks, a kept entry of any rank that is not
@@ -85,20 +86,18 @@ def masked_whiten(
     ranks: Ranks = ALONE,
     name: str = "values",
 ) -> torch.Tensor:
-    """`(values - mean) / sqrt(variance + epsilon)` over the kept entries of all ranks; masked
-    entries become 0.
+    """`(values - mean) / sqrt(variance + epsilon)` over the kept entries of all ranks, 0 elsewhere.
 
-    Mean and variance are constants to the gradient. Errors are `masked_moments`'.
+    Mean and variance have no gradient. Raises the errors of `masked_moments`.
 
     Args:
         values: Any shape.
         mask: The same shape.
-        shift_mean: With False the mean is added again, so that only the scale changes.
-        epsilon: 1e-8, as in the documents' masked_whiten; keeps entries that are all equal finite
-            (they become 0).
+        shift_mean: False adds the mean back, so that only the scale changes.
+        epsilon: 1e-8, as in the documents' masked_whiten; equal entries become 0 instead of NaN.
         unbiased: Variance with n - 1, as `torch.var`; False: with n.
-        ranks: Over which ranks mean and variance are taken.
-        name: What an error calls the values.
+        ranks: The ranks over which mean and variance are taken.
+        name: Name of the values in errors.
     """
     mean, variance, _ = masked_moments(values, mask, unbiased=unbiased, ranks=ranks, name=name)
     white = (values - mean.to(values.dtype)) * torch.rsqrt(variance + epsilon).to(values.dtype)

@@ -1,8 +1,7 @@
-"""Overlong shaping: a response that comes near the length limit pays for it, so that the cut at the
-limit is no cliff.
+"""Overlong shaping: a reward penalty that grows as a response approaches the length limit.
 
-A penalty on the reward of a sample, before advantages. The other answer to cut responses, leaving
-them out of the loss, is `siirl.algos.filters.truncation_keep` (DAPO's overlong filtering).
+It is added to a sample's reward before advantages. The alternative, excluding truncated responses
+from the loss, is `siirl.algos.filters.truncation_keep` (DAPO's overlong filtering).
 """
 
 # B sample
@@ -18,11 +17,11 @@ from siirl.errors import ConfigError
 def overlong_penalty(
     *, length_B: torch.Tensor, max_length: int, buffer: int, factor: float = 1.0
 ) -> torch.Tensor:
-    """Soft overlong punishment (DAPO, arXiv 2503.14476, section 3.4, equation 13), float64 [B], to
-    be added to the rewards.
+    """Soft overlong punishment to add to the rewards, float64 [B].
 
-    0 up to `max_length - buffer` tokens, then falling linearly, `(max_length - buffer - length) /
-    buffer`, to -1 at `max_length`, and -1 beyond; all of it times `factor`.
+    Source: DAPO, arXiv 2503.14476, section 3.4, equation 13. 0 up to `max_length - buffer` tokens,
+    then linear, `(max_length - buffer - length) / buffer`, to -1 at `max_length`, and -1 beyond;
+    all times `factor`.
 
     Args:
         length_B: Tokens of each response.
@@ -31,7 +30,7 @@ def overlong_penalty(
         factor: Penalty at the limit; 1 is the paper's, the size of its reward.
 
     Raises:
-        ConfigError: A buffer that is not within 1 and max_length, a negative factor.
+        ConfigError: A buffer outside [1, max_length], or a negative factor.
         TensorError: A length that is negative or not finite.
     """
     if not 1 <= buffer <= max_length:

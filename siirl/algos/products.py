@@ -1,10 +1,9 @@
-"""Matrix products whose sums are not rounded to 16 bits.
+"""Matrix products in 16-bit dtypes with float32 sums.
 
-Two programs that act and train in bfloat16 differ in the order of their sums; a sum rounded to 8
-bits of mantissa makes that visible. A logit between 16 and 32 moves in steps of 1/8 then, and
-log-probs with it. The product of two 16-bit numbers is exact in float32, so it is enough to keep
-the sum, which on a GPU costs nothing: MiniMax-M1 (arXiv 2506.13585) and ScaleRL (arXiv 2510.13786)
-have such a head.
+Two programs that act and train in bfloat16 sum in different orders. Rounded to 8 bits of mantissa,
+a logit between 16 and 32 changes in steps of 1/8, and so do log-probs. The product of two 16-bit
+numbers is exact in float32, so keeping the sum in float32 suffices, at no cost on a GPU. MiniMax-M1
+(arXiv 2506.13585) and ScaleRL (arXiv 2510.13786) have such a head.
 """
 
 import torch
@@ -13,9 +12,9 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """`left @ right` of two matrices or two batches of them, in float32 where they are in 16 bits.
+    """`left @ right` of two matrices or two batches of them, in float32 if they are 16-bit.
 
-    Call it outside of autocast, which would round; in 16 bits it has no gradient of its own.
+    Call it outside of autocast, which would round. Not differentiable for 16-bit inputs.
     """
     if left.dtype not in HALVES:
         return left @ right

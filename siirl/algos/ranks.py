@@ -1,8 +1,8 @@
-"""What a formula needs of the other ranks: sums over all of them, and the rows of all of them.
+"""Interface of the formulas to other ranks: sums over all ranks, and their rows.
 
-A group may be spread over ranks and a whitening counts all tokens, so a formula that saw only its
-own rows would give other numbers on two ranks than on one. The formulas ask this interface;
-`siirl.engine.training.collectives` has the one with processes behind it.
+A group may span ranks and whitening counts all tokens, so a formula on one rank's rows would give
+other results on two ranks than on one. `siirl.engine.training.collectives` implements the interface
+with processes.
 """
 
 from typing import Protocol
@@ -11,9 +11,7 @@ import torch
 
 
 class Ranks(Protocol):
-    """A set of processes that work on parts of the same batch and call these methods in the same
-    order.
-    """
+    """Processes that share a batch; all call these methods in the same order."""
 
     @property
     def size(self) -> int:
@@ -23,13 +21,14 @@ class Ranks(Protocol):
         """Sum of `tensor` over the ranks; the same shape everywhere."""
 
     def gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, slice]:
-        """All ranks' rows in rank order (ranks may have different numbers of them), and the slice
-        where this rank's lie.
+        """All ranks' rows in rank order, and the slice of this rank's rows.
+
+        Ranks may have different numbers of rows.
         """
 
 
 class OneRank:
-    """The only rank there is."""
+    """A single rank."""
 
     @property
     def size(self) -> int:

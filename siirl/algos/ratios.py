@@ -1,6 +1,4 @@
-"""What all policy losses share: the log-ratio of two policies, its bounds, and what is asked of the
-columns.
-"""
+"""Shared by policy losses: the log-ratio of two policies, its bounds, and column checks."""
 
 # B row (trajectory), T token
 
@@ -9,41 +7,41 @@ import torch
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError
 
-# exp(80) still fits float32. The ratio of a larger log-ratio is held there instead of becoming
-# infinite (inf * 0 is NaN).
+# exp(80) fits float32. A larger log-ratio is clamped: an infinite ratio times 0 would be NaN.
 LOG_RATIO_LIMIT = 80.0
 
 
 def check_clip(
     *, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float | None = None
 ) -> None:
-    """Raise ConfigError for bounds that make no sense."""
+    """Raise ConfigError for invalid bounds."""
     if not 0.0 <= clip_ratio_low <= 1.0:
         raise ConfigError(
-            f"clip_ratio_low={clip_ratio_low}: the ratio is clipped at 1 - clip_ratio_low, so it must lie in [0, 1]."
+            f"clip_ratio_low={clip_ratio_low}: the ratio is clipped at 1 - clip_ratio_low, so it must "
+            "lie in [0, 1]."
         )
     if not clip_ratio_high >= 0.0:
         raise ConfigError(
-            f"clip_ratio_high={clip_ratio_high}: the ratio is clipped at 1 + clip_ratio_high, so it must not be negative."
+            f"clip_ratio_high={clip_ratio_high}: the ratio is clipped at 1 + clip_ratio_high, so it "
+            "must not be negative."
         )
     if clip_ratio_c is not None and not clip_ratio_c > 1.0:
         raise ConfigError(
-            f"clip_ratio_c={clip_ratio_c}: the dual clip bounds the ratio from above and must be larger than 1."
+            f"clip_ratio_c={clip_ratio_c}: the dual clip bounds the ratio from above and must be "
+            "larger than 1."
         )
 
 
 def log_ratio(
     *, log_probs_BT: torch.Tensor, old_log_probs_BT: torch.Tensor, mask_BT: torch.Tensor
 ) -> torch.Tensor:
-    """`log pi - log pi_old`, 0 where the mask is 0 and held within +-`LOG_RATIO_LIMIT`.
+    """`log pi - log pi_old`, 0 where the mask is 0, clamped to +-`LOG_RATIO_LIMIT`.
 
-    Masked before anything is exponentiated, because what stands at a masked token may be anything
-    and 0 * inf is NaN.
+    Masked before exponentiation: masked tokens may hold any value, and 0 * inf is NaN.
 
     Raises:
-        TensorError: Shapes that differ, or log-probs that are not finite where the mask is on. A
-            user's own loss may begin here, so one trajectory's log-probs are refused here too, not
-            broadcast over all rows.
+        TensorError: Shapes that differ, or log-probs that are not finite where the mask is on.
+            User-defined losses call this too, so shapes are checked here: nothing is broadcast.
     """
     require_same_shape(
         log_probs=log_probs_BT, old_log_probs=old_log_probs_BT, response_mask=mask_BT
@@ -83,8 +81,9 @@ def checked_columns(
 def clipped_loss(
     advantages_BT: torch.Tensor, ratio_BT: torch.Tensor, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is what bounds; one
-    number a token, or one a row.
+    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is active.
+
+    One number per token, or one per row.
     """
     require_same_shape(advantages=advantages_BT, ratio=ratio_BT)
     plain_BT = -advantages_BT * ratio_BT

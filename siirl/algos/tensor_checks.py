@@ -1,9 +1,7 @@
-"""What every formula here asks of its tensors before it computes: shapes that are equal, numbers
-that are finite, masks of 0 and 1.
+"""Checks of a formula's input tensors: equal shapes, finite numbers, masks of 0 and 1.
 
-A silent broadcast of [B, 1] against [B, T] and a NaN that a mean swallows are the two ways in which
-a loss is wrong without anybody noticing, so both are errors that name the tensor and the row.
-Masked entries may hold anything: nobody reads them.
+A silent broadcast of [B, 1] against [B, T] or a NaN in a mean would make a loss wrong without a
+symptom, so both are errors that name the tensor and the row. Masked entries may hold any value.
 """
 
 # B row (trajectory), T token
@@ -14,15 +12,13 @@ from siirl.errors import TensorError
 
 
 def require_same_shape(**tensors: torch.Tensor) -> None:
-    """Raise TensorError unless all tensors have exactly the shape of the first; nothing is
-    broadcast.
-    """
+    """Raise TensorError unless all tensors have the shape of the first; nothing is broadcast."""
     (first, reference), *others = tensors.items()
     for name, tensor in others:
         if tensor.shape != reference.shape:
             raise TensorError(
-                f"{name} has shape {list(tensor.shape)} and {first} has shape {list(reference.shape)}: they must be equal, "
-                "nothing is broadcast. Expand the smaller one where it is made."
+                f"{name} has shape {list(tensor.shape)} and {first} has shape {list(reference.shape)}: "
+                "they must be equal, nothing is broadcast. Expand the smaller one where it is made."
             )
 
 
@@ -34,8 +30,9 @@ def require_axes(axes: int, **tensors: torch.Tensor) -> None:
 
 
 def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
-    """Raise TensorError if a tensor holds NaN or infinity where `mask` (bool, same shape) is on,
-    naming tensor, row and place.
+    """Raise TensorError if a tensor holds NaN or infinity where `mask` (bool, same shape) is on.
+
+    The message names tensor, row and position.
     """
     for name, tensor in tensors.items():
         bad = ~torch.isfinite(tensor)
@@ -49,14 +46,13 @@ def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor)
             where += f", place {list(place[1:])}"
         rows = int(bad.reshape(bad.shape[0], -1).any(-1).sum()) if place else 1
         raise TensorError(
-            f"{name} is {float(tensor[place])} in {where} ({rows} such rows of {len(tensor) if place else 1})."
+            f"{name} is {float(tensor[place])} in {where} ({rows} such rows of "
+            f"{len(tensor) if place else 1})."
         )
 
 
 def require_counts(**tensors: torch.Tensor) -> None:
-    """Raise TensorError if a tensor [B] holds anything that cannot be a number of tokens: NaN,
-    infinity, or less than 0.
-    """
+    """Raise TensorError if a tensor [B] holds NaN, infinity or a negative number."""
     require_axes(1, **tensors)
     require_finite(**tensors)
     for name, tensor in tensors.items():
@@ -68,7 +64,7 @@ def require_counts(**tensors: torch.Tensor) -> None:
 
 
 def as_bool_mask(mask: torch.Tensor, *, name: str = "response_mask") -> torch.Tensor:
-    """`mask` as booleans; raises TensorError if it holds anything but 0 and 1."""
+    """`mask` as booleans; raises TensorError if it holds values other than 0 and 1."""
     if mask.dtype == torch.bool:
         return mask
     strange = (mask != 0) & (mask != 1)

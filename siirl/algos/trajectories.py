@@ -1,11 +1,10 @@
-"""Episodes of robots as rows of tokens: which action tokens were executed, and where the episode's
-one reward stands.
+"""Robot episodes as rows of tokens: the mask of executed action tokens, and the reward's position.
 
-An action of one environment step is `tokens_per_step` tokens (dimensions of the action), and a row
-is the tokens of all steps one after the other, [chunks x chunk length x dimensions], up to the
-longest possible episode. `finish_step` steps were executed; what a chunk had planned beyond is
-masked. With that, every estimator and every loss of siirl.algos applies as it is: one reward at the
-last executed token, each action token a token, a GRPO advantage the same at all of them.
+The action of one environment step has `tokens_per_step` tokens (its dimensions). A row holds the
+tokens of all steps, [chunks x chunk length x dimensions], up to the longest possible episode.
+`finish_step` steps were executed; the mask excludes the rest of the last chunk. Every estimator and
+loss of siirl.algos then applies unchanged: the reward is at the last executed token, and a GRPO
+advantage is the same at all tokens.
 """
 
 # B episode, T action token
@@ -31,7 +30,7 @@ def executed_tokens(
         tokens: T.
 
     Raises:
-        ConfigError: Actions without a token.
+        ConfigError: `tokens_per_step` below 1.
         TensorError: Not integers, negative, or more steps than the row has tokens for.
     """
     require_axes(1, finish_step=finish_step_B)
@@ -46,18 +45,17 @@ def executed_tokens(
     if bool(bad_B.any()):
         row = int(bad_B.nonzero()[0])
         raise TensorError(
-            f"finish_step is {int(finish_step_B[row])} in row {row}, with {tokens_per_step} tokens a step: "
-            f"a row has {tokens} tokens, for 0 to {tokens // tokens_per_step} steps."
+            f"finish_step is {int(finish_step_B[row])} in row {row}, with {tokens_per_step} tokens a "
+            f"step: a row has {tokens} tokens, for 0 to {tokens // tokens_per_step} steps."
         )
     return torch.arange(tokens, device=end_B.device) < end_B[:, None]
 
 
 def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Token rewards [B, T]: 0 but for each episode's reward at the last token that its mask keeps.
+    """Token rewards [B, T]: each episode's reward at its last kept token, 0 elsewhere.
 
     Raises:
-        TensorError: A reward that is not finite, or of an episode without any executed token, where
-            it could not stand.
+        TensorError: A reward that is not finite, or of an episode without executed tokens.
     """
     require_axes(1, rewards=rewards_B)
     require_axes(2, response_mask=mask_BT)
@@ -68,7 +66,8 @@ def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch
     if bool(homeless_B.any()):
         row = int(homeless_B.nonzero()[0])
         raise TensorError(
-            f"rewards is {float(rewards_B[row])} in row {row}, an episode of which no token was executed: drop it."
+            f"rewards is {float(rewards_B[row])} in row {row}, an episode of which no token was "
+            "executed: drop it."
         )
     after_BT = kept_BT.flip(1).cumsum(1).flip(1)  # kept tokens from here on
     return torch.where(
@@ -93,7 +92,7 @@ def trajectory_advantages(
         finish_step_B: Executed environment steps.
         tokens_per_step: Action tokens of one step.
         tokens: T, the tokens of the longest possible episode.
-        available: What else the estimator takes: `index`, `gamma`, `values`, `ranks` ...
+        available: Further arguments of the estimator: `index`, `gamma`, `values`, `ranks` ...
     """
     mask_BT = executed_tokens(
         finish_step_B=finish_step_B, tokens_per_step=tokens_per_step, tokens=tokens

@@ -1,6 +1,4 @@
-"""The critic's loss: half the squared error, clipped so that one update does not move a value far
-from what it was.
-"""
+"""The critic's loss: half the squared error, clipped to limit how far one update moves a value."""
 
 # B row (trajectory), T token
 
@@ -18,19 +16,20 @@ def clipped_value_loss(
     mask_BT: torch.Tensor,
     clip_range: float = 0.5,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`max((V - R)^2, (clip(V, V_old +- clip_range) - R)^2) / 2` per token (OpenAI baselines' ppo2;
-    not in the PPO paper).
+    """`max((V - R)^2, (clip(V, V_old +- clip_range) - R)^2) / 2` per token.
+
+    Source: OpenAI baselines' ppo2; not in the PPO paper.
 
     Args:
-        values_BT: The critic's values now, with gradient.
+        values_BT: The critic's current values, with gradient.
         old_values_BT: Its values when the advantages were computed.
-        returns_BT: What the values should be.
+        returns_BT: Targets of the values.
         mask_BT: 1 at the tokens that count.
         clip_range: In units of the return; 0.5 is the field's default for language models
             (baselines: 0.2 on scaled returns).
 
     Returns:
-        Loss per token and 0/1 per token where the clip bounds, both 0 where the mask is 0.
+        Loss per token, and 1 where the clip is active, else 0; both are 0 where the mask is 0.
     """
     if not clip_range > 0:
         raise ConfigError(f"clip_range={clip_range} of the value loss must be positive.")

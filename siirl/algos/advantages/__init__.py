@@ -1,16 +1,14 @@
-"""Advantages: how much better a sample, or a token of it, was than expected.
+"""Advantages: by how much a sample, or one of its tokens, exceeded expectation.
 
-An estimator is any function that returns `(advantages, returns)`, both [B, T] and 0 where the mask
-is 0, and is registered under the name that `algorithm.adv_estimator` gives. siirl's own are the
-functions of `estimators`: configuration, checks and the documents' names follow from these, and no
-list repeats them. An estimator is called by name with what its signature asks for among
-`ESTIMATOR_ARGUMENTS`, which are the names of the user's documents; a user's own function is
-registered in the same way.
+An estimator is a function that returns `(advantages, returns)`, both [B, T] and 0 where the mask is
+0, registered under a name of `algorithm.adv_estimator`. The shipped ones are in `estimators`;
+configuration and checks read their signatures from there. Arguments are passed by name, those of
+`ESTIMATOR_ARGUMENTS` that the signature has. User-defined functions register in the same way.
 
-The formulas, without registry or ranks: `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG, CPGD),
-`pass_at_k`, `token_level` (GAE, discounted returns). `estimators` spreads them over tokens and
-ranks, under the documents' names. Episodes of robots need no formula of their own:
-`siirl.algos.trajectories` makes mask and token rewards of them.
+The formulas, without registry or ranks, are in `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG,
+CPGD), `pass_at_k` and `token_level` (GAE, discounted returns). `estimators` applies them to tokens
+and ranks. `siirl.algos.trajectories` turns robot episodes into masks and token rewards, so they
+need no formulas of their own.
 """
 
 from siirl.algos.advantages import estimators as _estimators  # noqa: F401  # registers them

@@ -29,8 +29,8 @@ ESTIMATOR_COLUMNS = {
     "index": "int64 [B], group of each sample",
     "values": "[B, T], the critic's values; if a pipeline provides them",
     "value_mask": "[B, T], 1 at the first token of each decision; if a pipeline provides it",
-    "reward_baselines": "[B], reward of a greedy rollout of the same prompt; if a pipeline provides "
-    "it",
+    "reward_baselines": "[B], reward of a greedy rollout of the same prompt; if a pipeline "
+    "provides it",
 }
 """Columns that an estimator may take."""
 

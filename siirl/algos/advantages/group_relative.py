@@ -1,9 +1,9 @@
-"""Advantages of whole samples, one number each, relative to the other samples of their group.
+"""Advantages of whole samples, relative to the other samples of their group.
 
-All share three rules. A group of one has advantage 0. Rewards that are equal but for rounding are
-equal, and so is a group whose rewards differ by less than `min_group_spread`: such groups have
-advantage 0. Everything is computed in float64, whatever the rewards are. Left out: tokens and ranks
-(`siirl.algos.advantages.estimators`), pass@k (`siirl.algos.advantages.pass_at_k`).
+Three rules are common. A group of one has advantage 0. A group whose rewards are equal up to
+rounding, or differ by less than `min_group_spread`, has advantage 0. Computations are in float64
+for any dtype of rewards. Left out: tokens and ranks (`siirl.algos.advantages.estimators`), pass@k
+(`siirl.algos.advantages.pass_at_k`).
 """
 
 # B sample of all ranks
@@ -21,12 +21,12 @@ from siirl.errors import ConfigError, UnknownNameError
 
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
 LARGEST_CPGD_WEIGHT = (
-    3.0  # siiRL's and LightRFT's: a step of few useful groups is not blown up without bound
+    3.0  # siiRL's and LightRFT's: bounds the scale of a step with few useful groups
 )
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Raise ConfigError for a number that cannot be added to a deviation before dividing by it."""
+    """Raise ConfigError for a negative or infinite epsilon."""
     if not 0 <= epsilon < math.inf:
         raise ConfigError(
             f"epsilon={epsilon} is added to a deviation that is divided by: it must not be negative."
@@ -34,21 +34,22 @@ def check_epsilon(epsilon: float) -> None:
 
 
 def _centred(rewards_B: torch.Tensor, statistics: GroupStatistics) -> torch.Tensor:
-    """Rewards less their group's mean, float64, without gradient. What is small is summed later: a
-    common offset costs no digits.
+    """Rewards minus their group's mean, float64, without gradient.
+
+    Later sums are of small numbers, so a common offset costs no digits.
     """
     return rewards_B.detach().to(torch.float64) - statistics.mean_B
 
 
-def _where_told_apart(
+def _zero_if_equal(
     advantages_B: torch.Tensor,
     statistics: GroupStatistics,
     *,
     rewards_B: torch.Tensor,
     min_group_spread: float,
 ) -> torch.Tensor:
-    """The float64 advantages in the rewards' type, and 0 in groups that carry none."""
-    kept_B = statistics.told_apart(min_group_spread)
+    """Advantages in the rewards' dtype; 0 in groups whose rewards do not differ."""
+    kept_B = statistics.differ(min_group_spread)
     return torch.where(kept_B, advantages_B, torch.zeros_like(advantages_B)).to(rewards_B.dtype)
 
 
@@ -60,21 +61,20 @@ def grpo_advantage(
     normalize_by_std: bool = True,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """GRPO: `A_i = (r_i - mean(r)) / (std(r) + epsilon)` within the group (DeepSeekMath, arXiv
-    2402.03300, section 4.1.2).
+    """GRPO: `A_i = (r_i - mean(r)) / (std(r) + epsilon)` within the group.
 
-    With `normalize_by_std` False the deviation is left out (Dr. GRPO, arXiv 2503.20783, section
-    3.2). The deviation is that with n - 1, as in the field's implementations. On purpose different
-    from the user's documents: a group of one has advantage 0, not its raw reward, and rewards that
-    are equal but for rounding are equal.
+    Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2. Without `normalize_by_std` there is no
+    division (Dr. GRPO, arXiv 2503.20783, section 3.2). The deviation divides by n - 1, as in common
+    implementations. Two deliberate differences from the documents: a group of one has advantage 0,
+    not its raw reward, and rewards that differ only by rounding are equal.
 
     Args:
-        rewards_B: One reward a sample.
+        rewards_B: One reward per sample.
         group_B: int64, samples with the same number form a group.
         epsilon: 1e-6 as in the documents; it matters only for groups of nearly equal rewards.
         normalize_by_std: Divide by the group's deviation.
         min_group_spread: Groups whose largest and smallest reward differ by less have advantage 0:
-            dividing noise by its own deviation would make +-1 of it.
+            noise divided by its own deviation would become +-1.
 
     Raises:
         ConfigError: A negative epsilon or spread.
@@ -85,7 +85,7 @@ def grpo_advantage(
     centred_B = _centred(rewards_B, statistics)
     if normalize_by_std:
         centred_B = centred_B / (statistics.std_B + epsilon)
-    return _where_told_apart(
+    return _zero_if_equal(
         centred_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
     )
 
@@ -93,17 +93,16 @@ def grpo_advantage(
 def rloo_advantage(
     *, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_spread: float = 0.0
 ) -> torch.Tensor:
-    """RLOO: `A_i = r_i - mean of the others' r` (arXiv 2402.14740, section 3.2); 0 for a group of
-    one.
+    """RLOO: `A_i = r_i - mean of the others' r`; 0 for a group of one.
 
-    With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which
-    is what is computed.
+    Source: arXiv 2402.14740, section 3.2. Computed as `n / (n - 1) * (r_i - mean(r))`, with the
+    mean over all n samples.
     """
     statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     count_B = statistics.count_B.to(torch.float64)
     scale_B = count_B / (count_B - 1).clamp(min=1)
     advantages_B = scale_B * _centred(rewards_B, statistics)
-    return _where_told_apart(
+    return _zero_if_equal(
         advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
     )
 
@@ -115,18 +114,17 @@ def opo_advantage(
     length_B: torch.Tensor,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens (arXiv
-    2505.23585, section 3.2).
+    """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens.
 
-    The baseline of least variance weighs rewards by squared gradient norms; these grow like the
-    length where the gradients of tokens are orthogonal and equally long, which is the paper's
-    assumption.
+    Source: arXiv 2505.23585, section 3.2. The minimum-variance baseline weights rewards by squared
+    gradient norms. These are proportional to the length if the gradients of tokens are orthogonal
+    and of equal norm, as the paper assumes.
 
     Args:
-        rewards_B: One reward a sample.
+        rewards_B: One reward per sample.
         group_B: int64.
-        length_B: Tokens that the policy chose; a tool's are not among them. A group without any has
-            the plain mean as its baseline.
+        length_B: Tokens that the policy chose, without tool output. A group without tokens has the
+            plain mean as its baseline.
         min_group_spread: As in `grpo_advantage`.
 
     Raises:
@@ -141,7 +139,7 @@ def opo_advantage(
     baseline_B = group_sum(values_B=exact_B * centred_B, group_B=group_B) / torch.where(
         tokens_B > 0, tokens_B, 1.0
     )
-    return _where_told_apart(
+    return _zero_if_equal(
         centred_B - baseline_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
     )
 
@@ -156,12 +154,12 @@ def gpg_advantage(
 ) -> torch.Tensor:
     """GPG: `A_i = alpha * (r_i - mean(r)) / f_norm` (arXiv 2504.02546v4, equations 6 and 7).
 
-    `alpha = B / (B - M)` with B samples, of which M stand in groups without any signal: these enter
-    the loss's mean with 0, and alpha takes them out of its denominator. Where a filter has dropped
-    them before, M is 0 and alpha 1.
+    `alpha = B / (B - M)` with B samples, M of them in groups without signal. These contribute 0 to
+    the loss's mean, and alpha removes them from its denominator. If a filter has dropped them, M is
+    0 and alpha 1.
 
     Args:
-        rewards_B: One reward a sample.
+        rewards_B: One reward per sample.
         group_B: int64.
         f_norm: 1, the paper's choice; dividing by the deviation is GRPO.
         alpha: A fixed factor in place of B / (B - M).
@@ -177,10 +175,10 @@ def gpg_advantage(
         raise ConfigError(f"alpha={alpha}: GPG multiplies by it, so it must be finite.")
     statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     if alpha is None:
-        useful = int(statistics.told_apart(min_group_spread).sum())
+        useful = int(statistics.differ(min_group_spread).sum())
         alpha = len(rewards_B) / max(useful, 1)
     advantages_B = alpha / f_norm * _centred(rewards_B, statistics)
-    return _where_told_apart(
+    return _zero_if_equal(
         advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
     )
 
@@ -193,13 +191,14 @@ def cpgd_advantage(
     epsilon: float = 1e-6,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """CPGD: `A_i = w * (r_i - mean(r))` within the group, w by one of three weightings (arXiv
-    2505.12504, section 4.3, III).
+    """CPGD: `A_i = w * (r_i - mean(r))` within the group, with one of three weights w.
 
-    - `STD_weight`: `w = 1 / (std(r) + epsilon)`, GRPO's, which favours prompts that are nearly
-      solved or nearly hopeless;
-    - `clip_filter_like_weight`: `w = min(3, G / G')` for all, with G groups of which G' are told
-      apart: what dropping the other groups would do to a mean, without dropping them;
+    Source: arXiv 2505.12504, section 4.3, III.
+
+    - `STD_weight`: `w = 1 / (std(r) + epsilon)`, as GRPO; favours prompts that are nearly always
+      or nearly never solved;
+    - `clip_filter_like_weight`: `w = min(3, G / G')` for all G groups, G' of them with different
+      rewards: the effect of dropping the other groups on a mean, without dropping them;
     - `naive`: `w = 1`.
 
     Raises:
@@ -216,10 +215,10 @@ def cpgd_advantage(
             min_group_spread=min_group_spread,
         )
     statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
-    useful_B = statistics.told_apart(min_group_spread)
+    useful_B = statistics.differ(min_group_spread)
     groups, useful_groups = len(torch.unique(group_B)), len(torch.unique(group_B[useful_B]))
     weight = min(LARGEST_CPGD_WEIGHT, groups / max(useful_groups, 1))
     advantages_B = weight * _centred(rewards_B, statistics)
-    return _where_told_apart(
+    return _zero_if_equal(
         advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
     )

@@ -1,11 +1,10 @@
-"""Pass@k: a sample is worth what it adds to the best of k, so that a group is paid for one good
-answer and not for k alike.
+"""Pass@k: a sample is worth its contribution to the best of k, which rewards diverse groups.
 
 `A_i = mean over all choices of k - 1 others of [max(r_i, theirs) - max(theirs)]`, never negative.
-With k the whole group that is `r_max - r_second` for the best sample and 0 for the others
-(leave-one-out, arXiv 2503.19595); with a smaller k it is, but for the constant factor k / n, the
-estimate of PKPO whose baseline leaves the sample out of its k (arXiv 2505.15201, equation 33), here
-without listing any subsets.
+If k is the group size, this is `r_max - r_second` for the best sample and 0 for the others
+(leave-one-out, arXiv 2503.19595). For a smaller k it is, up to the constant factor k / n, PKPO's
+estimate with a baseline that excludes the sample (arXiv 2505.15201, equation 33), computed without
+enumerating subsets.
 """
 
 # B sample of all ranks
@@ -26,28 +25,29 @@ def pass_at_k_advantage(
     epsilon: float = 1e-6,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """How much each sample raises the best of k, over the group's deviation (pass@k-GRPO).
+    """By how much each sample raises the best of k, over the group's deviation (pass@k-GRPO).
 
     Sort a group's rewards, `r_0 <= ... <= r_(n-1)`. Raising a sample from rank l - 1 to rank l
-    gains `r_l - r_(l-1)` in those choices whose k - 1 others all lie below rank l; they are a share
+    gains `r_l - r_(l-1)` in the choices whose k - 1 others all rank below l, a share
     `C(l, k-1) / C(n-1, k-1)` of all. The advantage is the sum of these gains.
 
     Args:
-        rewards_B: One reward a sample; 0 and 1 make it pass@k, other numbers max@k.
+        rewards_B: One reward per sample; 0 and 1 give pass@k, other numbers max@k.
         group_B: int64.
-        k: At least 2; None, or more than the group has, is the whole group.
+        k: At least 2; None, or more than the group size: the whole group.
         normalize_by_std: Divide by the group's deviation, as GRPO does.
         epsilon: Added to the deviation.
         min_group_spread: As in `grpo_advantage`.
 
     Raises:
-        ConfigError: k below 2: the best of one sample is its reward, for which GRPO is. A negative
+        ConfigError: k below 2 (the best of one sample is its reward: use GRPO), or a negative
             epsilon or spread.
         TensorError: Shapes that differ, a reward that is not finite.
     """
     if k is not None and k < 2:
         raise ConfigError(
-            f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs at least 2."
+            f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs at "
+            "least 2."
         )
     check_epsilon(epsilon)
     statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
@@ -57,8 +57,8 @@ def pass_at_k_advantage(
     chosen_B = count_B if k is None else count_B.clamp(max=k)
 
     exact_B = rewards_B.detach().to(torch.float64)[order_B]
-    # Gains in units of the group's spread: no group's size of rewards costs another's digits in the
-    # running sum over all of them.
+    # Gains in units of the group's spread: large rewards of one group cost no digits of another's
+    # in the running sum over all groups.
     gap_B = torch.where(rank_B > 0, exact_B - exact_B.roll(1), 0.0) / torch.where(
         spread_B > 0, spread_B, 1.0
     )
@@ -70,14 +70,14 @@ def pass_at_k_advantage(
         gain_B = gain_B / (statistics.std_B[order_B] + epsilon)
     advantages_B = torch.empty_like(gain_B)
     advantages_B[order_B] = gain_B
-    kept_B = statistics.told_apart(min_group_spread)
+    kept_B = statistics.differ(min_group_spread)
     return torch.where(kept_B, advantages_B, 0.0).to(rewards_B.dtype)
 
 
 def _sorted_within_groups(
     rewards_B: torch.Tensor, group_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows by group and then by reward; each one's rank in its group, and where its group begins."""
+    """Rows sorted by group and reward, each row's rank in its group, and its group's first row."""
     by_reward_B = torch.argsort(rewards_B, stable=True)
     order_B = by_reward_B[torch.argsort(group_B[by_reward_B], stable=True)]
     groups_B = group_B[order_B]
@@ -91,9 +91,7 @@ def _sorted_within_groups(
 def _share_below(
     rank_B: torch.Tensor, count_B: torch.Tensor, chosen_B: torch.Tensor
 ) -> torch.Tensor:
-    """`C(rank, k - 1) / C(n - 1, k - 1)`, by logarithms of factorials: 1 for the best of a group,
-    exactly.
-    """
+    """`C(rank, k - 1) / C(n - 1, k - 1)`, by log-factorials; exactly 1 for a group's best."""
     rank, last, others = rank_B.double(), count_B.double() - 1, chosen_B.double() - 1
     possible_B = rank >= others
     rest = torch.where(possible_B, rank - others, 0.0)

@@ -32,12 +32,13 @@ def gae_advantage(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438, equations 11 and 16), not whitened, and
-    returns.
+    """Generalised advantage estimation, not whitened, and returns.
+
+    Source: arXiv 1506.02438, equations 11 and 16.
 
     `delta_t = r_t + gamma * V_{t+1} - V_t` and `A_t = delta_t + gamma * lam * A_{t+1}`, where t + 1
-    is the next token that the mask keeps (a tool may have spoken in between) and everything after
-    the last one is 0. Returns are `A_t + V_t`.
+    is the next token that the mask keeps (tool output may lie in between) and everything after the
+    last one is 0. Returns are `A_t + V_t`.
 
     Returns:
         Advantages and returns [B, T], 0 where the mask is 0.
@@ -45,11 +46,12 @@ def gae_advantage(
     Raises:
         ConfigError: A gamma or lambda outside of [0, 1].
         TensorError: Shapes that differ, rewards or values that are not finite, or a reward at a
-            token that the mask leaves out, which would be lost silently.
+            token that the mask excludes, which would be lost silently.
     """
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ConfigError(
-            f"gamma={gamma} and lam={lam} must lie in [0, 1]: what comes later counts at most as much as what comes now."
+            f"gamma={gamma} and lam={lam} must lie in [0, 1]: what comes later counts at most as much "
+            "as what comes now."
         )
     rewards_BT, values_BT = rewards_BT.detach(), values_BT.detach()
     require_axes(2, token_level_rewards=rewards_BT)
@@ -66,13 +68,13 @@ def gae_advantage(
             _refuse_inputs(rewards_BT, values_BT, kept_BT)
     if not bool(
         torch.isfinite(returns_BT.sum())
-    ):  # which only inputs, or an overflow that the caller sees, can have caused
+    ):  # caused by the inputs, or by an overflow that the caller reports
         _refuse_inputs(rewards_BT, values_BT, kept_BT)
     return advantages_BT, returns_BT
 
 
 def _rows_at_a_time(values_BT: torch.Tensor) -> list[slice]:
-    """On a CPU a few rows, so that what is made on the way stays in its cache; elsewhere all."""
+    """On a CPU a few rows, so that intermediate tensors stay in the cache; elsewhere all."""
     rows = (
         max(1, CACHED_ELEMENTS // max(1, values_BT.shape[1]))
         if values_BT.device.type == "cpu"
@@ -88,11 +90,11 @@ def _gae_of_rows(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Advantages and returns, and whether a reward stands where the mask is 0 (or is not a number)."""
+    """Advantages and returns, and whether a reward is NaN or lies where the mask is 0."""
     rewards = torch.where(kept_BT, rewards_BT, rewards_BT.new_zeros(()))
     values = torch.where(kept_BT, values_BT, values_BT.new_zeros(()))
     lost = not torch.equal(rewards, rewards_BT)
-    # Tokens of a row are moved to its front where they do not stand there already.
+    # Move the kept tokens of a row to its front, unless they are there already.
     front_BT = torch.arange(kept_BT.shape[1], device=kept_BT.device) < kept_BT.sum(1, keepdim=True)
     packed = not torch.equal(front_BT, kept_BT)
     front_rewards, front_values = (
@@ -112,7 +114,7 @@ def _gae_of_rows(
 def _refuse_inputs(
     rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor
 ) -> None:
-    """Say which input is wrong and where, if one is."""
+    """Raise for the first invalid input, with its position."""
     require_finite(mask=kept_BT, token_level_rewards=rewards_BT, values=values_BT)
     require_rewards_at_kept_tokens(rewards_BT, kept_BT)
 
@@ -123,15 +125,17 @@ def require_rewards_at_kept_tokens(rewards_BT: torch.Tensor, kept_BT: torch.Tens
     if bool(lost_BT.any()):
         row, token = lost_BT.nonzero()[0].tolist()
         raise TensorError(
-            f"token_level_rewards has a reward at row {row}, token {token}, where response_mask is 0: put it at a kept token."
+            f"token_level_rewards has a reward at row {row}, token {token}, where response_mask is 0: "
+            "put it at a kept token."
         )
 
 
 def discounted_returns(
     *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float
 ) -> torch.Tensor:
-    """`G_t = r_t + gamma * G_{t+1}` over the kept tokens: GAE with values of 0 and lambda 1, with
-    its errors.
+    """`G_t = r_t + gamma * G_{t+1}` over the kept tokens: GAE with values 0 and lambda 1.
+
+    Raises the errors of `gae_advantage`.
     """
     returns_BT, _ = gae_advantage(
         rewards_BT=rewards_BT,
@@ -150,15 +154,14 @@ def whiten_advantages(
     how: str = "unbiased",
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """Advantages less their mean over the kept tokens of all ranks, over their deviation; 0 where
-    the mask is 0.
+    """Standardise advantages over the kept tokens of all ranks; 0 where the mask is 0.
 
     Args:
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
-        how: `unbiased`, variance with n - 1 (verl); `biased`, with n (OpenRLHF); `mean`, the mean
-            is subtracted and the scale left alone; `none`.
-        ranks: Over which ranks mean and variance are taken.
+        how: `unbiased`: variance with n - 1 (verl); `biased`: with n (OpenRLHF); `mean`: subtract
+            the mean only; `none`.
+        ranks: The ranks over which mean and variance are taken.
 
     Raises:
         UnknownNameError: Another `how`.
@@ -182,18 +185,18 @@ def whiten_advantages(
 
 
 def _moved(numbers_BT: torch.Tensor, from_BT: torch.Tensor, to_BT: torch.Tensor) -> torch.Tensor:
-    """The numbers that one mask keeps, at the places of another that keeps as many in each row; 0
-    elsewhere.
+    """Move the numbers kept by one mask to the positions kept by another; 0 elsewhere.
+
+    Both keep equally many in each row.
     """
     return torch.zeros_like(numbers_BT).masked_scatter_(to_BT, numbers_BT.masked_select(from_BT))
 
 
 def _discounted_sums(deltas_BT: torch.Tensor, decay: float) -> torch.Tensor:
-    """`S_t = delta_t + decay * S_{t+1}`, by blocks: inside of one it is a triangular matrix
-    product.
+    """`S_t = delta_t + decay * S_{t+1}`, by blocks; within a block a triangular matrix product.
 
-    What comes after a block is the same sum over the blocks' own sums, with `decay` to the block's
-    length.
+    The contribution of later blocks is the same recursion over the blocks' sums, with `decay` to
+    the power of the block length.
     """
     rows, tokens = deltas_BT.shape
     width = max(1, min(BLOCK, tokens))
@@ -217,8 +220,8 @@ def decision_starts(*, value_mask: torch.Tensor, response_mask: torch.Tensor) ->
     or before it in `value_mask`.
 
     Raises:
-        TensorError: A decision at a token that the response mask leaves out, or a kept token before
-            any decision of its row.
+        TensorError: A decision at a token that the response mask excludes, or a kept token before
+            the first decision of its row.
     """
     require_axes(2, value_mask=value_mask)
     require_same_shape(response_mask=response_mask, value_mask=value_mask)
@@ -227,8 +230,9 @@ def decision_starts(*, value_mask: torch.Tensor, response_mask: torch.Tensor) ->
     if bool(wrong_BT.any()):
         row, token = wrong_BT.nonzero()[0].tolist()
         raise TensorError(
-            f"value_mask is {int(starts_BT[row, token])} in row {row}, token {token}, where response_mask is {int(kept_BT[row, token])}: a "
-            "decision stands at a kept token, and the first kept token of a row begins one."
+            f"value_mask is {int(starts_BT[row, token])} in row {row}, token {token}, where "
+            f"response_mask is {int(kept_BT[row, token])}: a decision stands at a kept token, and "
+            "the first kept token of a row begins one."
         )
     places_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
     return torch.where(starts_BT, places_T, torch.zeros_like(places_T)).cummax(dim=1).values
@@ -250,7 +254,7 @@ def gae_of_decisions(
         rewards_BT: Rewards of tokens; those of one decision are summed.
         values_BT: Read where `value_mask_BT` is 1.
         mask_BT: 1 where the policy chose the token.
-        value_mask_BT: 1 at the token that stands for a decision: its first.
+        value_mask_BT: 1 at the token that represents a decision: its first.
         gamma: Discount from one decision to the next.
         lam: GAE's lambda, likewise.
 
@@ -267,7 +271,7 @@ def gae_of_decisions(
     require_rewards_at_kept_tokens(rewards_BT, kept_BT)
     require_finite(
         mask=kept_BT, token_level_rewards=rewards_BT.detach()
-    )  # before they are summed, so that the place is right
+    )  # before the sum, so that the reported position is right
     gathered_BT = torch.zeros_like(rewards_BT).scatter_add_(1, start_BT, rewards_BT.detach())
     advantages_BT, returns_BT = gae_advantage(
         rewards_BT=gathered_BT,

@@ -1,12 +1,13 @@
-"""Policy losses: a loss per token from new and old log-probs and advantages. How tokens are
-averaged is `siirl.algos.aggregation`'s.
+"""Policy losses: a loss per token from new and old log-probs and advantages.
 
-One file a family, one function a loss, with its formula and source; `loss_registry` says how a loss is called and registered:
+`siirl.algos.aggregation` averages tokens. Each family is a file and each loss a function with its
+formula and source; `loss_registry` registers and calls them:
     clipped_ratio    vanilla, decoupled
     sequence_ratio   gspo, gspo_token, gmpo
     policy_gradient  gpg, cpgd, cispo, sapo
-    covariance       clip_cov, kl_cov, with the selections that they make over a mini-batch
-The documents' form (four scalars from `old_log_prob, log_prob, ...`) is registered with `siirl.dag_worker.core_algos.register_policy_loss`.
+    covariance       clip_cov, kl_cov, with their selections over a mini-batch
+`siirl.dag_worker.core_algos.register_policy_loss` registers the documents' form (four scalars from
+`old_log_prob, log_prob, ...`).
 """
 
 from siirl.algos.policy_losses.clipped_ratio import decoupled_policy_loss, vanilla_policy_loss

@@ -20,8 +20,7 @@ def vanilla_policy_loss(
     clip_ratio_high: float = 0.2,
     clip_ratio_c: float | None = 3.0,
 ) -> PolicyLoss:
-    """PPO's clipped loss (arXiv 1707.06347, equation 7), with its own lower and upper bound and the
-    dual clip.
+    """PPO's clipped loss (arXiv 1707.06347, equation 7), with separate bounds and the dual clip.
 
     `max(-A r, -A clip(r, 1 - low, 1 + high))`, and for A < 0 at most `-A c` (dual clip, arXiv
     1912.09729, equation 5).
@@ -29,11 +28,11 @@ def vanilla_policy_loss(
     Args:
         log_probs_BT: With gradient.
         old_log_probs_BT: Without.
-        advantages_BT: One number a token.
+        advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 0.2, PPO's own.
         clip_ratio_high: 0.2, PPO's own; DAPO takes 0.28 (arXiv 2503.14476, section 3.1).
-        clip_ratio_c: 3, from the dual clip's paper; None leaves it out.
+        clip_ratio_c: 3, from the dual clip's paper; None: no dual clip.
     """
     check_clip(
         clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c
@@ -90,13 +89,13 @@ def decoupled_policy_loss(
         log_probs_BT: With gradient.
         old_log_probs_BT: Of the proximal policy: the weights before this training step.
         rollout_log_probs_BT: Of the policy that acted, perhaps some updates ago.
-        advantages_BT: One number a token.
+        advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 0.2, PPO's own.
         clip_ratio_high: 0.2, PPO's own.
-        clip_ratio_c: 3, from the dual clip's paper; None leaves it out.
-        behaviour_weight_cap: Tokens whose weight is larger have no part; 5, AReaL's former default
-            (arXiv 2505.24298). They stay in the denominator.
+        clip_ratio_c: 3, from the dual clip's paper; None: no dual clip.
+        behaviour_weight_cap: Tokens with a larger weight are dropped but stay in the denominator;
+            5, AReaL's former default (arXiv 2505.24298).
     """
     weights_BT = importance_weights(
         old_log_probs_BT=old_log_probs_BT,

@@ -1,17 +1,16 @@
-"""Clip-Cov and KL-Cov: hold back the few tokens that take most of the entropy (arXiv 2505.22617,
-section 4.2).
+"""Clip-Cov and KL-Cov: restrain the few tokens that reduce entropy most.
 
-The entropy falls with the covariance of log-prob and advantage, `c_t = (log pi_t - mean log pi)
-(A_t - mean A)`. Clip-Cov takes the gradient from some tokens of large covariance, KL-Cov adds a
-penalty to those of the largest.
+Source: arXiv 2505.22617, section 4.2. Entropy falls with the covariance of log-prob and advantage,
+`c_t = (log pi_t - mean log pi)(A_t - mean A)`. Clip-Cov removes the gradient of some tokens with
+large covariance; KL-Cov adds a penalty at the tokens with the largest.
 
-Means, ranking and draw are over the tokens of the whole mini-batch, on all ranks, as in the paper,
-and are done once, before its first micro-batch. The authors' code does them in every micro-batch,
-so that there the choice depends on the cut, and at least one token is chosen in each, which is far
-more than the share that is asked for. The price here is one more forward pass.
+Means, ranking and draw are over the tokens of the whole mini-batch on all ranks, as in the paper,
+once before its first micro-batch. The authors' code does this per micro-batch: the choice then
+depends on the cut, and at least one token per micro-batch is chosen, far more than the configured
+share. The cost here is one more forward pass.
 """
 
-# B row (trajectory), T token, N token of the tokens that are compared, R row of any rank
+# B row (trajectory), T token, N compared token, R row of any rank
 
 import torch
 
@@ -29,8 +28,9 @@ def token_covariance(
     mask_BT: torch.Tensor,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """`c_t` (equation 10) in float64 [B, T], with means over the kept tokens of all ranks; minus
-    infinity where the mask is 0.
+    """`c_t` (equation 10), float64 [B, T], with means over the kept tokens of all ranks.
+
+    Minus infinity where the mask is 0.
     """
     kept_BT, advantages_BT = checked_columns(
         mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT
@@ -57,28 +57,30 @@ def select_clip_cov(
     clip_cov_ub: float = 5.0,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """Tokens drawn from those with a covariance between two bounds (equation 11), and that PPO's
-    clip leaves alone; bool [B, T].
+    """Tokens drawn from those with a covariance between two bounds (equation 11), bool [B, T].
+
+    Tokens that PPO's clip affects are no candidates.
 
     Args:
-        log_probs_BT: Of the policy as it is before the step.
-        old_log_probs_BT: What its ratio is taken against.
+        log_probs_BT: Of the policy before the step.
+        old_log_probs_BT: Of the policy in the ratio's denominator.
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
-        place_B: Place of each row among the rows of all ranks, so that the draw does not depend on
-            who has which.
-        generator: In the same state on every rank; drawn from in any case.
+        place_B: Position of each row among the rows of all ranks, so that the draw does not depend
+            on how rows are distributed.
+        generator: In the same state on every rank; always advanced.
         clip_ratio_low: PPO's bound.
         clip_ratio_high: PPO's bound.
-        clip_cov_ratio: Share of all kept tokens that is chosen, and at least one if there is a
-            candidate; 2e-4, the paper's.
+        clip_cov_ratio: Share of all kept tokens that is chosen, at least one if there are
+            candidates; 2e-4, the paper's.
         clip_cov_lb: Lower bound of the covariance; 1, the paper's. It suits normalised advantages.
         clip_cov_ub: Upper bound; 5, the paper's.
-        ranks: Who else has rows of the mini-batch.
+        ranks: The ranks that share the mini-batch.
     """
     if not (0 < clip_cov_ratio <= 1 and clip_cov_lb < clip_cov_ub):
         raise ConfigError(
-            f"clip_cov needs 0 < clip_cov_ratio={clip_cov_ratio} <= 1 and clip_cov_lb={clip_cov_lb} < clip_cov_ub={clip_cov_ub}."
+            f"clip_cov needs 0 < clip_cov_ratio={clip_cov_ratio} <= 1 and "
+            f"clip_cov_lb={clip_cov_lb} < clip_cov_ub={clip_cov_ub}."
         )
     kept_BT, advantages_BT = checked_columns(
         mask_BT=mask_BT,
@@ -99,7 +101,7 @@ def select_clip_cov(
     wanted = _share(clip_cov_ratio, kept_BT, ranks)
     drawn_N = torch.zeros(
         total + 1, dtype=torch.bool
-    )  # the last entry is that of tokens that are no candidates
+    )  # the last entry is of tokens that are no candidates
     drawn_N[torch.randperm(total, generator=generator)[:wanted]] = True
     return drawn_N.to(number_BT.device)[number_BT]
 
@@ -107,8 +109,10 @@ def select_clip_cov(
 def _numbered(
     candidates_BT: torch.Tensor, place_B: torch.Tensor, ranks: Ranks
 ) -> tuple[torch.Tensor, int]:
-    """Number the candidates of all ranks by row and token; other tokens get the number of
-    candidates, which is returned, too.
+    """Number the candidates of all ranks by row and token.
+
+    Returns:
+        Each token's number (the count of candidates for other tokens), and that count.
     """
     require_axes(1, place=place_B)
     require_same_shape(place=place_B, rows=candidates_BT.sum(-1))
@@ -131,17 +135,18 @@ def select_kl_cov(
     kl_cov_ratio: float = 2e-3,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """The tokens with the largest covariance (equation 13), bool [B, T]; of equal ones the first in
-    the order of rows and tokens.
+    """The tokens with the largest covariance (equation 13), bool [B, T].
+
+    Ties are broken by the order of rows and tokens.
 
     Args:
-        log_probs_BT: Of the policy as it is before the step.
+        log_probs_BT: Of the policy before the step.
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
-        place_B: Place of each row among the rows of all ranks.
-        kl_cov_ratio: Share of all kept tokens that is chosen, and at least one; 2e-3, the paper's
-            for 7B (32B: 2e-4).
-        ranks: Who else has rows of the mini-batch.
+        place_B: Position of each row among the rows of all ranks.
+        kl_cov_ratio: Share of all kept tokens that is chosen, at least one; 2e-3, the paper's for
+            7B (32B: 2e-4).
+        ranks: The ranks that share the mini-batch.
     """
     if not 0 < kl_cov_ratio <= 1:
         raise ConfigError(
@@ -157,7 +162,7 @@ def select_kl_cov(
     number_BT, total = _numbered(kept_BT, place_B, ranks)
     own_N = _largest(
         covariance_BT[kept_BT], number_BT[kept_BT], wanted
-    )  # no other of this rank can be among the largest of all
+    )  # no other token of this rank can be among the largest
     covariance_N, _ = ranks.gather_rows(covariance_BT[kept_BT][own_N])
     number_N, _ = ranks.gather_rows(number_BT[kept_BT][own_N])
     chosen = torch.zeros(total + 1, dtype=torch.bool, device=number_BT.device)
@@ -166,13 +171,13 @@ def select_kl_cov(
 
 
 def _largest(values_N: torch.Tensor, number_N: torch.Tensor, wanted: int) -> torch.Tensor:
-    """Positions of the `wanted` largest values; of equal ones those with the smaller number."""
+    """Positions of the `wanted` largest values; ties go to the smaller position."""
     by_number_N = number_N.argsort()
     return by_number_N[values_N[by_number_N].argsort(descending=True, stable=True)][:wanted]
 
 
 def _share(share: float, kept_BT: torch.Tensor, ranks: Ranks) -> int:
-    """How many tokens are a share of the kept tokens of all ranks; at least one."""
+    """Number of tokens in a share of the kept tokens of all ranks; at least one."""
     return max(1, int(share * int(ranks.sum(kept_BT.sum()))))
 
 
@@ -187,11 +192,10 @@ def clip_cov_policy_loss(
     clip_ratio_low: float = 0.2,
     clip_ratio_high: float = 0.2,
 ) -> PolicyLoss:
-    """Clip-Cov: PPO's clipped loss, and nothing at all at the tokens that `select_clip_cov` drew
-    (equation 12, listing 1).
+    """Clip-Cov: PPO's clipped loss, and 0 at the tokens that `select_clip_cov` drew.
 
-    Equation 12 leaves PPO's clip out, the authors' listing has it. Drawn tokens count in the
-    denominator, as there.
+    Source: equation 12, listing 1. Equation 12 omits PPO's clip; the authors' listing has it. Drawn
+    tokens count in the denominator, as there.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
@@ -227,10 +231,10 @@ def kl_cov_policy_loss(
     selected_BT: torch.Tensor,
     ppo_kl_coef: float = 1.0,
 ) -> PolicyLoss:
-    """KL-Cov: `-A r`, plus `ppo_kl_coef * |log r|` at the tokens that `select_kl_cov` chose; the
-    ratio is not clipped (equation 14).
+    """KL-Cov: `-A r`, plus `ppo_kl_coef * |log r|` at the tokens that `select_kl_cov` chose.
 
-    |log r| is what the authors' listing 1 takes for the KL to the old policy; 1 is their coefficient.
+    Source: equation 14. The ratio is not clipped. The authors' listing 1 estimates the KL to the
+    old policy by |log r|, with coefficient 1.
     """
     if not ppo_kl_coef >= 0:
         raise ConfigError(

@@ -1,11 +1,9 @@
-"""How a policy loss is called: by name, with what its signature asks for among `LOSS_ARGUMENTS`; it
-returns a `PolicyLoss`.
+"""Registry of policy losses: functions of `LOSS_ARGUMENTS` that return a `PolicyLoss`.
 
-Whatever else its signature names has a default and is an option of this loss alone
-(`actor_rollout_ref.actor.loss_options`). A loss that treats some tokens differently, chosen among
-*all* tokens of a mini-batch, brings a selection: it is called once, before the first micro-batch,
-with `SELECTION_ARGUMENTS`, and what it chose comes back to the loss as `selected_BT`, whatever the
-cut.
+Arguments are passed by name. Further parameters of a loss have defaults and are its options
+(`actor_rollout_ref.actor.loss_options`). A loss that treats tokens chosen among *all* tokens of a
+mini-batch differently has a selection: a function of `SELECTION_ARGUMENTS`, called once before the
+first micro-batch. The loss receives its result as `selected_BT`, for any cut into micro-batches.
 """
 
 # B row (trajectory), T token
@@ -24,7 +22,7 @@ from siirl.errors import ConfigError, UnknownNameError
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """What a policy loss returns."""
+    """Result of a policy loss."""
 
     loss_BT: torch.Tensor
     """Loss per token, with gradient; 0 where the mask is 0."""
@@ -39,18 +37,18 @@ Selection = Callable[..., torch.Tensor]
 
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 
-# The aggregation that a loss is defined with; `loss_agg_mode` overrides it.
+# The aggregation that defines a loss; `loss_agg_mode` overrides it.
 NATIVE_AGGREGATION: dict[str, str] = {}
 
-# Losses whose bounds are of another size than PPO's, or that have none: the actor's clip_ratio is
-# not theirs.
+# Losses without bounds, or with bounds of another scale than PPO's: they ignore the actor's
+# clip_ratio.
 OWN_BOUNDS: set[str] = set()
 
-# Which tokens of a mini-batch a loss treats differently: bool [B, T].
+# By loss: the function that selects tokens of a mini-batch, bool [B, T].
 SELECTIONS: dict[str, Selection] = {}
 
 _BOTH = {
-    "old_log_probs_BT": "log-probs of the policy that the ratio is taken against",
+    "old_log_probs_BT": "log-probs of the policy in the ratio's denominator",
     "advantages_BT": "advantages",
     "mask_BT": "1 at the tokens that the policy chose",
     "clip_ratio_low": "the ratio is clipped at 1 - clip_ratio_low",
@@ -59,19 +57,21 @@ _BOTH = {
 
 LOSS_ARGUMENTS = {
     **_BOTH,
-    "log_probs_BT": "log-probs of the policy that is trained, with gradient",
+    "log_probs_BT": "log-probs of the trained policy, with gradient",
     "rollout_log_probs_BT": "log-probs of the policy that acted",
-    "importance_weights_BT": "weights that correct for another behaviour policy; a loss that does not ask for them is multiplied by them",
+    "importance_weights_BT": "weights that correct for another behaviour policy; a loss without "
+    "this argument is multiplied by them",
     "selected_BT": "bool, the tokens that the loss's selection chose over the whole mini-batch",
     "clip_ratio_c": "bound of the dual clip",
     "loss_agg_mode": "name of the aggregation",
-    "config": "the actor's whole config, for losses with keys of their own",
+    "config": "the actor's whole config, for losses with further keys",
 }
 
 SELECTION_ARGUMENTS = {
     **_BOTH,
-    "log_probs_BT": "log-probs of the policy that is trained, as they are before the mini-batch's step, without gradient",
-    "place_B": "int64, place of each row among the rows of all ranks, the same however they are spread",
+    "log_probs_BT": "log-probs of the trained policy before the mini-batch's step, without "
+    "gradient",
+    "place_B": "int64, position of each row among the rows of all ranks, for any distribution",
     "generator": "torch.Generator in the same state on every rank",
     "ranks": "siirl.algos.ranks.Ranks: sums and rows of all ranks",
 }
@@ -87,21 +87,22 @@ def register_policy_loss(
     """Decorator that registers a policy loss.
 
     Args:
-        name: What `actor_rollout_ref.actor.loss` says.
-        aggregation: The one that the loss is defined with.
+        name: Value of `actor_rollout_ref.actor.loss`.
+        aggregation: The aggregation that defines the loss.
         own_bounds: The loss's clip bounds, if it has any, are the defaults of its signature, not
             the actor's clip_ratio.
         selection: Chooses tokens over a whole mini-batch.
 
     Raises:
         ConfigError: The name is taken by another function, or a function requires an argument that
-            it is not given.
+            is not provided.
     """
 
     def decorator(function: PolicyLossFunction) -> PolicyLossFunction:
         if name in POLICY_LOSSES and not same_definition(POLICY_LOSSES[name], function):
             raise ConfigError(
-                f"Policy loss {name!r} is already {name_of(POLICY_LOSSES[name])}: choose another name."
+                f"Policy loss {name!r} is already {name_of(POLICY_LOSSES[name])}: choose another "
+                "name."
             )
         check_arguments(function, known=LOSS_ARGUMENTS, kind="policy loss")
         POLICY_LOSSES[name] = function
@@ -117,14 +118,17 @@ def register_policy_loss(
 
 
 def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
-    """The loss `name` from what is `available` of `LOSS_ARGUMENTS` and of its options, times
-    importance weights where there are any.
+    """The loss `name`, times importance weights if available.
+
+    Args:
+        name: A registered loss.
+        available: Values of `LOSS_ARGUMENTS` (some may be missing) and of the loss's options.
 
     Raises:
         UnknownNameError: No such loss.
-        ConfigError: The loss needs something that is not available.
-        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on; of a
-            result with the name of the loss. No metric is refused.
+        ConfigError: The loss needs a value that is not available.
+        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on.
+            Metrics are never refused.
     """
     function = _function(name)
     returned = function(**named_arguments(function, available, kind="Policy loss"))
@@ -146,9 +150,7 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
 
 
 def _at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
-    """A metric of a loss as [B, T]: a number, or the mean of values of another shape, at every
-    token; NaN where it is no number.
-    """
+    """A metric of a loss as [B, T]; values of another shape are averaged, non-numbers are NaN."""
     try:
         value_BT = torch.as_tensor(value, device=mask_BT.device).detach()
     except (RuntimeError, TypeError, ValueError):
@@ -161,11 +163,11 @@ def _at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
 
 
 def select_tokens(*, name: str, available: Mapping[str, Any]) -> torch.Tensor:
-    """The tokens that the loss `name` treats differently, bool [B, T]; every rank calls it.
+    """The tokens that the selection of the loss `name` chooses, bool [B, T]; every rank calls it.
 
     Args:
         name: A loss in `SELECTIONS`.
-        available: What there is of `SELECTION_ARGUMENTS`, and options.
+        available: Values of `SELECTION_ARGUMENTS` and of the loss's options.
     """
     selection = SELECTIONS[name]
     selected_BT = selection(**named_arguments(selection, available, kind="Selection"))
@@ -187,8 +189,7 @@ def loss_options(name: str) -> dict[str, Any]:
 
 
 def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the loss does not have, and values that it does not take: it is tried on
-    one token.
+    """Refuse unknown options and invalid values; the loss is tried on one token.
 
     Raises:
         UnknownNameError: No such loss, or no such option.
@@ -203,7 +204,8 @@ def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
         numeric = isinstance(known[option], int | float) and not isinstance(known[option], bool)
         if numeric and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigError(
-                f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such as {known[option]}."
+                f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such as "
+                f"{known[option]}."
             )
     if not options:
         return

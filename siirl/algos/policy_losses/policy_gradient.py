@@ -19,10 +19,9 @@ from siirl.errors import ConfigError
 def gpg_policy_loss(
     *, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor
 ) -> PolicyLoss:
-    """GPG: `-A log pi`, the policy gradient itself (arXiv 2504.02546v4, equation 5); for one update
-    of each sample.
+    """GPG: `-A log pi`, the plain policy gradient, for one update per sample.
 
-    Its scale for groups that carry no signal is the advantage's business (`adv_estimator=gpg`).
+    Source: arXiv 2504.02546v4, equation 5. `adv_estimator=gpg` rescales for groups without signal.
     """
     kept_BT, advantages_BT = checked_columns(
         mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT
@@ -44,13 +43,14 @@ def cpgd_policy_loss(
     policy_drift_coef: float = 0.01,
     policy_drift_cap: float = 3.0,
 ) -> PolicyLoss:
-    """CPGD: PPO's bound on the log-ratio `d` instead of the ratio, and a drift term that pulls back
-    (arXiv 2505.12504, equation 2).
+    """CPGD: PPO's bound on the log-ratio `d` instead of the ratio, plus a drift term.
+
+    Source: arXiv 2505.12504, equation 2.
 
     `max(-A d, -A clip(d, log(1 - low), log(1 + high))) + policy_drift_coef * (stop(min(exp(d),
     cap)) - 1) * d`. The second term's gradient `(r - 1) grad log pi` is that of KL(pi_old || pi)
-    with a control variate, so it is 0 where nothing has moved. Against `-A log pi` the first term
-    differs by a constant; no ratio multiplies the gradient.
+    with a control variate, so it is 0 if the policy has not moved. The first term differs from `-A
+    log pi` by a constant; no ratio multiplies the gradient.
 
     Args:
         log_probs_BT: With gradient.
@@ -59,18 +59,20 @@ def cpgd_policy_loss(
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 0.2, PPO's own; below 1, because its logarithm is taken.
         clip_ratio_high: 0.2, PPO's own.
-        policy_drift_coef: 0.01, the authors'; siiRL's is 0 unless set, its scripts say 0.001.
-        policy_drift_cap: The ratio in the drift term is held at 3, as in siiRL; the authors have a
-            clip range of 0.2 there.
+        policy_drift_coef: 0.01, the authors'; siiRL defaults to 0, its scripts set 0.001.
+        policy_drift_cap: Limit of the ratio in the drift term; 3, as in siiRL; the authors use a
+            clip range of 0.2.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     if clip_ratio_low == 1.0:
         raise ConfigError(
-            "clip_ratio_low=1.0: cpgd clips the log-ratio at log(1 - clip_ratio_low), so it must be below 1."
+            "clip_ratio_low=1.0: cpgd clips the log-ratio at log(1 - clip_ratio_low), so it must be "
+            "below 1."
         )
     if not (policy_drift_coef >= 0 and policy_drift_cap > 1):
         raise ConfigError(
-            f"cpgd needs policy_drift_coef={policy_drift_coef} >= 0 and policy_drift_cap={policy_drift_cap} > 1."
+            f"cpgd needs policy_drift_coef={policy_drift_coef} >= 0 and "
+            f"policy_drift_cap={policy_drift_cap} > 1."
         )
     kept_BT, advantages_BT = checked_columns(
         mask_BT=mask_BT,
@@ -104,10 +106,10 @@ def cispo_policy_loss(
     clip_ratio_low: float = 1.0,
     clip_ratio_high: float = 4.0,
 ) -> PolicyLoss:
-    """CISPO: `-stop(clip(r, 1 - low, 1 + high)) A log pi` (MiniMax-M1, arXiv 2506.13585, section
-    3.1, equations 4 and 5).
+    """CISPO: `-stop(clip(r, 1 - low, 1 + high)) A log pi`.
 
-    The weight is clipped, not the update: no token loses its gradient.
+    Source: MiniMax-M1, arXiv 2506.13585, section 3.1, equations 4 and 5. The weight is clipped, not
+    the update: no token loses its gradient.
 
     Args:
         log_probs_BT: With gradient.
@@ -115,8 +117,8 @@ def cispo_policy_loss(
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 1, no lower bound, as the paper.
-        clip_ratio_high: 4, so that a weight is at most 5; the paper does not give its number, 5 is
-            what TRL recommends after ScaleRL (arXiv 2510.13786).
+        clip_ratio_high: 4: a weight is at most 5, as TRL recommends after ScaleRL (arXiv
+            2510.13786); the paper gives no number.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
@@ -150,13 +152,14 @@ def sapo_policy_loss(
 ) -> PolicyLoss:
     """SAPO: `-A sigmoid(tau (r - 1)) * 4 / tau`, a gate that closes smoothly where PPO clips.
 
-    arXiv 2511.20347, section 3, equations 5 and 6. At r = 1 its slope is 1, as the ratio's. Tokens
-    of positive advantage have `tau_pos`, all others `tau_neg`, which is larger because pushing a
-    token down pushes all others up; 1.0 and 1.05 are the paper's.
+    Source: arXiv 2511.20347, section 3, equations 5 and 6. At r = 1 its slope is 1, as the ratio's.
+    Tokens with a positive advantage use `tau_pos`, all others `tau_neg`, which is larger because
+    lowering one token raises all others; 1.0 and 1.05 are the paper's.
     """
     if not (tau_pos > 0 and tau_neg > 0):
         raise ConfigError(
-            f"sapo divides by its temperatures: tau_pos={tau_pos} and tau_neg={tau_neg} must be positive."
+            f"sapo divides by its temperatures: tau_pos={tau_pos} and tau_neg={tau_neg} must be "
+            "positive."
         )
     kept_BT, advantages_BT = checked_columns(
         mask_BT=mask_BT,

@@ -1,10 +1,8 @@
-"""Losses with one ratio a row: the geometric mean of the ratios of its tokens, clipped as a whole
-(GSPO) or token by token (GMPO).
+"""Losses with one ratio per row: the geometric mean of token ratios.
 
-The length of a row is its number of kept tokens: what a tool said, or an action that was never
-executed, has no part in the mean. Where a loss needs one advantage a row it takes the mean over the
-kept tokens, which is the advantage itself where all are equal. Each kept token gets the loss of its
-row, so that the mean over tokens is the row's.
+GSPO clips the mean, GMPO each token. The length of a row is its number of kept tokens, without tool
+output and unexecuted actions. The advantage of a row is the mean over its kept tokens. Each kept
+token gets the loss of its row, so the mean over tokens is the row's loss.
 """
 
 # B row (trajectory), T token
@@ -26,11 +24,10 @@ def gspo_policy_loss(
     clip_ratio_low: float = 3e-4,
     clip_ratio_high: float = 4e-4,
 ) -> PolicyLoss:
-    """GSPO: one ratio a row, `s = exp(mean_t log(pi_t / pi_old_t))`, clipped as a whole (arXiv
-    2507.18071, equations 5 to 7).
+    """GSPO: one ratio per row, `s = exp(mean_t log(pi_t / pi_old_t))`, clipped as a whole.
 
-    `max(-A s, -A clip(s, 1 - low, 1 + high))`. Bounds of 3e-4 and 4e-4 are the paper's (section
-    5.1): a mean log-ratio is far smaller than a token's.
+    Source: arXiv 2507.18071, equations 5 to 7. `max(-A s, -A clip(s, 1 - low, 1 + high))`. Bounds
+    of 3e-4 and 4e-4 are the paper's (section 5.1): a mean log-ratio is far smaller than a token's.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
@@ -65,11 +62,10 @@ def gspo_token_policy_loss(
     clip_ratio_low: float = 3e-4,
     clip_ratio_high: float = 4e-4,
 ) -> PolicyLoss:
-    """GSPO's token form, `stop(s) * exp(log pi_t - stop(log pi_t))` (arXiv 2507.18071, equations 13
-    and 14), for advantages per token.
+    """GSPO's token form for advantages per token: `stop(s) * exp(log pi_t - stop(log pi_t))`.
 
-    Its value is that of the row form; where the advantages of a row are equal, its gradient is,
-    too.
+    Source: arXiv 2507.18071, equations 13 and 14. Its value equals the row form's; so does its
+    gradient if the advantages of a row are equal.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
@@ -104,12 +100,11 @@ def gmpo_policy_loss(
     clip_ratio_low: float = 0.4,
     clip_ratio_high: float = 0.4,
 ) -> PolicyLoss:
-    """GMPO: geometric mean of token ratios, each clipped pessimistically before the mean (arXiv
-    2507.20673, section 3, equation 4).
+    """GMPO: geometric mean of token ratios, each clipped pessimistically before the mean.
 
-    `-A exp(mean_t m_t)` with the log-ratio `d_t` and `m_t = min(d_t, clip(d_t))` for A > 0,
-    `max(d_t, clip(d_t))` for A < 0. The bounds are those of the *log*-ratio, `[-low, high]`; 0.4 is
-    the paper's (e^-0.4, e^0.4), wider than PPO's.
+    Source: arXiv 2507.20673, section 3, equation 4. `-A exp(mean_t m_t)` with the log-ratio `d_t`
+    and `m_t = min(d_t, clip(d_t))` for A > 0, `max(d_t, clip(d_t))` for A < 0. The bounds are those
+    of the *log*-ratio, `[-low, high]`; 0.4 is the paper's (e^-0.4, e^0.4), wider than PPO's.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
