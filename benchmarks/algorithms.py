@@ -1,15 +1,13 @@
-"""How fast the formulas of siirl.algos are, and how much memory they take, against the
-straightforward implementations of the field.
+"""Speed and memory of the formulas of siirl.algos against straightforward implementations.
 
     python -m benchmarks.algorithms              # everything; about five minutes on one core
     python -m benchmarks.algorithms --rounds 1   # a quick look
 
 One thread. Contenders take turns in rounds, so that a busy moment of the machine hits all of them;
 times are processor time, wall time stands beside, ratios are taken within a round and the median is
-reported with its range. Log-probs run in a process of their own for each contender and round, whose
-peak memory is the operating system's word for it, inputs and gradients included. What is compared
-with stands in `benchmarks.plain_algorithms`. The control is each baseline against itself: it must
-come out at 1.
+reported with its range. Log-probs run in a separate process for each contender and round, whose
+peak memory is as the operating system reports it, inputs and gradients included. The baselines are
+in `benchmarks.plain_algorithms`. The control is each baseline against itself: its ratio must be 1.
 """
 
 import argparse
@@ -230,7 +228,7 @@ def example(
 
 
 def run_way(contender: str) -> dict[str, float]:
-    """Forward and backward once; called in a process of its own."""
+    """Forward and backward once; called in a separate process."""
     torch.set_num_threads(1)
     hidden, weight, tokens = example(TOKENS, VOCABULARY, torch.float32)
     before = peak_bytes()

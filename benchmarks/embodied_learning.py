@@ -1,16 +1,16 @@
-"""Does the policy get better, and does it get better by seeing?
+"""Measures whether the VLA policy improves, and whether it does so by vision.
 
     python -m benchmarks.embodied_learning main --seeds 1 2 3
 
-`main` has the demo's tasks: SRPO, SRPO with more prompts of the tasks where most is to be learnt,
+`main` has the demo's tasks: SRPO, SRPO with more prompts of tasks that the policy solves sometimes,
 the 0/1 reward, and a blind control (images zeroed in warm start, training and evaluation) that
 should not gain much. `window` is the same with window-open, the fourth task that the shipped policy
 was cloned on, which the blind control learns. `low_base` has tasks that a weaker warm start almost
 never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm start as
 references, and an oracle that knows the true distance.
 
-All arms of a study train for as many steps. How one is run and measured is told in
-`benchmarks.learning_studies`.
+All arms of a study train for the same number of steps. `benchmarks.learning_studies` runs and
+measures them.
 """
 
 from dataclasses import replace

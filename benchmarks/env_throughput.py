@@ -1,5 +1,4 @@
-"""How many rendered environment steps a second, and from what: EnvPool against gymnasium's
-AsyncVectorEnv.
+"""Rendered environment steps per second: EnvPool against gymnasium's AsyncVectorEnv.
 
     # environments alone, random actions
     python -m benchmarks.env_throughput

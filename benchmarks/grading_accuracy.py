@@ -1,5 +1,4 @@
-"""How often right answers are accepted and wrong ones as well, in many styles: our grader,
-math-verify, and the last number.
+"""Acceptance of right and wrong answers in many styles: our grader, math-verify, the last number.
 
     # writes benchmarks/results/grading_accuracy.{json,md}
     python -m benchmarks.grading_accuracy

@@ -1,5 +1,4 @@
-"""How many answers a second MathEnv grades, and at what cost in processor time: plain numbers, and
-LaTeX through worker processes.
+"""Answers that MathEnv grades per second of wall and processor time: numbers, and LaTeX in workers.
 
     # 1 and 2 workers; writes benchmarks/results/grading_throughput.json
     python -m benchmarks.grading_throughput

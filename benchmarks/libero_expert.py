@@ -1,12 +1,11 @@
-"""How often the scripted expert reaches the goal of LIBERO's tasks, from initial states that
-evaluation never starts from.
+"""Success of the scripted expert on LIBERO's tasks, from initial states held out of evaluation.
 
     python -m benchmarks.libero_expert --suite object --episodes 5
     python -m benchmarks.libero_expert --suite goal+10 --tasks goal/7 10/2 --episodes 2
 
 No image is drawn, so an episode takes one to three seconds. Results are kept task by task in one
-file: an interrupted run goes on, `--again` plays what is there once more (after the expert was
-changed), and `--table` prints what is there as docs/libero.md has it.
+file: an interrupted run continues, `--again` repeats recorded tasks (after a change of the expert), and
+`--table` prints the results as in docs/libero.md.
 """
 
 import argparse

@@ -1,5 +1,6 @@
-"""What a number was measured on: processor, cores, memory, versions, revision. Every committed
-result carries it.
+"""Describes the machine of a measurement: processor, cores, memory, versions, revision.
+
+Every committed result includes it.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""What recording videos costs a run: the shipped job with `trainer.record_episodes` as shipped and
-with 0, paired.
+"""Cost of recording videos: the shipped job with `trainer.record_episodes` as shipped and with 0,
+paired.
 
     python -m benchmarks.recording_cost --steps 6 --pairs 3
 

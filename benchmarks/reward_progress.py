@@ -1,5 +1,6 @@
-"""Does the trajectory reward tell how far a failure came? `python -m benchmarks.reward_progress`
-writes into benchmarks/results/.
+"""Measures how well the trajectory reward ranks failures by their progress.
+
+`python -m benchmarks.reward_progress` writes into benchmarks/results/.
 
 First on failures, of a policy (`--policy FOLDER`) and of disturbed experts: rank correlation of the
 reward with the simulator's true distance to the goal. Then on held-out expert clips cut at known

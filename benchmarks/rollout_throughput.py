@@ -1,5 +1,4 @@
-"""How many environment steps a second a rollout makes: the shipped policy's own episodes, with
-their own lengths.
+"""Environment steps per second of a rollout: episodes of the shipped policy, of varying length.
 
 Part of `python -m benchmarks.env_throughput --policy FOLDER`. Four ways to run the same list of
 episodes (same tasks, seeds and random numbers, one policy thread). Two lockstep loops over

@@ -1,4 +1,4 @@
-"""How many tests a second a sandbox runs, and what isolation costs.
+"""Tests per second of a sandbox, and the cost of isolation.
 
     python -m benchmarks.sandbox_throughput
     python -m benchmarks.sandbox_throughput --rounds 1 --seconds 3      # a quick look

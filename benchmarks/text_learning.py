@@ -1,4 +1,4 @@
-"""Does a language model get better at what can be checked?
+"""Measures whether a language model improves on tasks with checkable answers.
 
     # GRPO, PPO and DAPO, three to five minutes each
     python -m benchmarks.text_learning two_digits --seeds 1 2 3
@@ -9,8 +9,7 @@
     python -m benchmarks.text_learning tools --seeds 1
     python -m benchmarks.text_learning sandbox --seeds 1
 
-Held-out questions are those that the environment keeps back by a hash. How an arm is run and
-measured is told in `benchmarks.learning_studies`.
+Held-out questions are selected by a hash. `benchmarks.learning_studies` runs and measures the arms.
 """
 
 from benchmarks.learning_studies import Arm, Study, run_studies

@@ -1,4 +1,4 @@
-"""Which GPU a simulator's process draws on.
+"""Selects the GPU that a simulator's process draws on.
 
 EGL ignores CUDA_VISIBLE_DEVICES and draws on the machine's first GPU unless MUJOCO_EGL_DEVICE_ID
 names another, so all simulators of a machine would share one. Here they are spread: over the GPUs

@@ -1,5 +1,4 @@
-"""From the frames of an episode to the tensor that a video encoder reads: frame sampling, size,
-normalisation.
+"""Prepares an episode's frames for a video encoder: frame sampling, size, normalisation.
 
 Frames come as uint8 [T, height, width, 3] with T from 1 on. Left out: decoding of video files and
 augmentation.

@@ -1,5 +1,4 @@
-"""Which tokens the context encoder sees and which the predictor must fill in, after V-JEPA 2's
-multi-block masks.
+"""Masks of context and target tokens, after V-JEPA 2's multi-block masks.
 
 Two kinds of target: a few spatial blocks through the whole clip (what V-JEPA 2 masks), and the end
 of the clip (predict what comes next), which makes latents carry motion. All rows of a batch have

@@ -1,8 +1,8 @@
-"""From the latents of a clip to one embedding: which part of time and space is kept.
+"""Pools the latents of a clip, over parts of time and space, into one embedding.
 
-How far an episode came shows at its end, and a mean over all time gives a clip and its reverse the
-same embedding. Every pooling here but `mean` therefore looks at the end of the clip. Which one
-ranks failures best was measured: benchmarks/reward_progress.py.
+An episode's progress is visible at its end, and a mean over time gives a clip and its reverse the
+same embedding. So every pooling except `mean` reads the end of the clip.
+benchmarks/reward_progress.py measures which one ranks failures best.
 """
 
 # Axes: B clip, T tubelet, Y row, X column, D channel.

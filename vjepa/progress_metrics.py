@@ -1,5 +1,4 @@
-"""How well a score tells progress: rank correlation, monotonicity, and how far successes and
-failures lie apart.
+"""Measures a score of progress: rank correlation, monotonicity, separation of successes and failures.
 
 The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewards). Pure numpy;
 left out: plots and protocols (benchmarks/reward_progress.py).

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-# of the mean distance: failures closer together than this are not told apart by float noise
+# of the mean distance: failures closer together than this differ by float noise only
 SPREAD_FLOOR = 1e-3
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse histogram
 

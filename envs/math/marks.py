@@ -1,7 +1,7 @@
-r"""What marks an answer: `#### x`, `\boxed{x}`, `<answer>x</answer>`, `Answer: x`, `the answer is
+r"""Marks of an answer: `#### x`, `\boxed{x}`, `<answer>x</answer>`, `Answer: x`, `the answer is
 x`, and these in other languages.
 
-Left out: what stands after a mark and around it (`envs.math.answers`), and answers without a mark
+Left out: the text after and around a mark (`envs.math.answers`), and answers without a mark
 (`envs.math.conclusions`).
 """
 

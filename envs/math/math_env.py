@@ -191,7 +191,7 @@ def question_source(
     heldout_share: float,
     ungraded: bool = False,
 ) -> QuestionSource:
-    """Where the questions come from: `files` where there are any, generators else."""
+    """The source of questions: `files` if given, generators otherwise."""
     asked = None if tasks is None else checked_tasks(tasks)
     if files:
         files = [files] if isinstance(files, str) else files
@@ -272,7 +272,7 @@ async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward
 
 
 def ungraded_info() -> Info:
-    """What the info of a step says where nobody here can say anything."""
+    """The info of a step that the environment cannot grade."""
     return {"success": None, REWARD_PARTS: {}, VERDICT: NOT_GRADED, "answer": None}
 
 

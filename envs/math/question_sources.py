@@ -1,7 +1,6 @@
-"""Where a maths environment's questions come from: generators or files, behind one interface.
+"""Sources of a maths environment's questions: generators and files, behind one interface.
 
-A question belongs to a task and to a split, and a seed stands for one of them: the same in every
-process.
+A question belongs to a task and a split. A seed selects a question, the same in every process.
 """
 
 import functools

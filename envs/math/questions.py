@@ -1,4 +1,4 @@
-"""What a question asks for and an answer may contradict: unit, counted thing, rounding, base.
+"""Reads what a question asks for and an answer may contradict: unit, counted noun, rounding, base.
 
 `How many dollars ...?` and `the length in metres` ask for a unit, and `How many apples ...?` for a
 thing. Collective words (`How many animals`) ask for nothing that another noun contradicts. A

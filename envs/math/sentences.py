@@ -1,4 +1,4 @@
-r"""Where sentences begin and end, and which of them take an answer back, as `Wait, no.` does."""
+r"""Splits text into sentences, and finds those that retract an answer, such as "Wait, no"."""
 
 import re
 

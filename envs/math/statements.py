@@ -1,11 +1,11 @@
-r"""What a final statement says: `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia sold 72 clips`.
+r"""Parses a final statement: `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia sold 72 clips`.
 
-A statement is a number of parts that all say the answer: a value and its restatements. It is right
-only if every part is, so that a second value is a contradiction and not a second chance. What
-introduces the value may be a label (`x =`, `Total:`) or a sentence of ordinary words and words of
+A statement has parts that all give the answer: a value and its restatements. It is right only if
+every part is, so a second value is a contradiction, not a second chance. A value may be introduced
+by a label (`x =`, `Total:`) or a sentence of ordinary words and words of
 the question (`envs.math.vocabulary`).
 
-Left out: where in a text the statement stands (`envs.math.answers`), and what is right
+Left out: finding the statement in a text (`envs.math.answers`), and comparing it with the truth
 (`envs.math.grading`).
 """
 

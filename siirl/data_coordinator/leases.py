@@ -1,4 +1,4 @@
-"""Who holds which samples, and until when."""
+"""Leases: which rank holds which samples, and until when."""
 
 import heapq
 from collections.abc import Sequence

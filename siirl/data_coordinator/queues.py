@@ -1,6 +1,4 @@
-"""What waits for a node: one queue a step, and what earlier steps left over. Records, with checks
-of their own.
-"""
+"""Queues of a node's samples: one per step, and leftovers of earlier steps. Records with checks."""
 
 import heapq
 from collections import Counter

@@ -1,7 +1,6 @@
-"""What the `data_rebalance` stage asks for: this rank's share of a step's rows, once all ranks have
-given theirs.
+"""Interface of the `data_rebalance` stage: this rank's share of the rows of all ranks in a step.
 
-And the filter that may stand before it, on metadata alone, so that what it rejects does not travel.
+A filter on metadata may precede it, so that rejected rows are not transferred.
 """
 
 from collections.abc import Sequence

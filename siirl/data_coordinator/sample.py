@@ -103,7 +103,7 @@ def row_infos(
 
 
 def Dict2Samples(batch: TensorDict) -> list[Sample]:
-    """Take a batch apart into rows, without their padding and with memory of their own."""
+    """Split a batch into rows without padding; each row owns its memory."""
     rows = batch.batch_size[0]
     arrays, texts = _split_columns(batch)
     extents = row_extents(

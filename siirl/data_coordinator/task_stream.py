@@ -1,10 +1,8 @@
-"""Which episodes a step trains on: a stream of (task, trial, seed) that is a pure function of the
-run's seed and a position.
+"""Stream of training episodes (task, trial, seed): a pure function of run seed and position.
 
-Prompt number i of the stream belongs to pass i // number of tasks over all tasks, each pass in an
-order of its own. So a step's prompts are known from numbers alone: ranks take every `ranks`-th of
-them without talking to each other, and the whole state is one position, which another number of
-ranks can take up. Training seeds start at 1,000,000 and evaluation seeds end below it.
+Prompt i belongs to pass i // number of tasks; each pass has its own order of all tasks. Rank r of R
+takes every R-th prompt without communication. The state is one position, from which any number of
+ranks can resume. Training seeds start at 1,000,000 and evaluation seeds end below it.
 
 Left out: text prompts from files (`siirl.data_coordinator.prompts`), and running the episodes
 (siirl.engine.rollout).

@@ -199,9 +199,7 @@ def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assign
 
 
 def _choose_environment_of_files(assignments: list[Assignment]) -> list[str]:
-    """Questions in files are asked by env=math, where nobody named another environment; what to say
-    of it.
-    """
+    """Choose env=math for prompt files if no environment is named; returns the notice."""
     files = next(
         (
             assignment
@@ -403,7 +401,7 @@ def _to_arguments(
 
 
 def _at(tree: Any, place: str) -> Any:
-    """The value at a dotted place of nested mappings; None where there is none."""
+    """The value at a dotted key of nested mappings, or None."""
     for name in place.split("."):
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree

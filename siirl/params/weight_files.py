@@ -99,7 +99,7 @@ def _named_by(index: Path) -> list[str]:
 
 
 def parameters_in(path: str) -> int:
-    """Parameters of the weights in a policy folder; 0 where there are none."""
+    """Parameters of the weights in a policy folder; 0 without weights."""
     return sum(check_safetensors(file) for file in weight_files(find(path)))
 
 

@@ -1,3 +1,1 @@
-"""What a run reports while it goes and leaves behind: metrics, console, run folder, videos, rollout
-files, report.html.
-"""
+"""Output of a run: metrics, console, run folder, videos, rollout files, report.html."""

@@ -1,4 +1,4 @@
-"""What a run's configuration changes: keys whose value differs from the default, with both.
+"""Lists the keys of a run whose values differ from the defaults, with both values.
 
 Defaults are those of the dataclasses in siirl.params; groups such as pipeline= set many keys, which
 are listed like any other. `between` compares runs.

@@ -1,4 +1,4 @@
-"""How numbers are shown to people: one form for the terminal, the report and its charts.
+"""Formats numbers for people: one form for the terminal, the report and its charts.
 
 Left out: files for programs (metrics.jsonl, CSV), which keep every digit.
 """

@@ -1,9 +1,8 @@
-"""How the scripted expert puts a thing with a handle into what has a roof: a microwave, the
-compartments of a shelf.
+"""Inserts an object with a handle below a roof: into a microwave or a shelf's compartment.
 
-The hand points down and cannot follow under a roof. So it holds the thing by its handle, turns the
-handle to the open side, moves in level, stops before the roof, lets go, and pushes with its finger
-tips. A thing without a handle cannot be put in like that.
+The hand points down and does not fit below a roof. It holds the object by its handle, turns the
+handle to the open side, moves in horizontally, stops before the roof, releases, and pushes with its
+finger tips. An object without a handle cannot be inserted this way.
 """
 
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 `dataset`, `prompt_loader` (the stream).
 
 A prompt file is read through once, at the start, by all ranks together: each looks at its share of
-the rows, and they tell each other numbers only (token length, hash of the question, data source).
+the rows, and they exchange numbers only (token length, hash of the question, data source).
 From then on a rank reads the rows that it trains on, when it needs them.
 """
 

@@ -1,9 +1,9 @@
-"""What is known of every row of the prompt files before training: its token length, a hash of its
-question, its data source.
+"""Index of prompt files, built before training: each row has a token length, a question hash and
+a data source.
 
-Ranks share the reading: each looks at one stretch of rows and hands numbers to the others, so that
-a file is read and tokenized once for all. Whatever is wrong with a row is found here, not hours
-later, and stops every rank with the same message.
+Ranks share the work: each reads a range of rows and sends numbers to the others, so a file is read
+and tokenized once. An invalid row is found here, not hours later, and stops every rank with the
+same message.
 """
 
 # N row of all files together

@@ -1,4 +1,5 @@
-"""Which rows are trained on and which are held out, and how many were left out for what reason.
+"""Splits rows into training and held-out ones, and counts excluded rows by reason.
+
 Pure functions of the indices.
 """
 

@@ -1,3 +1,1 @@
-"""What a batch is: `batch_columns` (which columns there are, and along which axis each is ragged)
-and `batch` (operations on rows).
-"""
+"""Batch protocol: `batch_columns` (the columns and their ragged axes), `batch` (row operations)."""

@@ -74,7 +74,7 @@ COLUMNS: dict[str, Column] = {
     # What the policy saw
     "prompts": Column(np.int64, "B P", Layout.PROMPT, "prompt tokens"),
     "input_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "prompt and response tokens"),
-    "attention_mask": Column(np.int64, "B P+T", Layout.SEQUENCE, "1 where there is a token"),
+    "attention_mask": Column(np.int64, "B P+T", Layout.SEQUENCE, "1 at tokens, 0 at padding"),
     "position_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "positions of the tokens"),
     "pixel_values": Column(
         np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"
@@ -124,7 +124,7 @@ COLUMNS: dict[str, Column] = {
         np.bool_,
         "B T",
         Layout.TOKEN,
-        "1 at the tokens that stand for a decision with a value of its own",
+        "1 at the first token of each decision, which has a value",
     ),
     "reward_baselines": Column(
         np.float32, "B", Layout.FIXED, "reward of a greedy rollout of the same prompt"
@@ -137,7 +137,7 @@ UNKNOWN = Column(None, "B …", Layout.FIXED, "a column that is not in the table
 
 
 def column(name: str) -> Column:
-    """The entry of a column; `UNKNOWN` for one that nobody has registered."""
+    """The entry of a column; `UNKNOWN` if it is not registered."""
     return COLUMNS.get(name, UNKNOWN)
 
 

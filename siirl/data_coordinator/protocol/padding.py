@@ -1,5 +1,4 @@
-"""Where a row's own values lie in a padded batch: lengths read from the masks, slices for every
-layout.
+"""Locates a row's values in a padded batch: lengths from the masks, slices for every layout.
 
 Left out: moving data (`siirl.data_coordinator.sample` for rows, `protocol.batch` for whole
 batches).

@@ -1,7 +1,6 @@
-"""From the name of a function, `module:Class.method` or `module.function`, to the function; and
-what it may ask for.
+"""Resolves function names, `module:Class.method` or `module.function`, and their arguments.
 
-Resolving imports a module and loads no model. Whatever is missing is answered with what there is.
+Resolving imports a module and loads no model. An unknown name is answered with the known ones.
 """
 
 import importlib

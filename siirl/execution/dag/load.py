@@ -1,4 +1,4 @@
-"""Which graph a job runs: a built-in pipeline by name, a user's function, or a YAML file."""
+"""Loads the graph of a job: a built-in pipeline by name, a user's function, or a YAML file."""
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.builtin_pipelines import PIPELINES

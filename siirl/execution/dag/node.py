@@ -190,7 +190,7 @@ class Node:
             self._check_filter(self.filter)
 
     def copy(self) -> "Node":
-        """The same node, not run yet, with containers of its own."""
+        """A copy of the node that has not run, with its own containers."""
         return dataclasses.replace(
             self, dependencies=list(self.dependencies), config=dict(self.config)
         )

@@ -1,4 +1,4 @@
-"""What a node's function returns: the batch with its new columns, and numbers to log."""
+"""Return value of a node's function: the batch with its new columns, and metrics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

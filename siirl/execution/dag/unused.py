@@ -1,4 +1,4 @@
-"""Forward passes whose result nobody would use: their nodes stay in the graph, do not run, and say
+"""Forward passes whose result no node uses: their nodes stay in the graph, do not run, and say
 why.
 
 The rules themselves (is there a KL, has the policy moved) come from the caller: a graph knows

@@ -1,4 +1,4 @@
-"""Which node last wrote each column of a batch, and whose version holds where branches meet.
+"""Tracks the last writer of each column, and the version that holds where branches meet.
 
 A column has one writer on every path. Where paths meet, the version holds whose writer comes after
 all others; where two branches each wrote a column after they had parted, none does, and the graph

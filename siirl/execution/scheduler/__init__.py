@@ -1,3 +1,1 @@
-"""Who runs which graph: enums, TaskScheduler and ProcessGroupManager are pure; `launch` is the edge
-to Ray.
-"""
+"""Scheduler of graphs on ranks: TaskScheduler and ProcessGroupManager are pure; `launch` uses Ray."""

@@ -1,9 +1,7 @@
-"""What the command and its ranks on Ray tell each other beside results: what each is doing,
-requests to end, requests for stack traces.
+"""Messages between the command and its ranks on Ray: activity, stop and stack-trace requests.
 
-They go through the key-value store that Ray's head has for its own use: no further process, no
-further port, and a rank speaks from a thread of its own while it computes. Each side looks every
-`EVERY_S`.
+They use the key-value store of Ray's head, so they need no further process or port. A rank sends
+from a separate thread while it computes. Each side polls every `EVERY_S`.
 """
 
 import dataclasses

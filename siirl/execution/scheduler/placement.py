@@ -1,9 +1,8 @@
-"""Which machine of a Ray cluster each rank runs on: `nodes` different ones, as many ranks on each,
-and rank 0 beside the command.
+"""Places ranks on machines of a Ray cluster: equally many on each of `nodes`, rank 0 at the command.
 
-Without this Ray puts actors that ask for no CPU anywhere: of a job for two machines both ranks ran
-on one. All machines are reserved together or not at all, so that two jobs never hold half of the
-GPUs each and wait for the other half.
+Otherwise Ray places actors that request no CPU anywhere: both ranks of a job for two machines ran
+on one. All machines are reserved together or not at all, so two jobs never wait for each other with
+half of the GPUs each.
 """
 
 import logging

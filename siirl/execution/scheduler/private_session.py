@@ -99,7 +99,7 @@ def _new_locked(place: Path) -> tuple[Path, int]:
 
 
 def _delete_abandoned(place: Path) -> None:
-    """Delete this user's folders whose process has ended: nobody holds their lock."""
+    """Delete this user's folders whose process has ended: their lock is free."""
     for folder in place.glob(f"{PREFIX}????????"):
         with suppress(OSError):  # another user's, or another start deletes it
             if folder.lstat().st_uid != os.getuid():

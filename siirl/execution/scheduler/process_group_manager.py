@@ -1,9 +1,8 @@
-"""Which ranks communicate, under which name, over which backend. A description: every process
-builds its groups from it.
+"""Describes process groups (ranks, name, backend), from which every process builds its groups.
 
-Ranks that run the same graph work on it data-parallel, so each graph is one group, and the group of
-a node is that of the graph that a rank runs. Groups are listed in one order, because
-`torch.distributed.new_group` must be called alike on all ranks.
+Ranks that run the same graph are data-parallel, so each graph is one group, and the group of a node
+is that of its rank's graph. Groups have a fixed order, because all ranks must call
+`torch.distributed.new_group` in the same order.
 """
 
 from collections.abc import Mapping

@@ -80,7 +80,7 @@ class Vitals:
 
 
 def _silence(server: Server) -> str | None:
-    """Why nobody answers there; None where somebody does."""
+    """Why the address does not answer; None if it does."""
     try:
         socket.create_connection((server.host, server.port), timeout=CONNECT_S).close()
     except OSError as error:
