@@ -74,6 +74,11 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "doctor": Subcommand(
         "siirl.doctor", "check what this machine has and lacks for the jobs", ("--help",)
     ),
+    "gpu-check": Subcommand(
+        "siirl.gpu_check",
+        "try siirl on this machine's GPUs, with random weights of published shapes",
+        ("--help", "--minutes", "--json", "--only"),
+    ),
     "completion": Subcommand(
         "siirl.completion",
         "print a completion script for bash, zsh or fish",

@@ -1,0 +1,52 @@
+"""Peak arithmetic of GPUs, as their makers state it: the denominator of MFU.
+
+Dense products on tensor cores, without sparsity, in the fastest mode that sums in float32. A device
+that is not in the table has no MFU; its achieved TFLOP/s are reported all the same.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Peak:
+    """FLOP/s of a device by type of the operands."""
+
+    bfloat16: float
+    float32: float
+    """Without TF32, which PyTorch leaves off by default."""
+    source: str
+
+
+_HOPPER = "NVIDIA H100 Tensor Core GPU datasheet (bfloat16 with sparsity, halved)"
+PEAKS: dict[str, Peak] = {
+    # The first name that is part of the device's name counts, so longer names come first.
+    "H100 PCIe": Peak(756 * TERA, 51 * TERA, _HOPPER),
+    "H100 NVL": Peak(835 * TERA, 60 * TERA, _HOPPER),
+    "H100": Peak(989 * TERA, 67 * TERA, _HOPPER),
+    "H200": Peak(
+        989 * TERA, 67 * TERA, "NVIDIA H200 Tensor Core GPU datasheet (SXM, sparsity halved)"
+    ),
+    "GH200": Peak(989 * TERA, 67 * TERA, "NVIDIA GH200 Grace Hopper datasheet (sparsity halved)"),
+    "A100": Peak(312 * TERA, 19.5 * TERA, "NVIDIA A100 Tensor Core GPU datasheet"),
+    "L40S": Peak(362 * TERA, 91.6 * TERA, "NVIDIA L40S datasheet"),
+    "L4": Peak(121 * TERA, 30.3 * TERA, "NVIDIA L4 datasheet (sparsity halved)"),
+}
+
+
+def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
+    """Peak FLOP/s of a device for operands of `dtype`; None if its maker's figure is not here."""
+    for name, peak in PEAKS.items():
+        if name in device_name:
+            return peak.bfloat16 if dtype == torch.bfloat16 else peak.float32
+    return None
+
+
+def peak_of(device: torch.device, dtype: torch.dtype) -> float | None:
+    """`peak_flops` of a device of this machine; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return peak_flops(torch.cuda.get_device_name(device), dtype)

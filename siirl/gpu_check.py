@@ -1,0 +1,68 @@
+"""`python -m siirl.gpu_check [--minutes 8] [--json FILE] [--only NAME ...]`: try siirl on this
+machine's GPUs, with random weights of published shapes.
+
+Needs torch, transformers, numpy, tensordict and omegaconf. Checks of what else is missing (ray,
+vLLM, MuJoCo, Gymnasium) are skipped by name. On a machine without GPU the small form of each check
+runs, which tests use. Exit status: 0 if no check failed, 1 otherwise, 2 for a wrong command line.
+Left out: real weights, training to a result, several machines.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from siirl import interrupts
+from siirl.gpu_checks.catalogue import CHECKS
+from siirl.gpu_checks.runner import run_checks
+from siirl.gpu_checks.table import describe_row, summary, write_json
+from siirl.interrupts import leave
+
+FAILED = 1
+MINUTES = 8.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line (without the program's name) and return the exit status."""
+    arguments = _parser().parse_args(argv)
+    names = arguments.only or [check.name for check in CHECKS]
+    rows = []
+    chosen = [check for check in CHECKS if check.name in names]
+    apart = torch.cuda.is_available()
+    for row in run_checks(chosen, minutes=arguments.minutes, apart=apart):
+        print(describe_row(row), flush=True)
+        rows.append(row)
+    print(summary(rows), flush=True)
+    if arguments.json is not None:
+        write_json(arguments.json, rows, minutes=arguments.minutes)
+    return FAILED if any(row.status == "failed" for row in rows) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m siirl.gpu_check", description="Try siirl on this machine's GPUs."
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="time budget, which is kept (default 8)"
+    )
+    parser.add_argument("--json", type=Path, default=None, help="also write the results there")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[check.name for check in CHECKS],
+        metavar="NAME",
+        help=f"only these checks: {', '.join(check.name for check in CHECKS)}",
+    )
+    return parser
+
+
+def command() -> None:
+    """Entry of the process; signals may end it."""
+    interrupts.listen()
+    leave(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    command()

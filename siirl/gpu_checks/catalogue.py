@@ -1,0 +1,53 @@
+"""The checks, in the order in which they run: what others rest on comes first."""
+
+from siirl.gpu_checks.check import Check
+
+_HERE = "siirl.gpu_checks"
+CHECKS = (
+    Check("device", "device, driver, matrix products", f"{_HERE}.machine:device", at_most_s=30),
+    Check("checksum", "checksum equal on CPU and device", f"{_HERE}.weights:equal_checksums", 30),
+    Check(
+        "reduction",
+        "NCCL (gloo on a CPU) and FSDP2: gradient and reduction factor on one rank and all",
+        f"{_HERE}.ranks:reduction",
+        60,
+    ),
+    Check(
+        "updates",
+        "GRPO and SRPO update of the shipped models, as on the CPU",
+        f"{_HERE}.updates:as_on_cpu",
+        45,
+    ),
+    Check("log_prob_gap", "acting and training log-probs", f"{_HERE}.updates:log_prob_gap", 45),
+    Check("determinism", "the same update twice", f"{_HERE}.updates:twice", 30),
+    Check("sync", "weights to the acting copy", f"{_HERE}.weights:to_acting_copy", 30),
+    Check(
+        "sync_vllm", "weights to vLLM", f"{_HERE}.weights:to_vllm", 60, needs=("vllm", "gymnasium")
+    ),
+    Check(
+        "pictures",
+        "EGL picture, its hash, frames/s of 1 to 16 simulators",
+        f"{_HERE}.pictures:frames",
+        45,
+        needs=("mujoco",),
+    ),
+    Check("video_encoder", "V-JEPA 2 ViT-g, clips/s", f"{_HERE}.video:clips", 45),
+    Check(
+        "vla_acting",
+        "OpenVLA-OFT 7B: actions/s at batch 1 to 64, bare network beside it",
+        f"{_HERE}.vla:acting",
+        60,
+    ),
+    Check(
+        "vla_lora", "OpenVLA-OFT 7B: LoRA update", f"{_HERE}.vla:lora_update", 75, needs=("peft",)
+    ),
+    Check("vla_full", "OpenVLA-OFT 7B: full update", f"{_HERE}.vla:full_update", 75),
+    Check("text_tokens", "Qwen2.5-7B: generation tokens/s", f"{_HERE}.text:generation", 60),
+    Check(
+        "text_update",
+        "Qwen2.5-7B: GRPO update, LoRA",
+        f"{_HERE}.text:update_adapters",
+        75,
+        needs=("peft",),
+    ),
+)

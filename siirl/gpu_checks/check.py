@@ -1,0 +1,120 @@
+"""A check, what it may use, and the row that it leaves.
+
+A check is a function of `Trial`. It notes figures as it goes, so that those of a check that is
+killed are kept. It raises `CheckFailed` with a sentence, `CheckSkipped` where this machine cannot
+do it, or any other error, which is a failure too.
+"""
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+Status = Literal["OK", "failed", "skipped"]
+
+
+class CheckFailed(Exception):
+    """The check's own verdict, a sentence with the numbers that disagree."""
+
+
+class CheckSkipped(Exception):
+    """This machine lacks something; a sentence that names it."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """An entry of the catalogue."""
+
+    name: str
+    what: str
+    function: str
+    """`module:name`, imported only in the check's process."""
+    at_most_s: float
+    """Its part of a budget of eight minutes; what it leaves over goes to later checks."""
+    needs: tuple[str, ...] = ()
+    """Packages beyond the least installation."""
+
+
+@dataclass
+class Row:
+    """Result of a check."""
+
+    name: str
+    what: str
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Trial:
+    """One run of a check.
+
+    Attributes:
+        device: The first GPU, or the CPU.
+        ends_at: `time.monotonic()` at which the process is killed.
+        file: Where figures are kept.
+    """
+
+    device: torch.device
+    ends_at: float
+    file: Path
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether published shapes are tried; a CPU tries small ones."""
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the passes: bfloat16 on a GPU, float32 on a CPU."""
+        return torch.bfloat16 if self.on_gpu else torch.float32
+
+    def left_s(self) -> float:
+        """Seconds until the process is killed."""
+        return self.ends_at - time.monotonic()
+
+    def note(self, **figures: Any) -> None:
+        """Keep figures, from now on also if the process dies."""
+        self.figures |= figures
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps({"figures": self.figures}))
+        new.replace(self.file)
+
+    def require(self, holds: bool, sentence: str) -> None:
+        """Fail the check with `sentence` unless `holds`."""
+        if not holds:
+            raise CheckFailed(sentence)
+
+    def wait_for_device(self) -> None:
+        """Wait until the device has computed what was asked, for timings."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def seconds_of(self, work: Any, *, least_s: float = 1.0, most: int = 50) -> float:
+        """Mean seconds of a call, after one that warms up; repeated for `least_s` at least once."""
+        work()
+        self.wait_for_device()
+        begin, calls = time.perf_counter(), 0
+        while calls == 0 or (
+            time.perf_counter() - begin < least_s and calls < most and self.left_s() > 5
+        ):
+            work()
+            self.wait_for_device()
+            calls += 1
+        return (time.perf_counter() - begin) / calls
+
+    def peak_bytes(self) -> int | None:
+        """Most memory of the device's tensors since `forget_peak`; None on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
+
+    def forget_peak(self) -> None:
+        """Start the next peak."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)

@@ -1,0 +1,52 @@
+"""`python -m siirl.gpu_checks.child FOLDER NAME=MODULE:NAME=SECONDS ...`: checks in this process.
+
+Writes figures, and how each check ended, to FOLDER/NAME.json. An error that is no verdict ends the
+process with its traceback, which the parent reads.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+
+import torch
+
+from siirl.engine.training.rank_device import device_of_rank
+from siirl.gpu_checks.check import CheckFailed, CheckSkipped, Trial
+
+FAILED = 1
+
+
+def main(folder: Path, checks: Sequence[str]) -> int:
+    """Run the checks in turn up to the first that fails, and return the exit status."""
+    for word in checks:
+        name, function, seconds = word.split("=")
+        file = folder / f"{name}.json"
+        trial = Trial(device=device_of_rank(), ends_at=time.monotonic() + float(seconds), file=file)
+        torch.manual_seed(0)
+        try:
+            resolve_name(function)(trial)
+        except CheckSkipped as reason:
+            end(trial, "skipped", str(reason))
+        except CheckFailed as reason:
+            end(trial, "failed", str(reason))
+            return FAILED
+        else:
+            end(trial, "OK")
+    return 0
+
+
+def end(trial: Trial, how: str, reason: str = "") -> None:
+    """Write how a check ended, in one move, so that the parent reads whole files."""
+    new = trial.file.with_suffix(".new")
+    new.write_text(json.dumps({"figures": trial.figures, "ended": how, "reason": reason}))
+    new.replace(trial.file)
+
+
+if __name__ == "__main__":
+    # the allocator would otherwise keep blocks of one size while another size fails
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,138 @@
+"""Runs checks one after the other in other processes, within a budget of time.
+
+A check that crashes (out of memory, CUDA error, segmentation fault) or takes too long is a failed
+row; the others go on with a fresh process. On a GPU every check has a process of its own, and so
+the whole memory. On a CPU, where most of a small check's time is the import of torch, one process
+does them in turn until one fails. A check gets its part of the budget, and what earlier ones left.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from siirl.gpu_checks.check import Check, Row
+
+STATED_MINUTES = 8.0  # for which `Check.at_most_s` was chosen
+STARTING_S = 8.0  # a process imports torch; less than this is not worth its start
+LONGEST_REASON = 300
+LOOK_EVERY_S = 0.02
+
+
+def run_checks(checks: Sequence[Check], *, minutes: float, apart: bool) -> Iterator[Row]:
+    """Yield the row of each check as soon as it is known; ends within `minutes`.
+
+    Args:
+        checks: In the order in which they run.
+        minutes: The budget.
+        apart: Give each check a process of its own.
+    """
+    ends_at = time.monotonic() + 60 * minutes
+    spare_s, worker = 0.0, Worker()
+    try:
+        for place, check in enumerate(checks):
+            part_s = check.at_most_s * minutes / STATED_MINUTES + spare_s
+            begin = time.monotonic()
+            seconds = min(max(part_s, STARTING_S), ends_at - begin)
+            reason = _skipped(check, seconds)
+            if reason is None:
+                following = [each for each in checks[place:] if not _missing(each)]
+                yield worker.run(following[:1] if apart else following, seconds=seconds)
+            else:
+                yield Row(check.name, check.what, "skipped", reason)
+            spare_s = max(0.0, part_s - (time.monotonic() - begin))
+            if apart:
+                worker.end()
+    finally:
+        worker.end()
+
+
+def _missing(check: Check) -> list[str]:
+    return [name for name in check.needs if importlib.util.find_spec(name) is None]
+
+
+def _skipped(check: Check, seconds: float) -> str | None:
+    if missing := _missing(check):
+        return f"not installed: {', '.join(missing)}"
+    return "the time budget is spent (--minutes)" if seconds < STARTING_S else None
+
+
+class Worker:
+    """A process that does checks in turn, started when one is asked for."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, checks: Sequence[Check], *, seconds: float) -> Row:
+        """Wait for the first of `checks`; a new process is given all of them.
+
+        Args:
+            checks: The check, and those that this process may do afterwards.
+            seconds: Limit of the first.
+        """
+        begin = time.monotonic()
+        if self._process is None:
+            self._start(checks)
+        assert self._process is not None
+        check, result = checks[0], self._folder / f"{checks[0].name}.json"
+        found: dict[str, Any] = {}
+        status: int | None = None
+        while "ended" not in found and status is None and time.monotonic() - begin < seconds:
+            time.sleep(LOOK_EVERY_S)
+            status = self._process.poll()
+            found = json.loads(result.read_text()) if result.is_file() else {}
+        row = Row(check.name, check.what, "OK", figures=found.get("figures", {}))
+        row.seconds = round(time.monotonic() - begin, 1)
+        if found.get("ended") == "OK":
+            return row
+        if found.get("ended") == "skipped":
+            row.status, row.reason = "skipped", found["reason"]
+            return row
+        row.status = "failed"
+        if "ended" in found:
+            row.reason = found["reason"]
+        elif status is None:
+            row.reason = f"did not end within {seconds:.0f} s"
+        else:
+            row.reason = _reason(self._errors.read_text(), status)
+        self.end()
+        return row
+
+    def end(self) -> None:
+        """Kill the process and all that it started; safe to call twice."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        self._holder.cleanup()
+
+    def _start(self, checks: Sequence[Check]) -> None:
+        self._holder = tempfile.TemporaryDirectory(prefix="siirl-gpu-check-")
+        self._folder = Path(self._holder.name)
+        self._errors = self._folder / "stderr"
+        words = [f"{check.name}={check.function}={check.at_most_s}" for check in checks]
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "siirl.gpu_checks.child", str(self._folder), *words],
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,  # so that its own processes end with it
+            )
+
+
+def _reason(said: str, status: int) -> str:
+    """The last line of an error's traceback; for a death by signal its name."""
+    if status < 0:
+        return f"its process died of {signal.Signals(-status).name}"
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(" ")]
+    return (lines[-1] if lines else f"its process ended with status {status}")[:LONGEST_REASON]

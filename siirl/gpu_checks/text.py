@@ -1,0 +1,88 @@
+"""Qwen2.5-7B at its published size: generation, and a GRPO update of adapters."""
+
+import asyncio
+import time
+from typing import Any
+
+import torch
+
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.rollout.generation import GenerationRequest
+from siirl.engine.rollout.hf.hf_engine import HFEngine
+from siirl.engine.training.device_peaks import peak_of
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.shapes import language_model, texts
+from siirl.gpu_checks.updates import engine_of, update
+from siirl.models.chat import load_chat_tokenizer
+from siirl.models.flops import ADAPTERS, decoder_flops
+from siirl.params.model_args import LoraArguments
+
+TINY_LM = "assets/tiny_lm"  # for the tokens that end a turn
+
+
+def generation(trial: Trial) -> None:
+    """Tokens/s of many answers at once, sampled by siirl's own engine."""
+    rows, prompt, answer = (64, 256, 128) if trial.on_gpu else (4, 8, 4)
+    model = language_model(trial)
+    engine = HFEngine(model=model, tokenizer=load_chat_tokenizer(TINY_LM), max_running=rows)
+
+    def generate(longest: int) -> int:
+        return sum(len(found.tokens) for found in asyncio.run(_everybody(engine, longest)))
+
+    async def _everybody(engine: HFEngine, longest: int) -> list[Any]:
+        ids = torch.randint(5, 200, (rows, prompt)).tolist()
+        return await asyncio.gather(
+            *(
+                engine.agenerate(GenerationRequest(str(row), tuple(ids[row]), longest, (0, row)))
+                for row in range(rows)
+            )
+        )
+
+    generate(2)
+    trial.wait_for_device()
+    begin = time.perf_counter()
+    tokens = generate(answer)
+    trial.wait_for_device()
+    seconds = time.perf_counter() - begin
+    trial.note(tokens_per_s=tokens / seconds, answers=rows, peak_bytes=trial.peak_bytes())
+
+
+def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> float:
+    """Seconds of the second of two updates of adapters."""
+    rank = 32 if trial.on_gpu else 2
+    model = language_model(trial, lora=LoraArguments(rank=rank))
+    engine = engine_of(
+        model, text_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=1
+    )
+    most = 200
+    batch = texts(
+        torch.randint(5, most, (rows, prompt)).tolist(),
+        torch.randint(5, most, (rows, answer)).tolist(),
+    )
+    update(engine, batch)
+    trial.wait_for_device()
+    trial.forget_peak()
+    begin = time.perf_counter()
+    metrics = update(engine, batch)
+    trial.wait_for_device()
+    seconds = time.perf_counter() - begin
+    length = prompt + answer
+    flops = ADAPTERS * decoder_flops(
+        model.config, tokens=rows * length, pairs=rows * length**2, head_tokens=rows * answer
+    )
+    trial.note(
+        tokens_per_s=rows * length / seconds,
+        tflops=flops / seconds / 1e12,
+        peak_bytes=trial.peak_bytes(),
+    )
+    peak = peak_of(trial.device, trial.dtype)
+    if peak is not None:
+        trial.note(mfu=flops / seconds / peak)
+    trial.require(metrics["actor/updates"] == 1, f"the update was skipped: {metrics}")
+    return seconds
+
+
+def update_adapters(trial: Trial) -> None:
+    """A GRPO update on answers of 1024 tokens."""
+    rows, prompt, answer = (8, 256, 1024) if trial.on_gpu else (2, 6, 6)
+    update_seconds(trial, rows=rows, prompt=prompt, answer=answer)

@@ -1,0 +1,241 @@
+"""Updates of the shipped models: as on the CPU, repeatable, and with log-probs that agree."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from siirl.engine.actor.actor import Actor
+from siirl.engine.actor.embodied_scorer import embodied_scorer
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.rollout.acting import ActRequest
+from siirl.engine.rollout.generation import GenerationRequest
+from siirl.engine.rollout.hf.hf_engine import HFEngine
+from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
+from siirl.engine.training.batch_loss import BatchLoss
+from siirl.engine.training.checksum import checksum
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.rank_device import set_deterministic
+from siirl.engine.training.sharding import full_tensor
+from siirl.engine.training.train_engine import TrainEngine, TrainStep
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.shapes import texts, trajectories
+from siirl.models.chat import load_chat_tokenizer
+from siirl.models.language_model import load_language_model
+from siirl.models.tiny_vla import load_policy
+from siirl.params import ActorArguments, OptimizerArguments
+from siirl.params.paths import find
+
+TINY_LM, TINY_VLA = "assets/tiny_lm", "assets/tiny_vla"
+FLOAT32_BOUND = 1e-3  # of a gradient's norm: sums in another order
+GAP_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # mean log-prob, as a run has them
+LEARNING_RATE = 1e-4
+
+
+class GradientEngine(TrainEngine[Any]):
+    """Keeps the whole gradient of its last step."""
+
+    gradient: dict[str, torch.Tensor]
+
+    def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
+        """See TrainEngine."""
+        self.gradient = {
+            name: full_tensor(weight.grad).detach().cpu().float()
+            for name, weight in self.module.named_parameters()
+            if weight.grad is not None
+        }
+        return super().apply_gradient(batch_loss)
+
+
+def engine_of(
+    module: nn.Module,
+    scorer: Any,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    ranks: Collectives | None = None,
+    **options: Any,
+) -> GradientEngine:
+    """An initialised engine with a constant learning rate."""
+    return GradientEngine(
+        module=module,
+        scorer=scorer,
+        optim=OptimizerArguments(lr=LEARNING_RATE, scheduler="constant"),
+        device=device,
+        compute_dtype=None if dtype == torch.float32 else dtype,
+        ranks=ranks,
+        **options,
+    ).initialize()  # type: ignore[return-value]
+
+
+def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:
+    """One optimiser step on all rows, on the policy's own samples."""
+    actor = Actor(
+        engine=engine, config=ActorArguments(ppo_mini_batch_size=10_000), rollouts_per_prompt=1
+    )
+    return actor.update(batch, on_policy=True)
+
+
+def text_batch() -> TensorDict:
+    """Answers to sums, as the shipped model's GRPO job has them."""
+    numbers = np.random.default_rng(0).integers(10, 100, (16, 2))
+    prompts = [list(f"{a}+{b}=".encode()) for a, b in numbers]
+    return texts(prompts, [list(str(a + b).encode()) for a, b in numbers], pad=256)
+
+
+def policy_batch() -> TensorDict:
+    """Episodes of the shipped policy's size, as its SRPO job has them."""
+    policy = load_policy(find(TINY_VLA))
+    cameras, height, width = policy.config.image_shape or (1, 64, 64)
+    return trajectories(
+        policy,
+        rows=6,
+        chunks=4,
+        shape=(cameras, height, width, 3),
+        numbers=policy.config.proprioception_size,
+    )
+
+
+JOBS: dict[str, tuple[Callable[[], Any], Any, Callable[[], TensorDict]]] = {
+    "grpo": (functools.partial(load_language_model, TINY_LM), text_scorer, text_batch),
+    "srpo": (lambda: load_policy(find(TINY_VLA)), embodied_scorer, policy_batch),
+}
+"""Model, scorer and batch of each job."""
+
+
+def as_on_cpu(trial: Trial) -> None:
+    """Gradients on the device are the CPU's: in float32, and in bfloat16 as near as the CPU's."""
+    for name, (load, scorer, make_batch) in JOBS.items():
+        torch.manual_seed(0)
+        batch = make_batch()
+        found = {}
+        cpu = torch.device("cpu")
+        for device, dtype in (
+            (cpu, torch.float32),
+            (cpu, torch.bfloat16),
+            (trial.device, torch.float32),
+            (trial.device, torch.bfloat16),
+        ):
+            engine = engine_of(load(), scorer, device=device, dtype=dtype)
+            update(engine, batch)
+            found[device.type, dtype] = engine.gradient
+        exact = found["cpu", torch.float32]
+        rounding = distance(found["cpu", torch.bfloat16], exact)
+        apart = distance(found[trial.device.type, torch.float32], exact)
+        rounded = distance(found[trial.device.type, torch.bfloat16], exact)
+        trial.note(**{f"{name}_float32": apart, f"{name}_bfloat16": rounded})
+        trial.note(**{f"{name}_cpu_bfloat16": rounding})
+        trial.require(
+            apart < FLOAT32_BOUND,
+            f"the {name} gradient in float32 is {apart:.2g} of its norm from the CPU's",
+        )
+        trial.require(
+            rounded < 2 * rounding + FLOAT32_BOUND,
+            f"the {name} gradient in bfloat16 is {rounded:.2g} of its norm from the CPU's in "
+            f"float32; the CPU's in bfloat16 {rounding:.2g}",
+        )
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference of two gradients over the norm of `other`."""
+    difference = sum(float((one[name] - other[name]).square().sum()) for name in other)
+    return float(difference / sum(float(each.square().sum()) for each in other.values())) ** 0.5
+
+
+def twice(trial: Trial) -> None:
+    """The same update from the same weights gives the same bits."""
+    set_deterministic(True)
+    for name, (load, scorer, make_batch) in JOBS.items():
+        sums = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            engine = engine_of(load(), scorer, device=trial.device, dtype=trial.dtype)
+            update(engine, make_batch())
+            sums.append(checksum(dict(engine.module.state_dict())))
+        trial.note(**{name: sums[0]})
+        trial.require(
+            sums[0] == sums[1], f"{name}: checksums {sums[0]} and {sums[1]} after one update"
+        )
+
+
+def log_prob_gap(trial: Trial) -> None:
+    """Log-probs of acting and of training with the same weights agree in the mean."""
+    bound = GAP_BOUNDS[trial.dtype]
+    for name, gap in (("grpo", _text_gap(trial)), ("srpo", _policy_gap(trial))):
+        trial.note(**{name: gap})
+        trial.require(gap <= bound, f"{name}: mean gap {gap:.2g}, rounding explains {bound:.2g}")
+
+
+def _text_gap(trial: Trial) -> float:
+    model = load_language_model(TINY_LM).to(trial.device)
+    engine = engine_of(model, text_scorer, device=trial.device, dtype=trial.dtype)
+    acting = HFEngine(
+        model=model,
+        tokenizer=load_chat_tokenizer(TINY_LM),
+        compute_dtype=engine.compute_dtype,
+    )
+    prompts = text_batch()["prompts"].tolist()
+
+    async def everybody() -> list[Any]:
+        requests = [
+            GenerationRequest(str(row), tuple(ids), max_new_tokens=8, seed=(0, row))
+            for row, ids in enumerate(prompts)
+        ]
+        return await asyncio.gather(*(acting.agenerate(request) for request in requests))
+
+    found = asyncio.run(everybody())
+    batch = texts(prompts, [response.tokens.tolist() for response in found], pad=256)
+    trained_BT = engine.forward(batch, lambda scores, _: scores.log_probs_BT).cpu()
+    gaps = [
+        np.abs(trained_BT[row, : len(response.tokens)].numpy() - response.log_probs)
+        for row, response in enumerate(found)
+    ]
+    return float(np.concatenate(gaps).mean())
+
+
+def _policy_gap(trial: Trial) -> float:
+    policy = load_policy(find(TINY_VLA)).to(trial.device)
+    engine = engine_of(policy, embodied_scorer, device=trial.device, dtype=trial.dtype)
+    batch = policy_batch()
+    acting = EmbodiedEngine(
+        policy=policy,
+        temperature=1.0,
+        lockstep=False,
+        batch_rows=64,
+        compute_dtype=engine.compute_dtype,
+    )
+    found = asyncio.run(_everybody_acts(acting, requests_of(batch)))
+    shape = batch["responses"].shape
+    batch["responses"] = torch.from_numpy(np.stack([each.tokens for each in found])).view(shape)
+    acted = torch.from_numpy(np.stack([each.log_probs for each in found])).view(shape)
+    trained = engine.forward(batch, lambda scores, _: scores.log_probs_BT).cpu()
+    return float((acted - trained).abs().mean())
+
+
+def requests_of(batch: TensorDict) -> list[ActRequest]:
+    """A request for each observation of `batch`, in its order; most likely tokens are asked for."""
+    return [
+        ActRequest(
+            f"{row}-{chunk}",
+            batch["pixel_values"][row, chunk].numpy(),
+            batch["proprioception"][row, chunk].numpy(),
+            batch["instruction_ids"][row].numpy(),
+            None,
+        )
+        for row in range(len(batch))
+        for chunk in range(batch["pixel_values"].shape[1])
+    ]
+
+
+async def _everybody_acts(engine: EmbodiedEngine, requests: list[ActRequest]) -> list[Any]:
+    return await asyncio.gather(*(engine.act(request) for request in requests))
+
+
+def act_all(engine: EmbodiedEngine, requests: list[ActRequest]) -> list[Any]:
+    """Responses to all requests, asked for at once."""
+    return asyncio.run(_everybody_acts(engine, requests))

@@ -1,0 +1,109 @@
+"""Checksums of weights on CPU and device, and the transfer of weights to what acts."""
+
+import time
+
+import torch
+
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.training.checksum import checksum
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.train_engine import TrainEngine
+from siirl.engine.training.weight_sync import WeightSync, acting_copy
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.shapes import SMALL
+from siirl.models.chat import load_chat_tokenizer
+from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.params import OptimizerArguments
+
+TINY_LM = "assets/tiny_lm"
+
+
+class _Version:
+    """Stands for the engine whose version follows the weights."""
+
+    version = -1
+
+    def update_weights(self, version: int) -> None:
+        self.version = version
+
+
+def equal_checksums(trial: Trial) -> None:
+    """The checksum does not depend on device or number of threads."""
+    entries = 50_000_000 if trial.on_gpu else 100_000
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = {"weight": torch.randn(entries).to(dtype), "odd": torch.randn(37, 3).to(dtype)}
+        here = checksum(tensors)
+        there = checksum({name: tensor.to(trial.device) for name, tensor in tensors.items()})
+        trial.require(
+            here == there,
+            f"checksum {here} on the CPU and {there} on {trial.device} of {dtype} weights",
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    two = checksum(tensors)
+    torch.set_num_threads(threads)
+    trial.require(two == here, f"checksum {here} on {threads} threads and {two} on two")
+    trial.note(entries=entries)
+
+
+def to_acting_copy(trial: Trial) -> None:
+    """Weights reach a copy in the type of the passes, as several ranks act."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = {**SMALL, "vocab_size": 300}
+    if trial.on_gpu:  # 1.5 billion weights: Qwen2.5-1.5B
+        shape = {
+            "vocab_size": 151936,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+        }
+    with torch.device(trial.device):
+        model = LanguageModel(Qwen2ForCausalLM(Qwen2Config(**shape)).eval())
+    copied = acting_copy(model, torch.bfloat16)
+    _sync(trial, model, acting=copied, engine=_Version())
+
+
+def to_vllm(trial: Trial) -> None:
+    """Weights reach vLLM, which holds its own; the shipped model."""
+    from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
+
+    model = load_language_model(TINY_LM).to(trial.device)
+    engine = VLLMEngine(
+        model=model,
+        tokenizer=load_chat_tokenizer(TINY_LM),
+        temperature=1.0,
+        top_p=1.0,
+        top_k=None,
+        max_running=8,
+        lockstep=False,
+        compute_dtype=trial.dtype if trial.on_gpu else None,
+        kv_cache_gib=0.25,
+        num_gpus=1,
+        longest_text=64,
+    )
+    try:
+        _sync(trial, model, acting=engine, engine=engine)
+    finally:
+        engine.close()
+
+
+def _sync(trial: Trial, model: LanguageModel, *, acting: object, engine: object) -> None:
+    """Change the weights, transfer them, and note how long that takes; a difference raises."""
+    trained = TrainEngine(
+        module=model,
+        scorer=text_scorer,
+        optim=OptimizerArguments(scheduler="constant"),
+        device=trial.device,
+    ).initialize()
+    sync = WeightSync(trained=trained, acting=acting, engine=engine, ranks=OneProcess())  # type: ignore[arg-type]
+    with torch.no_grad():
+        next(model.parameters()).add_(0.5)
+    begin = time.perf_counter()
+    sync.sync()
+    trial.wait_for_device()
+    seconds = time.perf_counter() - begin
+    size = sum(weight.nbytes for weight in model.parameters())
+    trial.note(trained_bytes=size, seconds=seconds, gb_per_s=size / seconds / 1e9)

@@ -1,0 +1,153 @@
+"""Floating-point operations of a forward pass, by formula, for each model that siirl trains.
+
+A multiplication with an addition counts as two. Products of matrices, convolutions and attention
+count; norms, softmax and activations do not. Attention counts every pair of places, as
+torch.utils.flop_counter does and as MFU is defined (PaLM, arXiv 2204.02311, appendix B), although a
+causal kernel skips half of them. A test compares each formula with that counter.
+
+Left out: recomputed activations, which are no work of the model (MFU, not HFU).
+"""
+
+import math
+from typing import Any
+
+from torch import nn
+
+from siirl.models.openvla_oft import OpenVLAOFT
+from siirl.models.openvla_vision import EncoderShape, encoder_shape
+from siirl.models.tiny_vla import ConvEncoder, TinyVLA
+from vjepa.vision_transformer import VideoTransformerConfig
+
+# Of a training pass over that of a forward pass: the backward pass computes the gradients of
+# inputs and of weights, each as costly as the forward pass. Frozen weights have none.
+TRAINED_WEIGHTS, ADAPTERS = 3, 2
+
+
+def block_flops(
+    *,
+    tokens: int,
+    pairs: int,
+    width: int,
+    hidden: int,
+    query_width: int,
+    key_width: int,
+    gated: bool,
+) -> int:
+    """One transformer block.
+
+    Args:
+        tokens: Places that are computed.
+        pairs: Pairs of a query with a key.
+        width: Channels between blocks.
+        hidden: Channels inside the MLP.
+        query_width: Heads times their channels.
+        key_width: The same of keys, and of values.
+        gated: Whether the MLP has a third matrix (SwiGLU).
+    """
+    projections = 2 * tokens * width * (2 * query_width + 2 * key_width)
+    attention = 2 * 2 * pairs * query_width  # scores, and the mix of values
+    return projections + attention + 2 * tokens * width * hidden * (3 if gated else 2)
+
+
+def decoder_flops(config: Any, *, tokens: int, pairs: int, head_tokens: int) -> int:
+    """A decoder of the Llama family.
+
+    Args:
+        config: Of transformers.
+        tokens: Places that are computed, over all texts.
+        pairs: Sum of squared lengths of the texts; with keys of earlier passes more.
+        head_tokens: Places whose logits are computed.
+    """
+    text = config.get_text_config()
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    block = block_flops(
+        tokens=tokens,
+        pairs=pairs,
+        width=text.hidden_size,
+        hidden=text.intermediate_size,
+        query_width=text.num_attention_heads * head,
+        key_width=text.num_key_value_heads * head,
+        gated=True,
+    )
+    return text.num_hidden_layers * block + 2 * head_tokens * text.hidden_size * text.vocab_size
+
+
+def video_flops(config: VideoTransformerConfig) -> int:
+    """V-JEPA's encoder on one clip."""
+    tokens = config.num_tokens
+    patch = 3 * config.tubelet_size * config.patch_size**2
+    block = block_flops(
+        tokens=tokens,
+        pairs=tokens**2,
+        width=config.width,
+        hidden=round(config.width * config.mlp_ratio),
+        query_width=config.width,
+        key_width=config.width,
+        gated=False,
+    )
+    return config.depth * block + 2 * tokens * patch * config.width
+
+
+def image_flops(shape: EncoderShape, *, patches: int) -> int:
+    """One of OpenVLA's image encoders, without its last block, on one image."""
+    tokens = patches + shape.registers + (1 if shape.registers else 0)
+    block = block_flops(
+        tokens=tokens,
+        pairs=tokens**2,
+        width=shape.width,
+        hidden=shape.hidden,
+        query_width=shape.width,
+        key_width=shape.width,
+        gated=False,
+    )
+    return (shape.blocks - 1) * block + 2 * patches * 3 * shape.patch**2 * shape.width
+
+
+def openvla_flops(policy: OpenVLAOFT, *, encoders: tuple[str, ...], question: int) -> int:
+    """OpenVLA-OFT on one observation, whose question has `question` tokens."""
+    patches = policy.vision_backbone.patches
+    seen = policy.images * patches
+    images = policy.images * sum(
+        image_flops(encoder_shape(name), patches=patches) for name in encoders
+    )
+    projector = seen * _linear_flops(policy.projector)
+    state = 0 if policy.proprio_projector is None else _linear_flops(policy.proprio_projector)
+    tokens = policy.chunk_length * policy.action_tokenizer.dimensions
+    places = seen + (policy.proprio_projector is not None) + question + tokens + 1
+    config = policy.language_model.config
+    decoder = decoder_flops(config, tokens=places, pairs=places**2, head_tokens=0)
+    head = 2 * tokens * config.hidden_size * policy.action_tokenizer.bins
+    return images + projector + state + decoder + head
+
+
+def tiny_vla_flops(policy: TinyVLA) -> int:
+    """The shipped policy on one observation."""
+    vision = getattr(policy, "vision", None)
+    convolutions = _conv_flops(vision, policy) if isinstance(vision, ConvEncoder) else 0
+    return convolutions + _linear_flops(policy)
+
+
+def _linear_flops(module: nn.Module) -> int:
+    """All linear layers, each on one row."""
+    return sum(
+        2 * part.in_features * part.out_features
+        for part in module.modules()
+        if isinstance(part, nn.Linear)
+    )
+
+
+def _conv_flops(vision: ConvEncoder, policy: TinyVLA) -> int:
+    assert policy.config.image_shape is not None
+    height, width = policy.config.image_shape[1:]
+    total = 0
+    for layer in vision.convolutions:
+        if not isinstance(layer, nn.Conv2d):
+            continue
+        height, width = (
+            (size + 2 * int(layer.padding[axis]) - layer.kernel_size[axis]) // layer.stride[axis]
+            + 1
+            for axis, size in enumerate((height, width))
+        )
+        weights = math.prod(layer.weight.shape)
+        total += 2 * weights * height * width
+    return total

@@ -1,0 +1,63 @@
+"""The runner: one row a check, whatever becomes of its process."""
+
+import pytest
+
+from siirl.gpu_checks.check import Check, Row
+from siirl.gpu_checks.runner import Worker, run_checks
+
+
+def check(name: str, needs: tuple[str, ...] = ()) -> Check:
+    return Check(name, "what", f"tests.gpu_checks.trials:{name}", 60.0, needs=needs)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    names = ("cannot", "dies", "raises", "disagrees", "fine")
+    checks = [check("absent", needs=("no_such_package",)), *map(check, names)]
+    return {row.name: row for row in run_checks(checks, minutes=8, apart=False)}
+
+
+def test_a_crash_is_a_failed_row_that_keeps_its_figures(rows: dict[str, Row]) -> None:
+    row = rows["dies"]
+    assert (row.status, row.reason) == ("failed", "its process died of SIGSEGV")
+    assert row.figures == {"so_far": 1}
+
+
+def test_the_checks_after_a_crash_go_on(rows: dict[str, Row]) -> None:
+    assert rows["fine"].status == "OK"
+    assert rows["fine"].figures == {"answer": 42}
+
+
+def test_an_error_is_the_reason_of_a_failed_row(rows: dict[str, Row]) -> None:
+    assert rows["raises"].status == "failed"
+    assert rows["raises"].reason == "RuntimeError: CUDA error: out of memory"
+
+
+def test_a_verdict_is_the_reason_of_a_failed_row(rows: dict[str, Row]) -> None:
+    assert (rows["disagrees"].status, rows["disagrees"].reason) == ("failed", "1 is not 2")
+
+
+def test_what_the_machine_lacks_is_a_skipped_row(rows: dict[str, Row]) -> None:
+    assert (rows["cannot"].status, rows["cannot"].reason) == (
+        "skipped",
+        "one GPU, and it needs two",
+    )
+
+
+def test_a_missing_package_is_named(rows: dict[str, Row]) -> None:
+    assert (rows["absent"].status, rows["absent"].reason) == (
+        "skipped",
+        "not installed: no_such_package",
+    )
+
+
+def test_a_check_that_does_not_end_is_killed_and_keeps_its_figures() -> None:
+    worker = Worker()
+    row = worker.run([check("sleeps")], seconds=25)
+    assert (row.status, row.reason) == ("failed", "did not end within 25 s")
+    assert row.figures == {"so_far": 1}
+
+
+def test_nothing_starts_when_the_budget_is_spent() -> None:
+    [row] = run_checks([check("sleeps")], minutes=0.01, apart=True)
+    assert (row.status, row.reason) == ("skipped", "the time budget is spent (--minutes)")

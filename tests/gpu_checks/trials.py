@@ -1,0 +1,33 @@
+"""Checks that a test makes end in each way."""
+
+import os
+import signal
+import time
+
+from siirl.gpu_checks.check import CheckSkipped, Trial
+
+
+def fine(trial: Trial) -> None:
+    trial.note(answer=42)
+
+
+def dies(trial: Trial) -> None:
+    trial.note(so_far=1)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def raises(trial: Trial) -> None:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+def disagrees(trial: Trial) -> None:
+    trial.require(False, "1 is not 2")
+
+
+def cannot(trial: Trial) -> None:
+    raise CheckSkipped("one GPU, and it needs two")
+
+
+def sleeps(trial: Trial) -> None:
+    trial.note(so_far=1)
+    time.sleep(600)

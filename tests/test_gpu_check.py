@@ -1,0 +1,59 @@
+"""The command on this machine, in its small form, and on one with the least installation."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from siirl.gpu_checks.catalogue import CHECKS
+
+ABSENT = ("ray", "vllm", "mujoco", "gymnasium")
+SKIPPED = {"sync_vllm": "not installed: vllm, gymnasium", "pictures": "not installed: mujoco"}
+WITHOUT = """
+import sys
+for name in {absent}:
+    sys.modules[name] = None
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """Rows of the command where the packages `ABSENT` cannot be imported."""
+    folder = tmp_path_factory.mktemp("gpu_check")
+    (folder / "sitecustomize.py").write_text(WITHOUT.format(absent=ABSENT))
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    found = folder / "found.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "siirl.gpu_check", "--json", str(found)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert len(run.stdout.splitlines()) == len(CHECKS) + 1
+    result = json.loads(Path(found).read_text())
+    assert result["machine"]["torch"]
+    return {row["name"]: row for row in result["checks"]}
+
+
+def test_the_small_form_of_every_check_passes_without_ray_vllm_mujoco_and_gymnasium(
+    rows: dict[str, dict],
+) -> None:
+    statuses = {name: (row["status"], row["reason"]) for name, row in rows.items()}
+    assert statuses == {
+        check.name: ("skipped", SKIPPED[check.name]) if check.name in SKIPPED else ("OK", "")
+        for check in CHECKS
+    }
+
+
+def test_every_check_that_ran_has_figures(rows: dict[str, dict]) -> None:
+    assert all(row["figures"] for name, row in rows.items() if name not in SKIPPED)
+
+
+def test_one_process_and_a_forced_group_have_the_same_gradient(rows: dict[str, dict]) -> None:
+    assert rows["reduction"]["figures"]["factor_1"] == 1
+    assert rows["reduction"]["figures"]["gradient_1"] < 1e-6
