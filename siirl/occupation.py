@@ -34,6 +34,8 @@ class Occupation:
         self._clock = clock
         self._parts: tuple[tuple[str, bool], ...] = (("starts", False),)
         self._changes, self._since, self._words = 0, clock(), 0
+        self.waited_s = 0.0
+        """Seconds of all activities so far that waited for other ranks."""
 
     def got_on(self) -> None:
         """Record progress."""
@@ -43,7 +45,7 @@ class Occupation:
     @contextmanager
     def doing(self, text: str, *, waiting: bool = False) -> Iterator[None]:
         """Record the activity `text` within the enclosing activity."""
-        outer = self._parts
+        outer, begin = self._parts, self._clock()
         self._parts = (*outer, (text, waiting))
         self.got_on()
         try:
@@ -51,6 +53,8 @@ class Occupation:
         finally:
             self._parts = outer
             self.got_on()
+            if waiting:
+                self.waited_s += self._clock() - begin
 
     def snapshot(self) -> Snapshot:
         """Take a snapshot."""

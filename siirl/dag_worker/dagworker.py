@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDict
 
 from siirl.dag_worker import stages
+from siirl.dag_worker.accounting import StepAccount, held_bytes
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
@@ -119,6 +120,7 @@ class DAGWorker:
         )
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
+        self.account = StepAccount(self.device)
         self.global_steps = 0
         self._components: WorkerComponents | None = None
         self._before: dict[str, Any] | None = (
@@ -252,18 +254,14 @@ class DAGWorker:
         context.drawn_prompts = self.config.data.train_batch_size
         if self.config.trainer.total_steps is not None:
             self.components.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
-        begin = time.perf_counter()
+        self.account.begin()
         self._flow.run_step()
         context.redistribution.acknowledge()
         context.collector.write_recordings({})
         self._before = None
         STOP.hold(False)
-        self.metrics.record(
-            {
-                "time/step_s": time.perf_counter() - begin,
-                "policy/version": float(context.weights.version),
-            }
-        )
+        self.metrics.record(self.account.metrics(self.metrics.records) | held_bytes(context))
+        self.metrics.record({"policy/version": float(context.weights.version)})
 
     def _begin_node(self, node: Node, batch: TensorDict) -> "Future[Any] | None":
         start = declared_start(node.executable)

@@ -40,6 +40,11 @@ class MetricWorker:
         """Keep `metrics`, a mapping from names to numbers, until the end of the step."""
         self._records.append(plain_record(metrics))
 
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What this rank has recorded since the last `reduce`."""
+        return tuple(self._records)
+
     def reduce(self) -> dict[str, Reduced]:
         """Reduce the step's metrics over all ranks, equal on each rank; then start empty."""
         mine, self._records = merge_rounds(self._records), []

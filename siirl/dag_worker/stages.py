@@ -8,6 +8,7 @@ reward (`pixel_values`, `input_ids`, `video_embedding`).
 
 # B trajectory of this rank, T token
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -369,9 +370,15 @@ def wait_for_all(*, batch: TensorDict) -> NodeOutput:
 @stage(NodeType.BARRIER_SYNC, NodeRole.ROLLOUT)
 def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Copy the new weights to the rollout engine and verify them."""
+    begin = time.perf_counter()
     context.weights.sync()
     return NodeOutput(
-        batch=batch, metrics={"actor/weights_unchanged": float(context.weights.unchanged)}
+        batch=batch,
+        metrics={
+            "actor/weights_unchanged": float(context.weights.unchanged),
+            "sync/bytes": float(context.weights.transferred_bytes),
+            "sync/seconds": time.perf_counter() - begin,
+        },
     )
 
 

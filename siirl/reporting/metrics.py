@@ -274,7 +274,23 @@ METRICS: dict[str, Metric] = {
     ),
     # Time and memory.
     "time/<node>_s": Metric(Reduction.DURATION, "seconds of this node on the slowest rank"),
-    "memory/<what>_bytes": Metric(_MAX, "peak memory of the largest process"),
+    "memory/host_peak_bytes": Metric(_MAX, "peak host memory of the largest rank, since its start"),
+    "memory/gpu_peak_bytes": Metric(
+        _MAX, "peak memory of tensors on the fullest GPU, in this step"
+    ),
+    "memory/<what>_bytes": Metric(
+        _MAX, "memory that the largest rank keeps between steps for this"
+    ),
+    "perf/throughput": Metric(
+        _RANK_MEAN, "tokens of prompts and responses a second and rank, over the whole step"
+    ),
+    "perf/env_steps_per_s": Metric(
+        _RANK_MEAN, "environment steps a second and rank, over the whole step"
+    ),
+    "perf/idle_share": Metric(_RANK_MEAN, "share of the step that a rank waits for the others"),
+    "perf/largest_idle_share": Metric(_MAX, "the same, of the rank that waits longest"),
+    "sync/bytes": Metric(_MAX, "bytes of weights that a sync hands on, 0 where nothing is copied"),
+    "sync/seconds": Metric(Reduction.DURATION, "seconds of a weight sync, checks included"),
     "recorder/videos": Metric(_SUM, "videos written so far"),
 }
 

@@ -10,6 +10,8 @@ from siirl.preflight.prepare import load_graph
 
 TIMED = (
     "time/",
+    "perf/",
+    "sync/seconds",
     "env/steps_per_s",
     "env/busy",
     "policy/busy",

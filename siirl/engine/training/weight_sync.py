@@ -153,6 +153,14 @@ class WeightSync:
         """Whether optimiser steps before the last sync left the trained weights unchanged."""
         self._checksums: list[float] = []
 
+    @property
+    def transferred_bytes(self) -> int:
+        """Bytes of the trained weights that a sync hands on; 0 where the trained module acts."""
+        if isinstance(self.acting, ActingModule) and self.acting.module is self.acting.trained:
+            return 0
+        weights = self.trained.module.parameters()
+        return sum(weight.numel() * weight.element_size() for weight in weights)
+
     def sync(self) -> None:
         """Copy the current weights to the acting ones.
 

@@ -1,0 +1,110 @@
+"""Accounting of a step on this rank: throughput over the whole step, waiting, memory by holder.
+
+Recorded after every training step. Throughput counts all time of the step, as verl's
+`perf/throughput` does: a rank that waits for another one is slow. Left out: MFU, and memory that
+autograd holds during an update, which is in the peak alone.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from siirl.dag_worker.context import StageContext
+from siirl.engine.training.train_engine import TrainEngine
+from siirl.engine.training.weight_sync import ActingModule
+from siirl.occupation import OCCUPATION, Occupation
+from siirl.reporting.metrics import Value, Weighted
+
+KIB = 1024  # unit of ru_maxrss on Linux
+TOKENS = ("rollout/avg_prompt_length", "rollout/avg_response_length")
+PROMPT, RESPONSE = TOKENS
+
+
+class StepAccount:
+    """Times one step at a time.
+
+    Args:
+        device: Of this rank.
+        occupation: Tells for how long this process has waited for other ranks.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        occupation: Occupation = OCCUPATION,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device, self._occupation, self._clock = device, occupation, clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a step, and the peak of its GPU memory."""
+        self._began, self._waited = self._clock(), self._occupation.waited_s
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def metrics(self, records: Sequence[dict[str, Value]]) -> dict[str, Value]:
+        """Metrics of the step that ends now.
+
+        Args:
+            records: What this rank has recorded during the step.
+        """
+        seconds = self._clock() - self._began
+        idle = (self._occupation.waited_s - self._waited) / seconds
+        found: dict[str, Value] = {
+            "time/step_s": seconds,
+            "perf/idle_share": idle,
+            "perf/largest_idle_share": idle,
+            "perf/env_steps_per_s": _sum(records, "env/steps") / seconds,
+            "memory/host_peak_bytes": KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        }
+        if any(PROMPT in record for record in records):
+            found["perf/throughput"] = sum(_sum(records, name) for name in TOKENS) / seconds
+        if self._device.type == "cuda":
+            found["memory/gpu_peak_bytes"] = torch.cuda.max_memory_allocated(self._device)
+        return found
+
+
+def held_bytes(context: StageContext) -> dict[str, Value]:
+    """Bytes that this rank keeps from step to step, by holder; shards count as what is here."""
+    engines: dict[str, TrainEngine | None] = {
+        "actor": context.actor.engine,
+        "critic": None if context.critic is None else context.critic.engine,
+    }
+    held: dict[str, Value] = {}
+    for name, engine in engines.items():
+        if engine is None:
+            continue
+        held[f"memory/{name}_weights_bytes"] = _bytes(engine.module.parameters())
+        state = {} if engine.optimizer is None else engine.optimizer.state
+        held[f"memory/{name}_moments_bytes"] = _bytes(
+            tensor for of_weight in state.values() for tensor in of_weight.values()
+        )
+    acting = context.weights.acting
+    if isinstance(acting, ActingModule):
+        own = acting.module is not acting.trained
+        held["memory/acting_copy_bytes"] = _bytes(acting.module.parameters()) if own else 0.0
+    return held
+
+
+def _bytes(tensors: Iterable[object]) -> float:
+    """Bytes of this rank's part of the tensors."""
+    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
+    return float(sum(each.nbytes for each in local if isinstance(each, torch.Tensor)))
+
+
+def _sum(records: Sequence[dict[str, Value]], name: str) -> float:
+    """Sum of a count, or of what a weighted mean is the mean of, over the records."""
+    total = 0.0
+    for record in records:
+        value = record.get(name, 0.0)
+        if isinstance(value, Weighted):
+            total += value.value * value.weight
+        elif isinstance(value, int | float):
+            total += value
+    return total

@@ -1,0 +1,65 @@
+"""Accounting of a step: throughput over its whole time, and the share of it that a rank waits."""
+
+import torch
+
+from siirl.dag_worker.accounting import StepAccount
+from siirl.occupation import Occupation
+from siirl.reporting.metrics import Weighted
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def account() -> tuple[StepAccount, Occupation, Clock]:
+    clock = Clock()
+    occupation = Occupation(clock)
+    return StepAccount(torch.device("cpu"), occupation=occupation, clock=clock), occupation, clock
+
+
+def test_throughput_counts_the_whole_step():
+    step, _, clock = account()
+    clock.now = 4.0
+    records = [
+        {"rollout/avg_prompt_length": Weighted(5.0, 8.0), "env/steps": 8.0},
+        {"rollout/avg_response_length": Weighted(10.0, 8.0), "env/steps": 4.0},
+    ]
+    found = step.metrics(records)
+    assert found["perf/throughput"] == 30.0  # (40 + 80) tokens in 4 s
+    assert found["perf/env_steps_per_s"] == 3.0
+    assert found["time/step_s"] == 4.0
+
+
+def test_only_waiting_for_other_ranks_is_idle():
+    step, occupation, clock = account()
+    with occupation.doing("computes"):
+        clock.now = 6.0
+        with occupation.doing("waits", waiting=True):
+            clock.now = 8.0
+    assert step.metrics([])["perf/idle_share"] == 0.25
+
+
+def test_waiting_of_an_earlier_step_is_not_counted_again():
+    step, occupation, clock = account()
+    with occupation.doing("waits", waiting=True):
+        clock.now = 5.0
+    step.begin()
+    clock.now = 10.0
+    assert step.metrics([])["perf/idle_share"] == 0.0
+
+
+def test_peak_host_memory_is_that_of_a_process_with_torch():
+    step, _, clock = account()
+    clock.now = 1.0
+    assert 50e6 < step.metrics([])["memory/host_peak_bytes"] < 100e9
+
+
+def test_robots_have_no_token_throughput():
+    step, _, clock = account()
+    clock.now = 1.0
+    assert "perf/throughput" not in step.metrics([{"env/steps": 3.0}])
