@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from siirl.algos.kl import FixedKLController
+from siirl.dag_worker.colocated_buffer import ColocatedBuffer
 from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.data_coordinator.task_stream import Loader
@@ -39,6 +40,8 @@ class StageContext:
     """Coefficient of the KL in the reward."""
     critic: Critic | None = None
     """Value model; None if no node of the graph has the role CRITIC."""
+    buffer: ColocatedBuffer | None = None
+    """Passes rows from PUT_TO_BUFFER to GET_FROM_BUFFER nodes; the worker sets it."""
     loader: Loader | None = None
     """Prompt stream; None only in a context built without one."""
     step: int = 0
@@ -56,6 +59,12 @@ class StageContext:
                 "node_role=NodeRole.CRITIC, as pipelines/ppo.py does."
             )
         return self.critic
+
+    def require_buffer(self) -> ColocatedBuffer:
+        """What passes rows between nodes; ConfigError if the run has none."""
+        if self.buffer is None:
+            raise ConfigError("The run has no buffer, which PUT_TO_BUFFER nodes need.")
+        return self.buffer
 
     def require_loader(self) -> Loader:
         """The prompt stream; ConfigError if the run has none."""

@@ -25,6 +25,7 @@ from tensordict import TensorDict
 from siirl.dag_worker import stages
 from siirl.dag_worker.accounting import StepAccount, held_bytes
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.colocated_buffer import ColocatedBuffer
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.dag_worker.dataflow import Dataflow
@@ -169,6 +170,7 @@ class DAGWorker:
             first_step=first_step,
             with_critic=needs_critic(self.taskgraph),
         )
+        self.components.context.buffer = ColocatedBuffer(self.redistribution)
         if resume is not None:
             checkpoint = self.components.checkpoints.load(resume)
             load_state(

@@ -40,6 +40,7 @@ from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardScores, TextRewardManager
 from siirl.errors import InvariantError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
+from siirl.execution.dag.buffers import buffer_of
 from siirl.models.row_flops import flops_of_rows
 from siirl.params import SiiRLArguments
 from siirl.reporting.metrics import Value, Weighted
@@ -126,7 +127,21 @@ def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     return NodeOutput(batch=prompts, metrics=metrics)
 
 
-@stage(NodeType.COMPUTE, requires=["uid", "index", "response_mask"])
+@stage(NodeType.PUT_TO_BUFFER, requires=["uid"])
+def put_to_buffer(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
+    """Hand the rows to the GET_FROM_BUFFER node of the same buffer; pass them on as well."""
+    context.require_buffer().put(batch, buffer=buffer_of(node))
+    return NodeOutput(batch=batch)
+
+
+@stage(NodeType.GET_FROM_BUFFER, moves_rows=True)
+def get_from_buffer(*, context: StageContext, node: Node) -> NodeOutput:
+    """This rank's share of the rows that all ranks put into the buffer."""
+    rows = context.require_buffer().take(buffer=buffer_of(node), step=context.step)
+    return NodeOutput(batch=rows, metrics={"data/trajectories": float(len(rows))})
+
+
+@stage(NodeType.COMPUTE, requires=["uid", "index", "response_mask"], moves_rows=True)
 def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
     """Balance the rows that the node's filter accepts over the ranks, by the work that they make."""
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)

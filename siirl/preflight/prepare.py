@@ -24,6 +24,7 @@ from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
 from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
+from siirl.execution.dag.buffers import check_buffers
 from siirl.execution.dag.final_sync import sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
@@ -174,6 +175,7 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         needs_old_log_probs=sizes.needs_old_log_probs(config),
     )
     sync_at_the_end(graph)
+    check_buffers(graph)
     return graph
 
 

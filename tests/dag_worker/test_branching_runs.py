@@ -78,6 +78,21 @@ def test_branches_that_meet_train_like_the_chain(job) -> None:
     assert branches[-1]["actor/grad_norm"] > 0
 
 
+def test_rows_pass_through_a_buffer(job) -> None:
+    chain = """
+nodes:
+  - {node_id: rollout_actor, node_type: ENV_INTERACT}
+  - {node_id: hand_in, node_type: PUT_TO_BUFFER, dependencies: [rollout_actor], config: {buffer: rows}}
+  - {node_id: take, node_type: GET_FROM_BUFFER, dependencies: [hand_in], config: {buffer: rows}}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [take]}
+  - {node_id: advantages, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
+  - {node_id: actor_train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [advantages]}
+"""
+    steps = job(chain, "actor_rollout_ref.actor.use_kl_loss=false")
+    assert [step["data/trajectories"] for step in steps] == [16.0] * 3
+    assert [step["policy/version"] for step in steps] == [1.0, 2.0, 3.0]
+
+
 def half_of_right(data_source, solution_str, ground_truth, extra_info=None):
     """A reward function of a user's own, which processes run."""
     return 0.5 * (solution_str == ground_truth)

@@ -236,6 +236,24 @@ def test_decorated_functions_are_checked_like_nodes():
         graph.check()
 
 
+def moved_in_one_branch(**after):
+    graph = TaskGraph("g")
+    graph.add_node(node("rollout"))
+    graph.add_node(node("balance", ["rollout"], moves_rows=True))
+    graph.add_node(node("reference", [after.get("reference_after", "rollout")]))
+    graph.add_node(node("update", ["balance", "reference"]))
+    return graph
+
+
+def test_rows_that_moved_are_not_joined_with_rows_that_stayed():
+    with pytest.raises(ConfigError, match=r"'update'.*'balance' on one of these paths moves rows"):
+        moved_in_one_branch().check()
+
+
+def test_rows_that_moved_before_the_paths_part_can_be_joined():
+    moved_in_one_branch(reference_after="balance").check()
+
+
 def test_skipped_nodes_columns_are_required_no_more():
     graph = chain(
         node("rollout"),

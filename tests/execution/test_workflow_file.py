@@ -54,6 +54,8 @@ def test_the_guides_workflow_runs_as_written(tmp_path):
         ("ENV_INTERACT", "ROLLOUT", False, "generate"),
         ("ENV_INTERACT", "DEFAULT", False, "generate"),
         ("DATA_LOAD", "DEFAULT", False, "load_prompts"),
+        ("PUT_TO_BUFFER", "DEFAULT", False, "put_to_buffer"),
+        ("GET_FROM_BUFFER", "DEFAULT", False, "get_from_buffer"),
     ],
 )
 def test_type_and_role_choose_the_stage(node_type, node_role, only_forward_compute, stage):

@@ -77,6 +77,8 @@ class Node:
     node_role: NodeRole = NodeRole.DEFAULT
     only_forward_compute: bool = False
     """A forward pass of a model that is trained elsewhere in the graph."""
+    moves_rows: bool = False
+    """Whether its function may give rows to other ranks."""
     agent_group: int = 0
     """Which agent's models it uses, where several agents are trained."""
     dependencies: list[str] = field(default_factory=list)

@@ -20,6 +20,7 @@ class NodeOptions(TypedDict, total=False):
     node_type: NodeType
     node_role: NodeRole
     only_forward_compute: bool
+    moves_rows: bool
     agent_group: int
     config: dict[str, Any]
     filter_plugin: str | Callable[..., bool] | None

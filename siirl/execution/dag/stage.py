@@ -33,6 +33,8 @@ class Stage:
     node_role: NodeRole = NodeRole.DEFAULT
     only_forward_compute: bool = False
     """A forward pass of a model that is trained elsewhere in the graph."""
+    moves_rows: bool = False
+    """Whether rows may go to other ranks, so that they cannot be joined with those that stayed."""
 
 
 def stage(
@@ -40,6 +42,7 @@ def stage(
     node_role: NodeRole = NodeRole.DEFAULT,
     *,
     only_forward_compute: bool = False,
+    moves_rows: bool = False,
     requires: Iterable[str] = (),
     provides: Iterable[str] = (),
     optional: Iterable[str] = (),
@@ -51,7 +54,10 @@ def stage(
     function gets the future's result as `started`, or None where nothing was begun.
     """
     declared = Stage(
-        node_type=node_type, node_role=node_role, only_forward_compute=only_forward_compute
+        node_type=node_type,
+        node_role=node_role,
+        only_forward_compute=only_forward_compute,
+        moves_rows=moves_rows,
     )
 
     def declare(function: Function) -> Function:

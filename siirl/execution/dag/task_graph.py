@@ -224,7 +224,8 @@ class TaskGraph:
 
         Raises:
             ConfigError: A column that nobody provides, one that is provided too late, or one that
-                two branches write which then meet.
+                two branches write which then meet; or a join of rows that moved to other ranks with
+                rows that stayed.
         """
         self._loader_columns = (
             self._entry_columns() if loader_columns is None else column_set(loader_columns)
@@ -238,6 +239,7 @@ class TaskGraph:
             if missing and not self._has_undeclared_ancestor(node_id):
                 self._refuse_column(node_id, missing[0])
         self._check_joins()
+        self._check_moved_rows()
 
     def run_node(self, node_id: str, *, batch: Any, **available: Any) -> NodeOutput:
         """Run one node (`Node.run`); if it had declared no columns, check with those it gave
@@ -273,6 +275,26 @@ class TaskGraph:
             branches = {name: put_out[name] for name in self.rev_adj[node_id]}
             written = dict.fromkeys(self.nodes[node_id].provided_columns or (), node_id)
             put_out[node_id] = {**meet(self, node_id, branches), **written}
+
+    def _check_moved_rows(self) -> None:
+        """Refuse a join of rows that moved between ranks with rows that stayed."""
+        for node_id, names in self.rev_adj.items():
+            moved = {name: self._movers_up_to(name) for name in names}
+            for name in names[1:]:
+                differing = moved[names[0]] ^ moved[name]
+                if differing:
+                    raise ConfigError(
+                        f"Node {node_id!r} of graph {self.graph_id!r} joins {names[0]!r} and "
+                        f"{name!r}, and {sorted(differing)[0]!r} on one of these paths moves rows "
+                        "to other ranks. Put it before the paths part, or after they have met."
+                    )
+
+    def _movers_up_to(self, node_id: str) -> set[str]:
+        return {
+            name
+            for name in (*self.get_ancestors(node_id), node_id)
+            if self.nodes[name].moves_rows and self.nodes[name].skip_reason is None
+        }
 
     def _leads_to_sampling(self) -> set[str]:
         sampling = [

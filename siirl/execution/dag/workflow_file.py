@@ -55,6 +55,8 @@ EPISODE_STAGES = {
     (NodeRole.ROLLOUT, False): f"{_STAGES}:generate",
     (NodeRole.DEFAULT, False): f"{_STAGES}:generate",
 }
+PUT_STAGES = {(NodeRole.DEFAULT, False): f"{_STAGES}:put_to_buffer"}
+GET_STAGES = {(NodeRole.DEFAULT, False): f"{_STAGES}:get_from_buffer"}
 STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
     NodeType.MODEL_INFERENCE: MODEL_STAGES,
     NodeType.ENV_INTERACT: EPISODE_STAGES,
@@ -62,6 +64,8 @@ STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
     NodeType.COMPUTE: COMPUTE_STAGES,
     NodeType.DATA_LOAD: LOAD_STAGES,
     NodeType.BARRIER_SYNC: SYNC_STAGES,
+    NodeType.PUT_TO_BUFFER: PUT_STAGES,
+    NodeType.GET_FROM_BUFFER: GET_STAGES,
 }
 # The guide's workflows run an actor forward as MODEL_INFERENCE with the role ACTOR.
 FORWARD_TYPES = frozenset({NodeType.MODEL_INFERENCE})

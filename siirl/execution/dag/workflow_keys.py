@@ -59,6 +59,7 @@ NODE_KEYS = {
     "node_type": TEXT,
     "node_role": TEXT,
     "only_forward_compute": SWITCH,
+    "moves_rows": SWITCH,
     "agent_group": COUNT,
     "config": MAPPING,
     "filter_plugin": FUNCTION,
