@@ -25,7 +25,7 @@ from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clip
 from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
 from siirl.execution.dag.buffers import check_buffers
-from siirl.execution.dag.final_sync import sync_at_the_end
+from siirl.execution.dag.final_sync import check_one_policy, sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer
@@ -174,6 +174,7 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         needs_reference=sizes.needs_reference(config),
         needs_old_log_probs=sizes.needs_old_log_probs(config),
     )
+    check_one_policy(graph)
     sync_at_the_end(graph)
     check_buffers(graph)
     return graph

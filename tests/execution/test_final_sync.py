@@ -1,8 +1,11 @@
 """Every policy that a graph trains is synced in the same step."""
 
+import pytest
+
+from siirl.errors import ConfigError
 from siirl.execution.dag import NodeRole, NodeType, Pipeline
 from siirl.execution.dag.builtin_pipelines import PIPELINES, grpo_pipeline
-from siirl.execution.dag.final_sync import sync_at_the_end
+from siirl.execution.dag.final_sync import check_one_policy, sync_at_the_end
 
 
 def passes(batch):
@@ -72,3 +75,13 @@ def test_a_graph_that_trains_nothing_needs_none():
     graph.remove_node("sync_weights")
     graph.remove_node("actor_train")
     assert added(graph) == {}
+
+
+def test_a_graph_that_uses_the_models_of_two_agent_groups_is_refused():
+    with pytest.raises(ConfigError, match=r"agent groups 0, 1, .*update_1 would train"):
+        check_one_policy(trained(0, 1).build())
+
+
+def test_a_graph_of_one_agent_group_passes():
+    check_one_policy(trained(0).build())
+    check_one_policy(grpo_pipeline())
