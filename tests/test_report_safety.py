@@ -74,8 +74,10 @@ TAGS = {
 }
 LINK = re.compile(r"#[\w-]+|videos/[A-Za-z0-9_.~/%-]*")
 POINTS_AT_EVERYTHING = """
-for (const chart of document.querySelectorAll(".chart")) for (const key of ["Home", "End"]) chart.dispatchEvent(new KeyboardEvent("keydown", {key}));
-for (const name of document.querySelectorAll("[data-help]")) name.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
+for (const chart of document.querySelectorAll(".chart"))
+  for (const key of ["Home", "End"]) chart.dispatchEvent(new KeyboardEvent("keydown", {key}));
+for (const name of document.querySelectorAll("[data-help]"))
+  name.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
 """
 LIMIT_S = 300  # for a hang; a second on an idle machine
 
