@@ -68,8 +68,11 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "report": Subcommand(
         "siirl.report",
-        "write a run's report.html again, or show its rollouts",
-        ("--help", "--rollouts", "--step", "--kind", "--failures", "--count"),
+        "write a run's report.html again, compare runs, export curves, or show rollouts",
+        (
+            *("--help", "--export", "--output"),
+            *("--rollouts", "--step", "--kind", "--failures", "--count"),
+        ),
     ),
     "doctor": Subcommand(
         "siirl.doctor", "check what this machine has and lacks for the jobs", ("--help",)

@@ -1,12 +1,17 @@
-"""Shows the results of a run: rewrites its report.html, or prints its rollouts.
+"""Shows the results of runs: report.html, a comparison, exported curves, or rollouts.
 
     # writes report.html
     python -m siirl.report outputs/run/2026-11-21_12-00-00
+    # compares runs: comparison.html in the working folder
+    python -m siirl.report outputs/one/2026-11-21_12-00-00 outputs/two/2026-11-21_13-00-00
+    # for a paper: metrics as CSV, all charts in one PDF, or a PDF and an SVG of each in a folder
+    python -m siirl.report outputs/run/2026-11-21_12-00-00 --export curves.csv
+    python -m siirl.report outputs/run/2026-11-21_12-00-00 --export charts/
     # of the newest step, what went wrong
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --step 40 --kind val --count 3
 
-A run writes report.html at its end; this command also works during a run.
+A run rewrites report.html while it goes on; this command makes it once more, also during a run.
 """
 
 import argparse
@@ -19,7 +24,8 @@ from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, end, end_without_reader
-from siirl.reporting.report_page import write_report
+from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
+from siirl.reporting.report_page import read_run, write_report
 from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.reporting.rollout_view import show
 
@@ -31,7 +37,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
+    parser.add_argument(
+        "folders",
+        metavar="RUN",
+        type=Path,
+        nargs="+",
+        help="folder of a run, outputs/<name>/<time>; several are compared",
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="PATH",
+        help="write curves instead: FILE.csv, FILE.pdf, or a folder of PDF and SVG files",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(COMPARISON_FILE),
+        help=f"page of a comparison ({COMPARISON_FILE})",
+    )
     parser.add_argument("--rollouts", action="store_true", help="print rollouts instead")
     parser.add_argument(
         "--step", type=int, help="training step of the rollouts; by default the newest"
@@ -45,23 +69,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     flags = parser.parse_args(argv)
     try:
-        if flags.count < 1:
-            raise ConfigError(f"--count {flags.count} must be at least 1.")
-        if flags.rollouts:
-            show_rollouts(
-                flags.folder,
-                step=flags.step,
-                kind=flags.kind,
-                failures_only=flags.failures,
-                count=flags.count,
-            )
-        else:
-            print(write_report(flags.folder))
+        _run(flags)
     except BrokenPipeError:
         return end_without_reader()
     except (SiirlError, OSError, ValueError) as error:
         return end(FAILED, str(error), error)
     return 0
+
+
+def _run(flags: argparse.Namespace) -> None:
+    if flags.count < 1:
+        raise ConfigError(f"--count {flags.count} must be at least 1.")
+    if flags.export is not None:
+        from siirl.reporting.chart_files import export  # matplotlib takes a second to import
+
+        runs = {name: read_run(folder) for name, folder in names_of(flags.folders).items()}
+        print(*export(runs, flags.export), sep="\n")
+    elif flags.rollouts:
+        if len(flags.folders) > 1:
+            raise ConfigError(f"--rollouts shows one run; {len(flags.folders)} are named.")
+        show_rollouts(
+            flags.folders[0],
+            step=flags.step,
+            kind=flags.kind,
+            failures_only=flags.failures,
+            count=flags.count,
+        )
+    elif len(flags.folders) > 1:
+        print(write_comparison(flags.folders, flags.output))
+    else:
+        print(write_report(flags.folders[0]))
 
 
 def show_rollouts(

@@ -157,3 +157,62 @@ def test_a_folder_that_is_no_run_is_refused(
         write_report(tmp_path)
     assert main([str(tmp_path)]) == 1
     assert "siirl:" in capsys.readouterr().err
+
+
+def finished_run(folder: Path, *, seed: int, successes: float) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"trainer: {{seed: {seed}}}\n")
+    with MetricWriters([], RunDescription(folder, total_steps=1)) as writers:
+        metrics = {"val/all/successes": successes, "val/all/episodes": 10.0}
+        writers.write(step=1, metrics=metrics | {"reward/mean_score": 0.5, "actor/ppo_kl": 0.1})
+    return folder
+
+
+def test_runs_are_compared_with_intervals_over_episodes_and_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rates 0.5 and 0.7: mean 0.6, s = 0.1414, t(0.975, 1) = 12.71, so that the interval is cut."""
+    runs = [
+        finished_run(tmp_path / "one" / "a", seed=1, successes=5.0),
+        finished_run(tmp_path / "two" / "a", seed=2, successes=7.0),
+    ]
+    file = tmp_path / "both.html"
+    assert main([*map(str, runs), "--output", str(file)]) == 0
+    assert capsys.readouterr().out.strip() == str(file)
+    page = file.read_text()
+    assert "70.0 % [39.7, 89.2] (7/10)" in page
+    assert "+20.0 points, intervals overlap" in page
+    assert "60.0 % [0.0, 100.0] over 2 seeds" in page
+    assert "<code>trainer.seed</code>" in page
+
+
+def test_a_run_is_not_compared_with_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(finished_run(tmp_path / "one" / "a", seed=1, successes=5.0))
+    assert main([run, run]) == 1
+    assert "named twice" in capsys.readouterr().err
+
+
+def test_curves_are_exported_as_a_table(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "one" / "a", seed=1, successes=5.0)
+    assert main([str(run), "--export", str(tmp_path / "curves.csv")]) == 0
+    head, row = (tmp_path / "curves.csv").read_text().splitlines()
+    assert head.split(",")[:4] == ["run", "step", "actor/ppo_kl", "reward/mean_score"]
+    assert row.split(",")[:4] == ["one", "1", "0.1", "0.5"]
+
+
+def test_every_chart_is_exported_as_pdf_and_svg(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "one" / "a", seed=1, successes=5.0)
+    assert main([str(run), "--export", str(tmp_path / "charts")]) == 0
+    names = {file.name for file in (tmp_path / "charts").iterdir()}
+    assert {"reward.pdf", "reward.svg", "success_on_held_out_episodes.pdf"} <= names
+    assert (tmp_path / "charts" / "reward.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_an_export_of_another_kind_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run(tmp_path / "one" / "a", seed=1, successes=5.0)
+    assert main([str(run), "--export", "curves.xlsx"]) == 1
+    assert "name a .csv file" in capsys.readouterr().err

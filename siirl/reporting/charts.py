@@ -3,6 +3,7 @@
 `chart_svg` draws them into report.html, `chart_files` writes PDF, SVG and CSV. Left out: drawing.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ KINDS_OF_EVALUATION = (
     ("argmax_", "most probable actions"),
     ("any_", "any of trainer.val_samples samples"),
 )
+
+
+HELD_OUT = "Success on held-out episodes"
 
 
 @dataclass(frozen=True)
@@ -117,22 +121,20 @@ def task_charts(rows: Sequence[Row]) -> list[Chart]:
 
 
 def compared_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
-    """The charts of several runs (rows by name), a curve a run; stage times are left out."""
-    charts = {
-        name: [_held_out(rows), *(_panel(p, rows) for p in PANELS)] for name, rows in runs.items()
-    }
-    together = []
-    for same in zip(*charts.values(), strict=True):
-        series = [
-            Series(
-                name if not index else f"{name}, {curve.label}", curve.points, meaning=curve.meaning
-            )
-            for name, chart in zip(charts, same, strict=True)
-            for index, curve in enumerate(chart.series)
-        ]
-        first = same[0]
-        together.append(Chart(first.title, series, percent=first.percent, whole=first.whole))
-    return [chart for chart in together if chart.series]
+    """Charts of one quantity each, with a curve a run (rows by name); stage times are left out."""
+    together: dict[tuple[str, str], Chart] = {}
+    for name, rows in runs.items():
+        for chart in (_held_out(rows), *(_panel(panel, rows) for panel in PANELS)):
+            for curve in chart.series:
+                of_run = Series(name, curve.points, meaning=curve.meaning)
+                known = together.get((chart.title, curve.label))
+                together[chart.title, curve.label] = dataclasses.replace(
+                    chart,
+                    title=f"{chart.title}: {curve.label}",
+                    series=[*(known.series if known else ()), of_run],
+                )
+    order = {title: index for index, title in enumerate([HELD_OUT, *(p.title for p in PANELS)])}
+    return [together[key] for key in sorted(together, key=lambda key: order[key[0]])]
 
 
 def _held_out(rows: Sequence[Row]) -> Chart:
@@ -141,7 +143,7 @@ def _held_out(rows: Sequence[Row]) -> Chart:
     series = [] if whole is None else list(_of_task(rows, whole))
     if whole is None:  # an older run, or a user's node, without a total
         series = [next(_of_task(rows, task, label=task)) for task in tasks]
-    return Chart("Success on held-out episodes", series, percent=True, whole=True)
+    return Chart(HELD_OUT, series, percent=True, whole=True)
 
 
 def _tasks(rows: Sequence[Row]) -> list[str]:

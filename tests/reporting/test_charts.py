@@ -66,6 +66,7 @@ def test_a_compared_chart_has_a_curve_a_run() -> None:
     runs = {"one": [evaluated(0, all=1)], "two": [evaluated(0, all=2)]}
     (chart,) = compared_charts(runs)
     assert [curve.label for curve in chart.series] == ["one", "two"]
+    assert chart.title == "Success on held-out episodes: sampled actions"
 
 
 def test_stage_times_lie_on_each_other() -> None:
