@@ -15,7 +15,7 @@ from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params.command_line import Action, CommandLine, read_command_line
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
-from siirl.params.help import help_text
+from siirl.params.help import commented, help_text
 from siirl.params.parser import Parsed, parse, to_yaml
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
@@ -46,9 +46,12 @@ def _run(command: CommandLine) -> None:
     for notice in parsed.notices:
         print(printable(f"Note: {notice}"), file=sys.stderr)
     if command.action is Action.HELP:
-        print(help_text(usage=USAGE, user_groups=parsed.user_groups), flush=True)
+        print(
+            help_text(usage=USAGE, user_groups=parsed.user_groups, topic=command.topic), flush=True
+        )
     elif command.action is Action.PRINT_CONFIG:
-        print(to_yaml(parsed.config), end="", flush=True)
+        text = to_yaml(parsed.config)
+        print(commented(text) if command.comments else text, end="", flush=True)
     else:
         _train(parsed, start=command.action is Action.RUN)
 

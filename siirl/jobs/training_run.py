@@ -27,12 +27,19 @@ from siirl.execution.scheduler.task_scheduler import TaskScheduler
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.printable import printable
 from siirl.params.threads import short_waits
 from siirl.preflight.machine import device_slots
 from siirl.preflight.ray_address import resolve_address
-from siirl.reporting.console import score_table, success_table
+from siirl.reporting.console import (
+    EMBODIED_COLUMNS,
+    TEXT_COLUMNS,
+    laggards,
+    score_table,
+    success_table,
+)
 from siirl.reporting.graph_drawing import write_graph
 from siirl.reporting.live_report import LiveReport
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
@@ -59,6 +66,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         Interrupted: The run was interrupted; it can resume from a checkpoint of the completed
             steps.
     """
+    spec = describe_env(config)
     description = RunDescription(
         folder=run_folder,
         total_steps=config.trainer.total_steps,
@@ -66,7 +74,8 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         first_step=first_step(config),
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
-        notice=describe_env(config).notice,
+        columns=TEXT_COLUMNS if is_text(spec) else EMBODIED_COLUMNS,
+        notice=spec.notice,
     )
     evaluated: list[dict[str, Reduced]] = []
     sentinels, ended = Sentinels(), False
@@ -226,6 +235,8 @@ def show_summary(
                 )
             )
             console.print(Text(printable(gain(columns["before"], columns["after"]))))
+            for sentence in laggards(columns["after"]):
+                console.print(Text(printable(sentence, keep="")))
         if scores["after"]:
             console.print(
                 score_table(

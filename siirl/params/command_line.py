@@ -24,9 +24,15 @@ class CommandLine:
 
     action: Action = Action.RUN
     config_file: str | None = None
+    topic: str | None = None
+    """Group or part of a key that `--help` is limited to."""
+    comments: bool = False
+    """Whether the printed configuration explains its keys."""
     overrides: tuple[str, ...] = field(default=())
 
 
+PRINTED = ("job", "comments")
+"""Values of --cfg: the configuration, or the same with a comment on each key."""
 FLAGS = ("--help", "--plan", "--cfg", "--config")
 NOT_SUPPORTED = {
     "-m": "several runs at once: one command is one run; write a loop in the shell",
@@ -44,27 +50,31 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         ConfigError: An unknown flag (answered with the known ones), or one without its value.
     """
     action, config_file, overrides = Action.RUN, None, []
+    topic, comments = None, False
     words = iter(argv)
     for word in words:
         flag, equals, value = word.partition("=")
         if not word.startswith("-"):
-            overrides.append(word)
+            if action is Action.HELP and topic is None and "=" not in word:
+                topic = word
+            else:
+                overrides.append(word)
         elif flag in ("--help", "-h"):
-            action = Action.HELP
+            action, topic = Action.HELP, value or None
         elif flag == "--plan":
             action = Action.PLAN
         elif flag == "--config":
             config_file = value if equals else _value_of(flag, next(words, None), example="my.yaml")
         elif flag in ("--cfg", "-c"):
             printed = value if equals else _value_of(flag, next(words, None), example="job")
-            if printed != "job":
-                raise UnknownNameError.of(kind="value of --cfg", name=printed, known=["job"])
-            action = Action.PRINT_CONFIG
+            if printed not in PRINTED:
+                raise UnknownNameError.of(kind="value of --cfg", name=printed, known=PRINTED)
+            action, comments = Action.PRINT_CONFIG, printed == "comments"
         elif flag in NOT_SUPPORTED:
             raise ConfigError(f"{flag} is Hydra's and not supported ({NOT_SUPPORTED[flag]}).")
         else:
             raise UnknownNameError.of(kind="flag", name=flag, known=FLAGS)
-    return CommandLine(action, config_file, tuple(overrides))
+    return CommandLine(action, config_file, topic, comments, tuple(overrides))
 
 
 def _value_of(flag: str, value: str | None, *, example: str) -> str:

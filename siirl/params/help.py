@@ -4,13 +4,15 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 
+from siirl.errors import UnknownNameError
 from siirl.params.aliases import ALIASES, EXPLANATIONS, RENAMED_KEYS
 from siirl.params.build import as_text
 from siirl.params.config_groups import options, summary
-from siirl.params.schema import Key, groups_of, keys_of, type_name
+from siirl.params.schema import Key, groups_of, join, keys_of, type_name
 from siirl.params.training_args import SiiRLArguments
 
 WIDTH = 120
+YAML_INDENT = 2
 
 INTRODUCTION = """\
 {usage}
@@ -19,53 +21,113 @@ INTRODUCTION = """\
   key=value      set one key (below), for example trainer.total_steps=3; the last value wins
 
 Flags
-  --help         this text
+  --help [NAME]  this text, or what concerns a group or a part of a key: --help trainer
   --plan         check everything, print the plan, start nothing
-  --cfg job      print the resolved configuration as YAML
+  --cfg job      print the resolved configuration as YAML; --cfg comments explains each key
   --config FILE  read keys from a YAML file, for example a run's config.yaml; the command line wins
 """
 
 
-def help_text(*, usage: str, user_groups: Mapping[str, type]) -> str:
-    """Help on flags, groups and keys.
+def help_text(*, usage: str, user_groups: Mapping[str, type], topic: str | None = None) -> str:
+    """Help on flags, groups and keys, or on one topic.
 
     Args:
         usage: The first line, for example `python -m siirl.train [group=option ...] [key=value
             ...]`.
         user_groups: The user's groups by name.
+        topic: A group, or part of a key, for example `trainer`, `optim` or `clip_ratio`.
+
+    Raises:
+        UnknownNameError: No group and no key has the topic in its name.
     """
-    sections = [INTRODUCTION.format(usage=usage), *_groups(), *_keys(user_groups), _old_names()]
+    if topic is not None:
+        return "\n".join(_about(topic, user_groups))
+    sections = [
+        INTRODUCTION.format(usage=usage),
+        *_groups(),
+        *_all_keys(user_groups),
+        _old_names(),
+    ]
     return "\n".join(sections)
+
+
+def commented(config: str) -> str:
+    """A configuration in YAML with the help of each key as a comment above it."""
+    known = {key.place: key for key in keys_of(SiiRLArguments)}
+    lines, places = [], [""]
+    for line in config.splitlines():
+        name, colon, _ = line.strip().partition(":")
+        depth = (len(line) - len(line.lstrip())) // YAML_INDENT
+        if colon and depth < len(places):
+            places = [*places[: depth + 1], join(places[depth], name)]
+            if places[-1] in known:
+                lines += textwrap.wrap(
+                    _sentence(known[places[-1]]),
+                    WIDTH,
+                    initial_indent=f"{' ' * YAML_INDENT * depth}# ",
+                    subsequent_indent=f"{' ' * YAML_INDENT * depth}# ",
+                )
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _about(topic: str, user_groups: Mapping[str, type]) -> Iterator[str]:
+    groups, keys = options(), list(_keys(user_groups, topic))
+    if topic not in groups and not keys:
+        known = {*groups, *(place for place, _ in groups_of(SiiRLArguments) if place)}
+        raise UnknownNameError.of(kind="topic of --help", name=topic, known=sorted(known))
+    if topic in groups:
+        yield from (*_group(topic), "")
+    yield from keys
 
 
 def _groups() -> Iterator[str]:
     yield "Groups (group=option)"
-    for group, names in options().items():
-        yield f"  {group}="
-        for name in names:
-            yield _paragraph(name, summary(group, name), indent=4, column=22)
+    for group in options():
+        yield from _group(group)
     yield ""
 
 
-def _keys(user_groups: Mapping[str, type]) -> Iterator[str]:
+def _group(group: str) -> Iterator[str]:
+    yield f"  {group}="
+    for name in options()[group]:
+        yield _paragraph(name, summary(group, name), indent=4, column=22)
+
+
+def _all_keys(user_groups: Mapping[str, type]) -> Iterator[str]:
     yield "Keys (key=value); groups set many of them, and --cfg job prints the result"
+    yield from _keys(user_groups)
+    yield ""
+
+
+def _keys(user_groups: Mapping[str, type], topic: str = "") -> Iterator[str]:
+    """Keys with `topic` in their place, below the heading of their group."""
     for place, cls in (
         *groups_of(SiiRLArguments),
         *((place, cls) for name, own in user_groups.items() for place, cls in groups_of(own, name)),
     ):
+        keys = [
+            key
+            for key in keys_of(cls, place)
+            if key.place.rpartition(".")[0] == place and topic in key.place
+        ]
+        if topic and not keys:
+            continue
         yield "\n" + textwrap.fill(
             f"{place or '(root)'}: {_first_line(cls)}",
             WIDTH,
             initial_indent="  ",
             subsequent_indent="  ",
         )
-        yield from (
-            _key(key) for key in keys_of(cls, place) if key.place.rpartition(".")[0] == place
-        )
-    yield ""
+        yield from map(_key, keys)
 
 
 def _key(key: Key) -> str:
+    return _paragraph(key.place, _sentence(key), indent=4, column=52)
+
+
+def _sentence(key: Key) -> str:
+    """Type, meaning, choices and default of a key."""
     metadata = key.metadata
     parts = [f"{type_name(key.hint)}.", metadata.get("help", "")]
     if metadata.get("choices"):
@@ -80,7 +142,7 @@ def _key(key: Key) -> str:
         )
     if metadata.get("text_only"):
         parts.append("Text jobs only.")
-    return _paragraph(key.place, " ".join(part for part in parts if part), indent=4, column=52)
+    return " ".join(part for part in parts if part)
 
 
 def _old_names() -> str:

@@ -1,9 +1,14 @@
-"""Estimates the duration of a run from measured runs of the shipped models.
+"""Estimates the duration of a run from measured runs of the shipped models and this machine's speed.
 
-Left out: the remaining time of a running job, which is measured (`siirl.user_interface`).
+Left out: the remaining time of a running job, which its own steps tell (siirl.reporting.progress).
 """
 
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from envs.base import EnvSpec
 from siirl.params import sizes
@@ -14,9 +19,14 @@ from siirl.preflight.memory import policy_parameters
 MEASURED_PARAMETERS = 5_000_000
 
 
+PROBE_S = 0.004
+"""Seconds of `_work` on the machine of `COSTS` while it had nothing else to do (fastest of 50)."""
+_PROBES = 5
+
+
 @dataclass(frozen=True)
 class Cost:
-    """Seconds on a shared two-core machine (November 2026)."""
+    """Seconds on a two-core machine (November 2026)."""
 
     step: float
     """Core seconds of an environment step (a turn of text), including its share of resets, images
@@ -39,10 +49,43 @@ COSTS = {
 }
 
 
+def measured_speed(work: Callable[[], object] | None = None) -> float:
+    """Speed of this machine as it is now, where 1 is that of the machine of `COSTS`.
+
+    Runs a fixed mix of interpreter and matrix work, as simulation and small policies are; it takes
+    a few hundredths of a second. Other work on the machine lowers the speed, as it will the run's.
+    """
+    work = work or _work
+    work()  # the first call also loads the libraries
+    seconds = []
+    for _ in range(_PROBES):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return PROBE_S / statistics.median(seconds)
+
+
+def _work() -> float:
+    """Half of its time in the interpreter, half in products of matrices of one thread's size."""
+    total = 0.0
+    for number in range(40_000):
+        total += number * 0.5
+    matrix = torch.eye(64)
+    for _ in range(100):
+        matrix = torch.tanh(matrix @ matrix + 0.1)
+    return total + float(matrix[0, 0])
+
+
 def estimated_minutes(
-    config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int
+    config: SiiRLArguments,
+    env_spec: EnvSpec,
+    *,
+    cores: int,
+    val_episodes: int,
+    speed: float = 1.0,
 ) -> float | None:
-    """Minutes of training and of `val_episodes` evaluation episodes on `cores` CPU cores.
+    """Minutes of training and of `val_episodes` evaluation episodes on `cores` CPU cores of
+    `speed` (`measured_speed`).
 
     None without a comparable measurement.
     """
@@ -57,6 +100,7 @@ def estimated_minutes(
     update = (
         config.actor_rollout_ref.actor.ppo_epochs * cost.update / min(cores, sizes.ranks(config))
     )
-    training = trainer.total_steps * sizes.trajectories_per_step(config) * (episode + update) / 60
+    trajectories = trainer.total_steps * sizes.trajectories_per_step(config)
+    training = trajectories * (episode + update) / speed / 60
     bounded = training if trainer.max_minutes is None else min(training, trainer.max_minutes)
-    return bounded + val_episodes * episode / 60
+    return bounded + val_episodes * episode / speed / 60

@@ -5,6 +5,7 @@ Memory (`siirl.preflight.memory`) and time are estimates. Left out: checks
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ VIDEO_BYTES = 300e3  # a few seconds of 256x256 mp4
 LOG_BYTES = 20e6
 # a longer list, for example the 90 tasks of a LIBERO suite, is cut and the rest counted
 LISTED_TASKS = 10
+COLUMNS = 80
+"""Width of the plan: that of a terminal nobody has resized."""
 SHORTEST_STEP_S = 1.0  # with videos; bounds their number if max_minutes ends the run
 UNGRADED_ROWS = (
     "includes rows that the environment cannot grade (no ground truth, or a style that needs a "
@@ -96,6 +99,8 @@ class Plan:
     """Whether the run includes rows that the environment cannot grade."""
     minutes: float | None
     """Estimated training and evaluation time; None without a comparable measurement."""
+    speed: float
+    """Speed of this machine, where 1 is that of the benchmarks' machine."""
 
     @property
     def memory_bytes(self) -> float:
@@ -123,6 +128,7 @@ def make_plan(
     loss: str,
     critic: str | None = None,
     begins: str | None = None,
+    speed: float = 1.0,
 ) -> Plan:
     """Compute the plan of a run.
 
@@ -135,6 +141,7 @@ def make_plan(
         loss: The resolved policy loss in words.
         critic: The critic's update in words; None without a critic.
         begins: Checkpoint and step of a resumed run, in words.
+        speed: Speed of this machine (`duration.measured_speed`).
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     models = 2 if critic is not None else 1
@@ -180,8 +187,13 @@ def make_plan(
         disk_bytes=_disk(config, models=models, val_episodes=val_episodes),
         ungraded=env_spec.leaves_ungraded,
         minutes=estimated_minutes(
-            config, env_spec, cores=cores, val_episodes=val_episodes * (evaluations or 0)
+            config,
+            env_spec,
+            cores=cores,
+            val_episodes=val_episodes * (evaluations or 0),
+            speed=speed,
         ),
+        speed=speed,
     )
 
 
@@ -210,10 +222,18 @@ def render(plan: Plan) -> str:
         ("disk", f"about {size_text(plan.disk_bytes)} for checkpoints, videos and logs, estimated"),
         ("time", _render_time(plan)),
     ]
-    width = max(len(name) for name, _ in lines)
-    text = "\n".join(f"  {name:<{width}}  {printable(value, keep='')}" for name, value in lines)
     lacking = shortage(plan.memory_parts, free_memory_bytes=plan.free_memory_bytes)
-    return f"Plan\n{text}" if lacking is None else f"Plan\n{text}\n  WARNING: {lacking}"
+    lines += [] if lacking is None else [("WARNING", lacking)]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(["Plan", *(_hanging(name, value, column=width + 4) for name, value in lines)])
+
+
+def _hanging(name: str, value: str, *, column: int) -> str:
+    """A topic in the left column and its text beside it, wrapped to `COLUMNS`."""
+    text = textwrap.wrap(
+        printable(value, keep=""), COLUMNS - column, break_on_hyphens=False, break_long_words=False
+    )
+    return f"  {name:<{column - 2}}" + ("\n" + " " * column).join(text)
 
 
 def _graph_name(config: SiiRLArguments) -> str:
@@ -303,10 +323,11 @@ def _render_time(plan: Plan) -> str:
             f"no estimate: env={plan.env} was not measured with a model of this size; see the "
             "first step"
         )
+    measured = f"from benchmarks and this machine's speed ({plan.speed:.1f}x, measured now)"
     return (
-        f"about {plan.minutes:.0f} minutes, estimated from measurements on one machine"
+        f"about {plan.minutes:.0f} minutes, {measured}"
         if plan.minutes >= 1
-        else "under a minute, estimated"
+        else f"under a minute, {measured}"
     )
 
 

@@ -46,6 +46,7 @@ from siirl.params.refusals import refuse
 from siirl.params.weight_files import parameters_in
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
+from siirl.preflight.duration import measured_speed
 from siirl.preflight.machine import free_memory_bytes, machine_problems, total_memory_bytes
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
@@ -115,6 +116,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         loss=loss,
         critic=critic,
         begins=begins,
+        speed=measured_speed(),
     )
     refuse(
         simulation_problems(

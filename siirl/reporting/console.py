@@ -3,7 +3,7 @@
 Left out: all other metrics, which metrics.jsonl and TensorBoard record.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from rich.table import Table
 
 from siirl.params.printable import printable
 from siirl.reporting.metrics import Reduced
-from siirl.reporting.progress import Progress
+from siirl.reporting.numbers import number, percent
+from siirl.reporting.progress import Heartbeat, Progress
 from siirl.reporting.sentinels import dropped_trajectories
 from siirl.reporting.statistics import (
     MeanInterval,
@@ -21,6 +22,7 @@ from siirl.reporting.statistics import (
     all_last,
     evaluations,
     mean_scores,
+    success_interval,
 )
 
 _HEADER_EVERY = 20  # rows: about one screen
@@ -35,6 +37,8 @@ class Column:
     title: str
     metric: str
     form: Callable[[float], str]
+    steady: bool = False
+    """Whether a job that has the metric has it in every step; otherwise it gets no column."""
 
     def cell(self, metrics: Mapping[str, Reduced]) -> str:
         """The formatted value, or a dash if the step has none."""
@@ -42,32 +46,32 @@ class Column:
         return self.form(value) if isinstance(value, float) and value == value else "-"  # not NaN
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
-def _number(value: float) -> str:
-    """At most eight characters, so that a space separates cells."""
-    if 0 < abs(value) < 1e-3:
-        return f"{value:.0e}"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-# In order of importance: a narrow terminal shows only the first ones.
-COLUMNS = (
-    Column("success", "rollout/success_rate", _percent),
-    Column("reward", "reward/mean_score", _number),
-    Column("clusters", "reward/clusters", _number),
-    Column("KL", "actor/ppo_kl", _number),
-    Column("entropy", "actor/entropy", _number),
-    Column("clipped", "actor/pg_clipfrac", _percent),
-    Column("gradient", "actor/grad_norm", _number),
-    Column("steps/s", "env/steps_per_s", _number),
-    Column("calls/s", "policy/calls_per_s", _number),
-    Column("sim busy", "env/busy_share", _percent),
-    Column("pol busy", "policy/busy_share", _percent),
+_UPDATE = (
+    Column("KL", "actor/ppo_kl", number),
+    Column("entropy", "actor/entropy", number),
+    Column("clipped", "actor/pg_clipfrac", percent),
+    Column("gradient", "actor/grad_norm", number),
 )
-_CELL_WIDTH = 1 + max(len(column.title) for column in COLUMNS)
+# In order of importance: a narrow terminal shows only the first ones.
+EMBODIED_COLUMNS = (
+    Column("success", "rollout/success_rate", percent, steady=True),
+    Column("reward", "reward/mean_score", number),
+    Column("clusters", "reward/clusters", number, steady=True),
+    *_UPDATE,
+    Column("steps/s", "env/steps_per_s", number),
+    Column("calls/s", "policy/calls_per_s", number),
+    Column("sim busy", "env/busy_share", percent),
+    Column("pol busy", "policy/busy_share", percent),
+)
+TEXT_COLUMNS = (
+    Column("success", "rollout/success_rate", percent, steady=True),
+    Column("reward", "reward/mean_score", number),
+    Column("length", "rollout/avg_response_length", number),
+    *_UPDATE,
+    Column("cut off", "rollout/truncated_share", percent),
+    Column("tokens/s", "rollout/tokens_per_s", number),
+)
+_CELL_WIDTH = 1 + max(len(column.title) for column in (*EMBODIED_COLUMNS, *TEXT_COLUMNS))
 
 
 class ConsoleWriter:
@@ -78,6 +82,7 @@ class ConsoleWriter:
         limit_s: Time limit of the run in seconds.
         first_step: First step of this process; steps count from 1, and step 0 is the evaluation
             before training.
+        columns: Columns of the job; steady ones that the first step lacks are left out.
         console: Output; by default stdout.
     """
 
@@ -87,6 +92,7 @@ class ConsoleWriter:
         total_steps: int | None,
         limit_s: float | None = None,
         first_step: int = 1,
+        columns: Sequence[Column] = EMBODIED_COLUMNS,
         console: Console | None = None,
     ) -> None:
         self.progress = Progress(
@@ -98,13 +104,9 @@ class ConsoleWriter:
             lines=False,
         )
         self.progress.__enter__()
-        width = (
-            self.progress.console.width - _STEP_WIDTH
-            if self.progress.console.is_terminal
-            else len(COLUMNS) * _CELL_WIDTH
-        )
-        self._columns = COLUMNS[: max(1, width // _CELL_WIDTH)]
+        self._columns = columns
         self._rows = 0
+        self._heartbeat = Heartbeat(self.progress)
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
         """Print the metrics of `step`."""
@@ -117,6 +119,8 @@ class ConsoleWriter:
             self.progress.print(" " * (_STEP_WIDTH + 2) + line)
 
     def _row(self, step: int, metrics: Mapping[str, Reduced]) -> None:
+        if self._rows == 0:
+            self._columns = self._shown(metrics)
         if self._rows % _HEADER_EVERY == 0:
             self.progress.print(
                 "step".rjust(_STEP_WIDTH)
@@ -130,8 +134,16 @@ class ConsoleWriter:
             cells.append(f"  {self.progress.time_left()}")
         self.progress.print("".join(cells))
 
+    def _shown(self, metrics: Mapping[str, Reduced]) -> Sequence[Column]:
+        """The columns for which there is room and, of steady ones, a value."""
+        there = [c for c in self._columns if not c.steady or c.metric in metrics]
+        console = self.progress.console
+        room = (console.width - _STEP_WIDTH) // _CELL_WIDTH if console.is_terminal else len(there)
+        return there[: max(1, room)]
+
     def close(self) -> None:
         """Remove the bar; may be called twice."""
+        self._heartbeat.close()
         self.progress.__exit__(None, None, None)
 
 
@@ -161,9 +173,9 @@ def stage_line(metrics: Mapping[str, Reduced]) -> str:
         ((value, stage) for stage, value in seconds.items() if isinstance(value, float)),
         reverse=True,
     )[:_STAGES_SHOWN]
-    parts = [f"{stage} {value:.2g}" for value, stage in slowest]
+    parts = [f"{stage} {number(value)}" for value, stage in slowest]
     return (
-        (f"{total:.3g} s: " if isinstance(total, float) else "seconds: ") + ", ".join(parts)
+        (f"{number(total)} s: " if isinstance(total, float) else "seconds: ") + ", ".join(parts)
         if parts
         else ""
     )
@@ -198,6 +210,20 @@ def success_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval
 def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -> Table:
     """`success_table` for the mean reward."""
     return _interval_table(title, columns)
+
+
+def laggards(after: Mapping[str, SuccessInterval]) -> list[str]:
+    """A sentence for each task whose interval lies below that of the other tasks together."""
+    tasks = {name: rate for name, rate in after.items() if name != "all" and rate.episodes}
+    found = []
+    for name, rate in tasks.items():
+        others = [other for task, other in tasks.items() if task != name]
+        together = success_interval(
+            sum(other.successes for other in others), sum(other.episodes for other in others)
+        )
+        if others and rate.high < together.low:
+            found.append(f"{name} ends below the other tasks: {rate} against {together}")
+    return found
 
 
 def cell(text: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from siirl.algos.call import register_in
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.printable import printable
-from siirl.reporting.console import ConsoleWriter
+from siirl.reporting.console import EMBODIED_COLUMNS, Column, ConsoleWriter
 from siirl.reporting.jsonl import JsonlFile
 from siirl.reporting.metrics import Reduced
 
@@ -47,6 +47,8 @@ class RunDescription:
     """
     project: str = "siirl"
     experiment: str = "run"
+    columns: Sequence[Column] = EMBODIED_COLUMNS
+    """Columns of the console's table."""
     notice: str = ""
     """Notice to readers (`EnvSpec.notice`), in every line of metrics.jsonl and in TensorBoard's
     texts.
@@ -162,7 +164,10 @@ class WandbWriter:
 
 def _console(run: RunDescription) -> ConsoleWriter:
     return ConsoleWriter(
-        total_steps=run.total_steps, limit_s=run.limit_s, first_step=max(1, run.first_step)
+        total_steps=run.total_steps,
+        limit_s=run.limit_s,
+        first_step=max(1, run.first_step),
+        columns=run.columns,
     )
 
 

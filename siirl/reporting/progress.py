@@ -3,7 +3,9 @@
 `clock` is a parameter so that tests need not wait.
 """
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -16,6 +18,8 @@ from rich.text import Text
 
 from siirl.params.printable import printable
 
+_RECENT_STEPS = 10
+HEARTBEAT_S = 60.0
 _LINE_EVERY_S = 10.0  # rare enough for a log file, frequent enough to see progress
 
 
@@ -48,6 +52,9 @@ class Progress:
         self.description, self.total, self.done, self.limit_s = description, total, done, limit_s
         self._clock, self._first = clock, done
         self._started = self._advanced = clock()
+        self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._activity = ""
+        self.printed_at = self._started
         self._lines, self._line_at = lines, self._started + _LINE_EVERY_S
         self._bar: RichProgress | None = None
 
@@ -83,8 +90,11 @@ class Progress:
 
     def advance(self, steps: int = 1) -> None:
         """Count `steps` more."""
-        self.done += steps
-        self._advanced = self._clock()
+        now = self._clock()
+        if self.done > self._first + 1 and len(self._seconds) == 1:
+            self._seconds.clear()  # the first step, which also warms up, until others are known
+        self._seconds.append((now - self._advanced) / max(steps, 1))
+        self.done, self._advanced = self.done + steps, now
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
         elif self._lines and (self._advanced >= self._line_at or self.done == self.total):
@@ -98,13 +108,22 @@ class Progress:
         self._started = self._advanced = self._clock()
 
     def activity(self, text: str) -> None:
-        """Show the current activity next to the bar; no effect without a terminal."""
+        """Show the current activity next to the bar, or in the heartbeat without a terminal."""
+        self._activity = printable(text, keep="")
         if self._bar is not None:
             self._bar.update(self._task, activity=escape(printable(text, keep="")))
 
     def print(self, line: str) -> None:
         """Write a line above the bar, neither wrapped nor coloured."""
+        self.printed_at = self._clock()
         self.console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
+
+    def beat(self) -> None:
+        """Write a line if none was written for `HEARTBEAT_S` and there is no bar."""
+        silent = self._clock() - self.printed_at
+        if self._bar is None and silent >= HEARTBEAT_S:
+            doing = f"{self._activity}, " if self._activity else ""
+            self.print(f"{self.count().rjust(10)}  {doing}{duration(silent)} since the last line")
 
     def count(self) -> str:
         """For example `3/40`."""
@@ -115,17 +134,33 @@ class Progress:
         return f"{duration(self.seconds_left())} left"
 
     def seconds_left(self) -> float | None:
-        """Until the total at the speed so far, or until the limit if that comes first; None where
+        """Until the total at the speed of the last ten steps, or until the limit if that comes first; None where
         neither is known.
         """
-        now, advanced = self._clock(), self.done - self._first
+        now = self._clock()
         ends = [] if self.limit_s is None else [self._started + self.limit_s]
-        if self.total is not None and advanced:
-            ends.append(
-                self._advanced
-                + (self._advanced - self._started) / advanced * (self.total - self.done)
-            )
+        if self.total is not None and self._seconds:
+            step = sum(self._seconds) / len(self._seconds)
+            ends.append(self._advanced + step * (self.total - self.done))
         return max(0.0, min(ends) - now) if ends else None
+
+
+class Heartbeat:
+    """Calls `Progress.beat` in a thread, so that a log file shows that a long step goes on."""
+
+    def __init__(self, progress: Progress, *, every_s: float = HEARTBEAT_S / 6) -> None:
+        self._progress, self._every_s = progress, every_s
+        self._closed = threading.Event()
+        if not progress.console.is_terminal:
+            threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._every_s):
+            self._progress.beat()
+
+    def close(self) -> None:
+        """Stop; may be called twice."""
+        self._closed.set()
 
 
 class _Count(ProgressColumn):

@@ -18,6 +18,7 @@ from siirl.errors import MissingAssetError
 from siirl.reporting.before_after import pairs
 from siirl.reporting.chart_svg import draw
 from siirl.reporting.charts import KINDS_OF_EVALUATION, Row, meaning_of, run_charts, task_charts
+from siirl.reporting.console import laggards
 from siirl.reporting.config_difference import from_defaults
 from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
@@ -119,7 +120,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         written=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
         length=_length(rows),
         notices=list(dict.fromkeys(row["notice"] for row in rows if "notice" in row)),
-        warnings=_warnings(folder),
+        warnings=[*_warnings(folder), *_laggards(rows)],
         key_figures=list(_key_figures(rows)),
         sections=_sections(contents),
         damaged_videos=index.damaged,
@@ -210,6 +211,12 @@ def _length(rows: Sequence[Row]) -> str:
     times = [row["time"] for row in rows if "time" in row]
     spent = f", {duration(times[-1] - times[0])} from first to last row" if len(times) > 1 else ""
     return f"step {rows[-1]['step']}{spent}"
+
+
+def _laggards(rows: Sequence[Row]) -> list[str]:
+    """Tasks that the last evaluation leaves below the others."""
+    rated = [found for row in rows if (found := evaluations(row))]
+    return laggards(rated[-1]) if rated else []
 
 
 def _warnings(folder: Path) -> list[str]:

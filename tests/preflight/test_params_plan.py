@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,14 @@ from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 from siirl.execution.dag.unused import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
+from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
 from siirl.preflight.plan import Plan, make_plan, render
 from tests.preflight.camera_spec import SPEC
+
+def one_line(text: str) -> str:
+    """A plan without its line breaks and indents."""
+    return " ".join(text.split())
+
 
 JOB = [
     "actor_rollout_ref.model.path=null",
@@ -86,7 +93,7 @@ def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
 def test_each_agent_of_an_episode_makes_a_trajectory() -> None:
     plan = plan_of(spec=dataclasses.replace(SPEC, num_agents=2))
     assert (plan.trajectories, plan.trajectories_per_mini_batch, plan.micro_batches) == (192, 48, 5)
-    assert "12 prompts x 8 rollouts x 2 agents = 192 trajectories" in render(plan)
+    assert "12 prompts x 8 rollouts x 2 agents = 192 trajectories" in one_line(render(plan))
 
 
 def test_two_ranks_share_a_mini_batch() -> None:
@@ -102,7 +109,7 @@ def test_ranks_are_told_by_their_machines_and_share_the_cores_of_theirs() -> Non
         "cluster.address=10.0.0.1:6379",
         "env.num_servers=6",
     ]
-    assert "6 on 2 machines (Ray actors, cluster=10.0.0.1:6379)" in render(plan_of(words))
+    assert "6 on 2 machines (Ray actors, cluster=10.0.0.1:6379)" in one_line(render(plan_of(words)))
     config = parse_config([*JOB, *words])
     assert [sizes.threads_of_rank(config, cores=cores) for cores in (1, 6, 8)] == [1, 2, 2]
 
@@ -200,7 +207,7 @@ def test_tasks_that_the_start_has_not_learnt_are_said(
     said = start_of(known, tmp_path)
     assert said is not None
     assert f"WARNING: {tmp_path} {told}" in said
-    assert f"  start         {said}\n" in render(dataclasses.replace(plan_of(), start=said))
+    assert f"start {said}" in one_line(render(dataclasses.replace(plan_of(), start=said)))
 
 
 def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_or_of_a_run_that_goes_on(
@@ -225,7 +232,7 @@ def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> No
 
 def test_more_memory_than_is_free_is_said() -> None:
     assert "WARNING" not in render(plan_of())
-    assert "lower env.num_servers" in render(dataclasses.replace(plan_of(), free_memory_bytes=1e9))
+    assert "lower env.num_servers" in one_line(render(dataclasses.replace(plan_of(), free_memory_bytes=1e9)))
 
 
 def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> None:
@@ -260,7 +267,7 @@ def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments()
         ["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"]
     )
     assert long.minutes == pytest.approx(6.0)
-    assert "no estimate" in render(plan_of(["env=gymnasium", "env.id=CartPole-v1"]))
+    assert "no estimate" in one_line(render(plan_of(["env=gymnasium", "env.id=CartPole-v1"])))
 
 
 def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(
@@ -277,11 +284,31 @@ def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones
     large = tmp_path / "large"
     large.mkdir()
     save_file({"weight": np.zeros(6_000_000, np.float16)}, large / "model.safetensors")
-    assert "no estimate" in render(plan_of([f"actor_rollout_ref.model.path={large}"]))
+    assert "no estimate" in one_line(render(plan_of([f"actor_rollout_ref.model.path={large}"])))
+
+
+def test_the_plan_fits_a_terminal_of_80_columns_and_hangs_what_goes_on() -> None:
+    lines = render(plan_of()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith(" " * 16)]
+
+
+def test_a_slower_machine_takes_longer() -> None:
+    config, spec = parse_config([*JOB, "trainer.max_minutes=null"]), SPEC
+    fast, slow = (
+        estimated_minutes(config, spec, cores=2, val_episodes=10, speed=speed)
+        for speed in (1.0, 0.5)
+    )
+    assert fast is not None and slow == pytest.approx(2 * fast)
+
+
+def test_the_speed_is_the_probe_of_the_measured_machine_over_that_of_this_one() -> None:
+    slow = measured_speed(lambda: time.sleep(10 * PROBE_S))
+    assert 0 < slow <= 0.1
 
 
 def test_every_number_is_in_the_text() -> None:
-    text = render(plan_of())
+    text = one_line(render(plan_of()))
     for part in (
         "rollout -> old -> reference -> update",
         "1 (Ray actors, cluster=ray)",
@@ -343,10 +370,10 @@ def test_what_is_skipped_is_said_with_its_reason() -> None:
     plan = plan_of(job_graph=job_graph)
     assert plan.nodes == ("rollout", "update")
     assert [node for node, _ in plan.skipped] == ["old", "reference"]
-    assert "skipped" in render(plan)
+    assert "skipped" in one_line(render(plan))
     assert (
         "reference: no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)"
-        in render(plan)
+        in one_line(render(plan))
     )
 
 
@@ -383,7 +410,7 @@ def test_a_graph_that_trains_nothing_says_so_and_promises_no_optimiser_steps() -
         "rollout", None, node_type=NodeType.MODEL_INFERENCE, node_role=NodeRole.ROLLOUT
     )
     plan = plan_of(job_graph=pipeline.build())
-    text = render(plan)
+    text = one_line(render(plan))
     assert plan.optimiser_steps == 0
     assert "no node of this graph trains a model" in text
     assert "optimiser step" not in text

@@ -6,9 +6,11 @@ import pytest
 from rich.console import Console
 
 from siirl.reporting.console import (
-    COLUMNS,
+    EMBODIED_COLUMNS,
+    TEXT_COLUMNS,
     ConsoleWriter,
     evaluation_line,
+    laggards,
     no_update_line,
     stage_line,
     success_table,
@@ -57,14 +59,58 @@ def test_a_log_file_gets_whole_lines_without_control_characters() -> None:
 
 
 def test_a_step_without_a_metric_shows_a_dash() -> None:
-    assert [column.cell({}) for column in COLUMNS] == ["-"] * len(COLUMNS)
-    assert COLUMNS[0].cell({"rollout/success_rate": float("nan")}) == "-"
+    assert {column.cell({}) for column in EMBODIED_COLUMNS} == {"-"}
+    assert EMBODIED_COLUMNS[0].cell({"rollout/success_rate": float("nan")}) == "-"
 
 
 def test_neighbours_do_not_touch_however_small_a_number_is() -> None:
-    cells = {column.title: column.cell({column.metric: -8.04e-09}) for column in COLUMNS}
-    assert cells["KL"] == "-8e-09"
-    assert max(map(len, cells.values())) < max(len(column.title) for column in COLUMNS) + 1
+    cells = {c.title: c.cell({c.metric: -8.04e-09}) for c in EMBODIED_COLUMNS}
+    assert cells["KL"] == "-8.0e-09"
+    assert max(map(len, cells.values())) <= max(len(column.title) for column in EMBODIED_COLUMNS)
+
+
+def test_a_text_job_has_no_columns_of_simulators() -> None:
+    console = log_file()
+    writer = ConsoleWriter(total_steps=1, columns=TEXT_COLUMNS, console=console)
+    writer.write(step=1, metrics={"rollout/success_rate": 0.5, "env/busy_share": 0.5})
+    writer.close()
+    header = text_of(console).splitlines()[0]
+    assert "tokens/s" in header
+    assert not [name for name in ("clusters", "sim busy", "steps/s") if name in header]
+
+
+def test_a_job_without_clusters_has_no_column_for_them() -> None:
+    for metrics, there in (({}, False), ({"reward/clusters": 2.0}, True)):
+        console = log_file()
+        writer = ConsoleWriter(total_steps=1, console=console)
+        writer.write(step=1, metrics=metrics)
+        writer.close()
+        assert ("clusters" in text_of(console)) == there
+
+
+def test_a_silent_minute_in_a_log_file_gets_a_line() -> None:
+    clock, console = Clock(), log_file()
+    progress = Progress("training", 40, done=3, console=console, clock=clock)
+    progress.activity("step 4")
+    clock.now = 59.0
+    progress.beat()
+    clock.now = 61.0
+    progress.beat()
+    clock.now = 90.0
+    progress.beat()
+    assert text_of(console).splitlines() == ["      3/40  step 4, 1:01 since the last line"]
+
+
+def test_a_task_that_ends_below_the_others_is_named() -> None:
+    rates = {"a": success_interval(60, 100), "b": success_interval(98, 100)}
+    rates |= {"c": success_interval(97, 100), "all": success_interval(255, 300)}
+    (sentence,) = laggards(rates)
+    assert sentence.startswith("a ends below the other tasks: 60.0 % [50.2, 69.1] (60/100)")
+
+
+def test_tasks_with_intervals_that_overlap_are_alike() -> None:
+    assert laggards({"a": success_interval(5, 10), "b": success_interval(8, 10)}) == []
+    assert laggards({"a": success_interval(0, 10), "all": success_interval(0, 10)}) == []
 
 
 def test_a_narrow_terminal_shows_the_first_columns() -> None:
@@ -187,6 +233,15 @@ def test_time_left_follows_the_speed_so_far() -> None:
     progress.advance(2)
     clock.now = 25.0
     assert progress.seconds_left() == 8 * 10.0 - 5.0
+
+
+def test_time_left_forgets_the_first_step_once_others_are_known() -> None:
+    """The first step takes 30 s, the next two 10 s each; seven are left."""
+    clock = Clock()
+    progress = Progress("training", 10, console=log_file(), clock=clock)
+    for clock.now in (30.0, 40.0, 50.0):
+        progress.advance()
+    assert progress.seconds_left() == 70.0
 
 
 def test_a_resumed_run_does_not_count_what_another_process_did() -> None:
