@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_pdf import PdfPages
@@ -27,7 +28,7 @@ COLOURS = (
 _DASHES = ("-", "--", ":", "-.")
 _INCHES = (3.4, 2.3)
 """A column of a two-column paper is 3.3 inches wide."""
-_STYLE = {
+_STYLE: Any = {  # rc_context wants literals of 300 names
     "font.size": 8.0,
     "pdf.fonttype": 42,  # TrueType, which conferences ask for
     "svg.fonttype": "none",

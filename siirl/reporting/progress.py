@@ -53,6 +53,7 @@ class Progress:
         self._clock, self._first = clock, done
         self._started = self._advanced = clock()
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._warm = False
         self._activity = ""
         self.printed_at = self._started
         self._lines, self._line_at = lines, self._started + _LINE_EVERY_S
@@ -91,8 +92,9 @@ class Progress:
     def advance(self, steps: int = 1) -> None:
         """Count `steps` more."""
         now = self._clock()
-        if self.done > self._first + 1 and len(self._seconds) == 1:
-            self._seconds.clear()  # the first step, which also warms up, until others are known
+        if self._seconds and not self._warm:
+            self._seconds.clear()  # the first step, which also warms up, counts until the second
+            self._warm = True
         self._seconds.append((now - self._advanced) / max(steps, 1))
         self.done, self._advanced = self.done + steps, now
         if self._bar is not None:

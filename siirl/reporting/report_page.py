@@ -18,8 +18,8 @@ from siirl.errors import MissingAssetError
 from siirl.reporting.before_after import pairs
 from siirl.reporting.chart_svg import draw
 from siirl.reporting.charts import KINDS_OF_EVALUATION, Row, meaning_of, run_charts, task_charts
-from siirl.reporting.console import laggards
 from siirl.reporting.config_difference import from_defaults
+from siirl.reporting.console import laggards
 from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
 from siirl.reporting.metric_writers import METRICS_FILE, WARNINGS_FILE

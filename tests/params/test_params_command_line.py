@@ -3,12 +3,13 @@
 import re
 
 import pytest
+import yaml
 
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.command_line import Action, read_command_line
 from siirl.params.config_groups import options, summary
-from siirl.params.help import WIDTH, help_text
-from siirl.params.parser import known_keys
+from siirl.params.help import WIDTH, commented, help_text
+from siirl.params.parser import known_keys, parse_config, to_yaml
 
 
 def test_everything_that_is_no_flag_belongs_to_the_parser() -> None:
@@ -87,3 +88,24 @@ def test_keys_in_the_help_stand_as_they_are_typed() -> None:
 
 def test_help_fits_the_terminal() -> None:
     assert max(len(line) for line in help_text(usage="", user_groups={}).splitlines()) <= WIDTH
+
+
+def test_help_is_limited_to_a_topic() -> None:
+    assert read_command_line(["--help", "trainer"]).topic == "trainer"
+    assert read_command_line(["env=math", "--help"]).topic is None
+    text = help_text(usage="", user_groups={}, topic="trainer")
+    assert "trainer.total_steps" in text
+    assert "algorithm.gamma" not in text
+
+
+def test_an_unknown_topic_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'trainer'"):
+        help_text(usage="", user_groups={}, topic="trainr")
+
+
+def test_a_commented_configuration_is_the_same_configuration() -> None:
+    text = to_yaml(parse_config([]))
+    explained = commented(text)
+    assert yaml.safe_load(explained) == yaml.safe_load(text)
+    assert "  # integer. " in explained
+    assert read_command_line(["--cfg", "comments"]).comments

@@ -116,7 +116,7 @@ def test_tasks_with_intervals_that_overlap_are_alike() -> None:
 def test_a_narrow_terminal_shows_the_first_columns() -> None:
     console = terminal(width=60)
     writer = ConsoleWriter(total_steps=1, console=console)
-    writer.write(step=1, metrics={})
+    writer.write(step=1, metrics={"rollout/success_rate": 0.5})
     writer.close()
     assert "success" in text_of(console)
     assert "pol busy" not in text_of(console)
@@ -269,7 +269,7 @@ def test_a_log_file_gets_a_line_now_and_then_and_at_the_end() -> None:
         clock.now = 12.0
         progress.advance()
     assert text_of(console).splitlines() == [
-        "collecting: 2/3, 0:06 left",
+        "collecting: 2/3, 0:11 left",
         "collecting: 3/3, 0:00 left",
     ]
 
