@@ -5,7 +5,7 @@
 
                     +-> function_reward -+
     rollout_actor --|                    |--> join_rewards -> calculate_advantages -> actor_train
-                    +-> brevity ---------+                                                 |
+                    +-> score_brevity ---+                                                 |
                                                                      sync_weights <--------+
 
 The YAML file declares the same graph. `@columns` says what a node reads and adds, so a graph
@@ -49,8 +49,8 @@ def brief_grpo() -> TaskGraph:
     pipeline = Pipeline("brief_grpo", "GRPO with a reward for short right answers")
     pipeline.add_node("rollout_actor", f"{STAGES}:generate")
     pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["rollout_actor"])
-    pipeline.add_node("brevity", f"{own}:brevity", ["rollout_actor"])
-    pipeline.add_node("join_rewards", f"{own}:join_rewards", ["function_reward", "brevity"])
+    pipeline.add_node("score_brevity", f"{own}:brevity", ["rollout_actor"])
+    pipeline.add_node("join_rewards", f"{own}:join_rewards", ["function_reward", "score_brevity"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["join_rewards"])
     pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["calculate_advantages"])
     pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])

@@ -85,5 +85,6 @@ def check_fit(config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTo
     if tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"{MODEL}={path}: its tokenizer has {tokenizer.vocab_size} tokens, its head "
-            f"{model.vocab_size}: they belong to different models."
+            f"{model.vocab_size}: they belong to different models, or the head was not resized to "
+            "len(AutoTokenizer.from_pretrained(...))."
         )

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("reader")
     (made / "my_rewards.py").write_text(MY_REWARDS)
     (made / "docs").symlink_to(REPOSITORY / "docs")
+    (made / "hub_model").symlink_to(REPOSITORY / "assets" / "tiny_lm")
     own_data.main(made / "my_data", train=40, test=10)
     return made
 
