@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks.processes import RAY_AGENTS, processes_of_session
@@ -20,7 +21,7 @@ LAST = f"step_{STEPS:08d}"
 # long
 LIMIT_S = 300.0
 GONE_WITHIN_S = 60.0
-RESULTS_OF_TRAINING = ("actor/model.safetensors", "actor/optimizer.safetensors")
+RESULTS_OF_TRAINING = ("*/model.safetensors", "*/shards/*.distcp")  # weights and moments
 EXPERIMENT = "fuzz"
 
 COMMON = (
@@ -185,7 +186,13 @@ def digests_after_last_step(outputs: Path) -> list[dict[str, str]]:
     found = []
     for folder in sorted(outputs.glob(f"{EXPERIMENT}/*/checkpoints/{LAST}")):
         files = json.loads((folder / "manifest.json").read_text())["files"]
-        found.append({name: files[name]["sha256"] for name in RESULTS_OF_TRAINING})
+        found.append(
+            {
+                name: entry["sha256"]
+                for name, entry in files.items()
+                if any(fnmatch(name, pattern) for pattern in RESULTS_OF_TRAINING)
+            }
+        )
     return found
 
 

@@ -5,27 +5,25 @@
       step_00000020/
         manifest.json           what there should be: every file with its size and SHA-256
         state.pt                counters, generators, memories: whatever their owners handed in
-        actor/                  one folder an engine: model.safetensors, optimizer.safetensors
+        actor/                  one folder an engine
+          model.safetensors     the weights, whole; with config.json a policy that `model.path` reads
+          shards/               weights and both moments, a file a rank (torch.distributed.checkpoint)
 
-A checkpoint is written under a temporary name, flushed to disk and renamed, so a crash leaves the
-previous one intact. It fits any number of ranks: tensors are whole, moments are stored under the
-names of their weights, and `state` is the same on every rank. No file is trusted: sizes and digests
-are checked before anything is read, and reading executes no code from the file.
+A rank copies its shards to host memory, then a thread writes them and training goes on; at most one
+checkpoint is being written. It is written under a temporary name, flushed to disk and renamed, so a
+crash leaves the previous one intact. It fits any number of ranks: each reads its part. `state` is
+the same on every rank. No file is trusted: sizes and digests are checked before anything is read,
+and reading executes no code from the file. Checkpoints of siirl 0.1, with whole moments in
+`optimizer.safetensors`, load as well.
 """
 
-import functools
 import io
 import json
 import os
-import pickle
 import re
 import shutil
 import stat
-import struct
-import tarfile
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,11 +45,16 @@ from siirl.dag_worker.manifest import (
     fingerprint,
     read_manifest,
     resolve_checkpoint,
+    verify_files,
 )
+from siirl.dag_worker.saving import Fingerprints, Saving
 from siirl.dag_worker.unfinished import POINTER, remove_unfinished, unfinished_folder
 from siirl.engine.training.collectives import Collectives, fail_together
+from siirl.engine.training.saved_state import SHARDS
+from siirl.engine.training.shard_files import UNREADABLE
 from siirl.engine.training.train_engine import TrainEngine
-from siirl.errors import CheckpointError
+from siirl.errors import CheckpointError, SiirlError
+from siirl.occupation import OCCUPATION
 
 FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
 
@@ -66,15 +69,6 @@ _NUMPY_GLOBALS: list[Any] = [
         for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "U")
     ),
 ]
-
-
-# Exceptions that torch.load raises for foreign bytes: it tries a zip file, a tar file, then a
-# pickle.
-UNREADABLE = (
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError),
-    *(pickle.UnpicklingError, RuntimeError, TypeError, ValueError),
-    *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
-)
 
 
 @dataclass(frozen=True)
@@ -98,6 +92,8 @@ class CheckpointManager:
         keep: Number of checkpoints to keep; the oldest are deleted. None keeps all.
         export: Called on rank 0 with the unfinished folder to add files, for example the policy's
             config.json next to its weights.
+        asynchronous: Copy the shards, so that training goes on while they are written. False saves
+            the memory of the copy: `start_saving` then returns when the checkpoint is complete.
 
     Raises:
         CheckpointError: The folder is not writable.
@@ -111,16 +107,33 @@ class CheckpointManager:
         ranks: Collectives,
         keep: int | None = KEPT_CHECKPOINTS,
         export: Callable[[Path], None] = lambda folder: None,
+        asynchronous: bool = True,
     ) -> None:
         self.folder = folder
         self.engines = engines
         self.ranks = ranks
         self.keep = keep
         self.export = export
+        self.asynchronous = asynchronous
+        self._saving: Saving | None = None
         self._on_rank_0(self._prepare)
 
     def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
-        """Write a checkpoint and make it the newest.
+        """Write a checkpoint and make it the newest; returns its folder when it is complete.
+
+        Arguments and errors are those of `start_saving`.
+        """
+        self._start(step=step, state=state, evaluation_due=evaluation_due, copy=False)
+        folder = self.wait()
+        assert folder is not None
+        return folder
+
+    def start_saving(
+        self, *, step: int, state: dict[str, Any], evaluation_due: bool = False
+    ) -> None:
+        """Take a checkpoint now, and write it while the caller goes on.
+
+        If the one before is still being written, this waits for it.
 
         Args:
             step: Training step after which the checkpoint is taken.
@@ -129,26 +142,62 @@ class CheckpointManager:
                 gather what differs.
             evaluation_due: See `Checkpoint`.
 
-        Returns:
-            The folder of the checkpoint.
+        Raises:
+            CheckpointError: This checkpoint cannot be written, or the one before was not (disk
+                full, unreadable state). Earlier checkpoints are untouched.
+        """
+        self._start(step=step, state=state, evaluation_due=evaluation_due, copy=self.asynchronous)
+        if not self.asynchronous:
+            self.wait()
+
+    def _start(self, *, step: int, state: dict[str, Any], evaluation_due: bool, copy: bool) -> None:
+        """Start the threads of a checkpoint; without a copy the caller waits for them."""
+        self.wait()
+        with ExitStack() as stack:
+            unfinished = self.ranks.broadcast_object(
+                self._on_rank_0(lambda: self._begin(stack, step, state, evaluation_due))
+            )
+            parts = {name: engine.stage(copy=copy) for name, engine in self.engines.items()}
+            self._saving = Saving(
+                folder=unfinished,
+                parts=parts,
+                rank=self.ranks.rank,
+                ranks=self.ranks.size,
+                complete=lambda files: self._complete(unfinished, step, evaluation_due, files),
+                stack=stack.pop_all(),
+            )
+
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written; every rank calls it.
+
+        It does not wait.
 
         Raises:
-            CheckpointError: The checkpoint could not be written (disk full, unreadable state).
-                Earlier checkpoints are untouched.
+            CheckpointError: See `start_saving`.
         """
-        with ExitStack() as stack:
-            begin = functools.partial(stack.enter_context, unfinished_folder(self.folder))
-            unfinished = self.ranks.broadcast_object(self._on_rank_0(begin))
-            for name, engine in self.engines.items():
-                failure: CheckpointError | None = None
-                try:
-                    engine.save(unfinished / name)
-                except OSError as error:
-                    failure = self._not_written(error)
-                fail_together(self.ranks, failure)
-            return self.ranks.broadcast_object(
-                self._on_rank_0(lambda: self._finish(unfinished, step, state, evaluation_due))
-            )
+        if self._saving is not None and any(self.ranks.gather_objects(self._saving.failed)):
+            self.wait()
+
+    def wait(self) -> Path | None:
+        """Wait for the checkpoint that is being written; every rank calls it.
+
+        Returns:
+            Its folder; None if none is being written.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        saving, self._saving = self._saving, None
+        return None if saving is None else self._wait_for(saving)
+
+    def close(self, *, within_s: float) -> None:
+        """Wait at most so long for the checkpoint that is being written, without the other ranks.
+
+        For a run that ends with an error, when the others may be gone.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.close(within_s=within_s)
 
     def load(self, checkpoint: Path | None = None) -> Checkpoint:
         """Load weights and moments of a checkpoint into the engines; return its other contents.
@@ -159,11 +208,18 @@ class CheckpointManager:
         Raises:
             CheckpointError: No checkpoint, or one that is damaged, foreign or of another model.
         """
-        found = self.ranks.broadcast_object(
-            self._on_rank_0(lambda: self._verify(checkpoint or self.folder))
+        folder = self.ranks.broadcast_object(
+            self._on_rank_0(lambda: self._locate(checkpoint or self.folder))
         )
+        failure: CheckpointError | None = None
+        try:
+            verify_files(folder, rank=self.ranks.rank, ranks=self.ranks.size)
+        except CheckpointError as error:
+            failure = error
+        fail_together(self.ranks, failure)
+        found = self.ranks.broadcast_object(self._on_rank_0(lambda: self._read(folder)))
         for name, engine in self.engines.items():
-            engine.load(found.folder / name)
+            engine.load(folder / name)
         return found
 
     def latest(self) -> Path | None:
@@ -198,30 +254,55 @@ class CheckpointManager:
             f"another trainer.output_dir; {newest}."
         )
 
+    def _wait_for(self, saving: Saving) -> Path:
+        """Folder of a checkpoint when it is complete; all ranks fail if one could not write."""
+        with OCCUPATION.doing("waits for a checkpoint to be written"):
+            failure: CheckpointError | None = None
+            try:
+                saving.written.result()
+            except OSError as error:
+                failure = self._not_written(error)
+            try:
+                fail_together(self.ranks, failure)
+            except SiirlError:
+                saving.cancel()
+                raise
+            return self.ranks.broadcast_object(self._on_rank_0(saving.finished.result))
+
     def _prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.folder)
         tempfile.TemporaryFile(dir=self.folder).close()
 
-    def _finish(
-        self, unfinished: Path, step: int, state: dict[str, Any], evaluation_due: bool
+    def _begin(
+        self, stack: ExitStack, step: int, state: dict[str, Any], evaluation_due: bool
     ) -> Path:
+        """Make the unfinished folder, with all but the shards and what follows from them."""
+        unfinished = stack.enter_context(unfinished_folder(self.folder))
+        for name in self.engines:
+            (unfinished / name / SHARDS).mkdir(parents=True)
         _write_state(unfinished / STATE_FILE, state)
         self.export(unfinished)
+        return unfinished
+
+    def _complete(
+        self, unfinished: Path, step: int, evaluation_due: bool, files: Fingerprints
+    ) -> Path:
+        """Write the manifest, and put the checkpoint in place; runs in the thread of rank 0."""
         for name in self.engines:
             let_others_read(unfinished / name)
-        files = {
-            str(path.relative_to(unfinished)): fingerprint(path)
+        names = [
+            str(path.relative_to(unfinished))
             for path in sorted(unfinished.rglob("*"))
             if path.is_file()
-        }
+        ]
         manifest = {
             "format": FORMAT,
             "step": step,
             **({EVALUATION_DUE: True} if evaluation_due else {}),
             "engines": sorted(self.engines),
             "torch": torch.__version__,
-            "files": files,
+            "files": {name: files.get(name) or fingerprint(unfinished / name) for name in names},
         }
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*unfinished.rglob("*"), unfinished]:
@@ -256,20 +337,23 @@ class CheckpointManager:
         for path in others[: max(0, len(others) + 1 - max(1, self.keep))]:
             shutil.rmtree(path)
 
-    def _verify(self, checkpoint: Path) -> Checkpoint:
+    def _locate(self, checkpoint: Path) -> Path:
         folder = resolve_checkpoint(checkpoint)
-        manifest = read_manifest(folder)
-        if manifest["engines"] != sorted(self.engines):
+        engines = read_manifest(folder, verify=False)["engines"]
+        if engines != sorted(self.engines):
             raise CheckpointError(
                 f"{folder} is of another job. Expected engines: {sorted(self.engines)}. Found: "
-                f"{manifest['engines']}. "
+                f"{engines}. "
                 "Choose a checkpoint or a pipeline that fits."
             )
-        state = _read_state(folder / STATE_FILE)
+        return folder
+
+    def _read(self, folder: Path) -> Checkpoint:
+        manifest = read_manifest(folder, verify=False)
         return Checkpoint(
             folder=folder,
             step=manifest["step"],
-            state=state,
+            state=_read_state(folder / STATE_FILE),
             evaluation_due=manifest.get(EVALUATION_DUE, False),
         )
 

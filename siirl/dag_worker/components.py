@@ -74,7 +74,11 @@ class WorkerComponents:
             self.context.critic.load_state_dict(state["critic"])
 
     def close(self) -> None:
-        """Close environments, rewards, the prompt loader and the episode files."""
+        """Close environments, rewards, the prompt loader and the episode files.
+
+        A checkpoint that is still being written has `trainer.grace_s` to become complete.
+        """
+        self.checkpoints.close(within_s=self.context.config.trainer.grace_s)
         self.rollout.close()
         self.episode_log.close()
         self.context.reward.close()

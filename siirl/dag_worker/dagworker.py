@@ -159,7 +159,7 @@ class DAGWorker:
             if self.config.trainer.resume is None
             else resolve_checkpoint(Path(self.config.trainer.resume))
         )
-        first_step = 0 if resume is None else read_manifest(resume)["step"] + 1
+        first_step = 0 if resume is None else read_manifest(resume, verify=False)["step"] + 1
         build = build_text if self.text else build_embodied
         self._components = build(
             config=self.config,
@@ -196,6 +196,7 @@ class DAGWorker:
         """
         try:
             yield from self._steps()
+            self.components.checkpoints.wait()
         except Interrupted:
             yield Activity("saving before the end")
             yield Ended(self._save_what_is_trained())
@@ -218,6 +219,7 @@ class DAGWorker:
             yield from self._evaluate()
             yield self._step_done()
         while not self._is_last(begin):
+            self.components.checkpoints.check()
             self.global_steps += 1
             yield Activity(f"step {self.global_steps}")
             with self._profiled():
@@ -336,7 +338,9 @@ class DAGWorker:
 
     def _save(self) -> None:
         with OCCUPATION.doing(f"saves step {self.global_steps}"):
-            self.components.checkpoints.save(step=self.global_steps, state=self.components.state())
+            self.components.checkpoints.start_saving(
+                step=self.global_steps, state=self.components.state()
+            )
         self._saved = self.global_steps
 
     def _heed_request(self) -> None:
@@ -354,6 +358,7 @@ class DAGWorker:
             self.components.checkpoints.save(
                 step=step, state=state, evaluation_due=self._evaluation_due
             )
+        self.components.checkpoints.wait()
         return step
 
     def _is_last(self, begin: float) -> bool:

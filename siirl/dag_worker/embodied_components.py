@@ -124,6 +124,7 @@ def build_embodied(
         folder=run_folder / "checkpoints",
         engines={"actor": actor.engine, **({} if critic is None else {"critic": critic.engine})},
         ranks=ranks,
+        asynchronous=config.trainer.async_save,
         export=lambda checkpoint: _describe(
             policy, checkpoint, tasks=tasks_learnt_by(config, pool.spec)
         ),

@@ -12,7 +12,8 @@ from siirl.errors import CheckpointError
 from siirl.params.documents import is_count, is_name, read_object, read_text
 
 LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
-FORMAT = "siirl-checkpoint-1"
+FORMAT = "siirl-checkpoint-2"
+FORMATS = ("siirl-checkpoint-1", FORMAT)  # the first had no shards
 EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the step's evaluation finished
 KEPT_CHECKPOINTS = 3  # one to resume from, and two fallbacks in case it is bad
 TAKE_EARLIER = "Choose an earlier checkpoint."
@@ -42,8 +43,13 @@ def resolve_checkpoint(path: Path) -> Path:
     return path
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint and verify every file that it lists.
+def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any]:
+    """Read the manifest of a checkpoint, and verify every file that it lists.
+
+    Args:
+        folder: The checkpoint.
+        verify: False leaves the files to `verify_files`: their digests take minutes for a large
+            model.
 
     Returns:
         A dict with `step` (int), `engines` (names), `files` (relative name to `bytes` and
@@ -55,7 +61,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     file = folder / MANIFEST
     manifest = read_object(file, remedy=TAKE_EARLIER)
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in FORMATS:
         found = str(manifest.get("format"))[:50]
         raise CheckpointError(
             f"{file} was not written by this program. Expected format: {FORMAT}. Found: {found}."
@@ -63,14 +69,35 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     wrong = _what_is_wrong(manifest)
     if wrong:
         raise CheckpointError(f"{file} is damaged. Expected: {wrong}. {TAKE_EARLIER}")
-    for name, expected in manifest["files"].items():
+    if verify:
+        _compare_files(folder, manifest["files"])
+    return manifest
+
+
+def verify_files(folder: Path, *, rank: int = 0, ranks: int = 1) -> None:
+    """Verify this rank's share of the files that the manifest lists.
+
+    Args:
+        folder: The checkpoint.
+        rank: Number of this rank; together the ranks verify every file.
+        ranks: Number of ranks.
+
+    Raises:
+        CheckpointError: See `read_manifest`.
+    """
+    files = read_manifest(folder, verify=False)["files"]
+    by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
+    _compare_files(folder, {name: files[name] for name in by_size[rank::ranks]})
+
+
+def _compare_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
+    for name, expected in files.items():
         try:
             _compare(folder / name, expected)
         except OSError as error:
             raise CheckpointError(
                 f"{folder / name} cannot be read: {error.strerror}. {TAKE_EARLIER}"
             ) from error
-    return manifest
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

@@ -133,6 +133,7 @@ def build_text(
         folder=run_folder / "checkpoints",
         engines={"actor": engine, **({} if critic is None else {"critic": critic.engine})},
         ranks=ranks,
+        asynchronous=config.trainer.async_save,
         export=functools.partial(_describe, model, tokenizer),
     )
     return WorkerComponents(context, rollout, validator, files, checkpoints)

@@ -113,6 +113,12 @@ class TrainingArguments:
         None,
         "Resume from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.",
     )
+    async_save: bool = option(
+        True,
+        "Training goes on while a checkpoint is written, from a copy in host memory: 12 bytes a "
+        "trained parameter, divided by the ranks. False: no copy, and training waits.",
+        why="writing 90 GB, a policy of 7B with its moments, takes minutes",
+    )
     grace_s: float = option(
         25.0,
         "Seconds for a run to save a checkpoint and end after SIGTERM, SIGHUP or Ctrl-C; a "

@@ -5,7 +5,10 @@ damaged and foreign files.
 import json
 import os
 import resource
+import shutil
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from tiny_training import (
     make_engine,
     trajectories,
     weights,
+    write_old_files,
 )
 from torch import multiprocessing
 
@@ -213,6 +217,92 @@ def test_a_process_that_is_killed_while_saving_leaves_the_checkpoint_before(tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
 
 
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+    """What is written is the state at its start."""
+    job = Job(tmp_path).train(2)
+    expected = weights(job.engine)
+    job.checkpoints.start_saving(step=2, state={"actor": job.actor.state_dict()})
+    job.train(2)
+    assert job.checkpoints.wait() == tmp_path / "step_00000002"
+    assert job.checkpoints.wait() is None
+    assert largest_difference(expected, weights(job.engine)) > 0
+    resumed = Job(tmp_path, seed=9).resume()
+    assert largest_difference(expected, weights(resumed.engine)) == 0
+    assert largest_difference(weights(resumed.train(2).engine), weights(job.engine)) == 0
+
+
+class Stuck(CheckpointManager):
+    """Writes everything but the manifest."""
+
+    def _complete(self, *arguments):
+        threading.Event().wait()
+
+
+def die_in_an_asynchronous_save(folder):
+    """A process that trains on while it saves, and is killed before the checkpoint is complete."""
+    torch.set_num_threads(1)
+    job = Job(folder).train(1)
+    job.save()
+    job.checkpoints = Stuck(folder=folder, engines={"actor": job.engine}, ranks=job.ranks)
+    job.train(1)
+    job.checkpoints.start_saving(step=2, state={"actor": job.actor.state_dict()})
+    job.train(1)
+    exported = "*/actor/model.safetensors"
+    while len([*folder.glob(exported)]) + len([*folder.glob(f".{exported}")]) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_kill_in_an_asynchronous_save_resumes_from_the_checkpoint_before(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(
+        target=die_in_an_asynchronous_save, args=(tmp_path,)
+    )
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert any(path.name.startswith(".unfinished-") for path in tmp_path.iterdir())
+    resumed = Job(tmp_path, seed=9).resume()
+    assert resumed.step == 1
+    expected = weights(Job(tmp_path / "other").train(2).engine)
+    assert largest_difference(weights(resumed.train(1).engine), expected) == 0
+
+
+def test_a_run_that_ends_with_an_error_gives_its_checkpoint_some_time(tmp_path):
+    job = Job(tmp_path).train(1)
+    job.checkpoints.start_saving(step=1, state={"actor": job.actor.state_dict()})
+    job.checkpoints.close(within_s=60)
+    assert job.checkpoints.latest() == tmp_path / "step_00000001"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_only_an_asynchronous_save_copies_the_shards(tmp_path, asynchronous):
+    job = Job(tmp_path, asynchronous=asynchronous).train(1)
+    job.checkpoints.start_saving(step=1, state={"actor": job.actor.state_dict()})
+    assert (job.checkpoints.wait() is None) is not asynchronous
+    assert Job(tmp_path).resume().step == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_of_an_earlier_version_loads(tmp_path, ranks):
+    old = Job(tmp_path / "made").train(2)
+    folder = old.save()
+    shutil.rmtree(folder / "actor")
+    write_old_files(old.engine, folder / "actor")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    manifest["files"] = {str(path.relative_to(folder)): fingerprint(path) for path in files}
+    manifest["format"] = "siirl-checkpoint-1"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    expected = weights(old.train(2).engine)
+    for found in run_on_ranks(go_on, folder, ranks=2) if ranks == 2 else [go_on(None, folder)]:
+        assert largest_difference(expected, found) < (1e-4 if ranks == 2 else 1e-12)
+
+
+def go_on(ranks, checkpoint):
+    job = Job(checkpoint.parent.parent / "resumed", ranks, seed=3).resume(checkpoint)
+    return weights(job.train(2).engine)
+
+
 @pytest.fixture
 def small_files():
     """No file of this process may become larger than 2 kB: a write then fails as on a full disk."""
@@ -234,6 +324,18 @@ def test_a_full_disk_is_an_error_that_leaves_the_checkpoint_before(tmp_path, sma
     assert Job(tmp_path).resume().checkpoints.latest() == before
 
 
+def test_a_full_disk_under_a_thread_is_an_error_at_the_next_step(tmp_path, small_files):
+    job = Job(tmp_path).train(1)
+    job.save()
+    small_files()
+    job.train(1)
+    job.checkpoints.start_saving(step=2, state={})
+    with pytest.raises(CheckpointError, match=r"File too large.*step_00000001 is intact"):
+        while True:
+            job.checkpoints.check()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(
@@ -243,7 +345,13 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["actor/model.safetensors", "actor/optimizer.safetensors", "state.pt"]
+    "name",
+    [
+        "actor/model.safetensors",
+        "actor/shards/.metadata",
+        "actor/shards/__0_0.distcp",
+        "state.pt",
+    ],
 )
 def test_a_truncated_file_is_refused_with_expected_and_found_size(tmp_path, name):
     job = Job(tmp_path).train(1)

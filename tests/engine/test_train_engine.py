@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tensordict import TensorDict
 from tiny_training import (
     TinyPolicy,
@@ -10,6 +11,7 @@ from tiny_training import (
     make_engine,
     trajectories,
     weights,
+    write_old_files,
 )
 from torch import nn
 
@@ -228,23 +230,47 @@ def test_weights_of_another_model_are_refused_with_names_and_shapes(tmp_path):
     before = weights(other)
     with pytest.raises(
         CheckpointError,
-        match=r"model.safetensors belongs to another model.*shape \[6\], expected \[4\]",
+        match=r"shards belongs to another model.*shape \[6\], expected \[4\]",
     ):
         other.load(tmp_path)
     assert largest_difference(before, weights(other)) == 0.0
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
-def test_a_truncated_weight_file_is_refused(tmp_path, name):
+@pytest.mark.parametrize("name", ["shards/.metadata", "shards/__0_0.distcp"])
+def test_a_truncated_file_of_shards_is_refused(tmp_path, name):
     engine = make_engine()
     engine.save(tmp_path)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        CheckpointError,
-        match=f"{name} is not a whole safetensors file.*Found {len(whole) // 2} bytes",
-    ):
+    with pytest.raises(CheckpointError, match=r"shards.* cannot be read"):
         engine.load(tmp_path)
+
+
+def test_an_engines_folder_holds_the_whole_weights_and_the_shards(tmp_path):
+    engine = make_engine()
+    make_actor(engine).update(trajectories(4))
+    engine.save(tmp_path)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
+        "model.safetensors",
+        "shards/.metadata",
+        "shards/__0_0.distcp",
+    ]
+    exported = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(exported[name], tensor) for name, tensor in weights(engine).items())
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_an_engine_loads_the_files_of_earlier_versions(tmp_path, updates):
+    """They held whole moments in optimizer.safetensors."""
+    old, new = make_engine(), make_engine(module=TinyPolicy(seed=5))
+    for seed in range(updates):
+        make_actor(old).update(trajectories(4, seed=seed))
+    write_old_files(old, tmp_path)
+    new.load(tmp_path)
+    for engine in (old, new):
+        make_actor(engine).update(trajectories(4, seed=9))
+    assert new.steps == updates + 1
+    assert largest_difference(weights(old), weights(new)) == 0.0
 
 
 def test_a_missing_weight_file_is_refused_with_what_is_there(tmp_path):

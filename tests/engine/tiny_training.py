@@ -2,9 +2,11 @@
 
 # B trajectory, C chunk, S token of a chunk
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import nn
 
@@ -12,6 +14,7 @@ from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.training.batch_loss import BatchLoss
 from siirl.engine.training.collectives import Collectives, OneProcess
+from siirl.engine.training.saved_state import state_tensors
 from siirl.engine.training.sharding import full_tensor
 from siirl.engine.training.train_engine import TrainEngine, TrainStep
 from siirl.params import ActorArguments, OptimizerArguments
@@ -144,3 +147,16 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     assert one.keys() == other.keys()
     scale = max(float(tensor.abs().max()) for tensor in one.values())
     return max(float((one[name] - other[name]).abs().max()) for name in one) / scale
+
+
+def write_old_files(engine: TrainEngine, folder: Path) -> None:
+    """The files that an engine of siirl 0.1 wrote on one rank."""
+    state = state_tensors(engine.module, engine.optimizer, steps=engine.steps)
+    weights = {n.removeprefix("model/"): t for n, t in state.items() if n.startswith("model/")}
+    others = {name: tensor for name, tensor in state.items() if not name.startswith("model/")}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tensors in {"model": weights, "optimizer": others}.items():
+        save_file(
+            {key: tensor.detach().contiguous() for key, tensor in tensors.items()},
+            folder / f"{name}.safetensors",
+        )

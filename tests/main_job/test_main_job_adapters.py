@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from real_run import CARTPOLE
-from safetensors import safe_open
+
+from siirl.engine.training.shard_files import ShardFolder
 
 JOB = (
     "actor_rollout_ref.model.lora.rank=2",
@@ -19,11 +20,9 @@ JOB = (
 
 def files_of(checkpoint):
     """Names of the weights and of the optimiser's tensors."""
-    names = []
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        with safe_open(checkpoint / "actor" / file, framework="pt") as stored:
-            names.append(set(stored.keys()))
-    return names
+    names = set(ShardFolder(checkpoint / "actor" / "shards").stored())
+    weights = {name for name in names if name.startswith("model/")}
+    return weights, names - weights
 
 
 @pytest.mark.slow  # two runs that import peft, for each number of ranks

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import InvariantError
@@ -145,20 +145,3 @@ def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor that may be sharded; every rank calls it and gets it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def spread_like(
-    full: torch.Tensor | None, reference: torch.Tensor, *, ranks: Collectives
-) -> torch.Tensor:
-    """Rank 0's `full` in the type and sharding of `reference`; every rank calls it.
-
-    The other ranks pass None.
-    """
-    if not isinstance(reference, DTensor):
-        whole = ranks.broadcast_object(full)
-        assert whole is not None
-        return whole.to(reference.device, reference.dtype)
-    if full is None:
-        full = torch.empty(reference.shape, dtype=reference.dtype)
-    full = full.to(reference.device, reference.dtype).contiguous()
-    return distribute_tensor(full, reference.device_mesh, reference.placements, src_data_rank=0)

@@ -1,64 +1,79 @@
 """Named tensors in safetensors files, with errors that name file, expectation and content.
 
-No pickle: reading a foreign file runs no code.
+No pickle: reading a foreign file runs no code. The format is a length, a header in JSON, and the
+bytes of the tensors (https://github.com/huggingface/safetensors, README, "Format").
 """
 
-from collections.abc import Mapping
+import json
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save_file
 
 from siirl.errors import CheckpointError
 
 LISTED = 5  # differences listed in a message
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+HEADER_UNIT = 8  # the header is padded to a multiple of this, so that tensors are aligned
 
 
-def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write `tensors` to `file`.
+def write_tensors_in_turn(
+    file: Path,
+    stored: Mapping[str, tuple[torch.dtype, torch.Size]],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> None:
+    """Write tensors that are made one at a time; no more than one is in memory.
+
+    Args:
+        file: The safetensors file.
+        stored: Type and shape of every tensor, in the order of `tensors`.
+        tensors: Names and tensors.
 
     Raises:
         OSError: The file cannot be written (full, read-only).
     """
-    try:
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file
-        )
-    except safetensors.SafetensorError as error:
-        raise OSError(f"{file} could not be written: {error}") from error
-
-
-def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of `file` into memory.
-
-    Raises:
-        CheckpointError: No such file, or a truncated or foreign one.
-    """
-    if not file.is_file():
-        raise CheckpointError(
-            f"{file} does not exist. Expected: a safetensors file. Found in {file.parent}: "
-            f"{_listing(file.parent)}."
-        )
-    try:
-        return load_file(file)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(
-            f"{file} is not a whole safetensors file: {error}. Found {file.stat().st_size} "
-            "bytes. Copy it again, or take another."
-        ) from error
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in stored.items():
+        start, end = end, end + dtype.itemsize * shape.numel()
+        header[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % HEADER_UNIT)
+    expected = iter(stored)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name, tensor in tensors:
+            assert name == next(expected)
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            stream.write(flat.numpy().data)
 
 
 def require_fitting(
-    file: Path, *, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size]
+    file: Path, *, found: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]
 ) -> None:
     """Raise CheckpointError unless `found` has exactly the names and shapes of `expected`."""
     wrong = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     wrong += [f"{name} is not expected" for name in sorted(found.keys() - expected.keys())]
     wrong += [
-        f"{name} has shape {list(found[name].shape)}, expected {list(expected[name])}"
+        f"{name} has shape {list(found[name])}, expected {list(expected[name])}"
         for name in sorted(expected.keys() & found.keys())
-        if found[name].shape != expected[name]
+        if found[name] != expected[name]
     ]
     if wrong:
         raise CheckpointError(
@@ -68,7 +83,8 @@ def require_fitting(
         )
 
 
-def _listing(folder: Path) -> str:
+def listing(folder: Path) -> str:
+    """Names of the first files in a folder, for a message."""
     if not folder.is_dir():
         return "no such folder"
     return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"

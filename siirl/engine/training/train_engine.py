@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import get_total_norm
 
@@ -36,26 +37,22 @@ from siirl.engine.training.micro_batches import (
     rows_in_order,
     take_rows,
 )
-from siirl.engine.training.optimizer import MOMENTS, build_optimizer, trained_parameters
+from siirl.engine.training.optimizer import build_optimizer, trained_parameters
+from siirl.engine.training.saved_state import SHARDS, export_weights, load_state, state_tensors
 from siirl.engine.training.schedules import learning_rate_factor, warmup_length
+from siirl.engine.training.shard_files import StagedParts, stage, write_metadata, write_parts
 from siirl.engine.training.sharding import (
     full_tensor,
     measure_reduction,
     repeated_blocks,
     shard,
-    spread_like,
 )
-from siirl.engine.training.tensor_files import read_tensors, require_fitting, write_tensors
 from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
 from siirl.occupation import OCCUPATION
 from siirl.params import ActorArguments, OptimizerArguments
 
 # A single overflow of the gradient happens; three in a row mean a broken model.
 SKIPS_IN_A_ROW = 3
-
-MODEL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-PROGRESS = "progress"
 
 Scores = TypeVar("Scores", TokenScores, torch.Tensor)
 """Output of a scorer for each token: log-prob and entropy of a policy, or the value of a critic."""
@@ -397,112 +394,61 @@ class TrainEngine(Generic[Scores]):
         for name, tensor in self.module.state_dict().items():
             yield name, full_tensor(tensor).detach()
 
-    def save(self, folder: Path) -> None:
-        """Write weights, moments and the number of steps into `folder`.
+    def stage(self, *, copy: bool) -> StagedParts:
+        """This rank's parts of weights, moments and the number of steps, to be written.
 
-        Every rank calls it; rank 0 writes.
+        Every rank calls it.
+
+        Args:
+            copy: Copy them to host memory, so that training can go on while they are written.
+        """
+        tensors = state_tensors(self.module, self.optimizer, steps=self.steps)
+        return stage(tensors, ranks=self.ranks, copy=copy)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, moments and the number of steps into `folder` (see `saved_state`).
+
+        Every rank calls it and writes its part.
 
         Raises:
-            OSError: On rank 0, if it cannot write.
+            CheckpointError: A rank cannot write. The others raise InvariantError.
         """
-        model = {
-            name: full_tensor(tensor).cpu() for name, tensor in _saved_tensors(self.module).items()
-        }
-        moments = self._moments()
+        staged = self.stage(copy=False)
+        results: list[WriteResult] = []
+        failure: CheckpointError | None = None
+        try:
+            (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+            results = write_parts(staged, folder / SHARDS)
+        except OSError as error:
+            failure = CheckpointError(f"{folder} could not be written: {error}.")
+        fail_together(self.ranks, failure)
+        everywhere = self.ranks.gather_objects(results)
         if self.ranks.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(folder / MODEL_FILE, model)
-            write_tensors(folder / OPTIMIZER_FILE, moments)
+            write_metadata(folder / SHARDS, staged, everywhere)
+            export_weights(folder)
+        self.ranks.gather_objects(None)  # nobody reads before the last file is there
 
     def load(self, folder: Path) -> None:
         """Resume from what `save` wrote, on any number of ranks.
 
-        Every rank calls it; rank 0 reads.
+        Every rank calls it and reads its part.
 
         Raises:
-            CheckpointError: On rank 0: a truncated file, or weights of another model. The others
+            CheckpointError: Damaged files, or weights of another model; ranks without such an error
                 raise InvariantError.
         """
-        model: dict[str, torch.Tensor] = {}
-        moments: dict[str, torch.Tensor] = {}
         failure: CheckpointError | None = None
-        if self.ranks.rank == 0:
-            try:
-                model, moments = self._read(folder)
-            except CheckpointError as error:
-                failure = error
+        try:
+            self.steps = load_state(folder, self.module, self.optimizer)
+        except CheckpointError as error:
+            failure = error
         fail_together(self.ranks, failure)
-        for name, tensor in _saved_tensors(self.module).items():
-            with torch.no_grad():
-                tensor.copy_(spread_like(model.get(name), tensor, ranks=self.ranks))
-        if self.optimizer is not None:
-            self._load_moments(self.optimizer, moments)
         self.skips_in_a_row = 0
-
-    def _read(self, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        model = read_tensors(folder / MODEL_FILE)
-        moments: dict[str, torch.Tensor] = {}
-        require_fitting(
-            folder / MODEL_FILE,
-            found=model,
-            expected={n: t.shape for n, t in _saved_tensors(self.module).items()},
-        )
-        if self.optimizer is not None:
-            moments = read_tensors(folder / OPTIMIZER_FILE)
-            expected = {PROGRESS: torch.Size([2])}
-            if int(moments.get(PROGRESS, torch.zeros(2))[1]):
-                expected |= {
-                    f"{kind}/{name}": w.shape
-                    for name, w in trained_parameters(self.module)
-                    for kind in MOMENTS
-                }
-                expected |= {
-                    f"step/{name}": torch.Size([]) for name, _ in trained_parameters(self.module)
-                }
-            require_fitting(folder / OPTIMIZER_FILE, found=moments, expected=expected)
-        return model, moments
-
-    def _moments(self) -> dict[str, torch.Tensor]:
-        """Optimiser state by weight; `progress`: applied steps, and whether there is a state."""
-        state = {} if self.optimizer is None else self.optimizer.state
-        tensors = {PROGRESS: torch.tensor([self.steps, int(bool(state))])}
-        if state:
-            for name, weight in trained_parameters(self.module):
-                tensors |= {
-                    f"{kind}/{name}": full_tensor(state[weight][kind]).cpu()
-                    for kind in (*MOMENTS, "step")
-                }
-        return tensors
-
-    def _load_moments(self, optimizer: torch.optim.AdamW, moments: dict[str, torch.Tensor]) -> None:
-        scalars = {
-            name: tensor.tolist()
-            for name, tensor in moments.items()
-            if name == PROGRESS or name.startswith("step/")
-        }
-        scalars = self.ranks.broadcast_object(scalars)
-        self.steps, has_state = scalars[PROGRESS]
-        optimizer.state.clear()
-        if not has_state:
-            return
-        for name, weight in trained_parameters(self.module):
-            state = {
-                kind: spread_like(moments.get(f"{kind}/{name}"), weight, ranks=self.ranks)
-                for kind in MOMENTS
-            }
-            optimizer.state[weight] = {**state, "step": torch.tensor(scalars[f"step/{name}"])}
 
 
 def _numbers(scores: TokenScores | torch.Tensor) -> torch.Tensor:
     """A differentiable tensor of the scores, for a dummy backward pass."""
     return scores if isinstance(scores, torch.Tensor) else scores.log_probs_BT
-
-
-def _saved_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights and buffers of a checkpoint; a tied weight appears once."""
-    names = module.state_dict().keys()
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    return {name: tensor for name, tensor in tensors if name in names}
 
 
 def _row_of_zeros(empty: TensorDict) -> TensorDict:

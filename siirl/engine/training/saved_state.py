@@ -1,0 +1,174 @@
+"""What a trained engine leaves in a checkpoint, and how it comes back.
+
+    model.safetensors    the weights, whole, as other programs and `model.path` read them
+    shards/              weights and both moments (siirl.engine.training.shard_files)
+
+A resumed engine reads its part of `shards/`, on any number of ranks. `model.safetensors` is made
+from the shards on disk, one tensor at a time. Checkpoints of siirl 0.1 have `optimizer.safetensors`
+instead of `shards/`; their parts are read from the two files.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from siirl.engine.training.optimizer import MOMENTS, trained_parameters
+from siirl.engine.training.shard_files import ShardFolder
+from siirl.engine.training.tensor_files import (
+    listing,
+    require_fitting,
+    write_tensors_in_turn,
+)
+from siirl.errors import CheckpointError
+from siirl.models.stored_tensors import StoredTensors
+
+MODEL_FILE = "model.safetensors"
+SHARDS = "shards"
+OLD_OPTIMIZER_FILE = "optimizer.safetensors"
+MODEL = "model/"
+PROGRESS = "progress"
+
+
+def saved_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Weights and buffers of a checkpoint; a tied weight appears once."""
+    names = module.state_dict().keys()
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor for name, tensor in tensors if name in names}
+
+
+def state_tensors(
+    module: nn.Module, optimizer: torch.optim.AdamW | None, *, steps: int
+) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, as the ranks hold them.
+
+    `progress` holds the number of applied steps, and whether there are moments.
+    """
+    state = {} if optimizer is None else optimizer.state
+    tensors = {f"{MODEL}{name}": tensor for name, tensor in saved_weights(module).items()}
+    tensors[PROGRESS] = torch.tensor([steps, int(bool(state))])
+    if state:
+        for name, weight in trained_parameters(module):
+            tensors |= {f"{kind}/{name}": state[weight][kind] for kind in (*MOMENTS, "step")}
+    return tensors
+
+
+def export_weights(folder: Path) -> None:
+    """Write `model.safetensors` from the shards of an engine's folder, one tensor at a time.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    shards = ShardFolder(folder / SHARDS)
+    stored = {
+        name.removeprefix(MODEL): place
+        for name, place in shards.stored().items()
+        if name.startswith(MODEL)
+    }
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, (dtype, shape) in stored.items():
+            tensor = torch.empty(shape, dtype=dtype)
+            shards.read_into({f"{MODEL}{name}": tensor})
+            yield name, tensor
+
+    write_tensors_in_turn(folder / MODEL_FILE, stored, tensors())
+
+
+def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | None) -> int:
+    """Fill the weights, and the moments of the optimizer; returns the number of applied steps.
+
+    No rank waits for another; each reads its part.
+
+    Raises:
+        CheckpointError: Damaged files, or a state of another model, before anything is changed.
+    """
+    source: _Shards | _OldFiles = (
+        _Shards(folder / SHARDS) if (folder / SHARDS).is_dir() else _OldFiles(folder)
+    )
+    weights = {f"{MODEL}{name}": tensor for name, tensor in saved_weights(module).items()}
+    source.require(MODEL, {name: tensor.shape for name, tensor in weights.items()})
+    if optimizer is None:
+        source.read_into(weights)
+        return 0
+    progress = torch.zeros(2, dtype=torch.int64)
+    source.require(PROGRESS, {PROGRESS: progress.shape})
+    source.read_into({PROGRESS: progress})
+    steps, has_moments = progress.tolist()
+    moments: dict[str, torch.Tensor] = {}
+    if has_moments:
+        trained = dict(trained_parameters(module))
+        for kind in MOMENTS:
+            names = {f"{kind}/{name}": weight for name, weight in trained.items()}
+            source.require(f"{kind}/", {name: weight.shape for name, weight in names.items()})
+            moments |= {name: torch.zeros_like(weight) for name, weight in names.items()}
+        counts = {f"step/{name}": torch.zeros(()) for name in trained}
+        source.require("step/", {name: count.shape for name, count in counts.items()})
+        moments |= counts
+    source.read_into(weights | moments)
+    optimizer.state.clear()
+    for name, weight in trained_parameters(module) if has_moments else ():
+        optimizer.state[weight] = {
+            kind: moments[f"{kind}/{name}"].detach() for kind in (*MOMENTS, "step")
+        }
+    return steps
+
+
+class _Shards:
+    """The state in shards."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = ShardFolder(folder)
+
+    def require(self, prefix: str, expected: Mapping[str, torch.Size]) -> None:
+        """Raise CheckpointError unless exactly these tensors have names with this prefix."""
+        found = {
+            name: shape
+            for name, (_, shape) in self.folder.stored().items()
+            if name.startswith(prefix)
+        }
+        require_fitting(self.folder.folder, found=found, expected=expected)
+
+    def read_into(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Fill the tensors, or this rank's parts."""
+        self.folder.read_into(tensors)
+
+
+class _OldFiles:
+    """The state in `model.safetensors` and `optimizer.safetensors`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, StoredTensors] = {}
+
+    def require(self, prefix: str, expected: Mapping[str, torch.Size]) -> None:
+        """See `_Shards.require`."""
+        file = self._file(prefix)
+        found = {
+            name: torch.Size(shape)
+            for name, shape in self._stored(file).shapes().items()
+            if file == MODEL_FILE or name.startswith(prefix)
+        }
+        if file == MODEL_FILE:
+            found = {f"{MODEL}{name}": shape for name, shape in found.items()}
+        require_fitting(self.folder / file, found=found, expected=expected)
+
+    def read_into(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """See `_Shards.read_into`."""
+        for name, tensor in tensors.items():
+            self._stored(self._file(name)).fill(name.removeprefix(MODEL), tensor)
+
+    def _file(self, name: str) -> str:
+        return MODEL_FILE if name.startswith(MODEL) else OLD_OPTIMIZER_FILE
+
+    def _stored(self, file: str) -> StoredTensors:
+        if file not in self.files:
+            path = self.folder / file
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{path} does not exist. Expected: {SHARDS}/ or a safetensors file. Found in "
+                    f"{self.folder}: {listing(self.folder)}."
+                )
+            self.files[file] = StoredTensors([path])
+        return self.files[file]
