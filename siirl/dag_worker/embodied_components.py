@@ -50,6 +50,7 @@ from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
+from siirl.models.weights import materialise, move_to
 from siirl.params import RewardArguments, SiiRLArguments, sizes
 from siirl.params.paths import find
 from siirl.params.weight_files import learnt_tasks
@@ -71,8 +72,13 @@ def build_embodied(
 ) -> WorkerComponents:
     """Build all components of one embodied rank; `with_critic` if the graph has a critic node."""
     pool = make_pool(config, ranks)
-    policy = make_trained_policy(config, pool.spec).to(device)
-    acting = policy if ranks.group is None else acting_copy(policy, compute_dtype(config))
+    policy = make_trained_policy(config, pool.spec)
+    move_to(policy, device)
+    if ranks.group is None:
+        materialise(policy, device)
+    acting = (
+        policy if ranks.group is None else acting_copy(policy, compute_dtype(config), device=device)
+    )
     encoder = make_encoder(config, device=device)
     rollout = make_rollout(config, pool=pool, acting=acting, encoder=encoder)
     engine = make_engine(
@@ -186,8 +192,13 @@ def make_validator(
     )
 
 
-def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = None) -> Policy:
-    """Load the job's policy, or the policy of another folder `path`."""
+def make_policy(
+    config: SiiRLArguments, spec: EnvSpec, *, path: str | None = None, weights: bool = True
+) -> Policy:
+    """Load the job's policy, or the policy of another folder `path`.
+
+    With `weights` false large ones are read later (`siirl.models.weights.materialise`).
+    """
     model = config.actor_rollout_ref.model
     path = path or model.path
     return build_policy(
@@ -196,12 +207,17 @@ def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = Non
         spec=spec,
         seed=config.trainer.seed,
         options=model.options,
+        weights=weights,
     )
 
 
 def make_trained_policy(config: SiiRLArguments, spec: EnvSpec) -> Policy:
-    """Load the job's policy, with adapters if `model.lora.rank` is positive."""
-    policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
+    """Load the job's policy, with adapters if `model.lora.rank` is positive.
+
+    Large weights are read later, see `make_policy`.
+    """
+    policy = make_policy(config, spec, weights=False)
+    lora = config.actor_rollout_ref.model.lora
     if lora.rank > 0:
         policy.adapt(lora, seed=config.trainer.seed)
     return policy
@@ -261,7 +277,7 @@ def make_embodied_critic(
     config: SiiRLArguments, *, ranks: Collectives, device: torch.device, spec: EnvSpec
 ) -> Critic:
     """Build the critic: a value head on a separate copy of the initial policy's features."""
-    trunk = PolicyFeatures(make_policy(config, spec, path=config.critic.path))
+    trunk = PolicyFeatures(make_policy(config, spec, path=config.critic.path, weights=False))
     return make_critic(
         config,
         trunk=trunk,
@@ -292,7 +308,7 @@ def make_reference(
     path = config.actor_rollout_ref.ref.path
     if path is None and policy.lora is not None:
         return WithoutAdapter(actor, policy)
-    other = make_policy(config, spec, path=path)
+    other = make_policy(config, spec, path=path, weights=False)
     engine = make_engine(
         config, module=other, scorer=embodied_scorer, ranks=ranks, device=device, trained=False
     )

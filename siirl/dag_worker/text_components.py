@@ -49,6 +49,7 @@ from siirl.engine.training.weight_sync import ActingWeights, WeightSync, acting_
 from siirl.env_server.pool import EnvPool
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.models.weights import move_to
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.reward_args import reward_parts
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
@@ -71,13 +72,14 @@ def build_text(
 ) -> WorkerComponents:
     """Build all components of one text rank; `with_critic` if the graph has a critic node."""
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
-    model = make_language_model(config).to(device)
+    model = make_language_model(config, weights=ranks.group is None)
+    move_to(model, device)
     shared = (
         ranks.group is None or config.actor_rollout_ref.rollout.name != "hf"
     )  # vLLM makes its own copy
-    whole = model if shared else acting_copy(model, compute_dtype(config))
+    whole = model if shared else acting_copy(model, compute_dtype(config), device=device)
     text_engine, acting = make_text_engine(
-        config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots
+        config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots, device=device
     )
     rollout = make_text_rollout(config, engine=text_engine, pool=pool, tokenizer=tokenizer)
     engine = make_engine(
@@ -177,8 +179,13 @@ def make_tokenizer(config: SiiRLArguments) -> ChatTokenizer:
     return load_chat_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
 
 
-def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> LanguageModel:
-    """Load the job's model in float32, or that of another folder `path` without adapters."""
+def make_language_model(
+    config: SiiRLArguments, *, path: str | None = None, weights: bool = True
+) -> LanguageModel:
+    """Load the job's model in float32, or that of another folder `path` without adapters.
+
+    With `weights` false a `TrainEngine` on several ranks reads them, each rank its part.
+    """
     model = config.actor_rollout_ref.model
     assert model.path is not None
     return load_language_model(
@@ -188,13 +195,22 @@ def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> L
         gradient_checkpointing=model.gradient_checkpointing and path is None,
         lora=model.lora if path is None else None,
         seed=config.trainer.seed,
+        weights=weights,
     )
 
 
 def make_text_engine(
-    config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer, at_once: int
+    config: SiiRLArguments,
+    *,
+    model: LanguageModel,
+    tokenizer: ChatTokenizer,
+    at_once: int,
+    device: torch.device | None = None,
 ) -> tuple[TextEngine, nn.Module | ActingWeights]:
-    """Build the generation engine for `at_once` requests per pass, and its weights' holder."""
+    """Build the generation engine for `at_once` requests per pass, and its weights' holder.
+
+    vLLM computes on `device`; None: where the weights are.
+    """
     settings = config.actor_rollout_ref.rollout
     arguments: dict[str, Any] = {
         "model": model,
@@ -216,6 +232,7 @@ def make_text_engine(
         longest_text=config.data.max_prompt_length + config.data.max_response_length,
         sleeps=settings.sleep,
         bucket_bytes=settings.update_weights_bucket_megabytes << 20,
+        device=device,
     )
     return engine, engine
 
@@ -242,7 +259,11 @@ def make_text_critic(
 ) -> Critic:
     """Build the critic: a value head on a separate copy of the initial model; one row per agent."""
     trunk = without_head(
-        make_language_model(config, path=config.critic.path or config.actor_rollout_ref.model.path)
+        make_language_model(
+            config,
+            path=config.critic.path or config.actor_rollout_ref.model.path,
+            weights=ranks.group is None,
+        )
     )
     return make_critic(
         config,
@@ -276,7 +297,11 @@ def make_text_reference(
     path = config.actor_rollout_ref.ref.path
     if path is None and model.lora is not None:
         return WithoutAdapter(actor, model)
-    other = make_language_model(config, path=path or config.actor_rollout_ref.model.path)
+    other = make_language_model(
+        config,
+        path=path or config.actor_rollout_ref.model.path,
+        weights=ranks.group is None,
+    )
     engine = make_engine(
         config,
         module=other,

@@ -33,6 +33,8 @@ class Adaptable(nn.Module):
 
     lora: LoraArguments | None = None
     """Its adapters."""
+    planned: Any = None
+    """Weights that are still to be read (`siirl.models.weights.PlannedWeights`), or None."""
 
     @functools.cached_property
     def adapted(self) -> tuple[str, ...]:
@@ -101,9 +103,27 @@ def add_adapters(
         bias="none",
     )
     # peft draws from torch's global generator
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _without_memory_on_cpu(model, targets):
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
+
+
+@contextlib.contextmanager
+def _without_memory_on_cpu(model: nn.Module, layers: Sequence[str]) -> Iterator[None]:
+    """Let meta weights of these layers appear on the CPU, without memory, in this context.
+
+    peft moves a new adapter to the device of its layer, and on the meta device its numbers would be
+    lost.
+    """
+    parts: dict[str, Any] = {name: model.get_submodule(name) for name in layers}
+    on_meta = {name: part.weight for name, part in parts.items() if part.weight.is_meta}
+    for name, weight in on_meta.items():
+        parts[name].weight = nn.Parameter(weight.new_zeros((), device="cpu").expand(weight.shape))
+    try:
+        yield
+    finally:
+        for name, weight in on_meta.items():
+            parts[name].weight = weight.requires_grad_(parts[name].weight.requires_grad)
 
 
 def adapted_layers(

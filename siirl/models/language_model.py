@@ -34,12 +34,15 @@ from siirl.models.adapters import (
     stored_adapters,
 )
 from siirl.models.pretrained import (
+    miniature,
+    plan_causal_lm,
     quiet_transformers,
     read_adapted,
     read_causal_lm,
     read_config,
     source_of,
 )
+from siirl.models.weights import PlannedWeights
 from siirl.params.model_args import LoraArguments
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -232,6 +235,7 @@ def load_language_model(
     gradient_checkpointing: bool = False,
     lora: LoraArguments | None = None,
     seed: int = 0,
+    weights: bool = True,
 ) -> LanguageModel:
     """Load a causal language model, in evaluation mode on the CPU.
 
@@ -245,6 +249,8 @@ def load_language_model(
         lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint with adapters
             keeps its own.
         seed: Seed of new adapters.
+        weights: False leaves the weights on the meta device and plans to read them
+            (`siirl.models.weights.materialise`), where the files have the model's own names.
 
     Raises:
         MissingAssetError: No such folder or hub id, or missing weights.
@@ -255,7 +261,17 @@ def load_language_model(
     source = source_of(path)
     config = read_config(source, trust_remote_code=trust_remote_code)
     stored = stored_adapters(source)
-    if stored is not None:
+    causal_lm: Any = None
+    planned: PlannedWeights | None = None
+    if not weights and stored is None:
+        found = plan_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
+        if found is not None:
+            causal_lm, planned = found
+    if planned is not None:
+        lora = lora if lora is not None and lora.rank > 0 else None
+        if lora is not None:
+            add_adapters(causal_lm, lora, seed=seed)
+    elif stored is not None:
         lora = stored
         causal_lm = read_adapted(source, config, stored, dtype=dtype)
     else:
@@ -264,8 +280,12 @@ def load_language_model(
         if lora is not None:
             add_adapters(causal_lm, lora, seed=seed)
     model = LanguageModel(causal_lm.eval(), lora=lora).eval()
-    _try_out(model, source)
-    model.shares_prompts = _supports_masks(model)
+    model.planned = planned
+    asked = model
+    if planned is not None:
+        asked = LanguageModel(miniature(config, trust_remote_code=trust_remote_code))
+    _try_out(asked, source)
+    model.shares_prompts = _supports_masks(asked)
     if gradient_checkpointing:
         recompute_activations(model)
     return model

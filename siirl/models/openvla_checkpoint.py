@@ -24,7 +24,7 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla import ACTION_SIZE, BINS, IMAGE_SIZE, Quantiles, read_statistics
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.openvla_oft import PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAOFT, OpenVLATokenizer
-from siirl.models.weights import CONFIG_FILE, load_weights, stored_shapes
+from siirl.models.weights import CONFIG_FILE, materialise, plan_weights, stored_shapes
 from siirl.params.documents import read_object
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
@@ -56,7 +56,8 @@ def load_openvla_oft(
             only one in the checkpoint.
         question_length: Tokens that questions are padded to.
         recompute: Recompute activations in the backward pass instead of keeping them.
-        weights: False checks everything without reading 15 GB of weights.
+        weights: False checks everything and plans to read 15 GB of weights later
+            (`siirl.models.weights.materialise`).
 
     Raises:
         MissingAssetError: A missing file.
@@ -100,13 +101,14 @@ def load_openvla_oft(
             folder=folder,
         )
     expected = policy.state_dict()
-    load_weights(
+    policy.planned = plan_weights(
         policy,
         folder,
         left_out=lambda name: name not in expected and unused(name),
         further=projector,
-        weights=weights,
     )
+    if weights:
+        materialise(policy, torch.device("cpu"))
     return policy
 
 

@@ -4,22 +4,32 @@ Left out: what training adds to a model (`siirl.models.language_model`).
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
+from accelerate import init_empty_weights
+from transformers import GenerationConfig
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
-from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.models.weights import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    PlannedWeights,
+    load_weights,
+    plan_weights,
+)
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
 from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
 
 KEY = "actor_rollout_ref.model.path"
+MINIATURE_TOKENS = 64  # of the vocabulary of `miniature`
 
 
 def source_of(path: str | Path, *, place: str = KEY) -> str:
@@ -125,6 +135,56 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
             "that fits it."
         )
     return causal_lm
+
+
+def plan_causal_lm(
+    source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[Any, PlannedWeights] | None:
+    """The model without memory for its weights, and the plan to read them.
+
+    None if the files have other names than the model, which transformers then converts, or if they
+    are not here yet: `read_causal_lm` reads those.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(source) if Path(source).is_dir() else cached_folder(source)
+    if folder is None or not weight_files(folder):
+        return None
+    with init_empty_weights(include_buffers=False):
+        causal_lm = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+    causal_lm.tie_weights()
+    try:
+        planned = plan_weights(causal_lm, folder)
+    except CheckpointError:
+        return None
+    with contextlib.suppress(OSError):  # without such a file the model has its own
+        causal_lm.generation_config = GenerationConfig.from_pretrained(source)
+    return causal_lm, planned
+
+
+def miniature(config: Any, *, trust_remote_code: bool) -> Any:
+    """A random model of the same architecture, with one layer of each kind and few tokens.
+
+    It answers questions about the architecture that need weights, but not the trained ones.
+    """
+    from transformers import AutoModelForCausalLM
+
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    kinds = list(getattr(text, "layer_types", None) or [""])
+    layers = 1 + max(kinds.index(kind) for kind in set(kinds))
+    if getattr(text, "layer_types", None):
+        text.layer_types = kinds[:layers]
+    text.num_hidden_layers = layers
+    text.vocab_size = MINIATURE_TOKENS
+    text.pad_token_id = text.bos_token_id = text.eos_token_id = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(
+            small, dtype=torch.float32, trust_remote_code=trust_remote_code
+        ).eval()
 
 
 def _first_cut(source: str) -> str | None:

@@ -22,6 +22,7 @@ from siirl.errors import CheckpointError
 from siirl.params.weight_files import HEADER_LENGTH
 
 BUFFER_BYTES = 16 * 1024 * 1024
+PAGE_BYTES = 4096
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -54,6 +55,12 @@ class StoredTensor:
     start: int
     """Offset of its first byte in the file."""
 
+    def first_bytes(self) -> bytes:
+        """Up to a page of its bytes."""
+        size = self.dtype.itemsize * torch.Size(self.shape).numel()
+        with self.file.open("rb", buffering=0) as stream:
+            return os.pread(stream.fileno(), min(size, PAGE_BYTES), self.start)
+
 
 class StoredTensors:
     """The tensors of some files, by name; only headers are read until `fill`.
@@ -85,7 +92,7 @@ class StoredTensors:
             CheckpointError: The file changed meanwhile.
         """
         stored = self.tensors[name]
-        rows, first = _rows_of(target)
+        rows, first = self.rows_of(target)
         flat = local_part(target)
         if flat.numel() == 0:
             return
@@ -96,23 +103,23 @@ class StoredTensors:
             _flat(flat)[place : place + len(part)].copy_(part)
             place += len(part)
 
+    @staticmethod
+    def rows_of(target: torch.Tensor) -> tuple[int, int]:
+        """Number of rows (entries of the first axis) that this rank holds, and the first one."""
+        if not isinstance(target, DTensor):
+            return (len(target) if target.ndim else 1), 0
+        shape, offset = compute_local_shape_and_global_offset(
+            target.shape, target.device_mesh, target.placements
+        )
+        assert tuple(shape[1:]) == tuple(target.shape[1:]), "FSDP2 shards the first axis"
+        return shape[0], offset[0]
+
     def whole(self, name: str) -> torch.Tensor:
         """The whole tensor in its stored type, in host memory."""
         stored = self.tensors[name]
         tensor = torch.empty(stored.shape, dtype=stored.dtype)
         self.fill(name, tensor)
         return tensor
-
-
-def _rows_of(target: torch.Tensor) -> tuple[int, int]:
-    """Number of rows (entries of the first axis) that this rank holds, and the first of them."""
-    if not isinstance(target, DTensor):
-        return (len(target) if target.ndim else 1), 0
-    shape, offset = compute_local_shape_and_global_offset(
-        target.shape, target.device_mesh, target.placements
-    )
-    assert tuple(shape[1:]) == tuple(target.shape[1:]), "FSDP2 shards the first axis"
-    return shape[0], offset[0]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

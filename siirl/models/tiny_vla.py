@@ -33,7 +33,7 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.policy import Policy
-from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights, plan_weights
 from siirl.params.documents import is_count, read_object
 from siirl.params.weight_files import weight_files
 
@@ -344,7 +344,7 @@ def load_policy(folder: str | Path) -> TinyVLA:
         raise CheckpointError(
             f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}."
         ) from error
-    load_weights(planned, folder, weights=False)
+    plan_weights(planned, folder)
     policy = TinyVLA(config)
     load_weights(policy, folder)
     return policy

@@ -1,24 +1,119 @@
 """Reads weights from safetensors files into a module whose names and shapes they must fit.
 
+Large modules are built on the meta device, where weights have shapes and no memory. Their files are
+compared with them at once (`plan_weights`), and read when the weights have their place: after
+sharding, each rank reads only its part (`materialise`). No rank holds a whole model for that.
+
 Weights in several files with `model.safetensors.index.json`, as Hugging Face splits large ones, are
 read, but never written.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from siirl.errors import CheckpointError
-from siirl.models.adapters import merged, name_without_adapters, stored_adapters
+from siirl.models.adapters import ADAPTER, Adaptable, name_without_adapters, stored_adapters
+from siirl.models.stored_tensors import StoredTensors, local_part
+from siirl.params.model_args import LoraArguments
 from siirl.params.weight_files import WHOLE_FILE, weight_files
 
 WEIGHTS_FILE = WHOLE_FILE
 CONFIG_FILE = "config.json"
+
+
+@dataclass
+class PlannedWeights:
+    """Weights of a module that fit it and were not read yet."""
+
+    stored: StoredTensors
+    names: Mapping[str, str]
+    """Name in the module to name in the files."""
+    further: Mapping[str, torch.Tensor]
+    """Weights from elsewhere, by name in the module."""
+    lora: LoraArguments | None
+    """Adapters in the files that are merged into the weights."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of names, shapes and the first bytes of every tensor, equal for equal files."""
+        digest = hashlib.sha256()
+        for name in sorted(self.stored.tensors):
+            place = self.stored.tensors[name]
+            digest.update(f"{name} {place.dtype} {place.shape}".encode() + place.first_bytes())
+        for name in sorted(self.further):
+            digest.update(name.encode() + str(float(self.further[name].double().sum())).encode())
+        return digest.hexdigest()
+
+    def fill(self, module: nn.Module) -> None:
+        """Read the weights that `module` has, or this rank's parts of them, in its types.
+
+        Weights that the files do not have (new adapters) stay.
+        """
+        with torch.no_grad():
+            for name, tensor in _weights_and_buffers(module):
+                plain = name.replace(".base_layer.", ".")  # adapters may have come since
+                own = name if name in self.names else plain
+                if plain in self.further:
+                    _copy_part(self.further[plain], tensor)
+                elif own in self.names:
+                    self.stored.fill(self.names[own], tensor)
+                    self._merge_adapter(self.names[own], tensor)
+
+    def _merge_adapter(self, name: str, target: torch.Tensor) -> None:
+        """Add `B A alpha / rank` to the rows of a weight that this rank holds."""
+        layer = name.removesuffix(".base_layer.weight")
+        if self.lora is None or layer == name:
+            return
+        down, up = (
+            self.stored.whole(f"{layer}.{matrix}.{ADAPTER}.weight").float()
+            for matrix in ("lora_A", "lora_B")
+        )
+        rows, first = self.stored.rows_of(target)
+        change = (up[first : first + rows] @ down) * (self.lora.alpha / self.lora.rank)
+        part = local_part(target)
+        part.copy_(part.float() + change.to(part.device))
+
+
+def plan_weights(
+    module: nn.Module,
+    place: Path,
+    *,
+    left_out: Callable[[str], bool] = lambda name: False,
+    further: Mapping[str, torch.Tensor] | None = None,
+) -> PlannedWeights:
+    """Compare the headers of weight files with `module`; see `require_fitting`.
+
+    Args:
+        module: With all its weights, also on the meta device.
+        place: A safetensors file, or a folder with one or several (see
+            `siirl.params.weight_files.weight_files`); adapters in a folder are merged.
+        left_out: Names in the files that the module does not need.
+        further: Weights from elsewhere.
+
+    Raises:
+        CheckpointError: A truncated file, or weights of another model.
+    """
+    further = further or {}
+    lora = stored_adapters(place)
+    stored = StoredTensors(_files(place))
+    plain = {
+        name: name_without_adapters(name) if lora is not None else name for name in stored.tensors
+    }
+    names = {own: name for name, own in plain.items() if own is not None and not left_out(own)}
+    shapes = {own: stored.tensors[name].shape for own, name in names.items()}
+    require_fitting(
+        module,
+        shapes | {name: tuple(tensor.shape) for name, tensor in further.items()},
+        place=place,
+    )
+    return PlannedWeights(stored, names, further, lora)
 
 
 def load_weights(
@@ -27,36 +122,48 @@ def load_weights(
     *,
     left_out: Callable[[str], bool] = lambda name: False,
     further: Mapping[str, torch.Tensor] | None = None,
-    weights: bool = True,
 ) -> None:
-    """Read weights into `module`, one file at a time; see `require_fitting`.
+    """Read weights into `module`, in its own types; see `plan_weights`.
+
+    Weights on the meta device get memory on the CPU.
+    """
+    planned = plan_weights(module, place, left_out=left_out, further=further)
+    give_memory(module, torch.device("cpu"))
+    planned.fill(module)
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give memory to weights on the meta device, and read those that were planned.
 
     Args:
-        module: Gets the weights, in its own type; weights on the meta device are replaced.
-        place: A safetensors file, or a folder with one or several (see
-            `siirl.params.weight_files.weight_files`); adapters in a folder are merged.
-        left_out: Names in the files that the module does not need.
-        further: Weights from elsewhere.
-        weights: False compares names and shapes, and reads only the headers of the files.
-
-    Raises:
-        CheckpointError: A truncated file, or weights of another model.
+        module: Whole or sharded; its parts may be `Adaptable` modules with planned weights.
+        device: Device of the weights; it is that of the mesh of sharded ones.
     """
-    further = further or {}
-    lora = stored_adapters(place)
-    shapes = {name: shape for name, shape in stored_shapes(place).items() if not left_out(name)}
-    require_fitting(
-        module,
-        shapes | {name: tuple(tensor.shape) for name, tensor in further.items()},
-        place=place,
-    )
-    if not weights:
-        return
-    _put(module, further)
-    for file in _files(place):
-        with _whole(file):
-            tensors = load_file(file) if lora is None else merged(load_file(file), lora)
-        _put(module, {name: tensor for name, tensor in tensors.items() if name in shapes})
+    give_memory(module, device)
+    for part in module.modules():
+        if isinstance(part, Adaptable) and part.planned is not None:
+            part.planned.fill(part)
+            part.planned = None
+
+
+def give_memory(module: nn.Module, device: torch.device) -> None:
+    """Replace weights on the meta device by uninitialised ones; tied weights stay tied."""
+    replaced: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            if weight.is_meta:
+                if id(weight) not in replaced:
+                    replaced[id(weight)] = nn.Parameter(
+                        torch.empty_like(weight, device=device), weight.requires_grad
+                    )
+                part._parameters[name] = replaced[id(weight)]
+    if replaced and isinstance(module, FSDPModule):
+        module._apply(lambda tensor: tensor)  # FSDP2 looks for them again
+
+
+def move_to(module: nn.Module, device: torch.device) -> None:
+    """Move all weights and buffers that have memory."""
+    module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:
@@ -64,19 +171,11 @@ def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:
 
     Only the headers of the files are read.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    adapted = stored_adapters(place) is not None
-    for file in _files(place):
-        with _whole(file), safetensors.safe_open(file, framework="pt") as stored:
-            names = {
-                name: name_without_adapters(name) if adapted else name for name in stored.keys()
-            }
-            shapes |= {
-                plain: tuple(stored.get_slice(name).get_shape())
-                for name, plain in names.items()
-                if plain is not None
-            }
-    return shapes
+    shapes = StoredTensors(_files(place)).shapes()
+    if stored_adapters(place) is None:
+        return shapes
+    plain = {name_without_adapters(name): shape for name, shape in shapes.items()}
+    return {name: shape for name, shape in plain.items() if name is not None}
 
 
 def require_fitting(
@@ -106,27 +205,17 @@ def _files(place: Path) -> list[Path]:
     return weight_files(place) if place.is_dir() else [place]
 
 
-def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors into the module's weights; weights on the meta device are replaced."""
-    weights = module.state_dict(keep_vars=True)
-    of_meta = {
-        name: tensor.to(weights[name].dtype)
-        for name, tensor in tensors.items()
-        if weights[name].is_meta
-    }
-    module.load_state_dict(of_meta, strict=False, assign=True)
-    module.load_state_dict(
-        {name: tensor for name, tensor in tensors.items() if name not in of_meta}, strict=False
-    )
+def _weights_and_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All names, a tied weight under each of its own."""
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
 
 
-@contextlib.contextmanager
-def _whole(file: Path) -> Iterator[None]:
-    """Turn the safetensors error of a truncated file into one with file name and remedy."""
-    try:
-        yield
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(
-            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy "
-            "or make it again."
-        ) from error
+def _copy_part(whole: torch.Tensor, target: torch.Tensor) -> None:
+    part = local_part(target)
+    if isinstance(target, DTensor):
+        rows, first = StoredTensors.rows_of(target)
+        whole = whole[first : first + rows]
+    part.copy_(whole)

@@ -100,6 +100,7 @@ ALWAYS_READ = {
         f"trainer.{name}"
         for name in (
             "hang_minutes",
+            "async_save",
             "grace_s",
             "logger",
             "resume",

@@ -7,6 +7,7 @@ issue 162338); so the reduction is measured, not assumed.
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import InvariantError
+from siirl.models.adapters import Adaptable
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
@@ -43,7 +45,7 @@ def shard(
     """Shard `module` over the ranks in place: first its blocks, then the rest.
 
     Args:
-        module: On `device`, with the same weights on every rank.
+        module: On `device`, with the same weights on every rank; or on the meta device.
         ranks: A process group; one rank only gathers and casts.
         device: Device of this rank.
         compute_dtype: Type of weights and activations in the passes; None: the type of the weights.
@@ -76,14 +78,20 @@ def _fully_shard(
 
 
 def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
-    """Raise InvariantError unless all ranks hold the same weights.
+    """Raise InvariantError unless all ranks hold, or will read, the same weights.
 
     A sharded model would otherwise silently mix them.
     """
-    prints = {
-        name: (tuple(tensor.shape), float(tensor.detach().double().sum()))
+    prints: dict[str, Any] = {
+        name: (
+            tuple(tensor.shape),
+            None if tensor.is_meta else float(tensor.detach().double().sum()),
+        )
         for name, tensor in module.state_dict().items()
     }
+    for name, part in module.named_modules():
+        if isinstance(part, Adaptable) and part.planned is not None:
+            prints[f"files of {name or 'the module'}"] = part.planned.fingerprint
     for rank, others in enumerate(ranks.gather_objects(prints)):
         different = [name for name in {**prints, **others} if prints.get(name) != others.get(name)]
         if different:

@@ -48,6 +48,7 @@ from siirl.engine.training.sharding import (
     shard,
 )
 from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
+from siirl.models.weights import materialise, move_to
 from siirl.occupation import OCCUPATION
 from siirl.params import ActorArguments, OptimizerArguments
 
@@ -155,9 +156,13 @@ class TrainEngine(Generic[Scores]):
     def initialize(self) -> "TrainEngine":
         """Move and shard the module, measure the gradient reduction, build the optimiser.
 
-        Returns the engine itself.
+        Weights on the meta device get memory after sharding, and each rank reads its part of those
+        that were planned (`siirl.models.weights`). Returns the engine itself.
+
+        Raises:
+            CheckpointError: A weight file changed since it was planned.
         """
-        self.module.to(self.device).eval()
+        move_to(self.module.eval(), self.device)
         if self.ranks.group is not None:
             self.gradient_factor = measure_reduction(
                 ranks=self.ranks, device=self.device, compute_dtype=self.compute_dtype
@@ -170,6 +175,7 @@ class TrainEngine(Generic[Scores]):
                 compute_dtype=self.compute_dtype,
                 blocks=blocks,
             )
+        materialise(self.module, self.device)
         if self.optim is not None:
             self.warmup = warmup_length(
                 scheduler=self.optim.scheduler,

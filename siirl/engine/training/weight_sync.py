@@ -20,6 +20,8 @@ from siirl.engine.training.checksum import RunningChecksum, checksum
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
+from siirl.models.adapters import Adaptable
+from siirl.models.weights import give_memory
 
 __all__ = [
     "ActingModule",
@@ -66,8 +68,16 @@ class VersionedEngine(Protocol):
         """Set the version of the current weights."""
 
 
-def acting_copy(module: nn.Module, compute_dtype: torch.dtype | None) -> Any:
+def acting_copy(
+    module: nn.Module,
+    compute_dtype: torch.dtype | None,
+    *,
+    device: torch.device | str = "cpu",
+) -> Any:
     """A whole copy, in evaluation mode, of a module that several ranks will train.
+
+    Weights that were not read yet (`siirl.models.weights.PlannedWeights`) get memory on `device`;
+    the first sync fills them.
 
     Its weights have the type of the passes, as FSDP2 gathers them in training. Weights kept in
     float32 and cast at use leave sums between layers in float32: log-probs of the shipped model
@@ -77,6 +87,10 @@ def acting_copy(module: nn.Module, compute_dtype: torch.dtype | None) -> Any:
     if compute_dtype is not None:
         for weight in copied.parameters():
             weight.data = weight.data.to(compute_dtype)
+    give_memory(copied, torch.device(device))
+    for part in copied.modules():
+        if isinstance(part, Adaptable):
+            part.planned = None
     return copied
 
 

@@ -105,6 +105,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
             length, as far as the memory allows.
         sleeps: Free vLLM's GPU memory while no rollout runs; not read on a CPU.
         bucket_bytes: Size of a bucket of weights.
+        device: Where vLLM computes; None: where the weights are.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -127,6 +128,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         longest_text: int | None = None,
         sleeps: bool = RolloutArguments.sleep,
         bucket_bytes: int = RolloutArguments.update_weights_bucket_megabytes * MEGABYTE,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(lockstep=lockstep)
         require_vllm()
@@ -138,9 +140,9 @@ class VLLMBase(TextEngineBase, abc.ABC):
         weight = next(model.parameters())
         self.longest = model.max_length
         self.dtype = compute_dtype or weight.dtype
-        self.device = weight.device
+        self.device = weight.device if device is None else device
         self.bucket_bytes = bucket_bytes
-        self.sleeps = sleeps and weight.device.type != "cpu"
+        self.sleeps = sleeps and self.device.type != "cpu"
         self.asleep = False
         self.running: dict[str, Continuation] = {}
         self.requests = 0
@@ -151,7 +153,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
             max_running=max_running,
             kv_cache_gib=kv_cache_gib,
             num_gpus=num_gpus,
-            on_cpu=weight.device.type == "cpu",
+            on_cpu=self.device.type == "cpu",
             sleeps=self.sleeps,
         )
         with (

@@ -1,0 +1,126 @@
+"""Loading by parts: what each rank reads, what arrives, and what is refused."""
+
+import pytest
+import torch
+from ranks_at_work import run_on_ranks
+from safetensors.torch import load_file, save_file
+from tiny_language_models import language_model
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.train_engine import TrainEngine
+from siirl.engine.training.weight_sync import ActingModule, acting_copy
+from siirl.models.language_model import load_language_model
+from siirl.models.stored_tensors import StoredTensors
+from siirl.models.weights import load_weights, materialise
+from siirl.params.model_args import LoraArguments
+
+OPTIONS = {"tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A language model with a tied head, as transformers saves it."""
+    place = tmp_path_factory.mktemp("model")
+    language_model(**OPTIONS).save(place)
+    return place
+
+
+def engine_of(ranks, folder):
+    model = load_language_model(folder, weights=False)
+    on_meta = all(weight.is_meta for weight in model.parameters())
+    acting = acting_copy(model, torch.bfloat16)
+    engine = TrainEngine(module=model, scorer=text_scorer, optim=None, ranks=ranks).initialize()
+    return engine, acting, on_meta
+
+
+def loaded_by_parts(ranks, folder):
+    engine, acting, on_meta = engine_of(ranks, folder)
+    [pair] = ActingModule(acting, trained=engine.module).take_weights(engine.weights_in_turn())
+    sharded = all(isinstance(weight, DTensor) for weight in engine.module.parameters())
+    ids = torch.tensor([[5, 9, 2, 30]])
+    hidden = engine.module(ids, torch.arange(4)[None])
+    return {
+        "weights": {name: tensor.clone() for name, tensor in engine.upload_weights().items()},
+        "hidden": hidden.detach(),
+        "facts": (on_meta, sharded, pair.agrees),
+        "shares prompts": engine.module.shares_prompts,
+    }
+
+
+def test_weights_that_each_rank_read_by_parts_are_those_of_the_file(folder):
+    expected = load_language_model(folder)
+    hidden = expected(torch.tensor([[5, 9, 2, 30]]), torch.arange(4)[None])
+    for found in run_on_ranks(loaded_by_parts, folder, ranks=3):
+        assert found["facts"] == (True, True, True)
+        assert found["shares prompts"] == expected.shares_prompts
+        state = expected.state_dict()
+        assert found["weights"].keys() == state.keys()
+        assert all(torch.equal(found["weights"][name], state[name]) for name in state)
+        torch.testing.assert_close(found["hidden"], hidden)
+
+
+def different_files(ranks, folders):
+    engine_of(ranks, folders[ranks.rank])
+
+
+def test_ranks_that_would_read_different_files_stop(folder, tmp_path):
+    language_model(seed=7, **OPTIONS).save(tmp_path)
+    with pytest.raises(AssertionError, match="exit codes"):
+        run_on_ranks(different_files, [folder, tmp_path])
+
+
+def test_on_one_rank_weights_are_read_into_their_place(folder):
+    model = load_language_model(folder, weights=False)
+    assert all(weight.is_meta for weight in model.parameters())
+    materialise(model, torch.device("cpu"))
+    expected = load_language_model(folder).state_dict()
+    assert all(torch.equal(expected[name], t) for name, t in model.state_dict().items())
+    assert model.causal_lm.get_output_embeddings().weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.slow  # peft's import takes 15 seconds
+def test_new_adapters_are_drawn_and_the_weights_below_them_read(folder):
+    lora = LoraArguments(rank=2)
+    planned, whole = (
+        load_language_model(folder, lora=lora, seed=3, weights=weights) for weights in (False, True)
+    )
+    materialise(planned, torch.device("cpu"))
+    expected = whole.state_dict()
+    assert any(".lora_A." in name for name in expected)
+    assert all(torch.equal(expected[name], t) for name, t in planned.state_dict().items())
+
+
+def test_names_that_transformers_converts_are_read_whole(folder, tmp_path):
+    language_model(**OPTIONS).save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    model = load_language_model(tmp_path, weights=False)
+    assert not any(weight.is_meta for weight in model.parameters())
+
+
+def test_a_stored_type_becomes_that_of_the_module(tmp_path):
+    stored = {"weight": torch.randn(3, 2).bfloat16(), "bias": torch.randn(3).half()}
+    save_file(stored, tmp_path / "w.safetensors")
+    module = nn.Linear(2, 3)
+    load_weights(module, tmp_path / "w.safetensors")
+    assert module.weight.dtype == torch.float32
+    assert torch.equal(module.weight, stored["weight"].float())
+    assert torch.equal(module.bias, stored["bias"].float())
+
+
+def test_a_tensor_larger_than_the_buffer_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("siirl.models.stored_tensors.BUFFER_BYTES", 40)
+    stored = {"weight": torch.randn(7, 5)}
+    save_file(stored, tmp_path / "w.safetensors")
+    found = StoredTensors([tmp_path / "w.safetensors"]).whole("weight")
+    assert torch.equal(found, stored["weight"])
+
+
+def test_a_single_rank_without_a_group_reads_everything(folder):
+    engine, _, _ = engine_of(OneProcess(), folder)
+    expected = load_language_model(folder).state_dict()
+    assert all(torch.equal(expected[name], t) for name, t in engine.upload_weights().items())
