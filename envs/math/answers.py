@@ -65,6 +65,10 @@ CLOSERS = re.compile(
 WIDTHLESS = re.compile(
     "(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])"
 )
+EMOJI = re.compile(
+    "[\u2600-\u2712\u2714-\u2716\u2719-\u274b\u274f-\u2775\u2794-\u27bf\u2b50\ufe0f\U0001f300-\U0001faff]"
+)
+"""Pictures, without the crosses that call an answer wrong and without numerals in circles."""
 GOES_ON = re.compile(
     r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) |,? *or (?:approximately|about|roughly|equivalently) "
 )
@@ -115,10 +119,12 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
 
 
 def in_plain_signs(text: str) -> str:
-    """`text` without characters of no width, and with the digits and signs of other scripts as
+    """`text` without characters of no width and pictures, and with the digits and signs of other scripts as
     ASCII.
     """
-    return text if text.isascii() else WIDTHLESS.sub("", text).translate(PUNCTUATION)
+    if text.isascii():
+        return text
+    return EMOJI.sub("", WIDTHLESS.sub("", text)).translate(PUNCTUATION)
 
 
 def _after_spaces(text: str, start: int) -> int:

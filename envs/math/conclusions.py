@@ -2,7 +2,7 @@ r"""The answer of a text in which nothing is marked: its last line where that is
 its closing sentence.
 
 `**85**`, `$2\sqrt{3}$` or `Total: $650` alone on the last line is an answer, and so is a last
-sentence that concludes plainly: `Therefore, the area is 15 square units.` Only the end of a text
+sentence that states one value plainly: `Therefore, the area is 15 square units.` Only the end of a text
 counts: a number in the middle answers nothing. The rules for what may stand around the value are
 those of marked answers (`envs.math.leads`, `envs.math.quantities`), and stricter: nothing
 provisional (`So far ...`), no second value, no doubt in the sentence before.
@@ -16,11 +16,11 @@ from envs.math.approximation import size_of
 from envs.math.contrasts import contrasted
 from envs.math.conversions import read_compound
 from envs.math.dress import EMPHASISED, MARKUP, undressed
+from envs.math.languages import in_english, leads_elsewhere
 from envs.math.leads import changes, denies, is_rough
 from envs.math.notation import in_latex
 from envs.math.plain_text import DRESS
 from envs.math.quantities import read_quantity, stem, words_of
-from envs.math.questions import asked_for
 from envs.math.sentences import SENTENCE_END
 from envs.math.statements import ASKS_THE_REST, KEPT, PARTED, read_statement
 from envs.math.vocabulary import ALTERNATIVES, AMOUNTS, CARDINALS, CHANGING, HEDGES, LINKS, words
@@ -31,12 +31,16 @@ ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
 CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
 OPEN = re.compile(r"[-+*/(\[{]$(?<!\*\*)")
 """A line that goes on in the next one."""
+ENVIRONMENT = re.compile(
+    r"\\(?:begin|end)\{(?:align|aligned|gather|equation|split)\*?\}|\\\\[ \t]*$", re.MULTILINE
+)
 FENCES = {"```": re.compile(r"```[a-z]*$"), "$$": re.compile(r"\$\$$"), "\\]": re.compile(r"\\\[$")}
 PLEASANTRY = re.compile(
     r"(?:i hope (?:this|that|it) (?:helps|is (?:clear|correct|helpful))|hope (?:this|that|it) helps|let me know|feel free|"
     r"\$?\\(?:blacksquare|square|qed)\$?|\u220e|\u25a0|q\.?e\.?d|done|[\u2705\u2713\u2714])[^0-9]{0,160}$",
     re.IGNORECASE,
 )
+DIGITS = re.compile(r"[0-9][0-9.,]*")
 NUMBER = re.compile(r"[-+$\u20ac\u00a3]{0,2}\.?[0-9]")
 CHOICE = re.compile(r"\(?([A-J])\)?\.?")
 OPTION = re.compile(
@@ -62,22 +66,6 @@ DOUBT = re.compile(
     r"\b(?:maybe|perhaps|possibly|either|unsure|guess|might|could|probably|uncertain|not sure|cannot (?:say|tell))\b",
     re.IGNORECASE,
 )
-CONNECTIVES = (
-    r"so(?! far\b)|thus|therefore|hence|consequently|accordingly|as a result|in (?:conclusion|total|all|the end)|altogether|overall|"
-    r"finally|conclusion(?=:)|(?:we|i) (?:can )?conclude|it follows|(?:this|that|which) (?:means|gives|makes|leaves)|we (?:get|find|obtain)"
-)
-"""With one of these a clause concludes."""
-MEASURES = (
-    "area|volume|perimeter|circumference|length|width|height|angle|measure|probability|ratio|sum|product|difference|quotient|mean|median|"
-    "value|cost|price|profit|distance|speed|time|number|amount"
-)
-"""What a plain closing sentence may be about: `The area of the circle is 25π.`"""
-CONCLUDES = re.compile(
-    rf"(?:^|[,;:] (?:and )?)[\s*_]*(?:{CONNECTIVES})\b|\b(?:thus|therefore|hence|we get|we obtain)\b|^(?:since|because)\b"
-    r"|^(?:the )?(?:(?:final|overall|grand|correct|only) )*(?:total|result|solution|value)\b|^the (?:correct|right) (?:option|choice)\b"
-    rf"|^the (?:(?:final|total|minimum|maximum|average|smallest|largest|least|greatest|remaining|new) ){{0,2}}(?:{MEASURES})\b",
-    re.IGNORECASE,
-)
 PROVISIONAL = words(
     """
     far best worst yet first next initially intermediate partial provisional temporary temporarily
@@ -91,15 +79,21 @@ PROVISIONAL = words(
 """Words of a sentence whose number is no final answer; those of the question are harmless."""
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
-    r"(?<![\w.,^_{(\\*$-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\(?:sqrt|[dt]?frac|pi)(?![a-z])"
+    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\(?:sqrt|[dt]?frac|pi)(?![a-z])"
     r"|[-\u2212]?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
     rf"|(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
 )
 """Where a value may begin."""
 CIRCUMSTANCES = re.compile(r"[A-Za-z,'\u2019 -]{0,120}")
+PERIOD = re.compile(
+    r" (?:over|in|after|during|within|for|at the end of|by the end of) (?:the |those |these |all )?"
+    r"(?:[a-z]+ |[0-9]+ )?(?:second|minute|hour|day|week|month|year|trip|round|game)s?\b",
+    re.IGNORECASE,
+)
+"""`over the three months`, `at the end of those 4 hours`: says when, whatever its number."""
 PLACES = re.compile(
-    r" (?:to|at|in|for|of|from|on|that|who|which|when|after|because|since|as|with|left|available|altogether)\b",
+    r" (?:to|at|in|for|of|below|above|between|up|from|on|that|who|which|when|after|because|since|as|with|left|available|altogether)\b",
     re.IGNORECASE,
 )
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
@@ -129,7 +123,10 @@ def concluded_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
     alone = _alone(last, question=question, whole=not before)
     if alone is not None:
         return MarkedAnswer(alone, position, _spoils(before, alone, question=question))
-    concluded = _concluded(_last_sentence(last), question=question)
+    sentence = _last_sentence(last)
+    concluded = _concluded(sentence, question=question)
+    if concluded is None and leads_elsewhere(sentence.rstrip(".\u3002 ")):
+        concluded = _concluded_elsewhere(sentence, question=question)
     return None if concluded is None else MarkedAnswer(concluded, position)
 
 
@@ -141,7 +138,10 @@ def _last_lines(text: str, *, whole: bool) -> list[str]:
     text = said if closed else text
     if "<think>" in text:
         return []
-    lines = [line.strip() for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()]
+    text = ENVIRONMENT.sub("\n", text)
+    lines = [
+        line.strip(" \t\r&") for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()
+    ]
     lines = [line for line in lines if line and (line in FENCES or not RULE.fullmatch(line))]
     while lines and PLEASANTRY.match(lines[-1]):
         lines.pop()
@@ -285,22 +285,20 @@ def _concluded(sentence: str, *, question: str) -> str | None:
     sentence = contrast.answer if contrast is not None else sentence
     for emphasised in EMPHASISED:
         sentence = emphasised.sub(r"\2", sentence)
-    sentence = re.sub(r"(?<=\S)[.!*_\s]*$", "", sentence)
-    concludes = CONCLUDES.search(sentence) is not None
+    exclaimed = WORDS.search(sentence) is not None  # `18!` alone is a factorial
+    sentence = re.sub(r"(?<=\S)[.!*_\s]*$" if exclaimed else r"(?<=\S)[.*_\s]*$", "", sentence)
+    labelled = LABEL.fullmatch(sentence)
+    named = labelled is not None and ":" in sentence[: labelled.start("value")]
+    if labelled is not None and named and not _is_plain_label(labelled["label"], question=question):
+        return None
     option = OPTION.search(sentence)
-    if (
-        option is not None
-        and (concludes or option["first"])
-        and not _is_provisional(sentence[: option.start()], question=question)
-    ):
+    if option is not None and not _is_provisional(sentence[: option.start()], question=question):
         return str(option["named"] or option["first"])
     for start in VALUE.finditer(sentence):
         lead, value = sentence[: start.start()], sentence[start.start() :]
-        value = _without_circumstances(value, question=question) if concludes else value
+        value = _without_circumstances(value, question=question)
         if _is_value(value, question=question):
-            if not (concludes or _answers(value, question=question)) or _is_provisional(
-                lead, question=question
-            ):
+            if _is_provisional(lead, question=question):
                 return None
             parts = (
                 ASKS_THE_REST.search(question) and PARTED.search(lead) and not KEPT.search(sentence)
@@ -313,18 +311,33 @@ def _concluded(sentence: str, *, question: str) -> str | None:
     return None
 
 
+def _concluded_elsewhere(sentence: str, *, question: str) -> str | None:
+    """The only number, with its unit, of the last clause of a `sentence` in another language."""
+    clause = re.split(r"[,;:](?![0-9])", sentence)[-1]
+    english = in_english(clause, question=question)
+    if english is None or len(DIGITS.findall(english)) != 1 or OPERATED.search(english):
+        return None
+    number = NUMBER.search(english)
+    value = english[number.start() :] if number is not None else ""
+    return value if _is_value(value, question=question) else None
+
+
 def _without_circumstances(text: str, *, question: str) -> str:
     """The first words of `text` that are a value, where those after them neither change it nor hold
     another: `12 ways to arrange them`.
     """
+    asked_words = _words_asked(question)
+    asked_numbers = set(DIGITS.findall(question[-TAIL:]))
     for end in [match.start() for match in re.finditer(r"(?<=[A-Za-z0-9%$)}]) (?=[A-Za-z])", text)][
         :6
     ]:
-        rest = text[end:]
+        rest = PERIOD.sub(" ", text[end:])
+        if set(DIGITS.findall(rest)) <= asked_numbers:
+            rest = DIGITS.sub(" ", rest)
         said = {word.lower() for word in WORDS.findall(rest)}
         if (
             not CIRCUMSTANCES.fullmatch(rest)
-            or said & (CHANGING | PROVISIONAL)
+            or (said & (CHANGING | PROVISIONAL)) - asked_words
             or not _is_value(text[:end], question=question)
         ):
             continue
@@ -345,12 +358,6 @@ def _is_value(text: str, *, question: str) -> bool:
     return _is_mathematics(inside) or (
         bool(parts) and not any(isinstance(part, str) for part in parts)
     )
-
-
-def _answers(value: str, *, question: str) -> bool:
-    """Whether `value` counts what `question` asks for, so that its sentence needs no `therefore`."""
-    quantity = read_quantity(undressed(value), question=question)
-    return quantity is not None and asked_for(quantity, question)
 
 
 def _is_provisional(lead: str, *, question: str) -> bool:

@@ -101,7 +101,11 @@ LINKS_ELSEWHERE = words(
     """
 )
 VERBS_ELSEWHERE = words(
-    "hay son tiene tienen es est sont ont ist sind hat haben são tem há è sono ha hanno cuesta kostet"
+    """
+    hay son tiene tienen es est sont ont ist sind hat haben são tem há è sono ha hanno cuesta kostet
+    gana ganan paga pagan necesita vende compra gagne paie coûte verdient bezahlt zahlt braucht
+    verkauft guadagna paga ganha custa verdient betaalt
+    """
 )
 CHANGING_ELSEWHERE = words(
     """

@@ -14,7 +14,7 @@ import re
 
 from envs.math.introductions import is_introducing, names_an_operation
 from envs.math.plain_text import plain
-from envs.math.quantities import read_quantity
+from envs.math.quantities import read_quantity, stem, words_of
 from envs.math.vocabulary import (
     ALTERNATIVES,
     COMPARISONS,
@@ -45,6 +45,10 @@ DENIED = re.compile(
     r"(?!.*\b(?:so|thus|hence|therefore)\b)",
     re.IGNORECASE,
 )
+IGNORING = re.compile(
+    r"\bif (?:you|we|one|i) (?:ignore|disregard|forget|skip|exclude)\b", re.IGNORECASE
+)
+"""`If you ignore Tuesday, ...` answers another question."""
 VERBS = ORDINARY_VERBS | words(
     """
     get getting obtain obtains obtained obtaining yield yields yielded yielding give giving find
@@ -55,7 +59,7 @@ VERBS = ORDINARY_VERBS | words(
     charges charged raises raised fills filled cuts packs packed delivers delivered prints printed
     owns solves solved scores scored wins won reaches reached covers covered swims swam rides rode
     climbs climbed lasts lasted follows means implies shows requires require becomes evaluates
-    simplifies reduces amounts comes adds
+    simplifies reduces amounts comes adds measures measured
     """
 )
 RESULT_IN = re.compile(
@@ -83,7 +87,7 @@ RELATED = re.compile(
 COMMAND = re.compile(r"\\([A-Za-z]+)\s*$")
 PLACING = words(
     """
-    implies Rightarrow Longrightarrow rightarrow longrightarrow therefore to iff equiv quad qquad
+    in implies Rightarrow Longrightarrow rightarrow longrightarrow therefore to iff equiv quad qquad
     colon displaystyle big Big
     """
 )
@@ -99,7 +103,7 @@ def denies(lead: str) -> bool:
     """Whether the words directly before a mark make it doubtful, or its sentence denies it."""
     if not lead.strip():
         return False
-    if DENIED.search(lead):
+    if DENIED.search(lead) or IGNORING.search(lead):
         return True
     clause = RELATIVE.sub(" ", re.split(r"[,;]", plain(lead))[-1])
     said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
@@ -200,4 +204,6 @@ def _clause_changes(clause: str, *, question: str) -> bool:
         and last + 1 < len(said)
         and len(between) > (final in ("in", "at", "by", "on", "with"))
     )
-    return joins or is_plural_noun(final) or names_an_operation(clause) or final in HEDGES
+    receives = between[0].lower() == "the"  # `gives the chickens 20 cups`
+    is_thing = is_plural_noun(final) and not receives and stem(final) not in words_of(question)
+    return joins or is_thing or names_an_operation(clause) or final in HEDGES

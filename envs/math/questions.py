@@ -7,6 +7,7 @@ question that asks for none of these contradicts no answer.
 
 import functools
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from envs.math.conversions import units_of_the_kind
@@ -61,6 +62,8 @@ ASKS_FOR_A_RATE = re.compile(
     r"\b(?:per|each|every|apiece|average|mean|rate|speed|fast|velocity|pace|density|wage|hourly|daily|weekly|monthly|yearly|single|one)\b",
     re.IGNORECASE,
 )
+PERIODS = words("second minute hour day week month year")
+PERIOD_OF_A_RATE = re.compile(rf"\b(?:per|each|every|an?) ({'|'.join(sorted(PERIODS))})\b")
 HOW_MANY = re.compile(r"\bhow many((?:\s+[a-z'-]+){1,8})", re.IGNORECASE)
 IN_UNIT = re.compile(
     r"\bin (?:terms of )?(?:(?:us|full|whole|square|cubic|degrees) )?"
@@ -107,11 +110,16 @@ def contradicts(quantity: Quantity, question: str) -> bool:
         return False  # it is compared in the unit that is asked for
     if quantity.rate and _contradicts_rate(quantity.rate[0], question):
         return True
-    kinds = [kind for kind in KINDS if unit in kind and kind & asked.units]
-    if kinds and unit not in asked.units:
+    if (
+        not asked.units & set(quantity.units)
+        and _is_measured(quantity.units)
+        and _is_measured(asked.units)
+    ):
         return True
     if not asked.nouns:
         return False
+    if unit == "%":
+        return not asks_percentage(question)
     if not quantity.counted:
         return unit in MONEY and not asked.units & MONEY
     if unit is not None and unit in asked.units:
@@ -124,11 +132,19 @@ def contradicts(quantity: Quantity, question: str) -> bool:
     )
 
 
+def _is_measured(units: Iterable[str]) -> bool:
+    """Whether one of `units` is of a kind that other units contradict."""
+    return any(unit in kind for unit in units for kind in KINDS)
+
+
 def _contradicts_rate(share: str, question: str) -> bool:
     """Whether `question` asks for a number, and not for one of each `share`: `18 apples per hour`,
     `$18 each`.
     """
     asking = _asking(question)
+    periods = set(PERIOD_OF_A_RATE.findall(asking.lower()))
+    if periods and share in PERIODS:
+        return share not in periods
     if ASKS_FOR_A_RATE.search(asking) or stem(share) in words_of(asking):
         return False
     if ASKS_FOR_A_TOTAL.search(asking):

@@ -29,7 +29,7 @@ RETRACTION = re.compile(
     r"too (?:low|high|small|large|big|little|few|many|much)\b"
     r"|\b(?:other|alternative|second|next|real|true) (?:\w+ )?(?:possibility|guess|candidate|answer|option|choice)(?: is|:| (?:w|c)ould be)"
     r"|(?:\bis|['\u2019]s) (?:really|actually|in fact|rather|instead)\b[^.\n]{0,15}?[0-9]"
-    r"|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
+    r"|\b(?:just kidding|alternatively)\b|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
     re.IGNORECASE,
 )
 

@@ -95,8 +95,12 @@ def test_another_or_an_unreadable_answer_is_wrong(grader, truth, answer):
     assert grade(grader, f"#### {answer}", truth).verdict == WRONG
 
 
-def test_no_mark_is_no_answer(grader):
-    assert grade(grader, "it is 46", "46")[:3] == (False, NO_ANSWER, None)
+def test_a_text_without_a_value_at_its_end_is_no_answer(grader):
+    assert grade(grader, "46 goes in. What is left to do?", "46")[:3] == (False, NO_ANSWER, None)
+
+
+def test_a_plain_closing_sentence_answers_without_a_mark(grader):
+    assert grade(grader, "it is 46", "46")[:3] == (True, CORRECT, "46")
 
 
 def test_whole_text_is_the_answer_where_the_style_says_so(grader):
