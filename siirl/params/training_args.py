@@ -40,6 +40,13 @@ class TrainingArguments:
         why="throughput collapses when ranks compete for cores",
         minimum=1,
     )
+    gpu_memory_gib: float | None = option(
+        None,
+        "Memory of a GPU, which the plan must fit into, in GiB; null: as this machine's GPUs have, "
+        "and without any there is no check.",
+        why="a job for other machines can be checked anywhere",
+        above=0,
+    )
     force_process_group: bool = option(
         False,
         "Let a single rank form a process group, so that it trains through FSDP2 and NCCL (on a "

@@ -21,6 +21,7 @@ from siirl.preflight.memory import (
     shortage,
     simulation_problems,
 )
+from siirl.preflight.rank_memory import GIB
 from siirl.preflight.ray_address import address_problems
 
 DRAWING_ENVS = ("metaworld", "libero")
@@ -82,6 +83,21 @@ def device_slots() -> tuple[int, str]:
         if torch.cuda.device_count() > 0:
             return torch.cuda.device_count(), "GPU"
     return len(os.sched_getaffinity(0)), "CPU core"
+
+
+def gpu_bytes(config: SiiRLArguments) -> float | None:
+    """Memory of a GPU: as stated, or of this machine's smallest; None if there is none, or ranks run
+    on other machines.
+    """
+    stated = config.trainer.gpu_memory_gib
+    if stated is not None:
+        return stated * GIB
+    slots, kind = device_slots()
+    if kind != "GPU" or config.cluster.address is not None:
+        return None
+    import torch
+
+    return float(min(torch.cuda.get_device_properties(n).total_memory for n in range(slots)))
 
 
 def free_memory_bytes() -> int:

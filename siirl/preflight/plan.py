@@ -28,6 +28,7 @@ from siirl.preflight.memory import (
     total,
     training_memory,
 )
+from siirl.preflight.rank_memory import RankMemory, rank_memory, table_lines
 
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
 VIDEO_BYTES = 300e3  # a few seconds of 256x256 mp4
@@ -94,6 +95,10 @@ class Plan:
     evaluations: int | None
     memory_parts: tuple[tuple[str, float], ...]
     free_memory_bytes: float
+    rank_memory: RankMemory | None
+    """GPU memory of a rank; None for a model of unknown shape."""
+    gpu_bytes: float | None
+    """Memory of a GPU; None: there is none, or it is unknown."""
     disk_bytes: float
     ungraded: bool
     """Whether the run includes rows that the environment cannot grade."""
@@ -129,6 +134,7 @@ def make_plan(
     critic: str | None = None,
     begins: str | None = None,
     speed: float = 1.0,
+    gpu_bytes: float | None = None,
 ) -> Plan:
     """Compute the plan of a run.
 
@@ -142,6 +148,7 @@ def make_plan(
         critic: The critic's update in words; None without a critic.
         begins: Checkpoint and step of a resumed run, in words.
         speed: Speed of this machine (`duration.measured_speed`).
+        gpu_bytes: Memory of a GPU; None: there is none, or it is unknown.
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     models = 2 if critic is not None else 1
@@ -184,6 +191,8 @@ def make_plan(
         evaluations=evaluations,
         memory_parts=training_memory(config, env_spec, models=models),
         free_memory_bytes=free_memory_bytes,
+        rank_memory=None if gpu_bytes is None else rank_memory(config, env_spec),
+        gpu_bytes=gpu_bytes,
         disk_bytes=_disk(config, models=models, val_episodes=val_episodes),
         ungraded=env_spec.leaves_ungraded,
         minutes=estimated_minutes(
@@ -219,6 +228,11 @@ def render(plan: Plan) -> str:
         *([("start", plan.start)] if plan.start is not None else []),
         ("length", _render_length(plan)),
         ("memory", f"about {size_text(plan.memory_bytes)}, estimated ({_render_memory(plan)})"),
+        *(
+            table_lines(plan.rank_memory, gpu_bytes=plan.gpu_bytes)
+            if plan.rank_memory and plan.gpu_bytes
+            else ()
+        ),
         ("disk", f"about {size_text(plan.disk_bytes)} for checkpoints, videos and logs, estimated"),
         ("time", _render_time(plan)),
     ]

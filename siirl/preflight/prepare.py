@@ -47,10 +47,16 @@ from siirl.params.weight_files import parameters_in
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
 from siirl.preflight.duration import measured_speed
-from siirl.preflight.machine import free_memory_bytes, machine_problems, total_memory_bytes
+from siirl.preflight.machine import (
+    free_memory_bytes,
+    gpu_bytes,
+    machine_problems,
+    total_memory_bytes,
+)
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import Plan, make_plan
+from siirl.preflight.rank_memory import gpu_problems
 from siirl.reporting.metric_writers import check_loggers
 
 POLICY = "actor_rollout_ref.model.policy"
@@ -107,6 +113,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     ).describe()  # the horizon is known once the policy is built
     critic = describe_critic(config) if needs_critic(graph) else None
     cores = len(os.sched_getaffinity(0))
+    of_a_gpu = gpu_bytes(config)
     plan = make_plan(
         config,
         graph,
@@ -117,7 +124,9 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         critic=critic,
         begins=begins,
         speed=measured_speed(),
+        gpu_bytes=of_a_gpu,
     )
+    refuse(gpu_problems(config, spec, gpu_bytes=of_a_gpu))
     refuse(
         simulation_problems(
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()

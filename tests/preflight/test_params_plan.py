@@ -17,6 +17,7 @@ from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
 from siirl.preflight.plan import Plan, make_plan, render
+from siirl.preflight.rank_memory import GIB, RankMemory
 from tests.preflight.camera_spec import SPEC
 
 
@@ -424,3 +425,14 @@ def test_names_of_tasks_cannot_command_the_terminal() -> None:
     hostile = dataclasses.replace(SPEC, tasks=("push\x1b[2J\nmemory 0",))
     (line,) = [line for line in render(plan_of(spec=hostile)).splitlines() if "push" in line]
     assert line.endswith("push\\x1b[2J\\nmemory 0")
+
+
+def test_the_plan_lists_what_a_gpu_holds_where_its_memory_is_known() -> None:
+    assert "a GPU" not in render(plan_of())
+    table = RankMemory(
+        held=(("weights", 3 * GIB),), phases=(("rollout", ()), ("update", (("gradients", GIB),)))
+    )
+    plan = dataclasses.replace(plan_of(), rank_memory=table, gpu_bytes=8.0 * GIB)
+    told = one_line(render(plan))
+    assert "a GPU about 4.0 GiB of 8.0 GiB in its update, estimated; throughout weights" in told
+    assert "update: gradients 1.0 GiB" in told

@@ -84,7 +84,14 @@ ALWAYS_READ = {
     *("reward.functions", "reward.max_failed_share"),
     *(
         f"trainer.{name}"
-        for name in ("nnodes", "n_gpus_per_node", "threads_per_rank", "total_steps", "max_minutes")
+        for name in (
+            "nnodes",
+            "n_gpus_per_node",
+            "gpu_memory_gib",
+            "threads_per_rank",
+            "total_steps",
+            "max_minutes",
+        )
     ),
     *(
         f"trainer.{name}"

@@ -1,0 +1,239 @@
+"""Shapes of published models, read from config.json: weights, adapters and activations by formula.
+
+A place is a token or a patch of the sequence that a transformer computes; "bytes a place" are what
+the backward pass keeps for it. The formulas of a block list the tensors that autograd saves in the
+modules of transformers and `siirl.models.openvla_vision`, with an attention kernel that keeps no
+scores; tests count the saved tensors of real modules.
+
+Left out: mixtures of experts, and architectures that are not in `DECODERS` (no table is made for
+them); adapters' own activations, which are the inputs of their layers again in `rank` channels.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.libero.openvla import CHUNK_LENGTH, IMAGE_SIZE
+from siirl.models.openvla_vision import EncoderShape, encoder_shape
+from siirl.params.documents import read_object
+
+DECODERS = {"llama": False, "mistral": False, "qwen2": True}
+"""`model_type` of the decoders whose block is known, and whether q, k and v have a bias."""
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+LLAMA = {"model_type": "llama", **dict(zip(SIZES, (4096, 11008, 32, 32), strict=True))}
+"""Defaults of transformers' LlamaConfig, which the published OpenVLA config.json relies on."""
+PATCH = 14  # pixels a side, of both published encoders
+QUESTION_LENGTH = 96
+"""Places of a question, the default of `siirl.models.openvla_checkpoint.load_openvla_oft`."""
+ACTION_SIZE, PROPRIOCEPTION_SIZE = 7, 8  # of LIBERO
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Bytes of a number in the passes."""
+
+    compute: int
+    """Inputs of products: 2 in bfloat16, 4 in float32."""
+    residual: int
+    """The sum that runs through the blocks: 4 under autocast, since embeddings are float32."""
+
+    @property
+    def casts(self) -> bool:
+        """Whether each product casts its own input."""
+        return self.residual != self.compute
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Equal transformer blocks."""
+
+    blocks: int
+    width: int
+    hidden: int
+    query_width: int
+    key_width: int
+    gated: bool
+    """SwiGLU and RMSNorm as in Llama; else GELU, LayerNorm and biases as in a vision transformer.
+    """
+    query_bias: bool = False
+    scaled: bool = False
+
+    @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of a block's linear layers."""
+        width, hidden, query, key = self.width, self.hidden, self.query_width, self.key_width
+        attention = [(width, query), (width, key), (width, key), (query, width)]
+        if self.gated:
+            return (*attention, (width, hidden), (width, hidden), (hidden, width))
+        return ((width, query + 2 * key), (query, width), (width, hidden), (hidden, width))
+
+    @property
+    def block_parameters(self) -> int:
+        """Weights of one block."""
+        products = sum(inputs * outputs for inputs, outputs in self.linears)
+        if self.gated:
+            biases = (self.query_width + 2 * self.key_width) * self.query_bias
+            return products + biases + 2 * self.width  # two RMSNorms
+        biases = sum(outputs for _, outputs in self.linears)
+        norms = 4 * self.width  # two LayerNorms, weight and bias
+        return products + biases + norms + 2 * self.width * self.scaled
+
+    def block_bytes(self, computing: Computing) -> int:
+        """Bytes a place that one block keeps for its backward pass."""
+        return self._gated_bytes(computing) if self.gated else self._plain_bytes(computing)
+
+    def input_bytes(self, computing: Computing) -> int:
+        """Bytes a place of a block's input, all that is kept where activations are recomputed."""
+        return computing.residual * self.width
+
+    def _gated_bytes(self, computing: Computing) -> int:
+        width, compute = self.width, computing.compute
+        # RMSNorm: its input in float32, the normalised input for the gradient of the weight
+        norms = 2 * (4 + computing.residual) * width
+        # inputs of q, k, v and of gate, up: one copy a product under autocast, else one in all
+        inputs = (5 if computing.casts else 2) * compute * width
+        # q, and k and v repeated for the query heads; the kernel's output, and its transpose
+        attention = 5 * compute * self.query_width
+        gate = 4 * compute * self.hidden  # gate, silu(gate), up, their product
+        return norms + inputs + attention + gate
+
+    def _plain_bytes(self, computing: Computing) -> int:
+        width, compute = self.width, computing.compute
+        norms = 2 * (computing.residual + compute) * width
+        attention = 5 * compute * width  # q, k, v, the kernel's output, and its transpose
+        scales = 2 * compute * width * self.scaled
+        return norms + attention + scales + 2 * compute * self.hidden  # GELU's input and output
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model as a list of stacks and what is beside them."""
+
+    stacks: tuple[Stack, ...]
+    """The decoder is the last."""
+    other_linears: tuple[tuple[int, int], ...]
+    """Linear layers beside the stacks that have adapters."""
+    other_parameters: int
+    """Weights beside the stacks: embeddings, head, norms, patches, projectors."""
+    images: tuple[int, ...] = ()
+    """Places of an observation in each stack but the last."""
+
+    @property
+    def decoder(self) -> Stack:
+        """The stack of the language model."""
+        return self.stacks[-1]
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        blocks = sum(stack.blocks * stack.block_parameters for stack in self.stacks)
+        return blocks + self.other_parameters
+
+    @property
+    def largest_block(self) -> int:
+        """Weights of the largest block, a unit of FSDP2."""
+        return max(stack.block_parameters for stack in self.stacks)
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Weights of LoRA adapters in all linear layers but the head: `rank (inputs + outputs)`."""
+        channels = sum(map(sum, self.other_linears))
+        channels += sum(stack.blocks * sum(map(sum, stack.linears)) for stack in self.stacks)
+        return rank * channels
+
+
+def decoder_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """A causal language model by its config.json; None for an unknown architecture."""
+    kind = config.get("model_type")
+    if kind not in DECODERS or not config.keys() >= {*SIZES, "vocab_size"}:
+        return None
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim") or width // heads
+    stack = Stack(
+        blocks=config["num_hidden_layers"],
+        width=width,
+        hidden=config["intermediate_size"],
+        query_width=heads * head,
+        key_width=(config.get("num_key_value_heads") or heads) * head,
+        gated=True,
+        query_bias=DECODERS[kind],
+    )
+    tables = 1 if config.get("tie_word_embeddings", False) else 2
+    tokens = config["vocab_size"] * width
+    return ModelShape(stacks=(stack,), other_linears=(), other_parameters=tables * tokens + width)
+
+
+def openvla_shape(config: Mapping[str, Any], *, images: int) -> ModelShape | None:
+    """OpenVLA-OFT by its config.json, with proprioception; None with another language model."""
+    text = decoder_shape({**LLAMA, **config["text_config"]})
+    if text is None:
+        return None
+    encoders = [encoder_shape(name) for name in config["timm_model_ids"]]
+    patches = [(IMAGE_SIZE // encoder.patch) ** 2 for encoder in encoders]
+    width, seen = text.decoder.width, sum(encoder.width for encoder in encoders)
+    projectors = _chain(
+        (seen, 4 * seen, width, width) if len(encoders) > 1 else (seen, width, width)
+    )
+    projectors += _chain((PROPRIOCEPTION_SIZE, width, width))
+    beside = sum(inputs * outputs + outputs for inputs, outputs in projectors)
+    beside += sum(map(_embedding, encoders, patches))
+    return ModelShape(
+        stacks=(*(map(_vision_stack, encoders)), *text.stacks),
+        other_linears=projectors,
+        other_parameters=text.other_parameters + beside,
+        images=tuple(
+            images * (number + _extra(encoder))
+            for encoder, number in zip(encoders, patches, strict=True)
+        ),
+    )
+
+
+def openvla_places(*, images: int, question: int) -> int:
+    """Places of the language model for one observation: <s> and the question, patches,
+    proprioception, the tokens of a chunk, </s>.
+    """
+    patches = images * (IMAGE_SIZE // PATCH) ** 2
+    return patches + 1 + question + CHUNK_LENGTH * ACTION_SIZE + 1 + 1
+
+
+def read_shape(folder: Path, *, images: int) -> ModelShape | None:
+    """The shape of the model in a folder; None without config.json or of an unknown architecture.
+
+    Raises:
+        CheckpointError: A config.json that cannot be read.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    config = read_object(file, remedy="Copy or download it again.")
+    if "timm_model_ids" in config and "text_config" in config:
+        return openvla_shape(config, images=images)
+    return decoder_shape(config)
+
+
+def _vision_stack(encoder: EncoderShape) -> Stack:
+    return Stack(
+        blocks=encoder.blocks - 1,  # the last is not run
+        width=encoder.width,
+        hidden=encoder.hidden,
+        query_width=encoder.width,
+        key_width=encoder.width,
+        gated=False,
+        scaled=encoder.scaled,
+    )
+
+
+def _extra(encoder: EncoderShape) -> int:
+    """Class and register tokens."""
+    return encoder.registers + (1 if encoder.registers else 0)
+
+
+def _embedding(encoder: EncoderShape, patches: int) -> int:
+    """Weights of patches, positions, class and register tokens."""
+    pixels = 3 * encoder.patch**2
+    return encoder.width * (pixels + 1 + patches + _extra(encoder))
+
+
+def _chain(widths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(itertools.pairwise(widths))

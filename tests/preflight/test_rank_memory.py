@@ -1,0 +1,251 @@
+"""The memory table of a rank: shapes against published models, and presets against their GPUs."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import gymnasium
+import pytest
+import torch
+
+from envs.text import MESSAGES
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.shapes import ENCODERS_7B, LLAMA_7B, QWEN_7B, openvla
+from siirl.params import SiiRLArguments
+from siirl.params.parser import parse_config
+from siirl.preflight.model_shapes import Computing, Stack, decoder_shape, openvla_shape, read_shape
+from siirl.preflight.rank_memory import GIB, gpu_problems, rank_memory
+from tests.preflight.camera_spec import SPEC
+
+LIBERO_10 = dataclasses.replace(SPEC, name="libero", max_episode_steps=520)
+QUESTIONS = dataclasses.replace(
+    SPEC,
+    name="math",
+    observation_space=gymnasium.spaces.Dict(
+        {MESSAGES: gymnasium.spaces.Sequence(gymnasium.spaces.Text(1))}
+    ),
+    max_episode_steps=1,
+)
+QWEN = {"model_type": "qwen2", **QWEN_7B}
+OPENVLA = {"text_config": LLAMA_7B, "timm_model_ids": list(ENCODERS_7B)}
+EIGHTY_GB = 79 * GIB
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    def write(config: dict[str, Any]) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+def libero(folder: Path, *words: str, trainer: str) -> SiiRLArguments:
+    return parse_config(
+        [
+            *("pipeline=embodied_srpo", "env=libero", "env.suite=10", "model=openvla_oft"),
+            *(f"trainer={trainer}", f"actor_rollout_ref.model.path={folder}", *words),
+        ]
+    )
+
+
+def text(folder: Path, *words: str) -> SiiRLArguments:
+    return parse_config(
+        [
+            *("pipeline=grpo", "env=math", "model=causal_lm", "rollout=vllm", "trainer=gpus_text"),
+            *(f"actor_rollout_ref.model.path={folder}", *words),
+        ]
+    )
+
+
+def test_weights_of_qwen_7b_are_counted_exactly() -> None:
+    """7.62 billion, as its card says (https://huggingface.co/Qwen/Qwen2.5-7B)."""
+    shape = decoder_shape(QWEN)
+    assert shape is not None
+    assert shape.parameters == 7_615_616_512
+
+
+def test_weights_of_openvla_7b_are_those_of_the_module(folder: Any) -> None:
+    trial = cast("Trial", SimpleNamespace(on_gpu=True, device=torch.device("meta")))
+    module = openvla(trial)
+    shape = read_shape(folder(OPENVLA), images=1)
+    assert shape is not None
+    assert shape.parameters == sum(weight.numel() for weight in module.parameters())
+
+
+def test_the_sizes_that_the_published_openvla_config_leaves_out_are_llama_7b(folder: Any) -> None:
+    short = {**OPENVLA, "text_config": {"model_type": "llama", "vocab_size": 32064}}
+    shape = read_shape(folder(short), images=1)
+    assert shape is not None
+    assert shape.parameters == 7_514_974_880
+
+
+def test_adapters_of_openvla_are_about_as_many_as_published() -> None:
+    """110.8 million at rank 32, the head and the encoders' last blocks included, which are not
+    trained here.
+    """
+    shape = openvla_shape(OPENVLA, images=1)
+    assert shape is not None
+    assert shape.adapter_parameters(32) == pytest.approx(110.8e6, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "computing"),
+    [
+        (torch.float32, True, Computing(compute=2, residual=4)),
+        (torch.float32, False, Computing(compute=4, residual=4)),
+        (torch.bfloat16, False, Computing(compute=2, residual=2)),
+    ],
+)
+@pytest.mark.parametrize("key_value_heads", [2, 4])
+def test_a_block_keeps_what_autograd_saves_in_it_within_fifteen_percent(
+    dtype: torch.dtype, autocast: bool, computing: Computing, key_value_heads: int
+) -> None:
+    config = {
+        **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 176},
+        **{"num_attention_heads": 4, "num_key_value_heads": key_value_heads},
+    }
+    places = 512
+    saved = [
+        saved_bytes({**config, "num_hidden_layers": blocks}, dtype, autocast, places=places)
+        for blocks in (1, 2)
+    ]
+    shape = decoder_shape({"model_type": "qwen2", **config, "num_hidden_layers": 2})
+    assert shape is not None
+    measured = (saved[1] - saved[0]) / places
+    assert shape.decoder.block_bytes(computing) == pytest.approx(measured, rel=0.15)
+
+
+def saved_bytes(config: dict[str, Any], dtype: torch.dtype, autocast: bool, *, places: int) -> int:
+    """Bytes of the tensors that a forward pass saves, weights left out."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    configured = Qwen2Config(**config, attn_implementation="sdpa")
+    module = Qwen2ForCausalLM(configured).to(dtype).model
+    weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
+    kept: dict[int, torch.Tensor] = {}  # a storage that lives has an address of its own
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        module(torch.randint(config["vocab_size"], (1, places)))
+    return sum(
+        tensor.untyped_storage().nbytes()
+        for address, tensor in kept.items()
+        if address not in weights
+    )
+
+
+def test_inputs_of_blocks_at_65_chunks_are_the_published_eleven_gib() -> None:
+    """32 blocks of 4096 numbers in float32, for 350 places a chunk."""
+    llama = Stack(blocks=32, width=4096, hidden=11008, query_width=4096, key_width=4096, gated=True)
+    kept = 65 * 350 * 32 * llama.input_bytes(Computing(compute=2, residual=4))
+    assert kept / GIB == pytest.approx(11.1, abs=0.1)
+
+
+def test_all_weights_of_openvla_on_one_gpu_take_112_gib_with_gradients_and_moments(
+    folder: Any,
+) -> None:
+    config = libero(
+        folder(OPENVLA), "actor_rollout_ref.model.lora.rank=0", trainer="gpu_libero_one"
+    )
+    table = rank_memory(config, LIBERO_10)
+    assert table is not None
+    parts = {**dict(table.held), **dict(dict(table.phases)["update"])}
+    states = parts["weights"] + parts["Adam"] + parts["gradients"]
+    assert states / GIB == pytest.approx(112, abs=0.5)
+    assert parts["autocast's copies"] / GIB == pytest.approx(14, abs=0.1)
+
+
+def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folder: Any) -> None:
+    path = folder(OPENVLA)
+    eight = rank_memory(libero(path, trainer="gpus_libero"), LIBERO_10)
+    four = rank_memory(libero(path, "trainer.n_gpus_per_node=4", trainer="gpus_libero"), LIBERO_10)
+    assert eight is not None
+    assert four is not None
+    assert dict(four.held)["weights"] == 2 * dict(eight.held)["weights"]
+    assert dict(four.held)["Adam"] == 2 * dict(eight.held)["Adam"]
+    assert dict(four.held)["acting copy"] == dict(eight.held)["acting copy"]
+
+
+@pytest.mark.parametrize(("trainer", "gib"), [("gpu_libero_one", 54.7), ("gpus_libero", 47.6)])
+def test_presets_of_libero_fit_80_gb_with_openvla_7b(folder: Any, trainer: str, gib: float) -> None:
+    """The figure is the one that the preset's file tells."""
+    config = libero(folder(OPENVLA), trainer=trainer)
+    table = rank_memory(config, LIBERO_10)
+    assert table is not None
+    assert table.peak[0] == "update"
+    assert table.peak[1] / GIB == pytest.approx(gib, abs=0.5)
+    assert gpu_problems(config, LIBERO_10, gpu_bytes=EIGHTY_GB) == []
+
+
+def test_the_preset_of_text_fits_80_gb_with_qwen_7b(folder: Any) -> None:
+    config = text(folder(QWEN))
+    assert config.actor_rollout_ref.rollout.mode == "async"  # what several ranks need
+    table = rank_memory(config, QUESTIONS)
+    assert table is not None
+    held = sum(dict(table.held).values())
+    phases = {name: (held + sum(dict(parts).values())) / GIB for name, parts in table.phases}
+    assert phases["update"] == pytest.approx(33.2, abs=0.5)
+    assert phases["rollout"] == pytest.approx(52.8, abs=0.5)
+    assert gpu_problems(config, QUESTIONS, gpu_bytes=EIGHTY_GB) == []
+
+
+def test_all_weights_on_one_gpu_are_refused_and_the_remedies_fit(folder: Any) -> None:
+    path = folder(OPENVLA)
+    config = libero(path, "actor_rollout_ref.model.lora.rank=0", trainer="gpu_libero_one")
+    (problem,) = gpu_problems(config, LIBERO_10, gpu_bytes=EIGHTY_GB)
+    told = "What fits: trainer.n_gpus_per_node=8; or actor_rollout_ref.model.lora.rank=32"
+    assert told in str(problem)
+    for remedy in ("trainer.n_gpus_per_node=8", "actor_rollout_ref.model.lora.rank=32"):
+        words = ("actor_rollout_ref.model.lora.rank=0", remedy)
+        changed = libero(path, *words, trainer="gpu_libero_one")
+        assert gpu_problems(changed, LIBERO_10, gpu_bytes=EIGHTY_GB) == []
+
+
+def test_activations_that_do_not_fit_are_recomputed_or_cut(folder: Any) -> None:
+    words = (
+        "actor_rollout_ref.model.gradient_checkpointing=false",
+        "actor_rollout_ref.actor.micro_batch_tokens=32768",
+    )
+    (problem,) = gpu_problems(text(folder(QWEN), *words), QUESTIONS, gpu_bytes=EIGHTY_GB)
+    assert "in its update (activations" in str(problem)
+    assert "What fits: actor_rollout_ref.model.gradient_checkpointing=true" in str(problem)
+    assert "; or actor_rollout_ref.actor.micro_batch_tokens=4024" in str(problem)
+
+
+def test_a_rollout_that_does_not_fit_gets_a_smaller_cache(folder: Any) -> None:
+    config = text(folder(QWEN), "actor_rollout_ref.rollout.kv_cache_gib=60")
+    (problem,) = gpu_problems(config, QUESTIONS, gpu_bytes=EIGHTY_GB)
+    assert "in its rollout (keys and values 60.0 GiB" in str(problem)
+    assert "What fits: actor_rollout_ref.rollout.kv_cache_gib=1" in str(problem)
+
+
+def test_an_engine_that_does_not_sleep_holds_its_memory_during_the_update(folder: Any) -> None:
+    config = text(folder(QWEN), "actor_rollout_ref.rollout.sleep=false")
+    table = rank_memory(config, QUESTIONS)
+    assert table is not None
+    assert table.peak[0] == "update"
+    assert dict(table.held)["keys and values"] == 28 * GIB
+
+
+def test_what_fits_no_number_of_gpus_is_said(folder: Any) -> None:
+    (problem,) = gpu_problems(text(folder(QWEN)), QUESTIONS, gpu_bytes=4 * GIB)
+    assert "take a smaller model" in str(problem)
+
+
+def test_a_model_of_unknown_architecture_has_no_table(folder: Any) -> None:
+    config = text(folder({**QWEN, "model_type": "qwen3_moe"}))
+    assert rank_memory(config, QUESTIONS) is None
+    assert gpu_problems(config, QUESTIONS, gpu_bytes=1.0) == []
+
+
+def test_without_a_gpu_nothing_is_refused(folder: Any) -> None:
+    assert gpu_problems(text(folder(QWEN)), QUESTIONS, gpu_bytes=None) == []
