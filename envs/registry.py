@@ -19,6 +19,7 @@ ENVS: dict[str, str] = {
     "sandbox": "envs.sandbox.sandbox_env:SandboxEnv",
     "math": "envs.math.math_env:MathEnv",
     "tools": "envs.tools.tool_env:ToolEnv",
+    "reasoning_gym": "envs.reasoning_gym_env:ReasoningGymEnv",
 }
 """Name to `module:Class`."""
 

@@ -42,6 +42,9 @@ class EnvArguments:
         filled=True,
     )
     id: str | None = option(None, "Gymnasium id, for env=gymnasium.")
+    dataset: str | None = option(
+        None, "Generator of reasoning-gym, for env=reasoning_gym: chain_sum, coin_flip, …"
+    )
     suite: str | None = option(
         None,
         "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.",

@@ -22,7 +22,7 @@ ACTOR, ROLLOUT, MODEL = (
     "actor_rollout_ref.rollout",
     "actor_rollout_ref.model",
 )
-TEXT_ENVS = ("math", "sandbox", "tools")
+TEXT_ENVS = ("math", "reasoning_gym", "sandbox", "tools")
 
 # Read by every job, or by every job of the key's domain. Those whose value alone may be wrong there
 # are refused by siirl.preflight.config_checks, critic_checks, domain_checks, or by the loss
