@@ -274,7 +274,7 @@ def _package() -> ModuleType:
     except ModuleNotFoundError as missing:
         raise RuntimeError(
             f"env=reasoning_gym lacks the package {missing.name!r}: "
-            "pip install 'siirl[reasoning_gym]'"
+            "pip install 'siirl[reasoning-gym]'"
         ) from missing
 
 
