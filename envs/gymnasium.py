@@ -1,13 +1,11 @@
 """Any registered Gymnasium environment behind the contract: `env=gymnasium env.id=CartPole-v1`.
 
-Image observations are in `images` at their native size, everything else is flattened to one float32
-vector in `proprioception`; there is no instruction. Frame streams come from Gymnasium's `rgb_array`
+`envs.gymnasium_spaces` says what becomes of observations and actions. Frame streams come from Gymnasium's `rgb_array`
 rendering, scaled to the requested size. Success is reported if the infos have `is_success` or
 `success`, as one step at construction shows. An environment that a package registers at import is
 named as in Gymnasium: `env.id=my_package:MyEnv-v0`.
 
-Left out: actions other than Box and Discrete, and observations of text, graphs and sequences, which
-are refused. Pictures are converted with NumPy only.
+Left out: other renderings than pictures. Pictures are converted with NumPy only.
 """
 
 import copy
@@ -20,7 +18,7 @@ from typing import Any, cast
 
 import gymnasium
 import numpy as np
-from gymnasium import error, spaces
+from gymnasium import error
 from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.envs.registration import EnvSpec as EnvRegistration
 from gymnasium.envs.registration import load_env_creator
@@ -28,8 +26,6 @@ from numpy.typing import NDArray
 
 from envs.arguments import checked_action, checked_seed, read_options
 from envs.base import (
-    IMAGES,
-    PROPRIOCEPTION,
     Environment,
     EnvSpec,
     FrameBuffer,
@@ -37,6 +33,7 @@ from envs.base import (
     Info,
     StepResult,
 )
+from envs.gymnasium_spaces import ActionLayout, ObservationLayout, as_rgb
 from envs.offscreen import choose_backend
 
 SUCCESS_KEYS = ("is_success", "success")
@@ -65,20 +62,20 @@ class GymnasiumEnv(Environment):
         limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
         if limit is None:
             raise ValueError(
-                f"Gymnasium environment {id!r} has no limit of steps of its own: give "
-                "max_episode_steps."
+                f"Gymnasium environment {id!r} has no limit of steps of its own: set "
+                "env.max_episode_steps=."
             )
         if limit < 1:
-            raise ValueError(f"max_episode_steps must be at least 1, got {limit}.")
+            raise ValueError(f"env.max_episode_steps must be at least 1, got {limit}.")
         self._env = _make(registered, max_episode_steps=limit, kwargs=kwargs)
-        self._layout = _Layout(self._env.observation_space, name=id)
-        action_space, self._first_action = _counted_from_zero(self._env.action_space, name=id)
+        self._layout = ObservationLayout(self._env.observation_space, name=id)
+        self._actions = ActionLayout(self._env.action_space, name=id)
         self._success_key = _success_key(self._env)
         self.spec = EnvSpec(
             name="gymnasium",
             tasks=(id,),
             observation_space=self._layout.space,
-            action_space=action_space,
+            action_space=self._actions.space,
             max_episode_steps=limit,
             reports_success=self._success_key is not None,
             renders=self._env.render_mode == "rgb_array" and _has_opengl(self._env),
@@ -104,7 +101,7 @@ class GymnasiumEnv(Environment):
                 "The episode has ended or was never started: call reset before step."
             )
         observation, reward, terminated, truncated, raw = self._env.step(
-            checked + self._first_action
+            self._actions.native(checked)
         )
         self._step += 1
         self._ended = bool(terminated or truncated)
@@ -155,87 +152,6 @@ class GymnasiumEnv(Environment):
                 picture = self.render() if picture is None else picture
                 frames.add(stream, fitted(picture, request.size), self._step)
         return frames.take()
-
-
-class _Layout:
-    """Maps the parts of a Gymnasium observation to the contract's keys."""
-
-    def __init__(self, space: spaces.Space[Any], *, name: str) -> None:
-        self._space, self._name = space, name
-        leaves = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
-        self._images = [key for key, leaf in leaves.items() if _is_image(leaf)]
-        self._vectors = [key for key in leaves if key not in self._images]
-        self._leaves = leaves
-        entries: dict[str, spaces.Space[Any]] = {}
-        if self._images:
-            shapes = {(leaves[key].shape or ())[:2] for key in self._images}
-            if len(shapes) > 1:
-                raise ValueError(
-                    f"Gymnasium environment {name!r} has images of several sizes, "
-                    f"{sorted(shapes)}: they must share one."
-                )
-            entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
-        if self._vectors:
-            for key in self._vectors:
-                if not _is_vector(leaves[key]):
-                    raise ValueError(
-                        f"Gymnasium environment {name!r} has observation {leaves[key]}, which is "
-                        "no vector and no image."
-                    )
-            flat = [spaces.flatten_space(leaves[key]) for key in self._vectors]
-            low, high = (
-                np.concatenate([getattr(part, side).astype(np.float32) for part in flat])
-                for side in ("low", "high")
-            )
-            entries[PROPRIOCEPTION] = spaces.Box(low, high, dtype=np.float32)
-        self.space = spaces.Dict(entries)
-
-    def read(self, observation: Any) -> dict[str, Any]:
-        """Return the observation in the contract's form, in new arrays."""
-        parts = observation if isinstance(self._space, spaces.Dict) else {"": observation}
-        result: dict[str, Any] = {}
-        if self._images:
-            result[IMAGES] = np.stack([as_rgb(parts[key]) for key in self._images])
-        if self._vectors:
-            vectors = [spaces.flatten(self._leaves[key], parts[key]) for key in self._vectors]
-            vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in vectors])
-            if not np.isfinite(vector).all():
-                raise RuntimeError(
-                    f"Gymnasium environment {self._name!r} returned an observation that is not "
-                    f"finite: {vector}."
-                )
-            result[PROPRIOCEPTION] = vector
-        return result
-
-
-def _counted_from_zero(
-    space: spaces.Space[Any], *, name: str
-) -> tuple[spaces.Box | spaces.Discrete, int]:
-    """Zero-based action space, and the offset of a Discrete space's first action."""
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(int(space.n)), int(space.start)
-    if not isinstance(space, spaces.Box):
-        raise ValueError(
-            f"Gymnasium environment {name!r} has actions {space}: only Box and Discrete are "
-            "supported."
-        )
-    return space, 0
-
-
-def _is_image(space: spaces.Space[Any]) -> bool:
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
-        return False
-    return len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3))
-
-
-def _is_vector(space: spaces.Space[Any]) -> bool:
-    if isinstance(space, spaces.Tuple):
-        return all(map(_is_vector, space.spaces))
-    if isinstance(space, spaces.Dict):
-        return all(map(_is_vector, space.spaces.values()))
-    return isinstance(
-        space, (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
-    )
 
 
 def _registered(id: str) -> EnvRegistration:
@@ -333,24 +249,6 @@ def _success_key(env: gymnasium.Env[Any, Any]) -> str | None:
     env.reset(seed=0)
     *_, info = env.step(action_space.sample())
     return next((key for key in SUCCESS_KEYS if key in info), None)
-
-
-def as_rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a copy of a grey [H, W], [H, W, 1] or coloured [H, W, 3] picture as [H, W, 3].
-
-    Raises:
-        ValueError: Another shape or dtype.
-    """
-    picture = np.asarray(picture)
-    if picture.dtype != np.uint8:
-        raise ValueError(f"A picture must be uint8, got {picture.dtype}.")
-    if picture.ndim == 2:
-        picture = picture[..., np.newaxis]
-    if picture.ndim != 3 or picture.shape[2] not in (1, 3):
-        raise ValueError(
-            f"A picture must have shape [H, W], [H, W, 1] or [H, W, 3], got {picture.shape}."
-        )
-    return np.array(np.broadcast_to(picture, (*picture.shape[:2], 3)))
 
 
 def fitted(picture: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

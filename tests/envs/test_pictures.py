@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.gymnasium import as_rgb, fitted
+from envs.gymnasium import fitted
+from envs.gymnasium_spaces import as_rgb
 
 
 def test_shrinking_averages_the_pixels_that_fall_together():

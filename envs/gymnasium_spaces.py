@@ -1,0 +1,203 @@
+"""Gymnasium's spaces in the contract's form: leaves of an observation to its keys, actions to
+`Box` or `Discrete`.
+
+Observations. `Dict` and `Tuple` are walked to their leaves, in Gymnasium's order. Pictures are
+stacked under `images`, texts (a mission) are joined by line ends under `instruction`, and all other
+leaves are flattened into one float32 vector under `proprioception`.
+
+Actions. `Box` stays, `Discrete` counts from 0. `MultiDiscrete` and `MultiBinary` of A decisions
+become a Box of A dimensions, which a policy bins: dimension i ranges over [-0.5, n_i - 0.5], and the
+nearest whole number is the decision, so every decision has an equal share of the range.
+
+Left out: observations of graphs, sequences and alternatives (`OneOf`), which have no fixed size, and
+actions that are texts or composed, which no policy of siirl outputs. They are refused.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION
+from envs.text import ModelText
+
+MAX_INSTRUCTION_CHARACTERS = 1 << 16
+VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+Path = tuple[str | int, ...]
+"""Keys of `Dict` and places in `Tuple` on the way to a leaf."""
+
+
+class ObservationLayout:
+    """Maps the leaves of a Gymnasium observation to the contract's keys."""
+
+    def __init__(self, space: spaces.Space[Any], *, name: str) -> None:
+        """Sort the leaves of `space`; `name` is the environment's id, for messages.
+
+        Raises:
+            ValueError: A leaf of no fixed size, images of several sizes, or only texts.
+        """
+        self._name = name
+        self._images: list[Path] = []
+        self._texts: list[Path] = []
+        self._vectors: dict[Path, spaces.Space[Any]] = {}
+        entries: dict[str, spaces.Space[Any]] = {}
+        shapes = set()
+        for path, leaf in _leaves(space):
+            if _is_image(leaf):
+                self._images.append(path)
+                shapes.add((leaf.shape or ())[:2])
+            elif _is_text(leaf):
+                self._texts.append(path)
+            elif isinstance(leaf, VECTORS):
+                self._vectors[path] = leaf
+            else:
+                raise ValueError(
+                    f"Gymnasium environment {name!r} has observation {leaf}{_at(path)}, which is "
+                    "no vector, no image and no text: wrap the environment so that it is."
+                )
+        if not self._images and not self._vectors:
+            raise ValueError(
+                f"Gymnasium environment {name!r} has observation {space}, in which there is no "
+                "vector and no image: env=gymnasium is for policies that see or sense."
+            )
+        if len(shapes) > 1:
+            raise ValueError(
+                f"Gymnasium environment {name!r} has images of several sizes, {sorted(shapes)}: "
+                "they must share one."
+            )
+        if self._images:
+            entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
+        if self._vectors:
+            flat = [spaces.flatten_space(leaf) for leaf in self._vectors.values()]
+            low, high = (
+                np.concatenate([getattr(part, side).astype(np.float32) for part in flat])
+                for side in ("low", "high")
+            )
+            entries[PROPRIOCEPTION] = spaces.Box(low, high, dtype=np.float32)
+        if self._texts:
+            entries[INSTRUCTION] = ModelText(MAX_INSTRUCTION_CHARACTERS)
+        self.space = spaces.Dict(entries)
+
+    def read(self, observation: Any) -> dict[str, Any]:
+        """Return the observation in the contract's form, in new arrays.
+
+        Raises:
+            RuntimeError: A value that is not finite.
+        """
+        result: dict[str, Any] = {}
+        if self._images:
+            result[IMAGES] = np.stack([as_rgb(_part(observation, path)) for path in self._images])
+        if self._vectors:
+            parts = [
+                spaces.flatten(leaf, _part(observation, path))
+                for path, leaf in self._vectors.items()
+            ]
+            vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in parts])
+            if not np.isfinite(vector).all():
+                raise RuntimeError(
+                    f"Gymnasium environment {self._name!r} returned an observation that is not "
+                    f"finite: {vector}."
+                )
+            result[PROPRIOCEPTION] = vector
+        if self._texts:
+            result[INSTRUCTION] = "\n".join(str(_part(observation, path)) for path in self._texts)
+        return result
+
+
+class ActionLayout:
+    """Maps the contract's actions to those of a Gymnasium environment."""
+
+    def __init__(self, space: spaces.Space[Any], *, name: str) -> None:
+        """Choose the contract's space; `name` is the environment's id, for messages.
+
+        Raises:
+            ValueError: Actions that are neither numbers nor decisions.
+        """
+        self._native = space
+        self._decisions: NDArray[np.int64] | None = None
+        self.space: spaces.Box | spaces.Discrete
+        if isinstance(space, spaces.Discrete):
+            self.space = spaces.Discrete(int(space.n))
+        elif isinstance(space, spaces.Box):
+            self.space = space
+        elif isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+            self._decisions = _decisions(space)
+            low = np.full(len(self._decisions), -0.5, np.float32)
+            self.space = spaces.Box(low, (self._decisions - 0.5).astype(np.float32))
+        else:
+            raise ValueError(
+                f"Gymnasium environment {name!r} has actions {space}: only Box, Discrete, "
+                "MultiDiscrete and MultiBinary are supported; wrap the environment so that it "
+                "takes one of them."
+            )
+
+    def native(self, action: Any) -> Any:
+        """The environment's own action for `action`, which is in `space`."""
+        if isinstance(self._native, spaces.Discrete):
+            return action + int(self._native.start)
+        if self._decisions is None:
+            return action + 0
+        counted = np.clip(np.floor(action + 0.5).astype(np.int64), 0, self._decisions - 1)
+        counted = counted.reshape(self._native.shape)
+        start = self._native.start if isinstance(self._native, spaces.MultiDiscrete) else 0
+        return (counted + start).astype(self._native.dtype)
+
+
+def as_rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a copy of a grey [H, W], [H, W, 1] or coloured [H, W, 3] picture as [H, W, 3].
+
+    Raises:
+        ValueError: Another shape or dtype.
+    """
+    picture = np.asarray(picture)
+    if picture.dtype != np.uint8:
+        raise ValueError(f"A picture must be uint8, got {picture.dtype}.")
+    if picture.ndim == 2:
+        picture = picture[..., np.newaxis]
+    if picture.ndim != 3 or picture.shape[2] not in (1, 3):
+        raise ValueError(
+            f"A picture must have shape [H, W], [H, W, 1] or [H, W, 3], got {picture.shape}."
+        )
+    return np.array(np.broadcast_to(picture, (*picture.shape[:2], 3)))
+
+
+def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _leaves(part, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for place, part in enumerate(space.spaces):
+            yield from _leaves(part, (*path, place))
+    else:
+        yield path, space
+
+
+def _part(observation: Any, path: Path) -> Any:
+    for key in path:
+        observation = observation[key]
+    return observation
+
+
+def _at(path: Path) -> str:
+    return f" at {'.'.join(map(str, path))!r}" if path else ""
+
+
+def _decisions(space: spaces.MultiDiscrete | spaces.MultiBinary) -> NDArray[np.int64]:
+    """Number of values of each decision, int64 [A]."""
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(int(np.prod(space.shape)), 2, np.int64)
+    return np.asarray(space.nvec, np.int64).reshape(-1)
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return False
+    return len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3))
+
+
+def _is_text(space: spaces.Space[Any]) -> bool:
+    """Whether members are strings: `Text`, and spaces of packages such as MiniGrid's missions."""
+    return space.dtype is not None and space.dtype.kind == "U"

@@ -1,0 +1,170 @@
+"""Gymnasium's composed spaces behind the contract: nested observations, missions, and actions of
+several decisions.
+"""
+
+import asyncio
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION
+from envs.checker import check_env
+from envs.gymnasium import GymnasiumEnv
+from envs.gymnasium_spaces import ActionLayout, ObservationLayout
+from siirl.models.action_tokenizer import ActionTokenizer
+
+
+class Errands(gymnasium.Env):
+    """A mission, a camera and readings in nested spaces; three decisions and four switches.
+
+    The reward says which action arrived: the decisions are its digits.
+    """
+
+    observation_space = spaces.Dict(
+        {
+            "mission": spaces.Text(20),
+            "robot": spaces.Dict(
+                {
+                    "camera": spaces.Box(0, 255, (3, 4, 3), np.uint8),
+                    "sensors": spaces.Tuple(
+                        (spaces.Box(-1.0, 1.0, (2,), np.float64), spaces.MultiBinary(2))
+                    ),
+                }
+            ),
+            "room": spaces.MultiDiscrete([2, 3]),
+        }
+    )
+    action_space = spaces.MultiDiscrete([2, 3, 10], start=[1, 0, 0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = int(self.np_random.integers(5))
+        return self.seen(), {}
+
+    def seen(self):
+        return {
+            "mission": f"fetch ball {self.number}",
+            "robot": {
+                "camera": np.full((3, 4, 3), self.number, np.uint8),
+                "sensors": (np.array([0.5, -0.5]), np.array([1, 0], np.int8)),
+            },
+            "room": np.array([1, 2]),
+        }
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        digits = "".join(map(str, np.asarray(action).reshape(-1)))
+        return self.seen(), float(digits), False, False, {}
+
+
+class Switches(Errands):
+    """Its action is a table of switches."""
+
+    action_space = spaces.MultiBinary((2, 2))
+
+
+class Pair(Errands):
+    """A tuple at the top, of which one part has no fixed size."""
+
+    observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))))
+
+
+class Speaks(Errands):
+    """Its action is a text."""
+
+    action_space = spaces.Text(5)
+
+
+class Composed(Errands):
+    """Its action is composed."""
+
+    action_space = spaces.Dict({"go": spaces.Discrete(2)})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    for env_class in (Errands, Switches, Pair, Speaks, Composed):
+        gymnasium.register(f"siirl-spaces/{env_class.__name__}-v0", env_class, max_episode_steps=15)
+    yield
+    for name in [name for name in gymnasium.registry if name.startswith("siirl-spaces/")]:
+        del gymnasium.registry[name]
+
+
+def play(name, actions):
+    async def run():
+        env = GymnasiumEnv(id=f"siirl-spaces/{name}-v0")
+        observation, _ = await env.reset(seed=0)
+        return observation, [(await env.step(action))[1] for action in actions]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["Errands", "Switches"])
+def test_composed_spaces_keep_the_contract(name):
+    check_env(GymnasiumEnv(id=f"siirl-spaces/{name}-v0"), seed=1)
+
+
+def test_a_mission_is_the_instruction_and_nested_leaves_are_images_or_one_vector():
+    observation, _ = play("Errands", [])
+    assert observation[INSTRUCTION].startswith("fetch ball ")
+    assert observation[IMAGES].shape == (1, 3, 4, 3)
+    # two readings, two bits, then one-hot [1 of 2] and [2 of 3]
+    assert observation[PROPRIOCEPTION].tolist() == [0.5, -0.5, 1, 0, 0, 1, 0, 0, 1]
+
+
+def test_several_texts_are_lines_of_the_instruction():
+    space = spaces.Tuple((spaces.Text(9), spaces.Discrete(2), spaces.Text(9)))
+    seen = ObservationLayout(space, name="two").read(("go", 1, "stop"))
+    assert seen[INSTRUCTION] == "go\nstop"
+    assert seen[PROPRIOCEPTION].tolist() == [0.0, 1.0]
+
+
+def test_a_string_space_of_a_package_is_an_instruction_too():
+    class MissionSpace(spaces.Space):
+        """As MiniGrid's, which is no `Text`."""
+
+        def __init__(self):
+            super().__init__(dtype=str)
+
+    space = spaces.Dict({"mission": MissionSpace(), "direction": spaces.Discrete(4)})
+    seen = ObservationLayout(space, name="grid").read({"mission": "open the door", "direction": 0})
+    assert seen[INSTRUCTION] == "open the door"
+
+
+def test_several_decisions_are_the_nearest_whole_numbers_counted_from_their_start():
+    space = GymnasiumEnv(id="siirl-spaces/Errands-v0").spec.action_space
+    assert (space.low.tolist(), space.high.tolist()) == ([-0.5] * 3, [1.5, 2.5, 9.5])
+    actions = [space.low, space.high, np.array([0.4, 1.6, 6.8], np.float32)]
+    assert play("Errands", actions)[1] == [100.0, 229.0, 127.0]
+
+
+def test_switches_keep_the_shape_of_the_environment():
+    assert play("Switches", [np.array([1, 0, 0.6, 0.4], np.float32)])[1] == [1010.0]
+
+
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4), bins=st.integers(7, 64))
+def test_a_policy_with_as_many_bins_as_values_reaches_every_decision(sizes, bins):
+    layout = ActionLayout(spaces.MultiDiscrete(sizes), name="many")
+    tokenizer = ActionTokenizer.for_space(layout.space, bins=bins)
+    reached = [
+        layout.native(tokenizer.decode(np.full(len(sizes), token))[0]) for token in range(bins)
+    ]
+    for place, size in enumerate(sizes):
+        assert {int(action[place]) for action in reached} == set(range(size))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Pair", r"Sequence\(Discrete\(2\), stack=False\) at '1', which is no vector"),
+        ("Speaks", "only Box, Discrete, MultiDiscrete and MultiBinary are supported"),
+        ("Composed", "wrap the environment so that it takes one of them"),
+    ],
+)
+def test_spaces_without_a_form_in_the_contract_are_refused_with_the_remedy(name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        GymnasiumEnv(id=f"siirl-spaces/{name}-v0")
