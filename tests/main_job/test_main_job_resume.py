@@ -12,7 +12,10 @@ import pytest
 from real_run import RAY_AGENTS, RealRun
 
 JOB = ("trainer.deterministic=true", "trainer.total_steps=30", "trainer.val_before_train=false")
-TIMED = ("time", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "memory/")
+TIMED = (
+    *("time", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "memory/"),
+    *("perf/", "sync/seconds"),
+)
 
 
 def last_step(run: RealRun, folder: Path) -> dict[str, Any]:
