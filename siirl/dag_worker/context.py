@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from siirl.algos.kl import FixedKLController
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
@@ -42,6 +43,8 @@ class StageContext:
     """Value model; None if no node of the graph has the role CRITIC."""
     buffer: ColocatedBuffer | None = None
     """Passes rows from PUT_TO_BUFFER to GET_FROM_BUFFER nodes; the worker sets it."""
+    exchange: Any = None
+    """Passes rows between resource groups (siirl.dag_worker.separate); None if colocated."""
     loader: Loader | None = None
     """Prompt stream; None only in a context built without one."""
     step: int = 0
@@ -65,6 +68,16 @@ class StageContext:
         if self.buffer is None:
             raise ConfigError("The run has no buffer, which PUT_TO_BUFFER nodes need.")
         return self.buffer
+
+    def require_exchange(self) -> Any:
+        """What passes rows between resource groups; ConfigError if the run has one group."""
+        if self.exchange is None:
+            raise ConfigError(
+                "put_to_group or get_from_group runs, but all ranks are one group: the two are "
+                "added where a graph is cut at the border of groups. Take them out of the graph, "
+                "and set dag.groups."
+            )
+        return self.exchange
 
     def require_loader(self) -> Loader:
         """The prompt stream; ConfigError if the run has none."""

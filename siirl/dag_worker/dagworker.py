@@ -66,6 +66,7 @@ class DAGWorker:
         backend: Backend of torch.distributed.
         run_folder: Output folder of the run.
         connect: Returns this rank's client of the DataCoordinator; None with one rank.
+        build: Builds the components; None: those of a colocated rank of the job's domain.
 
     Raises:
         ConfigError: This machine does not have the run folder.
@@ -92,13 +93,9 @@ class DAGWorker:
         backend: str,
         run_folder: Path,
         connect: Callable[[int], Redistribution] | None = None,
+        build: Callable[..., WorkerComponents] | None = None,
     ) -> None:
-        if not run_folder.is_dir():
-            raise ConfigError(
-                f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: "
-                "with several machines trainer.output_dir= "
-                "must be in a folder that they share, for recordings and checkpoints."
-            )
+        require_run_folder(run_folder, rank=rank)
         load_plug_ins(config, graph)
         self.config = config
         self.taskgraph = graph
@@ -106,10 +103,8 @@ class DAGWorker:
             graph, call=self._call_node, begin=self._begin_node, draw=self._prompts
         )
         self.run_folder = run_folder
-        set_deterministic(config.trainer.deterministic)
-        self.device = device_of_rank()
-        self.text = is_text(describe_env(config))
-        torch.set_num_threads(sizes.threads_of_rank(config, cores=len(os.sched_getaffinity(0))))
+        self.device = prepare_process(config)
+        self.build = build or (build_text if is_text(describe_env(config)) else build_embodied)
         self.ranks = join(
             rank=rank,
             world_size=world_size,
@@ -160,8 +155,7 @@ class DAGWorker:
             else resolve_checkpoint(Path(self.config.trainer.resume))
         )
         first_step = 0 if resume is None else read_manifest(resume, verify=False)["step"] + 1
-        build = build_text if self.text else build_embodied
-        self._components = build(
+        self._components = self.build(
             config=self.config,
             run_folder=self.run_folder,
             ranks=self.ranks,
@@ -382,6 +376,25 @@ class DAGWorker:
         return torch.profiler.profile(
             on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder))
         )
+
+
+def prepare_process(config: SiiRLArguments) -> torch.device:
+    """Set determinism and threads of a rank's process; returns its device."""
+    set_deterministic(config.trainer.deterministic)
+    device = device_of_rank()
+    torch.set_num_threads(sizes.threads_of_rank(config, cores=len(os.sched_getaffinity(0))))
+    return device
+
+
+def require_run_folder(run_folder: Path, *, rank: int) -> None:
+    """Refuse a machine that does not have the run folder."""
+    if run_folder.is_dir():
+        return
+    raise ConfigError(
+        f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: "
+        "with several machines trainer.output_dir= "
+        "must be in a folder that they share, for recordings and checkpoints."
+    )
 
 
 def load_state(

@@ -18,6 +18,7 @@ from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout, requests_for_prompts
+from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.engine.training.collectives import Collectives
 from siirl.execution.dag import NodeOutput
 from siirl.params import SiiRLArguments
@@ -60,6 +61,16 @@ class RolloutCollector:
 
     def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
         """Run every prompt `rollout.n` times, or once if `greedy`; a row per simulated episode."""
+        requests = self.requests(batch, step=step, greedy=greedy)
+        result, stats = self.rollout.generate(requests, embed=True)
+        self.check(result, len(requests))
+        self.recorder.keep(result.trajectories, kind="train", step=step)
+        return NodeOutput(batch=result.batch(), metrics=self.measure(result, stats))
+
+    def requests(
+        self, batch: TensorDict, *, step: int, greedy: bool = False
+    ) -> list[EpisodeRequest]:
+        """Episodes of the prompts of a step, some of them to be recorded."""
         requests = requests_for_prompts(
             prompts_of(batch),
             rollouts=1 if greedy else self.config.actor_rollout_ref.rollout.n,
@@ -70,20 +81,21 @@ class RolloutCollector:
             else share_of(self.config.trainer.record_episodes, self.ranks) - self._recorded[step],
         )
         self._recorded[step] += sum(request.record for request in requests)
-        if greedy:
-            requests = [
-                dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True)
-                for request in requests
-            ]
-        result, stats = self.rollout.generate(requests, embed=True)
+        if not greedy:
+            return requests
+        return [
+            dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True)
+            for request in requests
+        ]
+
+    def check(self, result: RolloutResult, episodes: int) -> None:
+        """Stop the run if too many episodes failed (`check_failures`); collective."""
         check_failures(
             result,
-            episodes=len(requests),
+            episodes=episodes,
             max_failed_share=self.config.env.max_failed_share,
             ranks=self.ranks,
         )
-        self.recorder.keep(result.trajectories, kind="train", step=step)
-        return NodeOutput(batch=result.batch(), metrics=self.measure(result, stats))
 
     def write_recordings(self, rewards: Mapping[str, float]) -> None:
         """Write the step's recorded episodes with their rewards by uid."""

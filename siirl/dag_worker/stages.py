@@ -98,6 +98,19 @@ def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
     return {task: (successes[task], count) for task, count in episodes.items()}
 
 
+@stage(NodeType.PUT_TO_BUFFER)
+def put_to_group(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Hand the rows of the prompts over to the group that trains."""
+    context.require_exchange().put(batch)
+    return NodeOutput(batch=batch)
+
+
+@stage(NodeType.GET_FROM_BUFFER)
+def get_from_group(*, context: StageContext) -> NodeOutput:
+    """Take this rank's rows of the step, or of a refill, from the group that rolls out."""
+    return context.require_exchange().get(step=context.step, prompts=context.drawn_prompts)
+
+
 @stage(
     NodeType.MODEL_INFERENCE,
     NodeRole.ROLLOUT,

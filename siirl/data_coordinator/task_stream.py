@@ -138,6 +138,10 @@ class TaskLoader:
             self._prompt(number) for number in range(first + self.rank, first + count, self.ranks)
         ]
 
+    def prompts_at(self, numbers: Sequence[int]) -> list[EpisodeTask]:
+        """Prompts of the stream by number, whoever takes them; the position stays."""
+        return [self._prompt(number) for number in numbers]
+
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
         """Nothing: the stream does not depend on outcomes."""
 

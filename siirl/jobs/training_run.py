@@ -15,15 +15,23 @@ from rich.text import Text
 
 from siirl import interrupts, stacks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
-from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Activity, Ended, Event, Ready
+from siirl.dag_worker.separate.line import Line
+from siirl.dag_worker.separate.workers import WorkerFactory, rolls_out_only
 from siirl.dag_worker.unfinished import remove_unfinished
 from siirl.data_coordinator.redistribution import Redistribution
+from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.execution.dag import TaskGraph
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_local, run_on_ray
+from siirl.execution.dag.resource_groups import GET
+from siirl.execution.scheduler.launch import (
+    ClusterSettings,
+    Replacement,
+    ray_session,
+    run_local,
+    run_on_ray,
+)
 from siirl.execution.scheduler.placement import Layout, machines, require_machines
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
-from siirl.execution.scheduler.task_scheduler import TaskScheduler
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
 from siirl.params import SiiRLArguments, sizes
@@ -32,6 +40,7 @@ from siirl.params.env_spec import describe_env
 from siirl.params.printable import printable
 from siirl.params.threads import short_waits
 from siirl.preflight.machine import device_slots
+from siirl.preflight.placement import scheduled
 from siirl.preflight.ray_address import resolve_address
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
@@ -160,23 +169,16 @@ def start(
     config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path
 ) -> Generator[Event, None, None]:
     """Start the ranks within `session`, and yield the events of rank 0."""
-    scheduled = TaskScheduler(layout.nodes, layout.ranks_per_node).schedule_and_assign_tasks(
-        [graph]
-    )
+    graphs = scheduled(config, graph)
     device_type = "cuda" if layout.gpus_per_rank else "cpu"
     groups = ProcessGroupManager(
         layout.ranks,
-        scheduled,
+        graphs,
         device_type=device_type,
         backend_threshold=config.dag.backend_threshold,
     )
-    make = functools.partial(
-        DAGWorker,
-        config=config,
-        graph=graph,
-        world_size=layout.ranks,
-        backend=groups.world.backend,
-        run_folder=run_folder.absolute(),
+    make = WorkerFactory(
+        config=config, graphs=graphs, groups=groups, run_folder=run_folder.absolute()
     )
     hang_s = sizes.hang_limit_s(config)
     if config.cluster.mode == "local":
@@ -188,8 +190,30 @@ def start(
         ):
             yield from run_local(make)
         return
-    make = functools.partial(make, connect=_coordinator_for(layout.ranks))
-    yield from run_on_ray(make, layout=layout, hang_s=hang_s, stacks_folder=stacks_folder)
+    make = dataclasses.replace(make, connect=_coordinator_for(sizes.training_ranks(config)))
+    replacement = None
+    if sizes.separate(config):
+        make = dataclasses.replace(make, line=_exchange_for(config, graphs))
+        replacement = _replacement(make)
+    yield from run_on_ray(
+        make,
+        layout=layout,
+        hang_s=hang_s,
+        stacks_folder=stacks_folder,
+        replacement=replacement,
+    )
+
+
+def _replacement(make: WorkerFactory) -> Replacement:
+    """Rollout ranks are replaced when they die: they share no process group with others."""
+    assert make.line is not None
+    line, groups = make.line(), make.groups
+    ranks = [rank for rank, graph in make.graphs.items() if rolls_out_only(graph)]
+
+    def died(rank: int) -> None:
+        line.call("rank_died", groups.group_of(rank).ranks.index(rank))
+
+    return Replacement(frozenset(ranks), dataclasses.replace(make, replaces=True), died)
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
@@ -201,6 +225,20 @@ def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
 
     coordinator = start_coordinator()
     return functools.partial(_connect, RayRedistribution, coordinator, ranks)
+
+
+def _exchange_for(config: SiiRLArguments, graphs: Mapping[int, TaskGraph]) -> Callable[[], Line]:
+    """Start the exchange between the groups; the result connects one rank to it."""
+    from siirl.dag_worker.separate.ray_exchange import RayLine, start_exchange
+
+    [node] = [node.node_id for node in graphs[0].nodes.values() if node.executable_ref == GET]
+    ledger = RolloutLedger(
+        batch=config.data.train_batch_size,
+        max_staleness=config.trainer.max_staleness,
+        ranks=sizes.rollout_ranks(config),
+        streaming=sizes.streams(config),
+    )
+    return functools.partial(RayLine, start_exchange(ledger=ledger, node=node))
 
 
 def _connect(

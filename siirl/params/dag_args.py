@@ -1,8 +1,10 @@
 """Keys of the graph: a shipped pipeline or a user's graph."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from siirl.params.fields import option
+from siirl.params.fields import described, option
+
+APPORTIONS = ("even", "param_aware")
 
 
 @dataclass
@@ -34,6 +36,22 @@ class DagArguments:
         "Number of ranks from which gloo is used in addition to NCCL.",
         why="siiRL's",
         minimum=1,
+    )
+
+    groups: dict[str, int | None] = field(
+        default_factory=dict,
+        metadata=described(
+            "Ranks of each resource group: {rollout: 2, train: 6}; null instead of a number leaves "
+            "it to apportion. {}: every rank rolls out and trains (docs/asynchronous.md).",
+            why="colocated ranks need no copy of the weights",
+        ),
+    )
+    apportion: str = option(
+        "param_aware",
+        "How ranks are divided among groups without a number: `even`, or by the parameters of the "
+        "models that each group runs.",
+        why="the models are the work",
+        choices=APPORTIONS,
     )
 
     @property

@@ -342,11 +342,12 @@ class RolloutArguments:
         unique=True,
         text_only=NO_LM_ENGINE,
     )
-    mode: str = option(
-        "sync",
-        "`sync`: rollouts with the weights of the step.",
+    mode: str | None = option(
+        None,
+        "`async`: episodes are started all the time, and new weights reach running ones; `sync`: "
+        "the episodes of a step are started together. null: async if trainer.max_staleness is "
+        "above 0. rollout=vllm generates in a process of its own with async.",
         choices=("sync", "async"),
-        text_only=NO_LM_ENGINE,
     )
     tensor_model_parallel_size: int = option(
         1,

@@ -19,6 +19,30 @@ def gpus_of_rank(config: SiiRLArguments) -> int:
     return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
 
 
+def separate(config: SiiRLArguments) -> bool:
+    """Whether rollouts have ranks of their own."""
+    return "rollout" in config.dag.groups
+
+
+def training_ranks(config: SiiRLArguments) -> int:
+    """Ranks that train; the numbers of `dag.groups` are filled in before
+    (`siirl.preflight.placement`).
+    """
+    return config.dag.groups["train"] or 1 if separate(config) else ranks(config)
+
+
+def rollout_ranks(config: SiiRLArguments) -> int:
+    """Ranks that roll out; see `training_ranks`."""
+    return config.dag.groups["rollout"] or 1 if separate(config) else ranks(config)
+
+
+def streams(config: SiiRLArguments) -> bool:
+    """Whether episodes are started all the time, instead of step by step."""
+    mode, behind = config.actor_rollout_ref.rollout.mode, config.trainer.max_staleness > 0
+    wanted = mode == "async" or (mode is None and behind)
+    return separate(config) and wanted and not config.trainer.deterministic
+
+
 def threads_of_rank(config: SiiRLArguments, *, cores: int) -> int:
     """Threads of a rank's computations on the CPU, of whose `cores` cores each rank of the machine
     gets as many.
@@ -35,13 +59,13 @@ def hang_limit_s(config: SiiRLArguments) -> float | None:
 
 def servers_of_rank(config: SiiRLArguments, rank: int) -> int:
     """Simulator processes of one rank: its share, and at least one."""
-    share, rest = divmod(config.env.num_servers, ranks(config))
+    share, rest = divmod(config.env.num_servers, rollout_ranks(config))
     return max(1, share + (rank < rest))
 
 
 def servers(config: SiiRLArguments) -> int:
     """Simulator processes of all ranks."""
-    return sum(servers_of_rank(config, rank) for rank in range(ranks(config)))
+    return sum(servers_of_rank(config, rank) for rank in range(rollout_ranks(config)))
 
 
 def slots(config: SiiRLArguments) -> int:
@@ -73,7 +97,7 @@ def micro_batches_per_mini_batch(config: SiiRLArguments, *, agents: int) -> int:
     """Forward and backward passes of a rank for one optimiser step; each of an episode's `agents`
     makes a trajectory.
     """
-    on_a_rank = -(-trajectories_per_mini_batch(config) * agents // ranks(config))
+    on_a_rank = -(-trajectories_per_mini_batch(config) * agents // training_ranks(config))
     return -(-on_a_rank // config.actor_rollout_ref.actor.micro_batch_size)
 
 

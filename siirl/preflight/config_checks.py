@@ -27,6 +27,7 @@ from siirl.preflight.critic_checks import (
     overlong_problems,
 )
 from siirl.preflight.domain_checks import domain_problems
+from siirl.preflight.group_checks import group_problems
 
 KL_WITHOUT_GRADIENT = ("k1",)
 
@@ -40,7 +41,11 @@ ROLLOUT = "actor_rollout_ref.rollout"
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Errors that follow from the configuration alone."""
     checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _processes)
-    return [*(problem for check in checks for problem in check(config)), *critic_problems(config)]
+    return [
+        *(problem for check in checks for problem in check(config)),
+        *group_problems(config),
+        *critic_problems(config),
+    ]
 
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
@@ -60,6 +65,8 @@ def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
 
 
 def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
+    if sizes.separate(config):  # siirl.preflight.placement divides by the groups' ranks
+        return
     ranks = sizes.ranks(config)
     ranks_text = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
     batch = config.data.train_batch_size
@@ -361,9 +368,9 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
             f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: "
             f"{algorithm.adv_estimator} compares no groups."
         )
-    if config.env.num_servers < sizes.ranks(config):
+    if config.env.num_servers < sizes.rollout_ranks(config):
         yield (
-            f"env.num_servers={config.env.num_servers} is less than the {sizes.ranks(config)} "
+            f"env.num_servers={config.env.num_servers} is less than the {sizes.rollout_ranks(config)} "
             "ranks: each rank gets one server."
         )
     if band.success_low > 0 and sizes.needs_video(config):

@@ -86,7 +86,7 @@ def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
     batch, mini_batch, ranks = (
         config.data.train_batch_size,
         critic_update(config).prompts_per_mini_batch,
-        sizes.ranks(config),
+        sizes.training_ranks(config),
     )
     if config.critic.ppo_mini_batch_size is None:
         return  # the actor's, which is checked

@@ -86,12 +86,13 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"{ROLLOUT}.stop has an empty string, which every text contains: leave it out."
         )
-    if rollout.mode == "async" and rollout.name != VLLM:
+    if rollout.mode == "async" and rollout.name != VLLM and not sizes.separate(config):
         yield ConfigError(
-            f"{ROLLOUT}.mode=async is vLLM in a separate process, and "
-            f"{ROLLOUT}.name={rollout.name}: take rollout=vllm."
+            f"{ROLLOUT}.mode=async rolls out beside training, and the ranks are colocated: set "
+            "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or take rollout=vllm, "
+            "which generates in a process of its own."
         )
-    if rollout.name == VLLM and rollout.mode == "sync" and ranks > 1:
+    if rollout.name == VLLM and rollout.mode != "async" and ranks > 1:
         yield ConfigError(
             f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, where {ranks} ranks already "
             "have a process group: take mode=async."

@@ -383,6 +383,24 @@ ROWS: tuple[Row, ...] = (
     ),
     (
         "dag",
+        ("apportion",),
+        Reader(
+            lambda config: None in config.dag.groups.values(),
+            "for groups without a number of ranks, and dag.groups={dag.groups}: set one to null, "
+            "or leave it out.",
+        ),
+    ),
+    (
+        ROLLOUT,
+        ("mode",),
+        Reader(
+            _any(sizes.separate, _is(f"{ROLLOUT}.name", "vllm")),
+            "by rollouts on ranks of their own, and by rollout=vllm: set dag.groups, or leave it "
+            "out.",
+        ),
+    ),
+    (
+        "dag",
         ("backend_threshold",),
         Reader(
             lambda config: sizes.ranks(config) > 1,

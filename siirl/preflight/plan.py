@@ -28,6 +28,7 @@ from siirl.preflight.memory import (
     total,
     training_memory,
 )
+from siirl.preflight.placement import GroupPlan
 from siirl.preflight.rank_memory import RankMemory, rank_memory, table_lines
 
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
@@ -77,6 +78,11 @@ class Plan:
     micro_batch_tokens: int | None
     """Token budget, which replaces `micro_batch_size`."""
     epochs: int
+    groups: tuple[GroupPlan, ...]
+    """Resource groups; none if every rank does everything."""
+    max_staleness: int
+    streams: bool
+    """Whether episodes are started all the time."""
     loss: str
     """The resolved policy loss with its bounds, options and aggregation."""
     critic: str | None
@@ -135,6 +141,7 @@ def make_plan(
     begins: str | None = None,
     speed: float = 1.0,
     gpu_bytes: float | None = None,
+    groups: Sequence[GroupPlan] = (),
 ) -> Plan:
     """Compute the plan of a run.
 
@@ -149,6 +156,7 @@ def make_plan(
         begins: Checkpoint and step of a resumed run, in words.
         speed: Speed of this machine (`duration.measured_speed`).
         gpu_bytes: Memory of a GPU; None: there is none, or it is unknown.
+        groups: Resource groups (`siirl.preflight.placement.place`).
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     models = 2 if critic is not None else 1
@@ -180,6 +188,9 @@ def make_plan(
         micro_batch_size=actor.micro_batch_size,
         micro_batch_tokens=actor.micro_batch_tokens,
         epochs=actor.ppo_epochs,
+        groups=tuple(groups),
+        max_staleness=trainer.max_staleness,
+        streams=sizes.streams(config),
         loss=loss,
         critic=critic,
         begins=begins,
@@ -213,6 +224,8 @@ def render(plan: Plan) -> str:
         *(("join" if " + " in path else "branch", path) for path in plan.paths[1:]),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", _render_ranks(plan)),
+        *((f"group {group.name}", _render_group(group)) for group in plan.groups),
+        *([("staleness", _render_staleness(plan))] if plan.groups else []),
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
         (
             "environments",
@@ -280,6 +293,29 @@ def _render_ranks(plan: Plan) -> str:
     local = plan.cluster == "local"
     place = "one process, cluster=local" if local else f"Ray actors, cluster={plan.cluster}"
     return f"{plan.ranks}{machines} ({place})"
+
+
+def _render_group(group: GroupPlan) -> str:
+    ranks, machines = _numbers("rank", group.ranks), _numbers("machine", group.machines)
+    return f"{ranks} ({group.why}) on {machines}: {' -> '.join(group.nodes)}"
+
+
+def _numbers(noun: str, numbers: Sequence[int]) -> str:
+    """`rank 0`, `ranks 0-3` or `ranks 0, 2`."""
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    in_a_row = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    listed = f"{numbers[0]}-{numbers[-1]}" if in_a_row else ", ".join(map(str, numbers))
+    return f"{noun}s {listed}"
+
+
+def _render_staleness(plan: Plan) -> str:
+    if plan.max_staleness == 0:
+        return "0: a step's rollouts wait for the weights of the step before"
+    behind = f"at most {counted(plan.max_staleness, 'step')}"
+    if plan.streams:
+        return f"{behind}: episodes are started all the time, new weights reach running ones"
+    return f"{behind}: step k is rolled out with the weights of step k - {plan.max_staleness + 1}"
 
 
 def _render_step(plan: Plan) -> str:

@@ -55,6 +55,7 @@ from siirl.preflight.machine import (
 )
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
+from siirl.preflight.placement import place
 from siirl.preflight.plan import Plan, make_plan
 from siirl.preflight.rank_memory import gpu_problems
 from siirl.reporting.metric_writers import check_loggers
@@ -70,6 +71,7 @@ class PreparedJob:
     """A job that passed all checks: its graph, plan and warnings."""
 
     graph: TaskGraph
+    """The whole graph; `siirl.preflight.placement.scheduled` gives that of each rank."""
     plan: Plan
     warnings: tuple[str, ...]
 
@@ -88,6 +90,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     graph = load_graph(config)
     load_plug_ins(config, graph)
     require_configured_columns(config, graph)
+    groups = place(config, graph)
     refuse(machine_problems(config))
     check_loggers(config.trainer.logger)
     if is_text(spec):
@@ -125,6 +128,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         begins=begins,
         speed=measured_speed(),
         gpu_bytes=of_a_gpu,
+        groups=groups,
     )
     refuse(gpu_problems(config, spec, gpu_bytes=of_a_gpu))
     refuse(

@@ -229,6 +229,17 @@ METRICS: dict[str, Metric] = {
     "policy/batch_size": Metric(_MEAN, "requests in one forward pass"),
     "policy/busy_share": Metric(_RANK_MEAN, "share of the rollout during which the policy worked"),
     "policy/version": Metric(_LAST, "updates that the policy has seen"),
+    # Resource groups, and samples of older versions (trainer.max_staleness).
+    "group/<group>/idle_share": Metric(
+        _RANK_MEAN, "share of the time that a group waited for the other"
+    ),
+    "staleness/samples": Metric(
+        Reduction.DISTRIBUTION, "training steps that the oldest weights in a sample are behind"
+    ),
+    "staleness/stale_share": Metric(_MEAN, "share of samples of older weights than the newest"),
+    "staleness/mixed_share": Metric(_MEAN, "share of samples with tokens of several versions"),
+    "staleness/discarded_prompts": Metric(_SUM, "prompts dropped because they were too old"),
+    "staleness/discarded_share": Metric(_RANK_MEAN, "the same, of all that were finished"),
     # Evaluation on held-out seeds; `<task>` is `all` for all tasks together.
     "val/<task>/success_rate": Metric(_MEAN, "share of successes, sampled actions"),
     "val/<task>/successes": Metric(_SUM, "successes"),
@@ -360,6 +371,24 @@ def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]
         ]
         reduced[name] = _REDUCE[reduction](fitted) if fitted else None
     return {name: value for name, value in reduced.items() if value is not None}
+
+
+def combine(records: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
+    """One record in the place of those of several ranks: means keep their weight."""
+    combined: dict[str, Any] = {}
+    for name, values in _by_name(records).items():
+        reduction = reduction_of(name, values)
+        fitted = [
+            value for value in (_fitted(value, reduction) for value in values) if value is not None
+        ]
+        if not fitted:
+            continue
+        if reduction is Reduction.MEAN:
+            weight = _sum(value.weight for value in fitted)
+            combined[name] = Weighted(_weighted_mean(fitted) or 0.0, weight)
+        else:
+            combined[name] = _REDUCE[reduction](fitted)
+    return combined
 
 
 def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:

@@ -228,7 +228,6 @@ def test_a_job_that_cannot_work_is_refused(overrides: list[str], expected: str) 
         "data.max_response_length=7",
         "data.num_loader_workers=2",
         "actor_rollout_ref.model.trust_remote_code=true",
-        "actor_rollout_ref.rollout.mode=async",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
         "trainer.total_epochs=2",
         "reward_model.path=x",
@@ -289,7 +288,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.mode=async"],
-            "mode=async is vLLM in a separate process",
+            "mode=async rolls out beside training",
         ),
         (
             TEXT,

@@ -65,6 +65,7 @@ class PromptLoader:
         """Prompts that all ranks together have taken."""
         self._counts = dict(counts or {})
         self._stream: Iterator[PromptTask] | None = None
+        self._known: dict[int, PromptTask] = {}
 
     @classmethod
     def of(
@@ -142,6 +143,19 @@ class PromptLoader:
         if self._stream is None:
             self._stream = self._read_from(first)
         return [next(self._stream) for _ in self.dataset.own_numbers(first, self.position)]
+
+    def prompts_at(self, numbers: Sequence[int]) -> list[PromptTask]:
+        """Prompts of the stream by number, whoever takes them; the position stays.
+
+        Rows are read some at a time, because those asked for next are likely the following ones.
+        """
+        missing = [number for number in numbers if number not in self._known]
+        if missing:
+            ahead = range(min(missing), min(missing) + min(ROWS_AT_A_TIME, len(self.dataset)))
+            wanted = sorted({*ahead, *missing})
+            found = dict(zip(wanted, self.dataset.__getitems__(wanted), strict=True))
+            self._known = {n: task for n, task in self._known.items() if n in numbers} | found
+        return [self._known[number] for number in numbers]
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
         """Nothing: the order of the prompts does not depend on outcomes."""

@@ -67,6 +67,9 @@ COLUMNS: dict[str, Column] = {
     "uid": Column(None, "B", Layout.TEXT, "unique id of the sample over the whole run"),
     "index": Column(np.int64, "B", Layout.FIXED, "group id: samples of one prompt share it"),
     "policy_version": Column(np.int64, "B", Layout.FIXED, "version of the policy that acted"),
+    "policy_versions": Column(
+        np.int64, "B T", Layout.TOKEN, "version of the policy that produced each token"
+    ),
     "seed": Column(np.int64, "B", Layout.FIXED, "seed of the environment"),
     "task_id": Column(np.int64, "B", Layout.FIXED, "position of the task in env.tasks"),
     "trial_id": Column(np.int64, "B", Layout.FIXED, "how many prompts of this task came before"),

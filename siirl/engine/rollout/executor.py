@@ -92,6 +92,7 @@ async def run_episodes(
     requests: Sequence[Any],
     *,
     at_once: int | None = None,
+    permits: asyncio.Semaphore | None = None,
     should_accept: Accept | None = None,
     on_done: Callable[[Any], None] = lambda request: None,
 ) -> RolloutResult:
@@ -105,10 +106,11 @@ async def run_episodes(
         engine: Passed to the workflow.
         requests: Passed to `arun_episode` as data, one per episode.
         at_once: Episodes that may run at the same time; None: limited by the workflow's pool.
+        permits: Bounds episodes over several calls, instead of `at_once`.
         should_accept: Decides by an episode's trajectories; None accepts all.
         on_done: Called with each request when its episode is over.
     """
-    permits = asyncio.Semaphore(at_once or len(requests) or 1)
+    permits = permits or asyncio.Semaphore(at_once or len(requests) or 1)
 
     async def run(request: Any) -> Outcome:
         try:

@@ -198,6 +198,15 @@ class InferenceEngine:
         )
         return self._run_until_stop(episodes) or RolloutResult(broken_off=STOP.number or 0)
 
+    async def episodes(self, data: Sequence[Any], workflow: RolloutWorkflow) -> RolloutResult:
+        """Run an episode for each entry of `data`, beside those of other calls; `at_once` bounds
+        all of them together.
+        """
+        self.engine.expect(episodes=len(data) * self.agents, at_once=self.at_once * self.agents)
+        return await run_episodes(
+            workflow, self.engine, data, permits=self._permits, on_done=self._episode_ended
+        )
+
     def prepare_batch(
         self,
         dataloader: Iterator[Any],

@@ -63,9 +63,16 @@ class Rollout:
         begin = time.perf_counter()
         self.pool.stats()  # restarts the counts
         result = self.inference.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
-        seconds = time.perf_counter() - begin
+        return result, self.take_stats(seconds=time.perf_counter() - begin)
+
+    async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
+        """Run episodes beside those of other calls, with what a reward needs, as with `embed`."""
+        return await self.inference.episodes(requests, self.workflow)
+
+    def take_stats(self, *, seconds: float) -> dict[str, float]:
+        """Counts of engine and environments since the last call, which was `seconds` ago."""
         stats = {f"policy_{name}": value for name, value in self.engine.take_stats().items()}
-        return result, {"seconds": seconds, **stats, **self.pool.stats()}
+        return {"seconds": seconds, **stats, **self.pool.stats()}
 
 
 def requests_for_prompts(

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from envs.text import GRADED, GROUND_TRUTH, MESSAGES, REWARD_PARTS, VERDICT, Message, Role, message
 from siirl.engine.rollout.generation import (
@@ -88,6 +89,8 @@ class TextWorkflow(RolloutWorkflow):
         self.max_prompt_length = max_prompt_length
         self.max_response_length = max_response_length
         self.cut_prompts = cut_prompts
+        self.marks_versions = False
+        """Whether rows get the column `policy_versions`: new weights may come within an episode."""
         self._encode_prompt = functools.lru_cache(maxsize=_PROMPTS_KEPT)(self._encode_chat)
 
     async def arun_episode(self, engine: TextEngine, data: EpisodeRequest) -> list[Trajectory]:
@@ -261,6 +264,8 @@ class TextWorkflow(RolloutWorkflow):
         row = dialogue.row(data, uid=uid, truncated=truncated) | {
             name: texts[name]() for name in self.text_columns
         }
+        if self.marks_versions:
+            row["policy_versions"] = dialogue.versions_of_tokens()
         record = dialogue.record() | {"ground_truth": truth}
         return Trajectory(row=row, instruction=dialogue.messages[-1]["content"], record=record)
 
@@ -367,6 +372,12 @@ class _Dialogue:
             "env_return": self.env_return,
             "env_rewards": np.array(self.rewards, np.float32),
         }
+
+    def versions_of_tokens(self) -> NDArray[np.int64]:
+        """Version of the weights that generated each token; 0 for tokens of messages."""
+        mask_T = np.array(self.mask, np.int64)
+        mask_T[mask_T == 1] = self.versions
+        return mask_T
 
     def record(self) -> dict[str, Any]:
         """The episode for human readers."""

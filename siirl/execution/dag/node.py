@@ -81,6 +81,8 @@ class Node:
     """Whether its function may give rows to other ranks."""
     agent_group: int = 0
     """Which agent's models it uses, where several agents are trained."""
+    group: str | None = None
+    """Resource group whose ranks run it; None: by its role (siirl.execution.dag.resource_groups)."""
     dependencies: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     """The node's own settings; its function reads them from `node.config`."""

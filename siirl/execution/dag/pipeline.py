@@ -22,6 +22,7 @@ class NodeOptions(TypedDict, total=False):
     only_forward_compute: bool
     moves_rows: bool
     agent_group: int
+    group: str | None
     config: dict[str, Any]
     filter_plugin: str | Callable[..., bool] | None
     retry_limit: int

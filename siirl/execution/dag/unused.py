@@ -10,7 +10,7 @@ from siirl.execution.dag.node import NodeRole
 from siirl.execution.dag.task_graph import TaskGraph
 
 NO_KL = "no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)"
-ON_POLICY = "rollouts are on-policy, so the log-probs of acting are the old ones"
+ON_POLICY = "the log-probs of acting serve as the old ones"
 
 
 def skip_unused(graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs: bool) -> None:

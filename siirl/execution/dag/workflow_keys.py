@@ -60,6 +60,7 @@ NODE_KEYS = {
     "node_role": TEXT,
     "only_forward_compute": SWITCH,
     "moves_rows": SWITCH,
+    "group": TEXT,
     "agent_group": COUNT,
     "config": MAPPING,
     "filter_plugin": FUNCTION,

@@ -11,6 +11,7 @@ import os
 import signal
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -72,6 +73,19 @@ class ClusterSettings:
     """
     env_vars: Mapping[str, str]
     """Environment variables of every process."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Ranks of which another process takes the place when one dies."""
+
+    ranks: frozenset[int]
+    make: Make
+    """Makes the worker that takes the place."""
+    died: Callable[[int], object]
+    """Called with the rank before that, so that what it held is given back."""
+    at_most: int = 3
+    """Deaths of a rank that are replaced; a further one has a cause that stays."""
 
 
 def run_local(make: Make) -> Iterator[Any]:
@@ -260,7 +274,12 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def run_on_ray(
-    make: Make, *, layout: Layout, hang_s: float | None = None, stacks_folder: Path = Path()
+    make: Make,
+    *,
+    layout: Layout,
+    hang_s: float | None = None,
+    stacks_folder: Path = Path(),
+    replacement: Replacement | None = None,
 ) -> Iterator[Any]:
     """Run every rank as a Ray actor; yield what rank 0 reports, and raise what any rank raises.
 
@@ -272,6 +291,7 @@ def run_on_ray(
         hang_s: For how long a rank may not get on (`siirl.execution.scheduler.watchdog`); None: for
             ever.
         stacks_folder: For their stack traces then.
+        replacement: Ranks that are replaced; None: the death of any ends the run.
     """
     import ray
 
@@ -283,16 +303,26 @@ def run_on_ray(
         vitals, post=post, ranks=layout.ranks, limit_s=hang_s, folder=stacks_folder
     )
     actors: list[Any] = []
+
+    def start(rank: int, make: Make) -> Any:
+        replaceable = replacement is not None and rank in replacement.ranks
+        rank_class = _ReplaceableRank if replaceable else _Rank
+        actor = _actor_class(rank_class, layout).options(
+            scheduling_strategy=placement.of_rank(rank)
+        )
+        actors.append(actor.remote(make, rank, post))
+        return actors[-1]
+
     try:
-        for rank in range(layout.ranks):
-            actors.append(
-                _actor_class(layout)
-                .options(scheduling_strategy=placement.of_rank(rank))
-                .remote(make, rank, post)
-            )
-        init_method = _meeting_point(actors[0], layout, supervision) if layout.ranks > 1 else ""
-        streams = [actor.run.remote(init_method) for actor in actors]
-        yield from _merge(streams, supervision)
+        first = [start(rank, make) for rank in range(layout.ranks)]
+        init_method = _meeting_point(first[0], layout, supervision) if layout.ranks > 1 else ""
+        streams = [actor.run.remote(init_method) for actor in first]
+
+        def again(rank: int) -> Any:
+            assert replacement is not None
+            return start(rank, replacement.make).run.remote(init_method)
+
+        yield from _merge(streams, supervision, _Replacements(replacement, again))
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -317,7 +347,31 @@ def _meeting_point(first: Any, layout: Layout, supervision: "Supervision") -> st
     return place
 
 
-def _merge(streams: list[Any], supervision: "Supervision") -> Iterator[Any]:
+class _Replacements:
+    """Starts other processes in the place of ranks that died."""
+
+    def __init__(self, replacement: Replacement | None, start: Callable[[int], Any]) -> None:
+        self._replacement, self._start = replacement, start
+        self._deaths: Counter[int] = Counter()
+
+    def take_place_of(self, rank: int, error: Exception) -> Any | None:
+        """The stream of the process that takes the place of `rank`; None if none may."""
+        replacement = self._replacement
+        if replacement is None or rank not in replacement.ranks:
+            return None
+        self._deaths[rank] += 1
+        if self._deaths[rank] > replacement.at_most:
+            return None
+        logger.warning(
+            "The process of rank %d died (%s): another takes its place.", rank, in_a_line(error)
+        )
+        replacement.died(rank)
+        return self._start(rank)
+
+
+def _merge(
+    streams: list[Any], supervision: "Supervision", replacements: _Replacements
+) -> Iterator[Any]:
     """What the streams yield, until all have ended; an error of any of them is raised as it was
     there.
     """
@@ -337,7 +391,11 @@ def _merge(streams: list[Any], supervision: "Supervision") -> Iterator[Any]:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            raise _died(streams.index(ready[0]), error, supervision.vitals) from error
+            rank = streams.index(ready[0])
+            other = replacements.take_place_of(rank, error)
+            if other is None:
+                raise _died(rank, error, supervision.vitals) from error
+            running[running.index(ready[0])] = streams[rank] = other
         else:
             yield item
 
@@ -348,12 +406,12 @@ def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
     return RunFailed(f"The process of rank {rank} died: {in_a_line(error)}")
 
 
-def _actor_class(layout: Layout) -> Any:
+def _actor_class(rank_class: type, layout: Layout) -> Any:
     import ray
 
     # No CPU is asked for: on a laptop there are fewer than processes, and simulators and ranks take
     # turns.
-    return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(_Rank)
+    return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(rank_class)
 
 
 class _Rank:
@@ -396,3 +454,7 @@ class _Rank:
         finally:
             if self.meeting is not None:
                 self.meeting.cleanup()
+
+
+class _ReplaceableRank(_Rank):
+    """A rank of which another process takes the place if it dies; its title shows in `ps`."""

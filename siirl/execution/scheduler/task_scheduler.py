@@ -6,7 +6,7 @@ anything (`launch`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.node import NodeRole, NodeType
@@ -73,14 +73,30 @@ class TaskScheduler:
             self.num_workers,
             apportion_strategy,
         )
+        return self._place(parts, quotas, cohesion=consider_node_cohesion, load=consider_node_load)
+
+    def assign_resource_groups(
+        self, parts: Mapping[str, TaskGraph], ranks: Mapping[str, int]
+    ) -> dict[int, TaskGraph]:
+        """Assign the graph of its resource group to every rank.
+
+        Args:
+            parts: Graph of each group (`siirl.execution.dag.resource_groups.cut_graph`); rank 0
+                runs the first.
+            ranks: Ranks of each group (`ranks_of_groups`).
+        """
+        self._check_parts(list(parts.values()))
+        return self._place(
+            list(parts.values()), [ranks[group] for group in parts], cohesion=True, load=True
+        )
+
+    def _place(
+        self, parts: Sequence[TaskGraph], quotas: Sequence[int], *, cohesion: bool, load: bool
+    ) -> dict[int, TaskGraph]:
         owners: dict[int, int] = {}
         for index, quota in enumerate(quotas):
             for _ in range(quota):
-                owners[
-                    self._best_rank(
-                        index, owners, cohesion=consider_node_cohesion, load=consider_node_load
-                    )
-                ] = index
+                owners[self._best_rank(index, owners, cohesion=cohesion, load=load)] = index
         self.worker_to_graph_assignment = {
             rank: parts[owners[rank]].copy() for rank in sorted(owners)
         }
@@ -157,3 +173,43 @@ def apportion(sizes: Sequence[int], num_workers: int, strategy: str) -> list[int
     for index in neediest[: num_workers - sum(quotas)]:
         quotas[index] += 1
     return quotas
+
+
+def ranks_of_groups(
+    parts: Mapping[str, TaskGraph],
+    given: Mapping[str, int | None],
+    *,
+    num_workers: int,
+    strategy: str,
+) -> dict[str, int]:
+    """Ranks of each resource group: as given, and the rest by `apportion` among the others.
+
+    Args:
+        parts: Graph of each group.
+        given: Ranks by group; None leaves the number to `strategy`.
+        num_workers: Ranks of the run.
+        strategy: See `apportion`; "param_aware" reads the models' sizes in the graphs.
+
+    Raises:
+        ConfigError: The numbers do not add up to the ranks of the run.
+    """
+    fixed = {group: number for group, number in given.items() if number is not None}
+    open_groups = [group for group in parts if group not in fixed]
+    rest = num_workers - sum(fixed.values())
+    if rest < len(open_groups) or (rest > 0 and not open_groups):
+        listed = ", ".join(f"{group}: {given[group]}" for group in given)
+        raise ConfigError(
+            f"dag.groups={{{listed}}} names {sum(fixed.values())} ranks, and "
+            f"trainer.nnodes x trainer.n_gpus_per_node = {num_workers}: make them equal, and leave "
+            "at least one rank to each group without a number."
+        )
+    sizes = [estimate_graph_model_params(parts[group]) for group in open_groups]
+    shares = apportion(sizes, rest, strategy) if open_groups else []
+    return fixed | dict(zip(open_groups, shares, strict=True))
+
+
+def fill_in_sizes(graph: TaskGraph, *, parameters: int) -> None:
+    """Tell every node that runs a model how many parameters the model has, unless it says so."""
+    for node in graph.nodes.values():
+        if node.node_role in MODEL_ROLES and node.node_type in MODEL_TYPES:
+            node.config.setdefault(MODEL_PARAMETERS, parameters)

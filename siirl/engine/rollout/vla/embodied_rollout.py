@@ -5,6 +5,7 @@ Videos are embedded here, because training batches carry no frames.
 
 # D channel of the video embedding
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,14 +94,25 @@ class EmbodiedRollout(Rollout):
             )
         if embed and self.encoder is not None and result.trajectories:
             begin = time.perf_counter()
-            videos = [
-                trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories
-            ]
-            embeddings_BD = self.encoder.encode(videos)
-            for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
-                trajectory.row["video_embedding"] = embedding_D
+            self._embed(result, self.encoder)
             stats["encode_s"] = time.perf_counter() - begin
         return result, stats
+
+    async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
+        """See `Rollout.generate_beside`."""
+        workflow = copy.copy(self.workflow)
+        workflow.streams = self.recorder_stream | self.encoder_stream
+        result = await self.inference.episodes(requests, workflow)
+        if self.encoder is not None and result.trajectories:
+            self._embed(result, self.encoder)
+        return result
+
+    @staticmethod
+    def _embed(result: RolloutResult, encoder: VideoEncoder) -> None:
+        videos = [trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories]
+        embeddings_BD = encoder.encode(videos)
+        for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
+            trajectory.row["video_embedding"] = embedding_D
 
 
 @contextmanager

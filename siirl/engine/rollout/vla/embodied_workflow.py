@@ -44,6 +44,8 @@ class EmbodiedWorkflow(RolloutWorkflow):
         self.policy = policy
         self.streams = dict(streams)
         self.blind = blind
+        self.marks_versions = False
+        """Whether rows get the column `policy_versions`: new weights may come within an episode."""
 
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> Trajectory:
         """Run one episode; raises SimulationFailed if the pool could not simulate it."""
@@ -54,7 +56,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
             if name != RECORDER_STREAM or filmed
         }
         async with self.pool.slot() as slot:
-            recorder = _RowRecorder(self.policy, engine.policy_version)
+            recorder = _RowRecorder(self.policy, marks_versions=self.marks_versions)
             observation, _ = await slot.reset(
                 seed=data.seed, options={"task": data.task, "frames": streams}
             )
@@ -102,9 +104,9 @@ class EmbodiedWorkflow(RolloutWorkflow):
 class _RowRecorder:
     """Collects the training row of an episode, chunk by chunk."""
 
-    def __init__(self, policy: Policy, policy_version: int) -> None:
+    def __init__(self, policy: Policy, *, marks_versions: bool) -> None:
         self.dimensions = policy.action_tokenizer.dimensions
-        self.policy_version = policy_version
+        self.marks_versions = marks_versions
         self.chunks: list[tuple[ActRequest, Any]] = []
         self.mask: list[NDArray[np.int64]] = []
         self.rewards: list[NDArray[np.float32]] = []
@@ -145,8 +147,12 @@ class _RowRecorder:
             "truncated": bool(truncated),
             "env_return": float(self.env_return),
             "env_rewards": np.concatenate(self.rewards),
-            "policy_version": self.policy_version,
+            "policy_version": min(response.policy_version for response in responses),
         }
+        if self.marks_versions:
+            row["policy_versions"] = np.concatenate(
+                [np.full(len(answer.tokens), answer.policy_version) for answer in responses]
+            )
         if requests[0].pixel_values is not None:
             row["pixel_values"] = np.stack([request.pixel_values for request in requests])
         if requests[0].proprioception is not None:

@@ -1,0 +1,71 @@
+"""The exchange as a Ray actor, and a rank's line to it.
+
+Rows and weights travel through Ray's object store, from the process that made them to those that
+read them: one copy a machine, in shared memory.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError
+
+from siirl.dag_worker.separate.exchange import Exchange
+from siirl.dag_worker.separate.line import LOST
+from siirl.engine.rollout.ledger import RolloutLedger
+from siirl.errors import RunFailed
+
+WAITING_CALLS = 1000  # a few of each rank
+
+
+def start_exchange(*, ledger: RolloutLedger, node: str) -> Any:
+    """Start the actor in the current Ray session and return its handle."""
+    actor = ray.remote(Exchange).options(num_cpus=0, max_concurrency=WAITING_CALLS)
+    return actor.remote(ledger=ledger, node=node)
+
+
+class RayLine:
+    """See `siirl.dag_worker.separate.line.Line`."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """See `Line`.
+
+        Raises:
+            RunFailed: The exchange died.
+        """
+        try:
+            return ray.get(getattr(self.handle, method).remote(*arguments))
+        except RayActorError as error:
+            raise _died(error) from error
+
+    async def acall(self, method: str, *arguments: Any) -> Any:
+        """See `call`."""
+        try:
+            return await getattr(self.handle, method).remote(*arguments)
+        except RayActorError as error:
+            raise _died(error) from error
+
+    def store(self, thing: Any) -> Any:
+        """See `Line`; the object lives as long as this process."""
+        return ray.put(thing)
+
+    def fetch(self, references: Sequence[Any]) -> list[Any]:
+        """See `Line`."""
+        return [self._fetch(reference) for reference in references]
+
+    @staticmethod
+    def _fetch(reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except ObjectLostError:
+            return LOST
+
+
+def _died(error: RayActorError) -> RunFailed:
+    return RunFailed(
+        "The process that passes rows and weights between the rollout and the training ranks died: "
+        f"{error}. Resume the run from its last checkpoint."
+    )

@@ -1,0 +1,412 @@
+"""RolloutWorker: a rank of the group `rollout`. It acts, and trains nothing.
+
+Two ways to work. In blocks, it runs its share of each step with the weights that the schedule names
+(`max_staleness` steps old at most), whatever the timing. As a stream, it runs as many prompts as
+its environments take, starts another whenever one ends, and swaps new weights in between two
+forward passes, so that running episodes go on under them. Left out: training, which
+`siirl.dag_worker.dagworker` does.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.events import Event
+from siirl.dag_worker.no_rows import with_columns_of_prompts
+from siirl.dag_worker.separate.exchange import PROMPT, Evaluation, Report, Weights, Work
+from siirl.dag_worker.separate.line import Line
+from siirl.dag_worker.separate.training_side import columns_of
+from siirl.dag_worker.separate.weights import SecondCopy, WeightThread
+from siirl.dag_worker.validator import Validator
+from siirl.data_coordinator.protocol.batch import shallow_copy
+from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
+from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.engine.rollout.executor import RolloutResult
+from siirl.engine.rollout.ledger import Prompt
+from siirl.engine.rollout.rollout import Rollout
+from siirl.engine.rollout.workflow import Trajectory
+from siirl.errors import TooManyFailures
+from siirl.execution.dag import Node, NodeType, TaskGraph
+from siirl.interrupts import Interrupted
+from siirl.occupation import OCCUPATION
+from siirl.reporting.metrics import Value
+
+REPORT_EVERY_S = 1.0  # of a stream: counts over less are noise
+
+
+class Recording:
+    """Recordings of training episodes whose rewards come later, from another process.
+
+    Args:
+        recorder: Writes; it has a list `waiting` of (trajectory, kind, step).
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
+        """See `Recorder`."""
+        self.recorder.keep(trajectories, kind=kind, step=step)
+
+    def write(self, rewards: Any) -> None:
+        """Write episodes of evaluations, whose rewards are complete."""
+        self._write(rewards, [entry for entry in self.recorder.waiting if entry[1] == "val"])
+
+    def write_up_to(self, step: int, rewards: Any) -> None:
+        """Write training episodes with a reward, and those of steps up to `step`, which get none."""
+        ready = [
+            entry
+            for entry in self.recorder.waiting
+            if entry[1] == "train" and (entry[0].row["uid"] in rewards or entry[2] <= step)
+        ]
+        self._write(rewards, ready)
+
+    def _write(self, rewards: Any, ready: list[Any]) -> None:
+        chosen = {id(entry[0]) for entry in ready}
+        rest = [entry for entry in self.recorder.waiting if id(entry[0]) not in chosen]
+        self.recorder.waiting = ready
+        self.recorder.write(rewards)
+        self.recorder.waiting = rest
+
+
+@dataclass
+class RolloutParts:
+    """Components of a rollout rank."""
+
+    context: StageContext
+    rollout: Rollout
+    validator: Validator
+    recording: Recording
+    acting: torch.nn.Module
+    closes: Sequence[Any]
+    """Further objects with `close`."""
+
+
+class RolloutWorker:
+    """Runs the prompts that the exchange hands out.
+
+    Args:
+        graph: Graph of the group, which ends with a PUT_TO_BUFFER node.
+        rank: Number of this rank in the group.
+        line: To the exchange.
+        build: Makes the components.
+        streaming: Whether to work as a stream; otherwise in blocks.
+    """
+
+    def __init__(
+        self, *, graph: TaskGraph, rank: int, line: Line, build: Any, streaming: bool
+    ) -> None:
+        self.graph, self.rank, self.line, self.build = graph, rank, line, build
+        self.streaming = streaming
+        self._parts: RolloutParts | None = None
+        self._entries: list[tuple[Prompt, SampleInfo, Any, int]] = []
+        self._prompts: dict[int, Prompt] = {}
+        self._metrics: list[dict[str, Value]] = []
+        self._result = RolloutResult()
+        self._episodes = 0
+        self._failed: list[str] = []
+        self._reported_at = time.perf_counter()
+        self._idle_s = 0.0
+        self._groups: set[asyncio.Task[None]] = set()
+        self._arrived: Weights | None = None
+        self._evaluating = False
+
+    @property
+    def parts(self) -> RolloutParts:
+        """Components of this rank."""
+        assert self._parts is not None
+        return self._parts
+
+    def run(self) -> Iterator[Event]:
+        """Work until the run is over; environments are closed in any case."""
+        try:
+            with OCCUPATION.doing("starts simulators and loads the policy"):
+                self.start()
+            self._serve()
+            yield from ()  # the training ranks report
+        finally:
+            self._close()
+
+    def start(self) -> None:
+        """Build the components and start the environments."""
+        self._parts = self.build(buffer=self)
+        self.parts.context.collector.check = self._count  # type: ignore[method-assign]
+        self.copy = SecondCopy(self.parts.acting, self.line)
+        self.parts.rollout.start()
+        gc.collect()
+        gc.freeze()
+
+    def _close(self) -> None:
+        if self._parts is None:
+            return
+        parts, self._parts = self._parts, None
+        for task in self._groups:
+            task.cancel()
+        if self._groups:
+            parts.rollout.inference.loop.run_until_complete(asyncio.wait(self._groups))
+        parts.rollout.close()
+        for part in parts.closes:
+            part.close()
+        gc.unfreeze()
+
+    # Commands
+
+    def _serve(self) -> None:
+        with OCCUPATION.doing("waits for the first weights", waiting=True):
+            self._use(self._weights(None))
+        serve = self._stream if self.streaming else self._blocks
+        try:
+            serve()
+        except Interrupted:  # the training ranks save and end the run
+            self._until_over()
+
+    def _blocks(self) -> None:
+        while True:
+            work = self._next_work(wanted=1)
+            self._record_rewards(work)
+            if work.over:
+                return
+            if work.evaluation is not None:
+                self._use(self._weights(work.evaluation.step))
+                self._evaluate(work.evaluation)
+            elif work.prompts:
+                assert work.weights_step is not None
+                self._use(self._weights(work.weights_step))
+                self._run_block(work.prompts)
+
+    def _next_work(self, *, wanted: int) -> Work:
+        begin = time.perf_counter()
+        with OCCUPATION.doing("waits for prompts", waiting=True):
+            while (work := self.line.call("work", self.rank, wanted, self.copy.step)) == Work():
+                pass
+        self._idle_s += time.perf_counter() - begin
+        return work
+
+    def _until_over(self) -> None:
+        while not self._next_work(wanted=0).over:
+            pass
+
+    def _weights(self, step: int | None) -> Weights | None:
+        """Weights of `step`; None if they act."""
+        if step == self.copy.step and step is not None:
+            return None
+        with OCCUPATION.doing(f"waits for the weights of step {step}", waiting=True):
+            while (found := self.line.call("weights", step, -1)) is None:
+                pass
+        return found
+
+    def _use(self, weights: Weights | None) -> None:
+        if weights is None:
+            return
+        self.copy.receive(weights)
+        self._swap_in(weights)
+
+    def _swap_in(self, weights: Weights) -> None:
+        self.copy.swap(weights)
+        self.parts.rollout.engine.update_weights(weights.version)
+
+    def _record_rewards(self, work: Work) -> None:
+        if work.rewards or work.rewarded_step >= 0:
+            self.parts.recording.write_up_to(work.rewarded_step, work.rewards)
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        parts = self.parts
+        parts.validator.ranks.begin(evaluation.call)  # type: ignore[attr-defined]
+        with OCCUPATION.doing(f"evaluates step {evaluation.step}"):
+            found = parts.validator.evaluate(
+                step=evaluation.step, greedy=evaluation.greedy, record=evaluation.record
+            )
+        self.line.call("result", self.rank, evaluation.call, found)
+
+    # Blocks
+
+    def _run_block(self, prompts: Sequence[Prompt]) -> None:
+        context = self.parts.context
+        context.step = prompts[0].step
+        batch = self._batch(prompts)
+        try:
+            for node in self.graph.get_nodes():
+                batch = self._run_node(node, batch)
+        except TooManyFailures:  # no episode of this rank; the training ranks judge over all
+            self.put(batch[:0])
+        self.line.call("put", self.rank, self._take_entries(), self._report({}))
+
+    def _batch(self, prompts: Sequence[Prompt]) -> TensorDict:
+        loader: Any = self.parts.context.require_loader()
+        tasks = loader.prompts_at([prompt.number for prompt in prompts])
+        self._prompts = {task.group_id: prompt for task, prompt in zip(tasks, prompts, strict=True)}
+        return Samples2Dict([Sample(task.columns()) for task in tasks])
+
+    def _run_node(self, node: Node, batch: TensorDict) -> TensorDict:
+        if node.node_type is NodeType.DATA_LOAD:
+            return batch
+        begin = time.perf_counter()
+        with OCCUPATION.doing(f"computes node {node.node_id} of step {self.parts.context.step}"):
+            output = self.graph.run_node(
+                node.node_id,
+                batch=batch,
+                copy=shallow_copy,
+                config=self.parts.context.config,
+                context=self.parts.context,
+                process_group=None,
+                agent_group=node.agent_group,
+            )
+        self._metrics.append({**output.metrics, f"time/{node.node_id}_s": _since(begin)})
+        return output.batch
+
+    def put(self, batch: TensorDict) -> None:
+        """Keep the rows of each prompt for the training ranks; PUT_TO_BUFFER nodes call it."""
+        rows: dict[int, list[Sample]] = {group: [] for group in self._prompts}
+        for sample in Dict2Samples(batch) if len(batch) else ():
+            rows[int(sample.columns["index"])].append(sample)
+        prompts, self._prompts = self._prompts, {}
+        for group, samples in rows.items():
+            self._entries.append(self._entry(prompts[group], samples))
+
+    def _entry(
+        self, prompt: Prompt, samples: Sequence[Sample]
+    ) -> tuple[Prompt, SampleInfo, Any, int]:
+        infos = [sample.info() for sample in samples]
+        info = SampleInfo(
+            sum_tokens=sum(info.sum_tokens for info in infos), dict_info={PROMPT: prompt.number}
+        )
+        versions = [int(sample.columns["policy_version"]) for sample in samples]
+        step = min((self.copy.steps_of_versions[version] for version in versions), default=None)
+        reference = self.line.store(columns_of(samples)) if samples else None
+        return prompt, info, reference, self.copy.step if step is None else step
+
+    def _take_entries(self) -> list[tuple[Prompt, SampleInfo, Any, int]]:
+        entries, self._entries = self._entries, []
+        return entries
+
+    def _count(self, result: RolloutResult, episodes: int) -> None:
+        """Count failures for the training ranks, which judge over all rollout ranks."""
+        if result.broken_off:
+            raise Interrupted(result.broken_off)
+        self._episodes += episodes
+        self._failed += [
+            f"{request.task!r} with seed {request.seed}: {reason}"
+            for request, reason in result.failed
+        ]
+
+    def _report(self, more: dict[str, Value]) -> Report:
+        seconds, self._reported_at = _since(self._reported_at), time.perf_counter()
+        idle, self._idle_s = self._idle_s / max(seconds, 1e-9), 0.0
+        metrics: dict[str, Value] = {"group/rollout/idle_share": min(1.0, idle)}
+        for record in (*self._metrics, more):
+            metrics |= record
+        report = Report(metrics, self._episodes, tuple(self._failed))
+        self._metrics, self._episodes, self._failed = [], 0, []
+        return report
+
+    # Stream
+
+    def _stream(self) -> None:
+        loop = self.parts.rollout.inference.loop
+
+        def arrived(weights: Weights) -> None:
+            loop.call_soon_threadsafe(self._weights_arrived, weights)
+
+        self._thread = WeightThread(self.copy, self.line, arrived=arrived)
+        self._thread.start()
+        try:
+            while True:
+                work = loop.run_until_complete(self._until_command())
+                if work.over:
+                    return
+                assert work.evaluation is not None
+                loop.run_until_complete(self._until_weights(work.evaluation.step))
+                self._evaluating = True
+                self._evaluate(work.evaluation)
+                self._evaluating = False
+                self._swap_arrived()
+        finally:
+            self._thread.stop()
+
+    async def _until_command(self) -> Work:
+        """Keep the environments busy until the run is over or an evaluation is due."""
+        ask: asyncio.Task[Work] | None = None
+        while True:
+            if ask is None:
+                ask = asyncio.ensure_future(
+                    self.line.acall("work", self.rank, self._wanted(), self.copy.step)
+                )
+            begin, idle = time.perf_counter(), not self._groups
+            with OCCUPATION.doing("waits for prompts", waiting=idle):
+                await asyncio.wait({ask, *self._groups}, return_when=asyncio.FIRST_COMPLETED)
+            self._idle_s += _since(begin) if idle else 0.0
+            for task in [task for task in self._groups if task.done()]:
+                self._groups.remove(task)
+                task.result()
+            if self._thread.error is not None:
+                raise self._thread.error
+            if not ask.done():
+                continue
+            work, ask = ask.result(), None
+            self._record_rewards(work)
+            for prompt in work.prompts:
+                self._groups.add(asyncio.ensure_future(self._run_prompt(prompt)))
+            if work.over or work.evaluation is not None:
+                return work
+
+    def _wanted(self) -> int:
+        """Prompts to ask for: one group waits while the others have all environments."""
+        rollout, context = self.parts.rollout, self.parts.context
+        n = context.config.actor_rollout_ref.rollout.n
+        return max(0, -(-rollout.inference.at_once // n) + 1 - len(self._groups))
+
+    async def _run_prompt(self, prompt: Prompt) -> None:
+        context = self.parts.context
+        batch = self._batch([prompt])
+        self._prompts = {}
+        collector = context.collector
+        requests = collector.requests(batch, step=prompt.step)
+        result = await self.parts.rollout.generate_beside(requests)
+        self._count(result, len(requests))
+        collector.recorder.keep(result.trajectories, kind="train", step=prompt.step)
+        self._result.trajectories.extend(result.trajectories)
+        self._result.failed.extend(result.failed)
+        self._result.rejected.extend(result.rejected)
+        context.step = prompt.step
+        rows = TensorDict({}, batch_size=[0])
+        if result.trajectories:
+            rows = with_columns_of_prompts(result.batch(), prompts=batch)
+            for node in self.graph.get_nodes():
+                if node.node_type in (NodeType.COMPUTE, NodeType.CUSTOM):
+                    rows = self._run_node(node, rows)
+        samples = Dict2Samples(rows) if len(rows) else []
+        await self.line.acall("put", self.rank, [self._entry(prompt, samples)], self._due_report())
+
+    def _due_report(self) -> Report | None:
+        if _since(self._reported_at) < REPORT_EVERY_S:
+            return None
+        stats = self.parts.rollout.take_stats(seconds=_since(self._reported_at))
+        result, self._result = self._result, RolloutResult()
+        return self._report(self.parts.context.collector.measure(result, stats))
+
+    def _weights_arrived(self, weights: Weights) -> None:
+        """Called between two forward passes, which are synchronous in this loop."""
+        self._arrived = weights
+        if not self._evaluating:
+            self._swap_arrived()
+
+    def _swap_arrived(self) -> None:
+        weights, self._arrived = self._arrived, None
+        if weights is not None:
+            self._swap_in(weights)
+            self._thread.release()
+
+    async def _until_weights(self, step: int) -> None:
+        while self.copy.step < step:
+            await asyncio.sleep(0.01)
+
+
+def _since(begin: float) -> float:
+    return time.perf_counter() - begin

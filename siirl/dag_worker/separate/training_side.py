@@ -1,0 +1,395 @@
+"""The training ranks' side of the exchange, and what stands there for parts of the rollout ranks.
+
+`TrainingSide` is the context's `buffer`: the node that gets rows calls `get`. Rank 0 speaks with
+the exchange, and shares what it hears with the others, so that all take the same decisions. The
+other classes have the interface of what a colocated rank owns itself: a loader, a validator, a
+collector of recordings, checkpoints.
+"""
+
+# B trajectory of this rank
+
+import itertools
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from envs.base import EnvSpec
+from siirl.dag_worker.checkpoint import Checkpoint, CheckpointManager
+from siirl.dag_worker.no_rows import with_columns_of_all
+from siirl.dag_worker.separate.exchange import PROMPT, Report, Taken
+from siirl.dag_worker.separate.line import LOST, Line
+from siirl.dag_worker.separate.weights import WeightPublisher
+from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
+from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
+from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.data_coordinator.task_stream import Outcomes, TaskLoader
+from siirl.engine.training.collectives import Collectives
+from siirl.errors import TooManyFailures
+from siirl.execution.dag import NodeOutput
+from siirl.interrupts import STOP, Interrupted
+from siirl.occupation import OCCUPATION
+from siirl.reporting.metrics import Value, Weighted, combine, merge_rounds
+
+VERSIONS = "policy_versions"
+"""Column of the version of each token; a robot's chunk has one for all its tokens."""
+STATE = "rollouts"
+"""Key of a checkpoint's state: prompts under way, and rows that wait to be used."""
+
+
+class TrainingSide:
+    """Takes rows for training steps.
+
+    Args:
+        line: To the exchange; rank 0's is used.
+        ranks: The training ranks.
+        publisher: Publishes the weights.
+        max_failed_share: `env.max_failed_share`.
+        max_staleness: `trainer.max_staleness`.
+    """
+
+    def __init__(
+        self,
+        *,
+        line: Line,
+        ranks: Collectives,
+        publisher: WeightPublisher,
+        max_failed_share: float,
+        max_staleness: int,
+    ) -> None:
+        self.line, self.ranks, self.publisher = line, ranks, publisher
+        self.max_failed_share, self.max_staleness = max_failed_share, max_staleness
+        self.taken = 0
+        """Prompts that the step under way has taken."""
+        self.waited_s = 0.0
+        self._stepped_at = time.perf_counter()
+
+    # Rows
+
+    def get(self, *, step: int, prompts: int) -> NodeOutput:
+        """This rank's rows of so many prompts in all of the step; those taken before are left out.
+
+        Raises:
+            Interrupted: The run was interrupted; the same on every rank.
+            TooManyFailures: Too many episodes could not be simulated, or none could.
+        """
+        if step != self.publisher.step:
+            self.publisher.step, self.taken = step, 0
+        count = prompts - self.taken
+        if self.taken and self.ranks.rank == 0:
+            self.line.call("refill", step, count)
+        self.taken = prompts
+        begin = time.perf_counter()
+        parts: list[tuple[tuple[int, int], dict[str, Any]]] = []
+        reports: list[tuple[int, Report]] = []
+        discarded = 0
+        while count:
+            taken = self._take(step, count)
+            reports += taken.reports
+            discarded += taken.discarded
+            rows, count = self._fetch(taken)
+            parts += rows
+        self.waited_s += time.perf_counter() - begin
+        self._check_failures(reports)
+        samples = [Sample(columns) for _, columns in sorted(parts, key=lambda part: part[0])]
+        batch = with_columns_of_all(Samples2Dict(samples), ranks=self.ranks)
+        metrics: dict[str, Value] = {} if self.ranks.rank else _of_rollouts(reports)
+        return NodeOutput(
+            batch=batch, metrics=metrics | self._metrics(batch, taken=prompts, discarded=discarded)
+        )
+
+    def _take(self, step: int, count: int) -> Taken:
+        with OCCUPATION.doing(f"waits for the rollouts of step {step}", waiting=True):
+            while True:
+                taken: Taken | None = None
+                if self.ranks.rank == 0:
+                    taken = self.line.call("take", step, count)
+                stop, taken = self.ranks.broadcast_object((STOP.number, taken))
+                if taken is not None:
+                    return taken
+                if stop is not None:
+                    raise Interrupted(stop or signal.SIGTERM)
+
+    def _fetch(self, taken: Taken) -> tuple[list[tuple[tuple[int, int], dict[str, Any]]], int]:
+        """Rows of this rank's share with their place in the step, and how many prompts are lost."""
+        share = shares(taken.infos, ranks=self.ranks.size)[self.ranks.rank]
+        present = [place for place in share if taken.refs[place] is not None]
+        fetched = self.line.fetch([taken.refs[place] for place in present])
+        lost, rows = [], []
+        for place, columns_of_rows in zip(present, fetched, strict=True):
+            number = taken.prompts[place].prompt.number
+            if columns_of_rows is LOST:
+                lost.append(number)
+                continue
+            rows += [((number, row), columns) for row, columns in enumerate(columns_of_rows)]
+        numbers = list(itertools.chain(*self.ranks.gather_objects(lost)))
+        if numbers and self.ranks.rank == 0:
+            self.line.call("lost", numbers)
+        return rows, len(numbers)
+
+    def _check_failures(self, reports: Sequence[tuple[int, Report]]) -> None:
+        episodes = sum(report.episodes for _, report in reports)
+        failed = [reason for _, report in reports for reason in report.failed]
+        if len(failed) > self.max_failed_share * episodes:
+            raise TooManyFailures(
+                f"{len(failed)} of {episodes} episodes could not be simulated, more than "
+                f"env.max_failed_share={self.max_failed_share} allows. The first: {failed[0]}"
+            )
+
+    def _metrics(self, batch: TensorDict, *, taken: int, discarded: int) -> dict[str, Value]:
+        now = time.perf_counter()
+        idle = self.waited_s / max(now - self._stepped_at, 1e-9)
+        self._stepped_at, self.waited_s = now, 0.0
+        found: dict[str, Value] = {"group/train/idle_share": idle}
+        if self.max_staleness == 0:
+            return found
+        behind = self._behind(batch["policy_version"])
+        found["staleness/samples"] = behind.tolist()
+        found["staleness/stale_share"] = _share(behind > 0)
+        if VERSIONS in batch.keys():
+            own = batch["response_mask"].bool()
+            versions = batch[VERSIONS]
+            newest = torch.where(own, versions, versions.min()).amax(1)
+            found["staleness/mixed_share"] = _share(newest > batch["policy_version"])
+        if self.ranks.rank == 0:
+            found["staleness/discarded_prompts"] = float(discarded)
+            found["staleness/discarded_share"] = discarded / (discarded + taken)
+        return found
+
+    def _behind(self, versions_B: torch.Tensor) -> torch.Tensor:
+        """Training steps by which the oldest weights that acted in each row are behind."""
+        known = self.publisher.steps_of_versions
+        newest = max(known.values())
+        return torch.tensor([newest - known[int(version)] for version in versions_B])
+
+    # Checkpoints
+
+    def state(self, *, complete: bool) -> dict[str, Any]:
+        """What a resumed run needs of the rollouts; the same on every rank.
+
+        Args:
+            complete: See `Exchange.state`.
+        """
+        state: dict[str, Any] | None = None
+        if self.ranks.rank == 0:
+            state = self._state(complete)
+        found: dict[str, Any] = self.ranks.broadcast_object(state or {})
+        return found
+
+    def _state(self, complete: bool) -> dict[str, Any]:
+        with OCCUPATION.doing("waits for the rollouts that older weights act on", waiting=True):
+            found = self.line.call("state", complete)
+            while found is None:
+                found = self.line.call("state", complete and STOP.number is None)
+        ledger = found["ledger"]
+        rows = self.line.fetch([ref for _, ref in found["rows"] if ref is not None])
+        fetched = iter(rows)
+        kept, again = [], []
+        for (number, step, version), (info, ref) in zip(
+            ledger["finished"], found["rows"], strict=True
+        ):
+            columns = [] if ref is None else next(fetched)
+            if columns is LOST:
+                again.append((number, step))
+                continue
+            kept.append((number, step, version))
+            rows_of_prompt = {"tokens": info.sum_tokens, "rows": columns}
+            found.setdefault("kept", []).append(rows_of_prompt)
+        ledger = ledger | {"finished": kept, "pending": sorted([*ledger["pending"], *again])}
+        return {
+            "ledger": ledger,
+            "rows": found.get("kept", []),
+            "versions": dict(self.publisher.steps_of_versions),
+        }
+
+    def open(self, *, step: int, position: int, state: Mapping[str, Any] | None) -> None:
+        """Let the rollouts begin, after the weights of `step` were published."""
+        if self.ranks.rank != 0:
+            return
+        rows = []
+        if state is not None:
+            self.publisher.steps_of_versions |= state["versions"]
+            for (number, _, _), kept in zip(
+                state["ledger"]["finished"], state["rows"], strict=True
+            ):
+                info = SampleInfo(sum_tokens=kept["tokens"], dict_info={PROMPT: number})
+                rows.append((info, self.line.store(kept["rows"]) if kept["rows"] else None))
+        ledger = None if state is None else state["ledger"]
+        self.line.call("open", step, position, ledger, rows)
+
+
+def shares(infos: Sequence[SampleInfo], *, ranks: int) -> list[list[int]]:
+    """Places of `infos` for each rank, with the same work; a prompt's rows stay together."""
+    if ranks == 1:
+        return [list(range(len(infos)))]
+    work = [max(1, info.sum_tokens) for info in infos]
+    parts = get_seqlen_balanced_partitions(work, ranks, equal_size=len(infos) % ranks == 0)
+    return [sorted(part) for part in parts]
+
+
+def _of_rollouts(reports: Sequence[tuple[int, Report]]) -> dict[str, Value]:
+    of_rank: dict[int, list[Mapping[str, Value]]] = {}
+    for rank, report in reports:
+        of_rank.setdefault(rank, []).append(report.metrics)
+    merged = [record for records in of_rank.values() for record in merge_rounds(records)]
+    return combine(merged)
+
+
+def _share(values_B: torch.Tensor) -> Weighted:
+    return Weighted(float(values_B.float().mean()) if len(values_B) else 0.0, float(len(values_B)))
+
+
+class DistantLoader:
+    """The stream of prompts, of which the exchange hands out positions.
+
+    Args:
+        loader: The whole stream, as one rank sees it.
+    """
+
+    def __init__(self, loader: TaskLoader | PromptLoader) -> None:
+        self.loader = loader
+
+    def next_step(self) -> Sequence[Any]:
+        """Count the prompts of a step; the rollout ranks have them."""
+        return self.draw(self.loader.prompts_per_step)
+
+    def draw(self, count: int) -> Sequence[Any]:
+        """Count further prompts, likewise."""
+        self.loader.position += count
+        return []
+
+    def observe(self, outcomes: Sequence[Outcomes]) -> None:
+        """Nothing: streams that depend on outcomes need colocated rollouts."""
+
+    def metrics(self) -> dict[str, float]:
+        """Where in the data the run is."""
+        return dict(self.loader.metrics())
+
+    def passes(self) -> float:
+        """How often all prompts were used."""
+        return self.loader.passes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Loader`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Loader`."""
+        self.loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """See `Loader`."""
+        self.loader.close()
+
+
+class DistantCollector:
+    """Sends rewards to the rollout ranks, which record episodes."""
+
+    def __init__(self, *, side: TrainingSide, spec: EnvSpec) -> None:
+        self.side = side
+        self.reports_success = spec.reports_success
+        self._rewards: dict[str, float] = {}
+
+    def write_recordings(self, rewards: Mapping[str, float]) -> None:
+        """Keep rewards by uid; the call without any, at the end of a step, sends them."""
+        self._rewards |= rewards
+        if rewards or self.side.ranks.rank != 0:
+            return
+        self.side.line.call("send_rewards", self.side.publisher.step, self._rewards)
+        self._rewards = {}
+
+
+class DistantValidator:
+    """Has the rollout ranks evaluate the policy of the last step."""
+
+    def __init__(self, *, side: TrainingSide, kinds: Sequence[bool]) -> None:
+        self.side = side
+        self.kinds = tuple(kinds)
+
+    def evaluate(self, *, step: int, greedy: bool = False, record: bool = True) -> dict[str, Value]:
+        """See `Validator`; rank 0 gets the counts of all ranks.
+
+        Raises:
+            Interrupted: The run was interrupted; the same on every rank.
+        """
+        side = self.side
+        if side.ranks.rank == 0:
+            side.line.call("evaluate", step, greedy, record)
+        with OCCUPATION.doing("waits for the evaluation", waiting=True):
+            while True:
+                found = side.line.call("results") if side.ranks.rank == 0 else None
+                stop, there = side.ranks.broadcast_object((STOP.number, found is not None))
+                if there:
+                    return {} if found is None else combine(found)
+                if stop is not None:
+                    raise Interrupted(stop)
+
+
+class DistantRollout:
+    """Stands for environments and engine on a rank that has none."""
+
+    def __init__(self, side: TrainingSide) -> None:
+        self.side = side
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def close(self) -> None:
+        """Tell the rollout ranks that the run is over."""
+        if self.side.ranks.rank == 0:
+            self.side.line.call("end")
+
+
+class NothingShown:
+    """Stands for recordings on a rank that records nothing."""
+
+    def close(self) -> None:
+        """Nothing to finish."""
+
+
+class CheckpointsWithRollouts:
+    """Checkpoints that also hold what the rollouts had under way.
+
+    Args:
+        checkpoints: Writes and reads.
+        side: To the exchange.
+    """
+
+    def __init__(self, checkpoints: CheckpointManager, side: TrainingSide) -> None:
+        self.checkpoints, self.side = checkpoints, side
+        self.loaded: dict[str, Any] | None = None
+        """State of the rollouts in the checkpoint that was loaded."""
+
+    def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
+        """See `CheckpointManager`."""
+        rollouts = self.side.state(complete=step == self.side.publisher.step)
+        return self.checkpoints.save(
+            step=step, state=state | {STATE: rollouts}, evaluation_due=evaluation_due
+        )
+
+    def load(self, checkpoint: Path | None = None) -> Checkpoint:
+        """See `CheckpointManager`."""
+        found = self.checkpoints.load(checkpoint)
+        self.loaded = found.state.pop(STATE, None)
+        return found
+
+    def latest(self) -> Path | None:
+        """See `CheckpointManager`."""
+        return self.checkpoints.latest()
+
+
+def columns_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Rows as plain columns: numbers, strings and arrays, which a checkpoint may hold."""
+    return [
+        {
+            name: value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+            for name, value in sample.columns.items()
+        }
+        for sample in samples
+    ]

@@ -1,0 +1,235 @@
+"""Weights from the training ranks to the rollout ranks: in buckets, into a second copy, and swapped
+in between two forward passes.
+
+The sender puts buckets into the object store, so that it waits for nobody, and a rollout rank that
+was replaced fetches them like the others. The receiver copies them into tensors of its own while
+the policy acts, proves them by the checksum over their bits, and exchanges the two copies by
+reference. Left out: engines that keep weights of their own (vLLM).
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from siirl.dag_worker.separate.exchange import Weights
+from siirl.dag_worker.separate.line import LOST, Line
+from siirl.engine.training.checksum import RunningChecksum, checksum
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.train_engine import TrainEngine
+from siirl.engine.training.weight_buckets import Entry, send, tensors_of
+from siirl.errors import InvariantError
+
+# Sixteen of a 7B model in bfloat16: small beside the weights, large beside a call.
+BUCKET_BYTES = 1 << 30
+
+
+class StoredBuckets:
+    """Transport that stores each bucket (`siirl.engine.training.weight_buckets.Transport`)."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.buckets: list[tuple[tuple[Any, ...], Any]] = []
+        self.stored_bytes = 0
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """See `Transport`."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
+        """See `Transport`."""
+        used = buffer[: entries[-1].end].numpy()
+        self.stored_bytes += len(used)
+        packed = tuple(entry.packed() for entry in entries)
+        self.buckets.append((packed, self.line.store(used.copy())))
+
+    def finish(self) -> None:
+        """See `Transport`."""
+
+
+class WeightPublisher:
+    """Publishes the trained weights; stands in the place of `WeightSync` on a training rank.
+
+    Args:
+        trained: The engine of the policy.
+        ranks: The training ranks; rank 0 publishes.
+        line: To the exchange.
+        acting_dtype: Type of the acting weights; None: that of the trained ones. Buffers keep
+            theirs.
+    """
+
+    def __init__(
+        self,
+        *,
+        trained: TrainEngine,
+        ranks: Collectives,
+        line: Line,
+        acting_dtype: torch.dtype | None,
+    ) -> None:
+        self.trained, self.ranks, self.line = trained, ranks, line
+        self.acting_dtype = acting_dtype
+        self.step = 0
+        """Training step under way, or the one that was resumed."""
+        self.version = 0
+        self.acting = None
+        """No copy of the weights acts on this rank."""
+        self.transferred_bytes = 0
+        """Bytes that the last sync stored for the rollout ranks; 0 on ranks that store none."""
+        self.unchanged = False
+        """Whether optimiser steps before the last sync left the trained weights unchanged."""
+        self.steps_of_versions: dict[int, int] = {}
+        """The last training step that ended with a version."""
+        self.after_first: Callable[[], None] = lambda: None
+        """Called when the first weights are published."""
+        self._checksum: int | None = None
+
+    def sync(self) -> None:
+        """Publish the current weights as those of the step under way.
+
+        Raises:
+            InvariantError: The weights are not finite.
+        """
+        version = self.trained.steps
+        state = self.trained.upload_weights()
+        finite = all(bool(tensor.isfinite().all()) for tensor in state.values())
+        if not all(self.ranks.gather_objects(finite)):
+            raise InvariantError(
+                f"The policy's weights are not finite after {version} updates. Before the first "
+                "update: check the initial weights (actor_rollout_ref.model.path, or the policy's "
+                "own); later: lower actor_rollout_ref.actor.optim.lr."
+            )
+        if self.ranks.rank == 0:
+            transport = StoredBuckets(self.line)
+            found = send(self._as_acting(state), transport, bucket_bytes=self._bucket(state))
+            self.transferred_bytes = transport.stored_bytes
+            self.line.call("publish", Weights(self.step, version, tuple(transport.buckets), found))
+        self.steps_of_versions[version] = self.step
+        if self._checksum is None:
+            self.after_first()
+        found = checksum(state)
+        self.unchanged = version > self.version and found == self._checksum
+        self._checksum = found
+        self.version = version
+
+    def _as_acting(self, state: dict[str, torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
+        weights = {name for name, _ in self.trained.module.named_parameters(remove_duplicate=False)}
+        for name, tensor in state.items():
+            convert = self.acting_dtype is not None and name in weights
+            yield name, tensor.to(self.acting_dtype) if convert else tensor
+
+    @staticmethod
+    def _bucket(state: dict[str, torch.Tensor]) -> int:
+        total = sum(tensor.numel() * tensor.element_size() + 16 for tensor in state.values())
+        return min(BUCKET_BYTES, max(total, 1))
+
+
+class SecondCopy:
+    """Receives weights beside a module that acts, and exchanges the two.
+
+    Args:
+        module: Acts.
+        line: To the exchange.
+    """
+
+    def __init__(self, module: nn.Module, line: Line) -> None:
+        self.module, self.line = module, line
+        self.step = self.version = -1
+        """Of the weights that act; -1: none were received."""
+        self.steps_of_versions: dict[int, int] = {}
+        kept = module.state_dict().keys()
+        self._own: dict[str, torch.Tensor] = {
+            name: tensor
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            if name in kept
+        }
+        self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
+
+    def receive(self, weights: Weights) -> None:
+        """Copy published weights into the second copy; any thread, while the first acts.
+
+        Raises:
+            InvariantError: They are not what was sent.
+        """
+        digest = RunningChecksum()
+        for packed, reference in weights.buckets:
+            [array] = self.line.fetch([reference])
+            if array is LOST:
+                raise InvariantError(
+                    f"The weights of step {weights.step} are lost, because the training rank died."
+                )
+            buffer = torch.from_numpy(np.array(array, copy=True))
+            for name, tensor in tensors_of(map(Entry.unpacked, packed), buffer):
+                if name in self._spare:
+                    self._spare[name].copy_(tensor)
+                    tensor = self._spare[name]
+                digest.add(tensor)
+        if digest.value != weights.checksum:
+            raise InvariantError(
+                f"The weights of step {weights.step} arrived with the checksum {digest.value}, and "
+                f"were sent with {weights.checksum}. Report this with the run's config; the last "
+                "checkpoint is intact."
+            )
+
+    def swap(self, weights: Weights) -> None:
+        """Let the received weights act, between two forward passes."""
+        for name, tensor in self._own.items():
+            tensor.data, self._spare[name] = self._spare[name], tensor.data
+        self.step, self.version = weights.step, weights.version
+        self.steps_of_versions[weights.version] = weights.step
+
+
+class WeightThread:
+    """Receives each new version in a thread, and says when one can be swapped in.
+
+    Args:
+        copy: Where they go.
+        line: To the exchange.
+        arrived: Called in the thread with weights that were received; the next ones are received
+            after `release`.
+    """
+
+    def __init__(
+        self, copy: SecondCopy, line: Line, *, arrived: Callable[[Weights], object]
+    ) -> None:
+        self.copy, self.line, self.arrived = copy, line, arrived
+        self.error: BaseException | None = None
+        self._over = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
+        self._thread = threading.Thread(target=self._run, name="siirl-weights", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Say that the received weights act, so that the second copy may be overwritten."""
+        self._free.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._free.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._receive_all()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _receive_all(self) -> None:
+        while True:
+            self._free.wait()
+            if self._over.is_set():
+                return
+            weights = self.line.call("weights", None, self.copy.step)
+            if weights is None:
+                continue
+            self._free.clear()
+            self.copy.receive(weights)
+            self.arrived(weights)

@@ -1,0 +1,105 @@
+"""Makes the worker of a rank from the graph that the scheduler gave it.
+
+A rank whose graph ends with a PUT_TO_BUFFER node only rolls out; one whose graph begins with a
+GET_FROM_BUFFER node only trains; any other is colocated.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.dagworker import DAGWorker, prepare_process, require_run_folder
+from siirl.dag_worker.events import Event
+from siirl.dag_worker.registries import load_plug_ins
+from siirl.dag_worker.separate.components import build_rollout, build_training
+from siirl.dag_worker.separate.line import Line
+from siirl.dag_worker.separate.rollout_worker import RolloutWorker
+from siirl.data_coordinator.redistribution import Redistribution
+from siirl.execution.dag import TaskGraph
+from siirl.execution.dag.resource_groups import PUT
+from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
+from siirl.params import SiiRLArguments, sizes
+
+
+class Worker(Protocol):
+    """What a rank runs."""
+
+    def run(self) -> Iterator[Event]:
+        """Do all the work of the rank."""
+
+
+@dataclass(frozen=True)
+class WorkerFactory:
+    """Makes workers; sent to every rank."""
+
+    config: SiiRLArguments
+    graphs: Mapping[int, TaskGraph]
+    """The scheduler's result."""
+    groups: ProcessGroupManager
+    run_folder: Path
+    connect: Callable[[int], Redistribution] | None = None
+    """Connects a training rank to the others' rows; None with one."""
+    line: Callable[[], Line] | None = None
+    """Connects a rank to the exchange; None if the ranks are colocated."""
+    replaces: bool = False
+    """Whether the worker takes the place of one that died: recordings of the run stay."""
+
+    def __call__(self, *, rank: int, init_method: str) -> Worker:
+        """The worker of `rank`; with several training ranks these meet at `init_method`."""
+        graph, group = self.graphs[rank], self.groups.group_of(rank)
+        number = group.ranks.index(rank)
+        if rolls_out_only(graph):
+            return self._rollout(graph, rank=rank, number=number)
+        build = None
+        if self.line is not None:
+            build = functools.partial(build_training, line=self.line())
+        return DAGWorker(
+            config=self.config,
+            graph=graph,
+            rank=number,
+            world_size=len(group.ranks),
+            init_method=init_method,
+            backend=group.backend,
+            run_folder=self.run_folder,
+            connect=self.connect,
+            build=build,
+        )
+
+    def _rollout(self, graph: TaskGraph, *, rank: int, number: int) -> RolloutWorker:
+        config = self.config
+        require_run_folder(self.run_folder, rank=rank)
+        load_plug_ins(config, graph)
+        device = prepare_process(config)
+        assert self.line is not None
+        line = self.line()
+        build: Any = functools.partial(
+            build_rollout,
+            config=config,
+            graph=graph,
+            run_folder=self.run_folder,
+            device=device,
+            first_step=self._first_step(),
+            line=line,
+            rank=number,
+        )
+        return RolloutWorker(
+            graph=graph, rank=number, line=line, build=build, streaming=sizes.streams(config)
+        )
+
+    def _first_step(self) -> int:
+        """The first step whose recordings are made anew."""
+        if self.replaces:
+            return sys.maxsize
+        resume = self.config.trainer.resume
+        if resume is None:
+            return 0
+        return int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
+
+
+def rolls_out_only(graph: TaskGraph) -> bool:
+    """Whether the graph's rows go to another group."""
+    return any(node.executable_ref == PUT for node in graph.nodes.values())

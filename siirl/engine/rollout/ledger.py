@@ -1,0 +1,274 @@
+"""Ledger of a run whose rollouts go on while it trains: which prompts run, wait and are used.
+
+Admission follows AReaL (arXiv 2505.24298, section 5.1): before version i + 1 of the policy is there,
+at most (max_staleness + i + 1) x batch prompts have been started, less those that were dropped. So
+no sample in time is older than `max_staleness` versions, and 0 is lockstep. A prompt is started,
+finished and used under its number in the stream of prompts, so every sample is accounted for:
+
+    started = running + returned + finished + used + discarded
+
+Two ways to hand out prompts: a stream (`next_prompts`), to whoever has room; and blocks
+(`next_block`), a fixed share of each step for each rank, whatever the timing. Pure: no Ray, no
+clock. Left out: the rows (siirl.data_coordinator), and their transport (siirl.dag_worker.separate).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from siirl.errors import CheckpointError, InvariantError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that is handed out."""
+
+    number: int
+    """Position in the stream of prompts."""
+    step: int
+    """Training step in which it is started; part of the ids of its samples."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A prompt whose samples wait to be used."""
+
+    prompt: Prompt
+    rank: int
+    """The rollout rank that has its rows."""
+    version: int
+    """Training steps behind the oldest weights that acted in it."""
+
+
+class RolloutLedger:
+    """Accounts of all prompts of a run.
+
+    Args:
+        batch: Prompts of a training step (`data.train_batch_size`).
+        max_staleness: Versions that a sample may be behind.
+        ranks: Rollout ranks.
+        streaming: Whether prompts are handed out as a stream; otherwise in blocks.
+        version: Training steps that are done.
+        position: Prompts of the stream that were taken before.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch: int,
+        max_staleness: int,
+        ranks: int,
+        streaming: bool,
+        version: int = 0,
+        position: int = 0,
+    ) -> None:
+        self.batch, self.max_staleness, self.ranks = batch, max_staleness, ranks
+        self.streaming = streaming
+        self.version = version
+        self.position = position
+        self.started = 0
+        self.used = version * batch
+        self.used_before = self.used
+        """Of an earlier run without a ledger; in no other count."""
+        self.discarded = 0
+        self.refills = 0
+        """Prompts that steps asked for in addition to their batch."""
+        self.running: dict[Prompt, int] = {}
+        """Rank by prompt."""
+        self.returned: list[Prompt] = []
+        """Of ranks that died; to be started again."""
+        self.finished: dict[int, Finished] = {}
+        """By number, in the order of arrival."""
+        self.blocks: dict[int, list[list[int]]] = {}
+        """Numbers of each step that is not done: its batch, and its refills."""
+
+    # Starting
+
+    def room(self, acting: int) -> int:
+        """Prompts that a rank may start now whose weights are those of step `acting`."""
+        version = min(self.version, acting)
+        bound = (self.max_staleness + version + 1) * self.batch + self.refills
+        waiting = len(self.running) + len(self.returned) + len(self.finished)
+        return max(0, bound - self.used - waiting)
+
+    def next_prompts(self, rank: int, wanted: int, *, acting: int) -> list[Prompt]:
+        """Up to `wanted` prompts for `rank` to start now; returned ones come first."""
+        again, self.returned = self.returned[:wanted], self.returned[wanted:]
+        self.running |= dict.fromkeys(again, rank)
+        count = min(self.room(acting), wanted - len(again))
+        fresh = []
+        for _ in range(max(0, count)):
+            fresh.append(Prompt(self.position, step=self._step_of_next()))
+            self.position += 1
+            self.started += 1
+        self.running |= dict.fromkeys(fresh, rank)
+        return [*again, *fresh]
+
+    def next_block(self, rank: int) -> list[Prompt] | None:
+        """The share of `rank` in the oldest step of which it has something to do; None: wait."""
+        for step in sorted(self.blocks):
+            for numbers in self.blocks[step]:
+                own = [Prompt(number, step) for number in numbers[rank :: self.ranks]]
+                due = [prompt for prompt in own if prompt in self.returned]
+                if due:
+                    self.returned = [prompt for prompt in self.returned if prompt not in due]
+                    self.running |= dict.fromkeys(due, rank)
+                    return due
+        step = max(self.blocks, default=self.version) + 1
+        if step > self.version + 1 + self.max_staleness:
+            return None
+        self._open_block(step, self.batch)
+        return self.next_block(rank)
+
+    def due_until(self, step: int) -> bool:
+        """Whether blocks up to `step` have prompts that are not finished, or were not opened."""
+        pending = [*self.running, *self.returned]
+        opened = max(self.blocks, default=self.version)
+        return opened < step or any(prompt.step <= step for prompt in pending)
+
+    def refill(self, step: int, count: int) -> None:
+        """Let `count` further prompts be started for a step under way."""
+        self.refills += count
+        if not self.streaming:
+            self._open_block(step, count)
+
+    def _open_block(self, step: int, count: int) -> None:
+        numbers = list(range(self.position, self.position + count))
+        self.blocks.setdefault(step, []).append(numbers)
+        self.returned += [Prompt(number, step) for number in numbers]
+        self.position += count
+        self.started += count
+
+    def _step_of_next(self) -> int:
+        """Steps are numbered as if all prompts were used in the order of their start."""
+        ahead = self.started - self.discarded - self.refills + self.used_before
+        return max(self.version, ahead // self.batch) + 1
+
+    # Finishing
+
+    def finish(self, rank: int, prompt: Prompt, *, version: int) -> bool:
+        """Note that the samples of `prompt` are there; False if another rank has it by now."""
+        if self.running.get(prompt) != rank:
+            return False
+        del self.running[prompt]
+        self.finished[prompt.number] = Finished(prompt, rank, version)
+        return True
+
+    def lost(self, rank: int) -> list[int]:
+        """Take back all prompts of a rank that died; returns the numbers of finished ones."""
+        again = [prompt for prompt, owner in self.running.items() if owner == rank]
+        for prompt in again:
+            del self.running[prompt]
+        numbers = [number for number, entry in self.finished.items() if entry.rank == rank]
+        again += [self.finished.pop(number).prompt for number in numbers]
+        self.returned = sorted({*self.returned, *again}, key=lambda prompt: prompt.number)
+        return numbers
+
+    def take_back(self, prompts: Iterable[Prompt]) -> None:
+        """Start prompts again that were taken and whose rows are lost."""
+        again = list(prompts)
+        self.used -= len(again)
+        self.returned = sorted({*self.returned, *again}, key=lambda prompt: prompt.number)
+
+    # Using
+
+    def too_old(self) -> list[int]:
+        """Finished prompts that are more than `max_staleness` versions behind; they are dropped."""
+        numbers = [
+            number
+            for number, entry in self.finished.items()
+            if self.version - entry.version > self.max_staleness
+        ]
+        for number in numbers:
+            del self.finished[number]
+        self.discarded += len(numbers)
+        return numbers
+
+    def take(self, count: int, *, step: int) -> list[Finished] | None:
+        """`count` finished prompts for a step, sorted by number; None until they are there.
+
+        In blocks these are the prompts of the step; in a stream those of the oldest weights, and of
+        these the ones that wait longest.
+        """
+        if not self.streaming:
+            wanted = {number for part in self.blocks.get(step, []) for number in part}
+            found = [entry for number, entry in self.finished.items() if number in wanted]
+        else:
+            found = sorted(self.finished.values(), key=lambda entry: entry.version)
+        if len(found) < count:
+            return None
+        taken = sorted(found[:count], key=lambda entry: entry.prompt.number)
+        for entry in taken:
+            del self.finished[entry.prompt.number]
+        self.used += count
+        return taken
+
+    def step_done(self, step: int) -> None:
+        """Note that the policy of `step` is there."""
+        if step not in (self.version, self.version + 1):
+            raise InvariantError(f"Step {step} is done after step {self.version}.")
+        self.version = step
+        self.blocks = {number: block for number, block in self.blocks.items() if number > step}
+
+    # Checkpoints
+
+    def totals(self) -> dict[str, int]:
+        """Prompts by what became of them; `started` is the sum of the others."""
+        return {
+            "started": self.started,
+            "running": len(self.running) + len(self.returned),
+            "finished": len(self.finished),
+            "used": self.used - self.used_before,
+            "discarded": self.discarded,
+        }
+
+    def state_dict(self, unused: Sequence[Finished] = ()) -> dict[str, Any]:
+        """State as plain data; `unused` are prompts that a step has taken and not used yet."""
+        pending = sorted([*self.running, *self.returned], key=lambda prompt: prompt.number)
+        return {
+            "streaming": self.streaming,
+            "version": self.version,
+            "position": self.position,
+            "started": self.started,
+            "used": self.used - len(unused),
+            "used_before": self.used_before,
+            "discarded": self.discarded,
+            "refills": self.refills,
+            "blocks": {step: [list(part) for part in parts] for step, parts in self.blocks.items()},
+            "pending": [(prompt.number, prompt.step) for prompt in pending],
+            "finished": [
+                (entry.prompt.number, entry.prompt.step, entry.version)
+                for entry in (*unused, *self.finished.values())
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint: what ran is started again, what had finished waits to be used.
+
+        Raises:
+            CheckpointError: The counts do not add up, or the run handed out prompts otherwise.
+        """
+        if state["streaming"] != self.streaming:
+            raise CheckpointError(
+                f"The checkpoint's rollouts ran with streaming={state['streaming']}, and this run "
+                f"has {self.streaming}: resume with the same actor_rollout_ref.rollout.mode, "
+                "trainer.max_staleness and trainer.deterministic."
+            )
+        self.version, self.position = state["version"], state["position"]
+        self.started, self.used = state["started"], state["used"]
+        self.used_before, self.discarded = state["used_before"], state["discarded"]
+        self.refills = state["refills"]
+        self.blocks = {
+            int(step): [list(part) for part in parts] for step, parts in state["blocks"].items()
+        }
+        self.returned = [Prompt(number, step) for number, step in state["pending"]]
+        self.finished = {
+            number: Finished(Prompt(number, step), rank=-1, version=version)
+            for number, step, version in state["finished"]
+        }
+        self.running = {}
+        totals = self.totals()
+        if totals["started"] != sum(totals.values()) - totals["started"]:
+            raise CheckpointError(
+                f"The checkpoint's rollouts do not add up: {totals}. Resume from an earlier one."
+            )

@@ -1,0 +1,79 @@
+"""Checks of resource groups (`dag.groups`): names, and settings that need colocated or separate
+ranks.
+
+Left out: numbers of ranks, which `siirl.preflight.placement` checks when the graph is known.
+"""
+
+from collections.abc import Iterator
+
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.execution.dag.resource_groups import GROUPS
+from siirl.params import sizes
+from siirl.params.training_args import SiiRLArguments
+
+PIPELINES_WITH_REFILLS = ("dapo",)
+STREAM = "a stream of rollouts (trainer.max_staleness above 0 without trainer.deterministic)"
+
+
+def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """Refuse groups that are unknown, and settings that need colocated or separate ranks."""
+    groups, staleness = config.dag.groups, config.trainer.max_staleness
+    for name, number in groups.items():
+        if name not in GROUPS:
+            yield UnknownNameError.of(kind="group in dag.groups", name=name, known=GROUPS)
+        elif number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            yield ConfigError(
+                f"dag.groups={{{name}: {number}}} must be a number of ranks, or null."
+            )
+        elif number is not None and number < 1:
+            yield ConfigError(f"dag.groups={{{name}: {number}}}: a group has at least one rank.")
+    if not groups:
+        if staleness:
+            yield ConfigError(
+                f"trainer.max_staleness={staleness} lets rollouts run ahead of training, which "
+                "needs ranks of their own: set dag.groups={rollout: 1, train: 1}."
+            )
+        return
+    for name in GROUPS:
+        if name not in groups:
+            yield ConfigError(
+                f"dag.groups lacks {name!r}: name {' and '.join(map(repr, GROUPS))}, or leave "
+                "dag.groups out for colocated ranks."
+            )
+    yield from _of_separate(config)
+
+
+def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
+    rollout, staleness = config.actor_rollout_ref.rollout, config.trainer.max_staleness
+    if config.cluster.mode == "local":
+        yield ConfigError(
+            "dag.groups runs rollouts and training in separate processes, and cluster=local is "
+            "one process: take cluster=ray."
+        )
+    if rollout.name == "vllm":
+        yield ConfigError(
+            "dag.groups with rollout=vllm: weights are swapped into policies of this process "
+            "only. Take rollout=hf, or leave dag.groups out."
+        )
+    if config.data.task_sampling == "learnable":
+        yield ConfigError(
+            "data.task_sampling=learnable chooses prompts by the outcomes of the last step, which "
+            "rollouts on ranks of their own do not have: take even, or leave dag.groups out."
+        )
+    if rollout.mode == "async" and not staleness:
+        yield ConfigError(
+            "actor_rollout_ref.rollout.mode=async with trainer.max_staleness=0 would wait at every "
+            "step: set trainer.max_staleness=1 or more."
+        )
+    refills = config.dag.shipped_graph in PIPELINES_WITH_REFILLS
+    if staleness and config.trainer.deterministic and refills:
+        yield ConfigError(
+            f"trainer.deterministic=true with trainer.max_staleness={staleness} and "
+            f"pipeline={config.dag.pipeline}: which prompts a refill takes depends on timing. "
+            "Take algorithm.filter.max_refills=0 with pipeline=grpo, or max_staleness=0."
+        )
+    if config.dag.shipped_graph == "remax" and sizes.streams(config):
+        yield ConfigError(
+            f"pipeline=remax answers each prompt greedily before the rollouts, which {STREAM} does "
+            "not do: take actor_rollout_ref.rollout.mode=sync."
+        )

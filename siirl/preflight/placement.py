@@ -1,0 +1,110 @@
+"""Placement: how many ranks each resource group gets, where they are and what they run.
+
+`place` fills in the numbers of `dag.groups`. Left out: what separate groups cannot do
+(`siirl.preflight.group_checks`), and starting anything (`siirl.jobs.training_run`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from siirl.errors import ConfigError, SiirlError
+from siirl.execution.dag import TaskGraph
+from siirl.execution.dag.resource_groups import ROLLOUT, TRAIN, cut_graph
+from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
+from siirl.execution.scheduler.task_scheduler import (
+    TaskScheduler,
+    estimate_graph_model_params,
+    fill_in_sizes,
+    ranks_of_groups,
+)
+from siirl.params import sizes
+from siirl.params.refusals import refuse
+from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.memory import policy_parameters
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """A resource group in the plan."""
+
+    name: str
+    ranks: tuple[int, ...]
+    machines: tuple[int, ...]
+    nodes: tuple[str, ...]
+    why: str
+    """Where the number of ranks comes from."""
+
+
+def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
+    """Fill in the ranks of `dag.groups`, and describe the groups; none if ranks are colocated.
+
+    Raises:
+        ConfigError: Numbers that do not add up or divide, or a graph that cannot be cut.
+    """
+    if not sizes.separate(config):
+        return ()
+    fill_in_sizes(graph, parameters=policy_parameters(config))
+    parts = cut_graph(graph, groups=config.dag.groups)
+    given = dict(config.dag.groups)
+    config.dag.groups = dict(
+        ranks_of_groups(
+            parts, given, num_workers=sizes.ranks(config), strategy=config.dag.apportion
+        )
+    )
+    refuse(list(_shares(config)))
+    mapping = scheduled(config, graph)
+    groups = ProcessGroupManager(sizes.ranks(config), mapping)
+    return tuple(_plan(config, name, part, groups, given) for name, part in parts.items())
+
+
+def scheduled(config: SiiRLArguments, graph: TaskGraph) -> dict[int, TaskGraph]:
+    """The graph of each rank; called after `place`."""
+    trainer = config.trainer
+    parts = cut_graph(graph, groups=config.dag.groups or {TRAIN: None})
+    ranks = {TRAIN: sizes.ranks(config)}
+    if sizes.separate(config):
+        ranks = {TRAIN: sizes.training_ranks(config), ROLLOUT: sizes.rollout_ranks(config)}
+    scheduler = TaskScheduler(trainer.nnodes, trainer.n_gpus_per_node)
+    return scheduler.assign_resource_groups(parts, ranks)
+
+
+def _plan(
+    config: SiiRLArguments,
+    name: str,
+    part: TaskGraph,
+    groups: ProcessGroupManager,
+    given: Mapping[str, int | None],
+) -> GroupPlan:
+    ranks = next(
+        found
+        for found, group in groups.groups.items()
+        if group is not groups.world and group in groups.node_groups[next(iter(part.nodes))]
+    )
+    why = "dag.groups"
+    if given[name] is None:
+        millions = estimate_graph_model_params(part) / 1e6
+        why = f"dag.apportion={config.dag.apportion}, {millions:.1f} million parameters"
+    return GroupPlan(
+        name=name,
+        ranks=ranks,
+        machines=tuple(sorted({rank // config.trainer.n_gpus_per_node for rank in ranks})),
+        nodes=tuple(node.node_id for node in part.get_nodes() if node.skip_reason is None),
+        why=why,
+    )
+
+
+def _shares(config: SiiRLArguments) -> Iterator[SiirlError]:
+    rollout, train = sizes.rollout_ranks(config), sizes.training_ranks(config)
+    batch = config.data.train_batch_size
+    if batch < rollout:
+        yield ConfigError(
+            f"data.train_batch_size={batch} gives some of the {rollout} ranks of the group "
+            f"{ROLLOUT!r} nothing to do: make it at least {rollout}."
+        )
+    mini_batch = sizes.trajectories_per_mini_batch(config)
+    if mini_batch % train:
+        yield ConfigError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size x actor_rollout_ref.rollout.n = "
+            f"{mini_batch} trajectories are not divisible by the {train} ranks of the group "
+            f"{TRAIN!r}: change one of them."
+        )

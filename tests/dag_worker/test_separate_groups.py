@@ -1,0 +1,115 @@
+"""Rollouts on a rank of their own: lockstep equals colocated ranks, older weights are bounded and
+counted, and a resumed run goes on with what was under way.
+"""
+
+import pytest
+
+from siirl.dag_worker.separate import training_side
+from tests.dag_worker.one_process import run, untimed
+from tests.dag_worker.two_groups import TwoGroups, run_groups
+
+COMMON = (
+    "trainer.max_minutes=null", "trainer.save_freq=-1", "trainer.test_freq=-1", "trainer.threads_per_rank=1",
+    "actor_rollout_ref.actor.ppo_epochs=1", "env.num_servers=1",
+)  # fmt: skip
+SUMS = (
+    "env=math", "env.tasks=[sums-1,sums-2]", "pipeline=grpo", "data.train_batch_size=8", "data.max_response_length=6",
+    "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "env.envs_per_server=32",
+    "trainer.val_episodes=2", *COMMON,
+)  # fmt: skip
+CARTPOLE = (
+    "env=gymnasium", "env.id=CartPole-v1", "pipeline=grpo", "data.train_batch_size=4", "actor_rollout_ref.rollout.n=3",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2", "env.envs_per_server=6",
+    "trainer.val_episodes=2", "trainer.record_episodes=0", "trainer.record_val_episodes=0",
+    "actor_rollout_ref.model.options={chunk_length: 1, width: 16}", *COMMON,
+)  # fmt: skip
+PAIR = ("trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
+THREE = ("trainer.n_gpus_per_node=3", "dag.groups={rollout: 2, train: 1}")
+FIXED = "trainer.deterministic=true"
+LEARNT = ("actor/", "reward/", "val/", "advantage/")
+
+
+def learnt(steps):
+    """What was trained and evaluated, step by step."""
+    return [
+        {name: value for name, value in step.metrics.items() if name.startswith(LEARNT)}
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize("job", [SUMS, CARTPOLE], ids=["text", "robots"])
+def test_lockstep_on_ranks_of_their_own_equals_one_colocated_rank_bit_for_bit(tmp_path, job):
+    job = (*job, FIXED, "trainer.total_steps=3")
+    colocated = run(tmp_path / "one", (*job, "cluster=local"))
+    assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
+def test_refills_of_dapo_reach_the_rollouts(tmp_path):
+    job = tuple(word.replace("pipeline=grpo", "pipeline=dapo") for word in SUMS)
+    job = (*job, FIXED, "trainer.total_steps=2")
+    colocated = run(tmp_path / "one", (*job, "cluster=local"))
+    assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
+def test_a_schedule_ahead_is_the_same_twice_and_as_far_behind_as_it_says(tmp_path):
+    job = (*SUMS, *PAIR, FIXED, "trainer.max_staleness=2", "trainer.total_steps=4")
+    first, second = (run_groups(tmp_path / name, job) for name in ("a", "b"))
+    idle = ("group/rollout/idle_share", "group/train/idle_share")
+    for one, other in zip(first, second, strict=True):
+        assert {k: v for k, v in untimed(one.metrics).items() if k not in idle} == {
+            k: v for k, v in untimed(other.metrics).items() if k not in idle
+        }
+    behind = [set(step.metrics["staleness/samples"]) for step in first if step.step > 0]
+    assert behind == [{0.0}, {1.0}, {2.0}, {2.0}]
+
+
+@pytest.mark.parametrize(
+    ("job", "groups"), [(SUMS, THREE), (CARTPOLE, PAIR)], ids=["text", "robots"]
+)
+def test_a_stream_trains_on_samples_within_the_bound(tmp_path, job, groups):
+    job = (*job, *groups, "trainer.max_staleness=1", "trainer.total_steps=5")
+    steps = run_groups(tmp_path / "run", job)
+    behind = [n for step in steps for n in step.metrics.get("staleness/samples", [])]
+    assert set(behind) == {0.0, 1.0}
+    assert all(step.metrics["actor/updates"] > 0 for step in steps[1:])
+
+
+def test_the_decoupled_loss_recomputes_the_proximal_log_probs(tmp_path):
+    decoupled = "actor_rollout_ref.actor.loss=decoupled"
+    job = (*SUMS, *PAIR, decoupled, "trainer.max_staleness=1", "trainer.total_steps=3")
+    steps = run_groups(tmp_path / "run", job)
+    assert all("time/actor_old_log_prob_s" in step.metrics for step in steps[1:])
+
+
+def test_a_resumed_run_accounts_for_every_prompt_that_was_started(tmp_path):
+    job = (*SUMS, *PAIR, "trainer.max_staleness=2", "trainer.val_episodes=0")
+    first = TwoGroups(tmp_path / "first", (*job, "trainer.total_steps=2"))
+    first.run()
+    resume = f"trainer.resume={tmp_path / 'first'}"
+    second = TwoGroups(tmp_path / "second", (*job, resume, "trainer.total_steps=4"))
+    second.run()
+    totals = second.exchange.ledger.totals()
+    assert totals["used"] == 4 * 8
+    assert totals["started"] == sum(totals.values()) - totals["started"]
+    assert totals["started"] == second.exchange.ledger.position  # none twice, none left out
+
+
+def test_a_schedule_that_is_resumed_equals_one_that_was_not_interrupted(tmp_path):
+    job = (*SUMS, *PAIR, FIXED, "trainer.max_staleness=1", "trainer.val_episodes=0")
+    constant = "actor_rollout_ref.actor.optim.scheduler=constant"
+    job = (*job, constant)
+    whole = run_groups(tmp_path / "whole", (*job, "trainer.total_steps=4"))
+    run_groups(tmp_path / "first", (*job, "trainer.total_steps=2"))
+    resume = f"trainer.resume={tmp_path / 'first'}"
+    rest = run_groups(tmp_path / "rest", (*job, resume, "trainer.total_steps=4"))
+    assert learnt(rest) == learnt(whole)[2:]
+
+
+def test_ranks_take_shares_of_equal_work_and_whole_groups():
+    class Info:
+        def __init__(self, tokens):
+            self.sum_tokens = tokens
+
+    found = training_side.shares([Info(n) for n in (9, 1, 5, 5)], ranks=2)
+    assert sorted(place for part in found for place in part) == [0, 1, 2, 3]
+    assert [sum((9, 1, 5, 5)[place] for place in part) for part in found] == [10, 10]

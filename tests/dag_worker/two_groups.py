@@ -1,0 +1,121 @@
+"""A run with separate groups in threads of the test's own process: the real workers and exchange,
+without Ray.
+"""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from siirl.dag_worker.events import Event, Ready, StepDone
+from siirl.dag_worker.separate.exchange import Exchange
+from siirl.dag_worker.separate.line import ThreadLine
+from siirl.dag_worker.separate.workers import WorkerFactory
+from siirl.engine.rollout.ledger import RolloutLedger
+from siirl.execution.dag.resource_groups import GET
+from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
+from siirl.params import sizes
+from siirl.params.parser import parse_config
+from siirl.preflight.placement import place, scheduled
+from siirl.preflight.prepare import load_graph
+
+LOADING = threading.Lock()
+"""transformers loads a model in one thread at a time."""
+
+
+class WatchedLine(ThreadLine):
+    """Raises what a rollout rank raised, where the training rank would wait for it."""
+
+    def __init__(self, exchange, loop, errors: list[BaseException]) -> None:
+        super().__init__(exchange, loop)
+        self.errors = errors
+
+    def call(self, method, *arguments):
+        if self.errors and method != "end":
+            raise self.errors[0]
+        return super().call(method, *arguments)
+
+
+class TwoGroups:
+    """A training rank in the caller's thread, and rollout ranks in threads of their own."""
+
+    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+        self.errors: list[BaseException] = []
+        self.config = parse_config(words)
+        self.config.cluster.mode = "local"  # simulators in this process
+        folder.mkdir(exist_ok=True)
+        graph = load_graph(self.config)
+        place(self.config, graph)
+        graphs = scheduled(self.config, graph)
+        [node] = [node.node_id for node in graphs[0].nodes.values() if node.executable_ref == GET]
+        self.loop = asyncio.new_event_loop()
+        ledger = RolloutLedger(
+            batch=self.config.data.train_batch_size,
+            max_staleness=self.config.trainer.max_staleness,
+            ranks=sizes.rollout_ranks(self.config),
+            streaming=sizes.streams(self.config),
+        )
+        self.exchange = Exchange(ledger=ledger, node=node)
+        self.factory = WorkerFactory(
+            config=self.config,
+            graphs=graphs,
+            groups=ProcessGroupManager(sizes.ranks(self.config), graphs),
+            run_folder=folder.absolute(),
+            line=functools.partial(WatchedLine, self.exchange, self.loop, self.errors),
+        )
+
+    def run(self) -> list[Event]:
+        """What the training rank reports; an error of a rollout rank is raised here."""
+        exchange = threading.Thread(target=self.loop.run_forever, daemon=True)
+        exchange.start()
+        rollouts: list[threading.Thread] = []
+        events = []
+        try:
+            for event in self.factory(rank=0, init_method="").run():
+                events.append(event)
+                if isinstance(event, Ready):
+                    rollouts += self._start_rollouts()
+                self._raise()
+        finally:
+            for thread in rollouts:
+                thread.join()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            exchange.join()
+            self.loop.close()
+        self._raise()
+        return events
+
+    def _start_rollouts(self) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=self._roll_out, args=(rank,), daemon=True)
+            for rank in range(1, sizes.ranks(self.config))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _roll_out(self, rank: int) -> None:
+        try:
+            with LOADING:
+                worker = self.factory(rank=rank, init_method="")
+                worker.start = _once(worker.start)
+                worker.start()
+            list(worker.run())
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
+            self.errors.append(error)
+
+    def _raise(self) -> None:
+        if self.errors:
+            raise self.errors[0]
+
+
+def _once(start):
+    """`start`, of which the second call does nothing."""
+    calls = iter([start])
+    return lambda: next(calls, lambda: None)()
+
+
+def run_groups(folder: Path, words: Sequence[str]) -> list[StepDone]:
+    """The steps of the job."""
+    return [event for event in TwoGroups(folder, words).run() if isinstance(event, StepDone)]

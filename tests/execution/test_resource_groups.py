@@ -1,0 +1,89 @@
+"""A graph is cut at the border of resource groups, and every rank gets the part of its group."""
+
+import pytest
+
+from pipelines.embodied_srpo import embodied_srpo_pipeline
+from pipelines.grpo import grpo_pipeline
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag import NodeType
+from siirl.execution.dag.resource_groups import cut_graph
+from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
+from siirl.execution.scheduler.task_scheduler import (
+    TaskScheduler,
+    fill_in_sizes,
+    ranks_of_groups,
+)
+
+BOTH = ("rollout", "train")
+
+
+def test_rollouts_end_with_a_put_and_training_begins_with_a_get():
+    parts = cut_graph(grpo_pipeline(), groups=BOTH)
+    assert parts["rollout"].get_topological_sort() == ["rollout_actor", "put_rollout_actor"]
+    assert parts["train"].get_topological_sort()[:2] == ["get_rollout_actor", "function_reward"]
+    assert parts["train"].nodes["get_rollout_actor"].node_type is NodeType.GET_FROM_BUFFER
+
+
+@pytest.mark.parametrize("make", [grpo_pipeline, embodied_srpo_pipeline])
+def test_the_parts_have_all_columns_that_they_require(make):
+    for part in cut_graph(make(), groups=BOTH).values():
+        part.check_columns()
+
+
+def test_one_group_is_the_graph_itself():
+    graph = grpo_pipeline()
+    assert cut_graph(graph, groups=("train",)) == {"train": graph}
+
+
+def test_a_node_may_name_its_group():
+    graph = grpo_pipeline()
+    graph.nodes["function_reward"].group = "rollout"
+    parts = cut_graph(graph, groups=BOTH)
+    assert "function_reward" in parts["rollout"].nodes
+    assert next(iter(parts["train"].nodes)) == "get_function_reward"
+
+
+def test_an_unknown_group_is_answered_with_the_known_ones():
+    graph = grpo_pipeline()
+    graph.nodes["function_reward"].group = "rolout"
+    with pytest.raises(UnknownNameError, match="rollout"):
+        cut_graph(graph, groups=BOTH)
+
+
+def test_a_node_that_trains_cannot_roll_out():
+    graph = grpo_pipeline()
+    graph.nodes["actor_train"].group = "rollout"
+    with pytest.raises(ConfigError, match="trains"):
+        cut_graph(graph, groups=BOTH)
+
+
+def test_rows_do_not_go_back_to_the_rollouts():
+    graph = grpo_pipeline()
+    graph.nodes["calculate_advantages"].group = "rollout"
+    with pytest.raises(ConfigError, match="only"):
+        cut_graph(graph, groups=BOTH)
+
+
+def test_eight_ranks_two_of_which_roll_out():
+    parts = cut_graph(grpo_pipeline(), groups=BOTH)
+    mapping = TaskScheduler(2, 4).assign_resource_groups(parts, {"rollout": 2, "train": 6})
+    groups = ProcessGroupManager(8, mapping)
+    assert groups.group_of(0).ranks == (0, 1, 2, 3, 4, 5)
+    assert groups.group_of(7).ranks == (6, 7)
+
+
+def test_ranks_without_a_number_are_divided_evenly_or_by_parameters():
+    graph = grpo_pipeline()
+    fill_in_sizes(graph, parameters=100)
+    parts = cut_graph(graph, groups=BOTH)
+    given = {"rollout": None, "train": None}
+    even = ranks_of_groups(parts, given, num_workers=8, strategy="even")
+    by_size = ranks_of_groups(parts, given, num_workers=8, strategy="param_aware")
+    assert even == {"train": 4, "rollout": 4}
+    assert by_size == {"train": 5, "rollout": 3}  # the policy and its reference against a policy
+
+
+def test_numbers_that_do_not_add_up_are_refused():
+    parts = cut_graph(grpo_pipeline(), groups=BOTH)
+    with pytest.raises(ConfigError, match="names 3 ranks"):
+        ranks_of_groups(parts, {"rollout": 2, "train": 1}, num_workers=4, strategy="even")
