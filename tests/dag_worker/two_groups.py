@@ -77,6 +77,9 @@ class TwoGroups:
                 if isinstance(event, Ready):
                     rollouts += self._start_rollouts()
                 self._raise()
+        except BaseException as error:
+            self.errors.append(error)  # a rollout rank that waits for this one ends, too
+            raise
         finally:
             for thread in rollouts:
                 thread.join()

@@ -368,10 +368,32 @@ class CheckpointsWithRollouts:
 
     def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
         """See `CheckpointManager`."""
-        rollouts = self.side.state(complete=step == self.side.publisher.step)
         return self.checkpoints.save(
-            step=step, state=state | {STATE: rollouts}, evaluation_due=evaluation_due
+            step=step, state=self._with_rollouts(step, state), evaluation_due=evaluation_due
         )
+
+    def start_saving(
+        self, *, step: int, state: dict[str, Any], evaluation_due: bool = False
+    ) -> None:
+        """See `CheckpointManager`."""
+        self.checkpoints.start_saving(
+            step=step, state=self._with_rollouts(step, state), evaluation_due=evaluation_due
+        )
+
+    def check(self) -> None:
+        """See `CheckpointManager`."""
+        self.checkpoints.check()
+
+    def wait(self) -> Path | None:
+        """See `CheckpointManager`."""
+        return self.checkpoints.wait()
+
+    def close(self, *, within_s: float) -> None:
+        """See `CheckpointManager`."""
+        self.checkpoints.close(within_s=within_s)
+
+    def _with_rollouts(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        return state | {STATE: self.side.state(complete=step == self.side.publisher.step)}
 
     def load(self, checkpoint: Path | None = None) -> Checkpoint:
         """See `CheckpointManager`."""
