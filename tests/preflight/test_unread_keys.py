@@ -33,6 +33,8 @@ ALWAYS_READ = {
         "algorithm.use_kl_in_reward",
         "algorithm.overlong.penalty",
         "algorithm.overlong.buffer",
+        "dag.groups",
+        "trainer.max_staleness",
     ),
     *(
         "data.train_files",
