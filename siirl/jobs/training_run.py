@@ -37,6 +37,7 @@ from siirl.interrupts import STOP, Interrupted
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
+from siirl.params.parser import to_tree
 from siirl.params.printable import printable
 from siirl.params.threads import short_waits
 from siirl.preflight.machine import device_slots
@@ -85,6 +86,8 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         experiment=config.trainer.experiment_name,
         columns=TEXT_COLUMNS if is_text(spec) else EMBODIED_COLUMNS,
         notice=spec.notice,
+        config=to_tree(config),
+        tags=config.trainer.tags,
     )
     evaluated: list[dict[str, Reduced]] = []
     sentinels, ended = Sentinels(), False
@@ -118,6 +121,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 writers.warn(warning)
             if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
                 evaluated.append(event.metrics)
+        writers.finish(evaluated)
     if ended:
         raise Interrupted(STOP.number or signal.SIGTERM)
     show_summary(run_folder, report=report.file, evaluated=evaluated)

@@ -123,6 +123,11 @@ class TrainingArguments:
         plug_in=True,
         unique=True,
     )
+    tags: tuple[str, ...] = option(
+        (),
+        "Words by which dashboards (TensorBoard, wandb, an own logger) find the run.",
+        unique=True,
+    )
     resume: str | None = option(
         None,
         "Resume from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.",

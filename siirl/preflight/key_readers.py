@@ -27,6 +27,7 @@ SPREADS = (
     "embodied_srpo",
     "dapo",
 )  # embodied_srpo sets algorithm.min_group_spread for its estimator, dapo's filter reads it
+WITHOUT_TAGS = {"console", "jsonl"}  # loggers that show no tags
 NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
@@ -284,6 +285,15 @@ ROWS: tuple[Row, ...] = (
             sizes.needs_reference,
             f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
             "or leave it out.",
+        ),
+    ),
+    (
+        "trainer",
+        ("tags",),
+        Reader(
+            lambda config: not {*config.trainer.logger} <= WITHOUT_TAGS,
+            "by dashboards, and trainer.logger names none: add tensorboard or wandb, or leave it "
+            "out.",
         ),
     ),
     (

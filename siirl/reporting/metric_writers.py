@@ -1,68 +1,32 @@
 """Metric writers: metrics.jsonl always; console, TensorBoard, Weights & Biases by `trainer.logger`.
 
-Only rank 0 writes. Each writer takes the reduced metrics of a step. To add a writer, add a class
-and a line in `WRITERS`.
+Only rank 0 writes. Each writer takes the reduced metrics of a step; a `RunWriter` also takes videos
+and tables. To add a writer, add a class and a line in `WRITERS`.
 """
 
 import contextlib
 import importlib.util
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from siirl.algos.call import register_in
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.printable import printable
-from siirl.reporting.console import EMBODIED_COLUMNS, Column, ConsoleWriter
+from siirl.reporting.console import ConsoleWriter
 from siirl.reporting.jsonl import JsonlFile
 from siirl.reporting.metrics import Reduced
+from siirl.reporting.new_recordings import NewRecordings, final_tables
+from siirl.reporting.wandb_writer import WandbWriter
+from siirl.reporting.writer_contract import MetricWriter, RunDescription, RunWriter
 
 METRICS_FILE = "metrics.jsonl"
 WARNINGS_FILE = "warnings.txt"
 ROW_KEYS = ("step", "time", "notice")
 """Keys of a metrics.jsonl line besides the metrics; a metric of that name becomes `metric/<name>`.
 """
-TENSORBOARD_FOLDER = "tensorboard"
-
-LARGEST_BIN = 5e19
-"""Approximate end of TensorBoard's bins; it refuses a histogram outside them."""
-
-
-@dataclass(frozen=True)
-class RunDescription:
-    """Facts of a run for its writers: folder, names, first step and limits."""
-
-    folder: Path
-    total_steps: int | None
-    limit_s: float | None = None
-    first_step: int = 0
-    """0 for a new run (evaluation before training); for a resumed run, the step after its
-    checkpoint.
-    """
-    project: str = "siirl"
-    experiment: str = "run"
-    columns: Sequence[Column] = EMBODIED_COLUMNS
-    """Columns of the console's table."""
-    notice: str = ""
-    """Notice to readers (`EnvSpec.notice`), in every line of metrics.jsonl and in TensorBoard's
-    texts.
-    """
-
-
-class MetricWriter(Protocol):
-    """Writes the metrics of each step."""
-
-    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Write the metrics of `step`."""
-
-    def close(self) -> None:
-        """Finish; may be called twice."""
 
 
 class JsonlWriter:
@@ -91,77 +55,6 @@ class JsonlWriter:
         self._file.close()
 
 
-class TensorBoardWriter:
-    """TensorBoard events: scalars, and histograms of distributions."""
-
-    def __init__(self, run: RunDescription) -> None:
-        from torch.utils.tensorboard import (
-            SummaryWriter,  # here, because it takes a second to import
-        )
-
-        # A resumed run purges the events of steps that it repeats.
-        self._events = SummaryWriter(
-            str(run.folder / TENSORBOARD_FOLDER), purge_step=run.first_step or None
-        )
-        if run.notice:
-            self._events.add_text("notice", run.notice)
-
-    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Add the step's events and flush them."""
-        for name, value in metrics.items():
-            if not isinstance(value, list):
-                self._events.add_scalar(name, value, step)
-            elif finite := _finite(value):
-                self._events.add_histogram(name, np.clip(finite, -LARGEST_BIN, LARGEST_BIN), step)
-        self._events.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._events.close()
-
-
-class WandbWriter:
-    """Weights & Biases, if installed; its files stay in the run folder.
-
-    WANDB_MODE=offline needs no account.
-
-    Raises:
-        ConfigError: It cannot start: no key, or no answer from the server.
-    """
-
-    def __init__(self, run: RunDescription) -> None:
-        import wandb  # optional: check_loggers has refused a run without it
-
-        self._histogram = wandb.Histogram
-        try:
-            # No console capture: the progress bar is no log.
-            self._run = wandb.init(
-                project=run.project,
-                name=run.experiment,
-                dir=str(run.folder),
-                settings=wandb.Settings(console="off", silent=True),
-            )
-        except wandb.Error as error:
-            raise ConfigError(
-                f"trainer.logger=wandb: {error} Type: wandb login; or set WANDB_MODE=offline to "
-                "keep the files in the run folder, "
-                "or take trainer.logger=[console,tensorboard]."
-            ) from error
-
-    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Send the step; distributions without a finite value are left out."""
-        numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-        lists = {name: _finite(value) for name, value in metrics.items() if isinstance(value, list)}
-        self._run.log(
-            numbers | {name: self._histogram(value) for name, value in lists.items() if value},
-            step=step,
-        )
-
-    def close(self) -> None:
-        """Finish the upload."""
-        self._run.finish()
-
-
 def _console(run: RunDescription) -> ConsoleWriter:
     return ConsoleWriter(
         total_steps=run.total_steps,
@@ -171,10 +64,18 @@ def _console(run: RunDescription) -> ConsoleWriter:
     )
 
 
+def _tensorboard(run: RunDescription) -> RunWriter:
+    from siirl.reporting.tensorboard_writer import (
+        TensorBoardWriter,  # here, because TensorBoard takes a while to import
+    )
+
+    return TensorBoardWriter(run)
+
+
 WRITERS: dict[str, Callable[..., MetricWriter]] = {
     "console": _console,
     "jsonl": JsonlWriter,
-    "tensorboard": TensorBoardWriter,
+    "tensorboard": _tensorboard,
     "wandb": WandbWriter,
 }
 
@@ -214,7 +115,8 @@ class MetricWriters:
 
     def __init__(self, names: Sequence[str], run: RunDescription) -> None:
         check_loggers(names)
-        self._folder = run.folder
+        self._folder, self._last_step = run.folder, run.first_step
+        self._recordings = NewRecordings(run.folder)
         self._writers: list[MetricWriter] = []
         with contextlib.ExitStack() as opened:  # closes earlier writers if one cannot open
             for name in sorted({"jsonl", *names}):
@@ -234,6 +136,33 @@ class MetricWriters:
         """Pass `metrics` to every writer."""
         for writer in self._writers:
             writer.write(step=step, metrics=metrics)
+        self._last_step = step
+        self._show_recordings()
+
+    def finish(self, evaluated: Sequence[Mapping[str, Reduced]]) -> None:
+        """Pass what was recorded since the last step, and the final tables, to the run writers.
+
+        Args:
+            evaluated: Metrics of each evaluation.
+        """
+        self._show_recordings()
+        for name, table in final_tables(evaluated).items():
+            for writer in self._run_writers():
+                writer.show_table(step=self._last_step, name=name, table=table)
+
+    def _show_recordings(self) -> None:
+        writers = self._run_writers()
+        if not writers:
+            return
+        videos, rollouts = self._recordings.videos(), self._recordings.rollouts()
+        for writer in writers:
+            if videos:
+                writer.show_videos(step=self._last_step, videos=videos)
+            for kind, table in rollouts.items():
+                writer.show_table(step=self._last_step, name=f"rollouts/{kind}", table=table)
+
+    def _run_writers(self) -> list[RunWriter]:
+        return [writer for writer in self._writers if isinstance(writer, RunWriter)]
 
     def activity(self, text: str) -> None:
         """Show the current activity next to the progress bar."""
@@ -255,11 +184,6 @@ class MetricWriters:
     def close(self) -> None:
         """Close every writer; may be called twice."""
         self._open.close()
-
-
-def _finite(values: Sequence[float]) -> list[float]:
-    """The finite values."""
-    return [value for value in values if math.isfinite(value)]
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float | int]:

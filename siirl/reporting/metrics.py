@@ -39,6 +39,11 @@ Value = float | Weighted | Sequence[float] | Unusable
 Reduced = float | list[float]
 
 
+def finite(values: Sequence[float]) -> list[float]:
+    """The finite values: what histograms can hold."""
+    return [value for value in values if math.isfinite(value)]
+
+
 class Reduction(enum.Enum):
     """Reduction of the values of several ranks, and of one rank within a step."""
 

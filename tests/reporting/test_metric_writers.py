@@ -18,12 +18,12 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.reporting.jsonl import JsonlFile, read_rows
 from siirl.reporting.metric_writers import (
     METRICS_FILE,
-    TENSORBOARD_FOLDER,
     MetricWriters,
     RunDescription,
     check_loggers,
 )
 from siirl.reporting.report_page import write_report
+from siirl.reporting.tensorboard_writer import TENSORBOARD_FOLDER
 
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is optional and not installed"
