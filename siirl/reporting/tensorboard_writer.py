@@ -61,7 +61,7 @@ class TensorBoardWriter(RunWriter):
         """Add an animation of the first video of each kind, and a text with all files."""
         for kind in sorted({video.kind for video in videos}):
             same = [video for video in videos if video.kind == kind]
-            self._events.file_writer.add_summary(
+            self._events._get_file_writer().add_summary(
                 Summary(value=[Summary.Value(tag=f"videos/{kind}", image=_animation(same[0]))]),
                 step,
             )
