@@ -21,9 +21,9 @@ from siirl.preflight.memory import (
     shortage,
     simulation_problems,
 )
-from siirl.preflight.rank_memory import GIB
 from siirl.preflight.ray_address import address_problems
 
+GIB = 1 << 30
 DRAWING_ENVS = ("metaworld", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60

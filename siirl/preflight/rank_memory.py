@@ -21,6 +21,7 @@ from siirl.params import sizes
 from siirl.params.domains import is_text
 from siirl.params.paths import find
 from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.machine import GIB
 from siirl.preflight.memory import Parts, total
 from siirl.preflight.model_shapes import (
     QUESTION_LENGTH,
@@ -31,7 +32,6 @@ from siirl.preflight.model_shapes import (
 )
 
 Change = Callable[[SiiRLArguments], None]
-GIB = 1 << 30
 USABLE = 0.9  # of a GPU, the share that vLLM takes by default; the rest is for what is left out
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
 # AdamW's update of many tensors at once makes one temporary of their size

@@ -166,10 +166,6 @@ def test_options_that_the_policy_does_not_take_are_refused(
         ("actor_rollout_ref.actor.loss=vanila", "Did you mean 'vanilla'?"),
         ("dag.custom_pipeline_fn=no_such_module:graph", "no_such_module"),
         ("trainer.n_gpus_per_node=4096", "asks for 4096 ranks"),
-        (
-            "algorithm.use_kl_in_reward=true",
-            "KL in the reward needs the log-prob nodes before the reward",
-        ),
     ],
 )
 def test_what_the_graph_the_registries_and_the_machine_rule_out(

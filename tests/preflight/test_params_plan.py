@@ -16,8 +16,9 @@ from siirl.execution.dag.unused import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
+from siirl.preflight.machine import GIB
 from siirl.preflight.plan import Plan, make_plan, render
-from siirl.preflight.rank_memory import GIB, RankMemory
+from siirl.preflight.rank_memory import RankMemory
 from tests.preflight.camera_spec import SPEC
 
 
