@@ -12,9 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# A busy machine is no fault of a property; limits of tests are for hangs.
+hypothesis.settings.register_profile("siirl", deadline=None)
+hypothesis.settings.load_profile("siirl")
 
 
 def _prepare_environment() -> None:

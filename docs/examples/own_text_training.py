@@ -57,10 +57,7 @@ def main(steps: int = 40, questions: int = 16) -> None:
         for step in range(1, steps + 1):
             result = inference.prepare_batch(numbers, workflow, count=questions)
             if not result.trajectories:
-                raise SystemExit(
-                    f"Of {len(result.rejected)} groups each was all right or all wrong: there is "
-                    "nothing to learn here."
-                )
+                raise SystemExit("Each group was all right or all wrong: nothing to learn here.")
             batch = result.batch()
             advantages_B = rl.grpo_advantage(rewards_B=batch["env_return"], group_B=batch["index"])
             batch["advantages"] = advantages_B[:, None] * batch["response_mask"]

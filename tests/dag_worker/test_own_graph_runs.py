@@ -85,7 +85,7 @@ def test_a_pipeline_beside_it_gives_its_defaults_and_not_its_graph(
 ) -> None:
     assert main([*ENVIRONMENTS["math"], "pipeline=dapo", "dag.workflow_file=own.yaml", *SMALL]) == 0
     assert steps(folder, "own") == [1, 2]
-    plan = capsys.readouterr().out
+    plan = " ".join(capsys.readouterr().out.split())
     assert (
         "own.yaml (defaults of pipeline=dapo): rollout_actor -> reward -> advantages -> actor_train -> sync_weights"
         in plan
