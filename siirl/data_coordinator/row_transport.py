@@ -3,9 +3,9 @@ call of torch.distributed.
 
 A packed batch is the length of its legend in eight bytes, the legend as JSON (names, dtypes and
 shapes of the tensor columns; the columns of strings as they are), and the columns' bytes, each at a
-multiple of `ALIGNMENT`. Nothing is pickled. Over gloo a step's surplus of up to a few megabytes
-arrives ten times as fast as one Ray object for each pair of ranks, and a larger one as fast
-(`benchmarks/results/data_plane.md`).
+multiple of `ALIGNMENT`. Nothing is pickled. A step's surplus is small, and a small transfer is
+where a collective beats one Ray object for each pair of ranks; tens of megabytes between two ranks
+go faster through Ray.
 
 Left out: columns of other types than numbers and strings.
 """
