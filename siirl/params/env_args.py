@@ -43,7 +43,7 @@ class EnvArguments:
     )
     id: str | None = option(None, "Gymnasium id, for env=gymnasium.")
     dataset: str | None = option(
-        None, "Generator of reasoning-gym, for env=reasoning_gym: chain_sum, coin_flip, …"
+        None, "Generator of reasoning-gym, for env=reasoning_gym: chain_sum, for example."
     )
     suite: str | None = option(
         None,
