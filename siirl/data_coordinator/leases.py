@@ -84,6 +84,9 @@ class LeaseBook:
         """Open leases of a worker."""
         return sorted(self._by_holder.get(holder, ()))
 
+    def __contains__(self, lease_id: int) -> bool:
+        return lease_id in self._records
+
     def past(self, now: float) -> list[int]:
         """Open leases whose time is over."""
         over = []
