@@ -34,7 +34,7 @@ FRAMES = FrameRequest(every=8, size=64)  # the stream that a training run asks f
 MAX_STEPS = 120  # the environment's default limit
 
 Disturb = Callable[[NDArray[np.float32], int], NDArray[np.float64]]
-"""From the expert's action and the step to the action taken."""
+"""Maps the expert's action and the step to the action taken."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def save_clips(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def load_clips(path: Path) -> Iterator[Clip]:
-    """What `save_clips` wrote."""
+    """The clips that `save_clips` wrote."""
     with np.load(path) as data:
         columns = {name: data[name] for name in data.files}
     ends = np.cumsum(columns["lengths"])

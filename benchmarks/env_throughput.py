@@ -242,7 +242,7 @@ def summarise_ratios(
 
 
 def environment_pairs(rates: Mapping[str, list[float]]) -> dict[str, tuple[str, str]]:
-    """What is compared with what."""
+    """The two contenders of a comparison."""
     every_action, chunk = best(rates, "async_every_action"), best(rates, "async_chunk")
     return {
         "pool against AsyncVectorEnv (aim 5)": ("pool", every_action),

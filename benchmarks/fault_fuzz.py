@@ -15,8 +15,8 @@ takes. It is right where all of this holds:
 - The command ends, with a status that the fault allows, and with a sentence and the line to resume,
   and without a traceback.
 - A minute later no process of its session is left but Ray's agents, which end by themselves.
-- `trainer.resume=auto` goes on, from the newest checkpoint if there is one. A damaged checkpoint is
-  refused by the name of its folder, and the run goes on from the one before.
+- `trainer.resume=auto` resumes from the newest checkpoint if there is one. A damaged checkpoint is
+  refused by the name of its folder, and the run resumes from the one before.
 - Weights and moments after the last step are those of an uninterrupted run, bit for bit; nothing
   unfinished is left on the disk.
 
@@ -67,24 +67,24 @@ RIGHT, SKIPPED = "right", "skipped"
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done to which job, and when."""
+    """A fault, the job that it strikes, and its time."""
 
     number: int
     kind: str
     job: Job
     share: float
-    """Of the time that the uninterrupted run takes."""
+    """Time of the fault, as a share of the uninterrupted run."""
     seed: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended."""
+    """Result of a trial."""
 
     how: str
-    """In a few words."""
+    """Summary in a few words."""
     wrong: tuple[str, ...] = ()
-    """What did not hold."""
+    """Conditions that were violated."""
 
 
 def draw(number: int, seed: int) -> Trial:
@@ -105,7 +105,7 @@ def draw(number: int, seed: int) -> Trial:
 
 
 def run_trial(trial: Trial, folder: Path, references: References) -> Outcome:
-    """Make the fault, and see how the run ends and goes on.
+    """Inject the fault, then check how the run ends and resumes.
 
     Args:
         trial: Which.
@@ -225,7 +225,7 @@ def read_only(folder: Path | None) -> Iterator[None]:
 
 
 def wrong_ends(run: Command, status: int | None, allowed: frozenset[int]) -> list[str]:
-    """What is not right about how a command ended: its status, and its last words."""
+    """Errors in the end of a command: its status and its last output."""
     text = run.text
     if status is None:
         return [f"still running after {LIMIT_S:.0f} s"]
@@ -263,7 +263,7 @@ def wrong_rests(run: Command) -> list[str]:
 
 
 def wrong_results(outputs: Path, reference: Reference) -> list[str]:
-    """Where training came out with something else than the uninterrupted run."""
+    """Differences between the results of the trial and of the uninterrupted run."""
     found = digests_after_last_step(outputs)
     if not found:
         return ["no run got to its last step"]

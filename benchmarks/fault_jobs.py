@@ -80,7 +80,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is run, and where."""
+    """A job and its output folder."""
 
     name: str
     cluster: str = "local"
@@ -100,7 +100,7 @@ class Job:
 
 
 class Command:
-    """`python -m siirl.train`, in a session of its own.
+    """`python -m siirl.train`, in a separate session.
 
     Args:
         job: What is run.
@@ -126,7 +126,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """What it has written so far."""
+        """Output of the command so far."""
         return self.log.read_text(errors="replace")
 
     @property

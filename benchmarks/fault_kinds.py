@@ -54,7 +54,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a fault comes."""
+    """Time of a fault."""
 
     seconds: float
     """After the command was started, at the earliest."""
@@ -83,7 +83,7 @@ class Fault:
     """Further words of the job's command line."""
     disk: Callable[[Path], "contextmanager[Path]"] = plain_folder  # type: ignore[valid-type]
     mend: Callable[[Path], None] = field(default=lambda outputs: None)
-    """What is done before the run is resumed, such as to free the disk."""
+    """Action before the run is resumed, such as to free the disk."""
     damage: Callable[[Path, random.Random], None] | None = None
     """What becomes of the newest checkpoint before the run is resumed; the resumed run may refuse
     it.
@@ -139,7 +139,7 @@ def kill_at_birth(run: Command, outputs: Path, moment: Moment) -> None:
 
 
 def kill_while_writing(run: Command, outputs: Path, moment: Moment) -> None:
-    """Whoever writes checkpoints, in the middle of one."""
+    """The process that writes checkpoints, during a write."""
     moment.wait(run)
     ranks = run.find(
         RANK

@@ -37,7 +37,7 @@ class Arm:
 
     overrides: tuple[str, ...]
     warm_start: tuple[str, ...] = ()
-    """What differs in the making of its warm start from that of the study."""
+    """Differences of its warm start from that of the study."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
 
 
 def adopt_runs(study: Study, name: str, *, seed: int, flags: argparse.Namespace) -> None:
-    """Give an arm the training runs of the study that it goes on from, which has to be finished."""
+    """Copy the training runs of the finished study that an arm continues."""
     first, runs = (
         folder / "train"
         for folder in (
@@ -138,7 +138,7 @@ def adopt_runs(study: Study, name: str, *, seed: int, flags: argparse.Namespace)
     )
     if not (first.parent / "result.json").is_file():
         raise SystemExit(
-            f"{flags.study} goes on from {study.goes_on_from}, whose {name} of seed {seed} has not been run."
+            f"{flags.study} continues {study.goes_on_from}, whose {name} of seed {seed} has not been run."
         )
     if not runs.is_dir():
         shutil.copytree(first, runs, symlinks=True)
@@ -269,7 +269,7 @@ def measure(
 
 
 def arm_folder(flags: argparse.Namespace, name: str, seed: int, *, study: str = "") -> Path:
-    """Where an arm of a seed keeps its runs and its result."""
+    """Folder of an arm's runs and result for one seed."""
     folder = flags.work / (study or flags.study) / f"{name}_seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -34,7 +34,7 @@ AS_PUBLISHED = "benchmarks.libero_contenders:AsPublishedLiberoEnv"
 
 
 class Outcome(NamedTuple):
-    """What a contender did."""
+    """Result of a contender."""
 
     steps: int
     episodes: int

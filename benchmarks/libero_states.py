@@ -147,7 +147,7 @@ def unsound(results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def summary(results: dict[str, Any]) -> list[str]:
-    """How many were checked, how long it took, and which are unsound."""
+    """Number of checked states, seconds, and the unsound states."""
     count = sum(len(result["speeds"]) for result in results.values())
     seconds = sum(result["core_seconds"] for result in results.values())
     bad = unsound(results)

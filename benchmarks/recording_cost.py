@@ -172,7 +172,7 @@ class ProcessorTime:
 
 
 def slowdown(pair: dict[str, Measured], name: str) -> float:
-    """How much longer an environment step takes with recording; 0.1 is a tenth."""
+    """Relative slowdown of an environment step by recording; 0.1 is a tenth."""
     per_step = {
         arm: vars(measured)[name] / measured.environment_steps for arm, measured in pair.items()
     }

@@ -46,7 +46,7 @@ HAND, OBJECT = slice(0, 3), slice(4, 7)  # of Meta-World's observation, in metre
 RIDGE = 0.01  # beside the kernel's diagonal of 1; not tuned
 
 Features = Callable[[Sequence[NDArray[np.uint8]]], NDArray[np.floating]]
-"""From clips to one row of features each."""
+"""Maps each clip to a row of features."""
 
 
 @dataclass(frozen=True)

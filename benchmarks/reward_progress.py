@@ -143,7 +143,7 @@ def pixels(rows: Sequence[NDArray[np.uint8]]) -> torch.Tensor:
 
 
 def encoders(training_clips: Path | None) -> dict[str, Encode]:
-    """What is compared, by name."""
+    """Compared rewards by name."""
     compared = {
         "tiny": encode_with(load_video_encoder("tiny")),
         "tiny, no read-out": encode_with(load_video_encoder("tiny", pooling="last_grid")),

@@ -163,7 +163,7 @@ async def rate(
 async def latency_ms(
     run: Contender, problem: Problem, program: str, *, programs: int
 ) -> list[float]:
-    """How long each of some programs took, one at a time."""
+    """Seconds of each program, run one at a time."""
     taken = []
     for _ in range(programs):
         begin = time.perf_counter()

@@ -41,7 +41,7 @@ GROUP = 8  # rollouts of a prompt
 
 @dataclass(frozen=True)
 class Load:
-    """What is generated: prompts, and how many tokens for each."""
+    """Prompts, and the number of tokens to generate for each."""
 
     prompts: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]
@@ -100,7 +100,7 @@ def by_generate(model: LanguageModel) -> Callable[[Load], int]:
 
 
 def without_end() -> ChatTokenizer:
-    """The shipped tokenizer, of which no token ends a continuation: lengths are the load's."""
+    """The shipped tokenizer without an end token: the load decides the lengths."""
     tokenizer = ChatTokenizer(tiny_tokenizer())
     tokenizer.stop_ids = frozenset()
     return tokenizer

@@ -41,7 +41,7 @@ SAMPLE_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Setting:
-    """What both train."""
+    """The task that both contenders train on."""
 
     shape: TinyLMShape | None
     """None: the shipped weights."""

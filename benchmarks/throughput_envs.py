@@ -125,7 +125,7 @@ class WaitingEnv(PlainEnv):
 
 
 class NullEnv(Environment):
-    """Simulates and renders nothing: what is left is the transport. Same observations and episode
+    """Simulates and renders nothing, which isolates the transport. Same observations and episode
     length as the default `metaworld`.
     """
 

@@ -62,7 +62,7 @@ class GymnasiumEnv(Environment):
         limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
         if limit is None:
             raise ValueError(
-                f"Gymnasium environment {id!r} has no limit of steps of its own: set "
+                f"Gymnasium environment {id!r} does not limit its steps: set "
                 "env.max_episode_steps=."
             )
         if limit < 1:

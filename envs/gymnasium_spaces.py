@@ -56,7 +56,7 @@ class ObservationLayout:
             else:
                 raise ValueError(
                     f"Gymnasium environment {name!r} has observation {leaf}{_at(path)}, which is "
-                    "no vector, no image and no text: wrap the environment so that it is."
+                    "no vector, no image and no text: wrap the environment to make it one of them."
                 )
         if not self._images and not self._vectors:
             raise ValueError(

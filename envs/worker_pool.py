@@ -174,7 +174,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process in its own session, so that its children can be killed with it."""
+    """A process in a separate session; its children can be killed with it."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings

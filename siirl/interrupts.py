@@ -35,7 +35,7 @@ SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 class Interrupted(KeyboardInterrupt):
     """The command was interrupted and has stopped.
 
-    A BaseException, so that handlers of Exception do not treat it as a fault.
+    A BaseException: handlers of Exception do not treat it as a fault.
     """
 
     def __init__(self, number: int) -> None:

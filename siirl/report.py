@@ -11,7 +11,7 @@
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --step 40 --kind val --count 3
 
-A run rewrites report.html while it goes on; this command makes it once more, also during a run.
+A run rewrites report.html at intervals; this command makes it once more, also during a run.
 """
 
 import argparse

@@ -155,7 +155,7 @@ def read_tiny_config(folder: Path) -> dict[str, Any]:
 
 
 def tiny_folder() -> Path:
-    """Where the shipped encoder lies, in a checkout or in an installed wheel."""
+    """Path of the shipped encoder, in a checkout or an installed wheel."""
     for folder in TINY_FOLDERS:
         if folder.is_dir():
             return folder

@@ -28,11 +28,11 @@ TOKENS_PER_PASS = 8192
 
 @dataclass(frozen=True)
 class Computing:
-    """Where and how an encoder's network computes."""
+    """Device and types of an encoder's computation."""
 
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
-    """Type of weights and activations; embeddings are float32 whatever it is."""
+    """Type of weights and activations; embeddings are always float32."""
     batch_size: int | None = None
     """Clips of one forward pass, of any episodes; None: `TOKENS_PER_PASS` tokens."""
     offload: bool = False

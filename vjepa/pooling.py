@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Pooling = Callable[[Tensor], Tensor]
-"""From latents [B, T, Y, X, D] to embeddings [B, E]."""
+"""Maps latents [B, T, Y, X, D] to embeddings [B, E]."""
 
 
 def mean(latents_BTYXD: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ EMBEDDING_SIZE = 32
 
 
 class ReadOut(nn.Module):
-    """From the last tubelet on a coarse grid to an embedding [B, E]: a `vjepa.pooling.Pooling` with
+    """Maps the last tubelet on a coarse grid to an embedding [B, E]: a `vjepa.pooling.Pooling` with
     weights.
     """
 

@@ -53,7 +53,7 @@ UNUSED = ("pos_embed",)
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How the tensors of a file differ from those that a network needs."""
+    """Difference between the tensors of a file and those that a network needs."""
 
     missing: list[str]
     unexpected: list[str]
@@ -132,7 +132,7 @@ def encoder_tensors(checkpoint: Any, *, path: Path) -> dict[str, Tensor]:
 
 
 def compare(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Mismatch:
-    """What `tensors` lacks, has too much, or has in another shape than `shapes`."""
+    """Tensors that are missing, unexpected, or of another shape than in `shapes`."""
     return Mismatch(
         missing=sorted(set(shapes) - set(tensors)),
         unexpected=sorted(set(tensors) - set(shapes)),

@@ -10,7 +10,7 @@ The flaws, kept on purpose:
   reward in other company;
 - DBSCAN's radius of 0.5 on standardised channels finds no cluster in high dimensions, so that the
   mean of all successes, which may be no success at all, is the only centre;
-- a task without success in the batch gives its failures 0, whatever succeeded before;
+- a task without success in the batch gives its failures 0, also after earlier successes;
 - an embedding of zeros, which siiRL's encoder returns where it failed, gets 0 even for a success.
 
 Embeddings are taken as float32, which is what the encoder gives.

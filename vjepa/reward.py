@@ -173,9 +173,7 @@ class TrajectoryReward:
         )
 
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What success of `task` looks like: demonstrations, the bank, and the successes of this
-        step [N, D].
-        """
+        """Reference embeddings of successes at `task` [N, D]: demonstrations, the bank, this step's."""
         parts = [
             part
             for part in (self.demonstrations.get(task), self.bank.get(task))

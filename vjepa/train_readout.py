@@ -30,7 +30,7 @@ from vjepa.vision_transformer import VideoTransformer
 
 @dataclass(frozen=True)
 class ReadOutConfig:
-    """How the read-out is trained; chosen on tuning seeds, see benchmarks/reward_progress.py."""
+    """Settings of the read-out's training; chosen on tuning seeds (benchmarks/reward_progress.py)."""
 
     steps: int = 1000
     batch_size: int = 128
@@ -61,7 +61,7 @@ class Draw:
 
 
 class EpisodeIndex:
-    """Where the prefixes of each episode lie, and which episodes succeeded at what."""
+    """Positions of each episode's prefixes, and the tasks of successful episodes."""
 
     def __init__(
         self, *, lengths: NDArray[np.int64], success: NDArray[np.bool_], tasks: NDArray[np.str_]
@@ -163,7 +163,7 @@ def train_readout(
 def prefixes(
     frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64]
 ) -> Iterator[list[NDArray[np.uint8]]]:
-    """Of each episode, the clips that end with its first, second, … last frame."""
+    """The clips of each episode that end with its first, second, … last frame."""
     for start, length in zip(np.cumsum(lengths) - lengths, lengths, strict=True):
         yield [frames_NHW3[start : start + count] for count in range(1, length + 1)]
 

@@ -52,7 +52,7 @@ TINY = VideoTransformerConfig(
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How the tiny encoder is trained."""
+    """Training settings of the tiny encoder."""
 
     steps: int = 800
     batch_size: int = 24

@@ -32,7 +32,7 @@ def median_advantage(
     index: torch.Tensor,
     ranks: Ranks,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far a rollout's reward lies above the median of its group: one lucky rollout makes no
+    """Difference between a rollout's reward and the median of its group: one lucky rollout makes no
     other look bad.
     """
     rewards_B, own = ranks.gather_rows(token_level_rewards.sum(-1))

@@ -93,7 +93,7 @@ def _bounds(key: Key) -> Iterator[str]:
 
 
 def read_in(key: Key) -> str:
-    """Which default jobs read `key`, and the conditions if not all do."""
+    """Default jobs that read `key`, and the conditions if not all do."""
     jobs = default_jobs()
     reading = {job for job, config in jobs.items() if _reads(config, key, text=is_text(job))}
     conditions = [_condition(reader.clause) for reader in READERS.get(key.place, ())]

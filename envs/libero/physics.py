@@ -34,7 +34,7 @@ RECORDED_PEAK_M = 0.1357
 MOTION = np.array([0.5, 0.3, 0.6, 0.1, 0.0, 0.2, -1.0])
 MOTION_STEPS = 10
 RECORDED_MOTION_M = (0.0488, 0.0409, 0.0648)
-"""How far `MOTION_STEPS` times `MOTION` move the gripper from the arm's home pose."""
+"""Distance that `MOTION_STEPS` times `MOTION` move the gripper from the arm's home pose."""
 
 _checked: list[bool] = []
 

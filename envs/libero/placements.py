@@ -88,7 +88,7 @@ def _episodes(env: Any) -> Iterator[Placement]:
 
 
 def _draw(env: Any, fixtures: dict[str, LoadedFixture], joint_samplers: list[Any]) -> Placement:
-    """What LIBERO's `_reset_internal` draws, in its order."""
+    """The random draws of LIBERO's `_reset_internal`, in its order."""
     model, data = env.sim.model._model, env.sim.data._data
     for body, position, rotation in fixtures.values():  # samplers of objects in drawers read them
         model.body_pos[body], model.body_quat[body] = position, rotation

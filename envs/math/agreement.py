@@ -54,7 +54,7 @@ CHOICE = re.compile(r"[A-J]")
 
 
 class Comparison(NamedTuple):
-    """What an algebra system has to find equal."""
+    """Two expressions whose equality an algebra system decides."""
 
     truth: str
     answer: str

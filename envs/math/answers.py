@@ -61,7 +61,7 @@ TAG_END = re.compile(r"</answer>|\[/answer\]", re.IGNORECASE)
 CLOSERS = re.compile(
     r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*"
 )
-"""What closes the dress of a box, up to the end of its paragraph."""
+"""Closing markup of a box, up to the end of its paragraph."""
 WIDTHLESS = re.compile(
     "(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])"
 )
@@ -84,12 +84,12 @@ OPERATED = re.compile(
 
 
 class MarkedAnswer(NamedTuple):
-    """What stands after the last mark."""
+    """The text after the last mark."""
 
     text: str
     """Without the mark and what surrounds it."""
     position: int
-    """Where in the text the mark begins."""
+    """Position in the text where the mark begins."""
     spoilt: bool = False
     """Whether the text around it holds another answer, a doubt or a retraction."""
 
@@ -157,7 +157,7 @@ def _content(text: str, start: int) -> tuple[str, int]:
     first, depth = opening.end(), 1
     inside = text[
         first : first + 2 * MAX_ANSWER_CHARACTERS
-    ]  # a longer one is too long wherever it ends
+    ]  # a longer one exceeds the limit in any case
     for brace in re.finditer(r"\\?[{}]", inside):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character
         if depth == 0:
@@ -346,7 +346,7 @@ def _after_line_mark(text: str, end: int) -> tuple[str, str]:
 
 
 def _opened(text: str, mark: Mark) -> str:
-    """What may open a dress of the statement: the line of `mark` so far, and the signs after it."""
+    """Text that may open markup around the statement: the line before `mark` and the signs after."""
     begin = text.rfind("\n", max(0, mark.start - SURROUNDINGS), mark.start) + 1
     ahead = re.compile(r"[\s*_:}]{0,40}").match(text, mark.end)
     assert ahead is not None  # it may be empty

@@ -30,7 +30,7 @@ RULE = re.compile(r"[-*_=\s]*$")
 ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
 CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
 OPEN = re.compile(r"[-+*/(\[{]$(?<!\*\*)")
-"""A line that goes on in the next one."""
+"""A line that continues in the next one."""
 ENVIRONMENT = re.compile(
     r"\\(?:begin|end)\{(?:align|aligned|gather|equation|split)\*?\}|\\\\[ \t]*$", re.MULTILINE
 )
@@ -84,7 +84,7 @@ VALUE = re.compile(
     rf"|(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
 )
-"""Where a value may begin."""
+"""Beginning of a value."""
 CIRCUMSTANCES = re.compile(r"[A-Za-z,'\u2019 -]{0,120}")
 PERIOD = re.compile(
     r" (?:over|in|after|during|within|for|at the end of|by the end of) (?:the |those |these |all )?"

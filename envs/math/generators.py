@@ -93,7 +93,7 @@ class GeneratedTask(NamedTuple):
 
 
 def held_out(key: str, *, share: float) -> bool:
-    """Whether an exercise belongs to the held-out ones, of which there are `share` of all."""
+    """Whether an exercise is held out; a share of `share` of all exercises is."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 

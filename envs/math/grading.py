@@ -47,7 +47,7 @@ class GradingFailed(EpisodeFailed):
 
 
 class Grade(NamedTuple):
-    """What a text is worth."""
+    """Grade of a text."""
 
     correct: bool
     verdict: str
@@ -55,7 +55,7 @@ class Grade(NamedTuple):
     the expression.
     """
     answer: str | None
-    """The final answer that was read, cut for the records; None where there is none."""
+    """The final answer that was read, cut for the records; None if the text has none."""
     marked: bool = True
     """Whether the answer was marked, and not only concluded (`envs.math.conclusions`); True where
     there is none.

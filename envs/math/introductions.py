@@ -40,7 +40,7 @@ def introduces(text: str, *, question: str) -> bool:
 
 
 def names_an_operation(text: str) -> bool:
-    """Whether `text` ends as `the sum of` does, so that the number after it is not what is said."""
+    """Whether `text` ends like `the sum of`: the number after it is then not the stated value."""
     match = ENDS_IN_OF.search(text)
     if match is None:
         return False

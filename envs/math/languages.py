@@ -42,7 +42,7 @@ NOUNS_WITHOUT_SPACES = "答案 答え 解答 答 正解 こたえ 정답 답변 
 CALLED = (
     "final finale correcta correcte correta corretta cuối_cùng đúng akhir النهائية النهائي สุดท้าย"
 )
-"""What the word may be called behind it: `la respuesta final`."""
+"""Attributes that follow the word: `la respuesta final`."""
 COPULAS = (
     "es est ist lautet beträgt é è is to wynosi равен adalah ni är er là هي هو είναι হল হলো হচ্ছে है"
 )
@@ -91,7 +91,7 @@ UNITS_ELSEWHERE = {
 space.
 """
 ENDINGS = "です でした になります となります である だ 입니다 이다 예요 이에요 है हैं ครับ ค่ะ"
-"""What a sentence may end with after its number."""
+"""Endings of a sentence after its number."""
 LINKS_ELSEWHERE = words(
     """
     de del des du la las el los le les il lo gli i der die das den dem des em en na nas al au aux do
@@ -153,7 +153,7 @@ RETRACTING_ELSEWHERE = words(
 RETRACTING_CHARACTERS = re.compile(
     r"\s*(?:不|但|等|可是|或|错|いや|しかし|または|아니|하지만|그러나)"
 )
-"""What takes an answer back at the beginning of the next sentence."""
+"""Beginnings of a next sentence that retract an answer."""
 COMPUTED = re.compile(r".*=\s*[-$]?[0-9][0-9.,]*")
 """A computation in front of a mark that no full stop ends, as in Thai."""
 CONCLUDING_CHARACTERS = re.compile(

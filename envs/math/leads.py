@@ -1,4 +1,4 @@
-r"""The words before a mark: whether what they lead to is the answer, or another thing made of it.
+r"""The words before a mark: whether they introduce the answer, or a quantity derived from it.
 
 `So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and
 `one of 70, \boxed{72}` say another number, or several. The rule is the one for the words after a
@@ -73,7 +73,7 @@ HARMLESS = words(
     "only just also still another additional extra final required desired us me him her them you"
 )
 FINAL = words("final correct right exact required desired numerical numeric simplified overall")
-"""What an answer may be called in `the ... answer is`."""
+"""Attributes of an answer in `the ... answer is`."""
 REWORKING = NUMERALS | OPERATIONS | COMPARISONS
 BOUND = re.compile(r"\bat (?:most|least)$", re.IGNORECASE)
 ASKS_A_BOUND = re.compile(r"\b(?:most|least|maxim|minim|small|larg|few|great)", re.IGNORECASE)

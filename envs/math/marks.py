@@ -31,7 +31,7 @@ MARK = re.compile(
 
 
 class Mark(NamedTuple):
-    """Where an answer is marked."""
+    """Place of an answer's mark."""
 
     kind: str
     """The group of `MARK`, or of `FOREIGN_MARK`."""

@@ -52,7 +52,7 @@ from envs.text import (
 DEFAULT_TASKS = ("sums-2",)
 # 1215 of the 8100 ordered pairs of two-digit numbers: enough for an accuracy to within 3 points.
 HELDOUT_SHARE = 0.15
-NOT_GRADED = "not graded"  # the verdict where there is none
+NOT_GRADED = "not graded"  # shown in place of a verdict
 MAX_ACTION_CHARACTERS = 1 << 24  # no model's turn comes near; grading time is linear in it
 
 
@@ -245,7 +245,7 @@ def opening_info(row: PromptRow) -> Info:
 
 
 async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward: float) -> Info:
-    """What the info of a step says about one text: its grade, or, where the row has none to give,
+    """The `info` of a step for one text: its grade, or, if the row cannot be graded,
     `ungraded_info`.
 
     Raises:

@@ -93,7 +93,7 @@ class Quantity(NamedTuple):
     counted: tuple[str, ...] = ()
     """The first nouns after the number, in lower case: (duck, eggs); () where it has none."""
     rate: tuple[str, ...] = ()
-    """What it is a share of: (hour,) of `18 per hour`, (each,) of `18 each`; () where it is no
+    """Denominators of a rate: (hour,) of `18 per hour`, (each,) of `18 each`; () if it is no
     rate.
     """
     compound: bool = False

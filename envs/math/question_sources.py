@@ -20,7 +20,7 @@ LUCKY_DRAWS = 200  # rows tried at random before all are searched
 
 
 class QuestionSource(Protocol):
-    """What `MathEnv` asks for questions."""
+    """Source of questions for `MathEnv`."""
 
     tasks: tuple[str, ...]
     """Names of what can be asked."""
@@ -112,7 +112,7 @@ def check_row(row: PromptRow) -> PromptRow:
 
 
 def any_row(row: PromptRow) -> PromptRow:
-    """`row`, whether it can be graded or not: `check_row` where somebody else decides."""
+    """`row`, graded or not: the `check_row` of an environment that does not grade."""
     return row
 
 

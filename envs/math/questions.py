@@ -89,10 +89,10 @@ BASES = {"binary": 2, "octal": 8, "hexadecimal": 16, "sixteen": 16}
 
 
 class Asked(NamedTuple):
-    """What a question asks for."""
+    """The quantity that a question asks for."""
 
     units: frozenset[str]
-    """Names of units, any of which answers it; empty where it names none."""
+    """Units that the question names; an answer may have any of them. Empty if it names none."""
     nouns: frozenset[str]
     """Stems of the things that it counts; empty where it names none, or a collective."""
 
@@ -153,7 +153,7 @@ def _contradicts_rate(share: str, question: str) -> bool:
 
 
 def _is_another_thing(counted: str, asked: str) -> bool:
-    """Whether two stems name things of which none is the other."""
+    """Whether two stems name different things."""
     kinds = [
         next((kind for kind in THINGS if name in {stem(word) for word in kind}), None)
         for name in (counted, asked)

@@ -43,7 +43,7 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 
 def sentence_begin(text: str, position: int) -> int:
-    """Where the sentence (or line) of `position` begins; at most some words before."""
+    """Begin of the sentence (or line) that contains `position`; at most some words before."""
     window = text[max(0, position - 200) : position]
     last = None
     for last in SENTENCE_END.finditer(window):

@@ -134,7 +134,7 @@ SUBSTANCES = words(
     wood gold silver paper land space homework change profit
     """
 )
-"""What units measure."""
+"""Quantities that units measure."""
 
 LINKS = words("of per a an the in for on at from to by with and each every")
 """They need a further word after them; `and` and `to` never join two numbers, as one number is all
@@ -263,7 +263,7 @@ HEDGES = (ALTERNATIVES | DOUBTS | NEGATIONS | RETRACTIONS) - words(
     usually
     """
 )
-"""Words that make an answer doubtful wherever they stand in its sentence."""
+"""Words that make an answer doubtful at any place in its sentence."""
 AMBIGUOUS = words("quarters cubes squares roots scores couples pair pairs twins triplets")
 """Changing words that are things where the question speaks of them: coins, blocks, plants."""
 QUANTIFIERS = words("more fewer additional extra")

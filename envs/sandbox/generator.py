@@ -9,7 +9,7 @@
 
 A problem is n steps in words. Its tests come from the steps' code, which is ours and runs here. A
 hash of the results on fixed probes assigns problems to training or held-out: two problems that
-compute the same in other words share a split, whatever the seed.
+compute the same in other words share a split for every seed.
 """
 
 import functools

@@ -6,11 +6,11 @@ the requested installed packages. The program is an unprivileged user of its own
 process, network, ipc, mount, host name, control group), has no capabilities, and may make the
 system calls of `seccomp`.
 
-A service that runs as root starts bubblewrap as the user nobody: limits on processes do not bind
-root, and root-only files stay closed even if a wall fails. If nobody cannot reach the interpreter
+A service that runs as root starts bubblewrap as the user `nobody`: limits on processes do not bind
+root, and root-only files stay closed even if a wall fails. If `nobody` cannot reach the interpreter
 (below /root), a private mount namespace binds it to a reachable place. A user namespace with a
-single user (`unshare -Ur`, some containers) has no nobody: bubblewrap runs as that user, as for an
-unprivileged one, and `local` watches the number of processes.
+single user (`unshare -Ur`, some containers) has no such user: bubblewrap runs as the single user,
+as for an unprivileged one, and `local` watches the number of processes.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ read -r _ || :
 
 
 class Launch(NamedTuple):
-    """How to start an isolated interpreter."""
+    """Command that starts an isolated interpreter."""
 
     command: list[str]
     """Program and arguments; the interpreter's own follow."""

@@ -84,7 +84,7 @@ class Limits:
 
 
 class Ending(enum.Enum):
-    """How a test ended. Only `FINISHED` can be a success, which the scorer decides."""
+    """End of a test. Only `FINISHED` can be a success; the scorer decides."""
 
     FINISHED = "finished"
     CPU_TIME = "out of processor time"

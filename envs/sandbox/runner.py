@@ -233,7 +233,7 @@ class Program:
                 self.call(module)
         except SystemExit as end:
             status = self.status_of(end.code)
-        except BaseException as error:  # noqa: BLE001  (whatever it raises is its result)
+        except BaseException as error:  # noqa: BLE001  (an error of the program is its result)
             error.__traceback__ = (
                 error.__traceback__ and error.__traceback__.tb_next
             )  # from the program's first line

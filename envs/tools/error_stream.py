@@ -1,4 +1,4 @@
-"""Drains a process's standard error, so that it never blocks, and keeps the end.
+"""Drains a process's standard error, so that the process never blocks, and keeps the last lines.
 
 A pipe holds 64 KiB on Linux, and a writer of more blocks until a reader empties it. The host's
 event loop runs only while episodes are awaited, not while a policy trains, so a thread reads: one

@@ -190,7 +190,7 @@ class _Connection:
         self.client: Client
 
     def is_open(self) -> bool:
-        """Whether the client is still connected, as far as it has noticed."""
+        """Whether the client believes to be connected."""
         return self._task is not None and not self._task.done()
 
     async def open(self, *, deadline_s: float) -> None:

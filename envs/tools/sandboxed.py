@@ -91,7 +91,7 @@ class ProgramRunner(Protocol):
         """Return the program's output, and its ending if it failed; bounded in time and size.
 
         Raises:
-            RuntimeError: The program could not be run, by no fault of its own.
+            RuntimeError: The sandbox could not run the program; the program is not at fault.
         """
 
     def close(self) -> None:

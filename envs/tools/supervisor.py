@@ -50,7 +50,7 @@ def _end_with_grace(*_: Any) -> None:
 
 
 def _leave_streams() -> None:
-    """Closes our copies of the server's streams, so that its client sees it close them."""
+    """Closes our copies of the server's streams, so that its client sees their end."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(nowhere, stream)

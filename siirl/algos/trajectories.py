@@ -66,7 +66,7 @@ def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch
     if bool(homeless_B.any()):
         row = int(homeless_B.nonzero()[0])
         raise TensorError(
-            f"rewards is {float(rewards_B[row])} in row {row}, an episode of which no token was "
+            f"rewards is {float(rewards_B[row])} in row {row}, an episode in which no token was "
             "executed: drop it."
         )
     after_BT = kept_BT.flip(1).cumsum(1).flip(1)  # kept tokens from here on

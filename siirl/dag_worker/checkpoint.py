@@ -4,15 +4,15 @@
       latest                    name of the newest folder, replaced in one step
       step_00000020/
         manifest.json           what there should be: every file with its size and SHA-256
-        state.pt                counters, generators, memories: whatever their owners handed in
+        state.pt                counters, generators and memories of the run's components
         actor/                  one folder an engine
           model.safetensors     the weights, whole; with config.json a policy that `model.path` reads
           shards/               weights and both moments, a file a rank (torch.distributed.checkpoint)
 
-A rank copies its shards to host memory, then a thread writes them and training goes on; at most one
-checkpoint is being written. It is written under a temporary name, flushed to disk and renamed, so a
-crash leaves the previous one intact. It fits any number of ranks: each reads its part. `state` is
-the same on every rank. No file is trusted: sizes and digests are checked before anything is read,
+A rank copies its shards to host memory, then a thread writes them while training continues; at
+most one checkpoint is being written. It is written under a temporary name, flushed to disk and
+renamed, so a crash leaves the previous one intact. It fits any number of ranks: each reads its
+part. `state` is the same on every rank. No file is trusted: sizes and digests are checked before anything is read,
 and reading executes no code from the file. Checkpoints of siirl 0.1, with whole moments in
 `optimizer.safetensors`, load as well.
 """
@@ -92,8 +92,8 @@ class CheckpointManager:
         keep: Number of checkpoints to keep; the oldest are deleted. None keeps all.
         export: Called on rank 0 with the unfinished folder to add files, for example the policy's
             config.json next to its weights.
-        asynchronous: Copy the shards, so that training goes on while they are written. False saves
-            the memory of the copy: `start_saving` then returns when the checkpoint is complete.
+        asynchronous: Copy the shards, and write them while training continues. False saves the
+            memory of the copy: `start_saving` then returns when the checkpoint is complete.
 
     Raises:
         CheckpointError: The folder is not writable.
@@ -131,7 +131,7 @@ class CheckpointManager:
     def start_saving(
         self, *, step: int, state: dict[str, Any], evaluation_due: bool = False
     ) -> None:
-        """Take a checkpoint now, and write it while the caller goes on.
+        """Take a checkpoint now, and write it while the caller continues.
 
         If the one before is still being written, this waits for it.
 

@@ -93,7 +93,7 @@ class Evaluation:
     validator: Validator
     episode_log: Closeable
     reward: Closeable | None = None
-    """What scores episodes that the environment leaves without a grade."""
+    """Scores episodes that the environment leaves ungraded."""
 
     def close(self) -> None:
         """Close environments, files and reward functions; safe to call twice."""

@@ -64,13 +64,13 @@ class StageContext:
         return self.critic
 
     def require_buffer(self) -> ColocatedBuffer:
-        """What passes rows between nodes; ConfigError if the run has none."""
+        """The buffers between nodes; ConfigError if the run has none."""
         if self.buffer is None:
             raise ConfigError("The run has no buffer, which PUT_TO_BUFFER nodes need.")
         return self.buffer
 
     def require_exchange(self) -> Any:
-        """What passes rows between resource groups; ConfigError if the run has one group."""
+        """The exchange between resource groups; ConfigError if the run has one group."""
         if self.exchange is None:
             raise ConfigError(
                 "put_to_group or get_from_group runs, but all ranks are one group: the two are "

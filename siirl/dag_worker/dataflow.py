@@ -10,7 +10,7 @@ kept until its last reader has run.
 The order is fixed and the same on every rank, because nodes call collectives. A node whose work can
 be begun ahead (`siirl.execution.dag.stage`: a text's reward, in processes) is begun when its
 dependencies have run, and called as late as its dependents permit; other nodes run meanwhile. A node that asks for
-more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and nobody else; nodes that
+more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and no other node; nodes that
 still are to read those ancestors get the rows of all rounds. Left out: what a call of a node is
 (DAGWorker).
 """

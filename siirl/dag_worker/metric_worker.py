@@ -42,7 +42,7 @@ class MetricWorker:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """What this rank has recorded since the last `reduce`."""
+        """Values that this rank has recorded since the last `reduce`."""
         return tuple(self._records)
 
     def reduce(self) -> dict[str, Reduced]:

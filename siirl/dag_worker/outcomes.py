@@ -108,7 +108,7 @@ def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) 
 def outcomes_to_score(
     batch: TensorDict, *, reward: RewardManager, ranks: Collectives
 ) -> EpisodeOutcomes:
-    """What `reward.score` gets on this rank; every rank must call it."""
+    """The arguments of `reward.score` on this rank; every rank must call it."""
     gather = gather_outcomes if reward.looks_at_all_ranks else own_outcomes
     return gather(batch, ranks=ranks)
 

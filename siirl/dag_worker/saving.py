@@ -1,4 +1,4 @@
-"""A checkpoint that is being written while training goes on.
+"""A checkpoint that is written while training continues.
 
 Each rank has a thread that writes its shards and leaves a note with what it wrote. The thread of
 rank 0 waits for the notes of all ranks, and completes the checkpoint. Threads make no collective
@@ -29,10 +29,10 @@ Fingerprints = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank wrote."""
+    """Files that a rank wrote."""
 
     results: dict[str, list[WriteResult]]
-    """By engine, for DCP's metadata."""
+    """Write results by engine, for DCP's metadata."""
     files: Fingerprints
 
 

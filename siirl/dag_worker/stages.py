@@ -49,7 +49,7 @@ PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 PROMPT_ROW = "prompt_row"
 """Column with the file row of a prompt."""
 RewardOutcome = tuple[EpisodeOutcomes, RewardScores]
-"""What a reward has scored, and the scores."""
+"""A scored batch and its scores."""
 EPISODE_COLUMNS = (
     *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
     *("finish_step", "complete", "truncated", "env_return"),

@@ -291,7 +291,7 @@ def exchange_rows(
 def _best_exchange(
     heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, equal_size: bool
 ) -> tuple[list[int], list[int]] | None:
-    """Which rows to give and which to take back, so that the amount that changes sides is closest
+    """Rows to give and rows to take back, such that the net amount is closest
     to half the gap.
 
     Returns:

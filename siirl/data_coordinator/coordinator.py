@@ -13,7 +13,7 @@ tells each rank which of them go where.
 
 A plain class without waiting: "not yet" is None or False. `ray_edge` makes it an actor that waits.
 No operation costs more because of what else is queued: none looks at other nodes' queues or at
-other samples of its own, and a filter is asked once about each sample.
+other samples of the same rank, and a filter is called once for each sample.
 """
 
 import time
@@ -264,7 +264,7 @@ class DataCoordinator:
         return self._leases.seconds_to_next(self._clock())
 
     def leftovers(self, node: str) -> list[Leftover]:
-        """What earlier steps of a node left over, for its next step or for a checkpoint."""
+        """Samples that earlier steps of a node left over, for its next step or a checkpoint."""
         return [
             Leftover(entry.info, entry.ref, entry.source)
             for entry in self._nodes.get(node, NodeQueues()).leftovers
@@ -291,7 +291,7 @@ class DataCoordinator:
         return dropped
 
     def missing_sources(self, key: QueueKey) -> list[int] | None:
-        """Source ranks that have not put yet; None where nobody has."""
+        """Source ranks that have not put yet; None before the first put."""
         node = self._nodes.get(key.node)
         queue = node.steps.get(key.step) if node else None
         return (
@@ -299,7 +299,7 @@ class DataCoordinator:
         )
 
     def stats(self) -> dict[str, int]:
-        """Samples by what became of them; `put` is the sum of the others."""
+        """Samples by outcome; `put` is the sum of the others."""
         waiting = sum(node.waiting for node in self._nodes.values())
         left_over = sum(len(node.leftovers) for node in self._nodes.values())
         return {

@@ -49,7 +49,7 @@ def divide(
 def transfers(
     parts: Sequence[Sequence[Entry]], left_over: Sequence[Entry], *, sources: int
 ) -> list[Transfers]:
-    """What each rank has to do so that rank r has `parts[r]`."""
+    """The transfers of each rank after which rank r has `parts[r]`."""
     ranks = max(sources, len(parts))
     leaving: list[dict[int, list[str]]] = [defaultdict(list) for _ in range(ranks)]
     arriving: list[dict[int, list[str]]] = [defaultdict(list) for _ in range(ranks)]

@@ -19,7 +19,7 @@ Order = tuple[int, int, int]
 
 
 def accepts(filter_plugin: FilterPlugin, info: SampleInfo) -> bool:
-    """What a filter says of a sample.
+    """A filter's verdict on a sample.
 
     Raises:
         ConfigError: It raised an exception.
@@ -48,9 +48,9 @@ class Entry(NamedTuple):
     order: Order
     info: SampleInfo
     ref: Any
-    """Where the sample can be fetched; None while it lies in the memory of `source`."""
+    """Reference to fetch the sample by; None while it is in the memory of `source`."""
     source: int | None
-    """The rank that put it; None where nobody knows any more."""
+    """The rank that put it; None if unknown."""
 
 
 class Leftover(NamedTuple):
@@ -64,7 +64,7 @@ class Leftover(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionRequest:
-    """How a step's samples are divided; the same for all ranks."""
+    """Division of a step's samples; the same for all ranks."""
 
     partitions: int
     """Number of ranks that get a part."""
@@ -78,7 +78,7 @@ class PartitionRequest:
 
 @dataclass(frozen=True)
 class Transfers:
-    """What one rank has to do so that every rank of a divided step has its part."""
+    """One rank's transfers, after which every rank of a divided step has its part."""
 
     leaving: Mapping[int, Sequence[str]]
     """Ids of the rows in its memory that go to another rank, by that rank."""
@@ -185,15 +185,15 @@ class StepQueue:
     """Samples of one step for one node."""
 
     sources: int | None
-    """How many ranks put their share; None for a stream."""
+    """Number of ranks that put a share; None for a stream."""
     entries: WaitingEntries = field(default_factory=WaitingEntries)
     uids: set[str] = field(default_factory=set)
     sources_done: set[int] = field(default_factory=set)
     request: PartitionRequest | None = None
     parts: dict[int, list[Entry]] | None = None
-    """By rank, those that are not leased now; None before the step is divided."""
+    """Samples by rank that are not leased now; None before the step is divided."""
     transfers: list[Transfers] = field(default_factory=list)
-    """By rank, of all ranks that put or have a part; empty before the step is divided."""
+    """Values of all ranks that put or have a part, by rank; empty before the step is divided."""
     leases: dict[int, int] = field(default_factory=dict)
     """Open lease of each rank's part."""
     leased: int = 0
@@ -230,7 +230,7 @@ class StepQueue:
         for uid, count in Counter(uids).items():
             if count > 1 or uid in self.uids:
                 raise InvariantError(
-                    f"Sample {uid!r} was put twice for {key}. Each rollout needs an id of its own."
+                    f"Sample {uid!r} was put twice for {key}. Each rollout needs a unique id."
                 )
 
 

@@ -99,7 +99,7 @@ class CoordinatorActor:
     async def get_share(
         self, key: QueueKey, request: PartitionRequest, rank: int, timeout: float
     ) -> Share:
-        """What a rank gives and gets of a step; waits until all ranks have put."""
+        """The rows of a step that a rank gives and gets; waits until all ranks have put."""
         share: Share = await self._part(
             key, rank, lambda: self.coordinator.get_share(key, request, rank=rank), timeout
         )
@@ -175,7 +175,7 @@ class CoordinatorActor:
         self._watch_expiry()
 
     def _after_return(self) -> None:
-        """Leases were given back, of whichever node."""
+        """Leases of any node were given back."""
         for key in self._takers.keys():
             self._takers.serve(key)
         for node in {key.node for key in self._parts.keys()}:
@@ -189,7 +189,7 @@ class CoordinatorActor:
                 self._parts.serve(key)
 
     def _watch_expiry(self, *, one_more_waits: bool = False) -> None:
-        """See to it that a lease that nobody acknowledges goes to whoever waits."""
+        """Offer leases that expire without acknowledgement to waiting ranks."""
         seconds = self.coordinator.seconds_to_next_expiry()
         waits = one_more_waits or self._takers or self._parts
         if self._expiry is not None or seconds is None or not waits:

@@ -19,7 +19,7 @@ class Redistribution(Protocol):
     """
 
     bytes_given: int
-    """What this rank gave to others in the last call of `redistribute`."""
+    """Rows that this rank gave to others in the last call of `redistribute`."""
 
     def redistribute(
         self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
@@ -40,7 +40,7 @@ class Redistribution(Protocol):
 
 
 class StayOnRank:
-    """One rank has nobody to share with: rows stay where they are, behind those that a checkpoint
+    """Redistribution on a single rank: rows stay where they are, behind those that a checkpoint
     of several ranks had left over.
     """
 
@@ -64,7 +64,7 @@ class StayOnRank:
         """Nothing was leased."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What was loaded and not taken yet."""
+        """Rows that were loaded from a checkpoint and not taken yet."""
         return {node: list(rows) for node, rows in self._leftovers.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

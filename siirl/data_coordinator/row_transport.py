@@ -96,7 +96,7 @@ def pack(batch: TensorDict) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor) -> TensorDict:
-    """The batch of which `pack` made these bytes; its columns share their memory."""
+    """The batch that `pack` turned into these bytes; its columns share their memory."""
     size = int.from_bytes(packed[:LENGTH_BYTES].numpy().tobytes(), "big")
     legend = json.loads(packed[LENGTH_BYTES : LENGTH_BYTES + size].numpy().tobytes())
     columns: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Samples: rows of a batch on their own, unpadded, ready to travel; and what the coordinator is
 told of them.
 
-A row holds numpy arrays of its own memory. A view would pickle the whole batch with every row.
+A row owns its numpy arrays. A view would pickle the whole batch with every row.
 Columns in bfloat16, which numpy lacks, come back as float32.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["Dict2Samples", "Sample", "SampleInfo", "Samples2Dict", "row_infos"]
 
 @dataclass(frozen=True)
 class Places:
-    """Where the rows of a ragged column lie along axis 1 of the padded one."""
+    """Position of a ragged column's rows along axis 1 of the padded column."""
 
     start_B: NDArray[np.int64]
     length_B: NDArray[np.int64]
@@ -178,7 +178,7 @@ def _check_same_columns(samples: Sequence[Sample]) -> None:
 
 
 def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
-    """Where the rows of each ragged layout lie; prompts end where responses start.
+    """Position of the rows of each ragged layout; prompts end where responses start.
 
     Raises:
         InvariantError: Two columns of one layout have rows of different length.
@@ -240,7 +240,7 @@ def _stack(name: str, values: Sequence[Any]) -> torch.Tensor:
     if len(shapes) > 1:
         raise InvariantError(
             f"Rows of column {name!r} differ in shape: {sorted(shapes)}. "
-            "If it runs along tokens or chunks, say so with siirl.data_coordinator.protocol.batch_columns.register_column."
+            "If it runs along tokens or chunks, register it with siirl.data_coordinator.protocol.batch_columns.register_column."
         )
     return torch.from_numpy(np.stack(arrays))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class SampleInfo:
-    """What the coordinator knows of a sample: enough to route, filter and balance, and no tensor."""
+    """The coordinator's record of a sample: enough to route, filter and balance, and no tensor."""
 
     sum_tokens: int = 0
     """Tokens of prompt and response: the work that the sample makes, where `flops` is not known."""

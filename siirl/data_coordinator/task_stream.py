@@ -20,10 +20,10 @@ FIRST_TRAINING_SEED = 1_000_000  # evaluation seeds are 0..999_999: disjoint by 
 LAST_SEED = 2**31 - 1  # what every simulator takes
 
 LOADER_COLUMNS = frozenset({"index", "task_name", "task_id", "trial_id", "seed"})
-"""What `EpisodeTask.columns` gives: for `TaskGraph.check_columns(loader_columns=...)`."""
+"""Columns of `EpisodeTask.columns`, for `TaskGraph.check_columns(loader_columns=...)`."""
 
 Outcomes = Mapping[str, tuple[int, int]]
-"""Of each task: successes and graded episodes."""
+"""Successes and graded episodes of each task."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EpisodeTask:
     task_id: int
     """Position in the list of tasks."""
     trial_id: int
-    """How many prompts of the same task came before."""
+    """Number of earlier prompts of the same task."""
     seed: int
     """Fixes the environment."""
     group_id: int
@@ -63,7 +63,7 @@ class Loader(Protocol):
         """Take note of a rollout's outcomes, rank by rank; every rank gets the same."""
 
     def metrics(self) -> dict[str, float]:
-        """Where in the data the run is; the same on every rank."""
+        """Position in the data; the same on every rank."""
 
     def passes(self) -> float:
         """How often the run has gone through its prompts; 0 where they are made up without end. The
@@ -97,7 +97,7 @@ class TaskLoader:
     """
 
     sampling = "even"
-    """As `data.task_sampling` says it."""
+    """Value of `data.task_sampling`."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class TaskLoader:
         ]
 
     def prompts_at(self, numbers: Sequence[int]) -> list[EpisodeTask]:
-        """Prompts of the stream by number, whoever takes them; the position stays."""
+        """Prompts of the stream by number, for any rank; the position does not change."""
         return [self._prompt(number) for number in numbers]
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
@@ -188,7 +188,7 @@ class TaskLoader:
         """Nothing reads ahead."""
 
     def _prompt(self, number: int) -> EpisodeTask:
-        """Prompt `number` of the stream, whoever takes it."""
+        """Prompt `number` of the stream, for any rank."""
         passes, place = divmod(number, len(self._pass))
         order = self._pass[np.random.default_rng([self.seed, passes]).permutation(len(self._pass))]
         task_id = int(order[place])

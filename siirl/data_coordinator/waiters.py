@@ -1,4 +1,4 @@
-"""Calls that wait until something can be done for them, and nobody else is woken.
+"""Waiting calls; a put wakes only those that can proceed.
 
 Those that wish the same of the same queue stand in one line: if the first cannot go on, no other
 can. So a change costs as much as there are different wishes, however many calls wait.
@@ -13,7 +13,7 @@ from siirl.data_coordinator.queues import QueueKey
 from siirl.errors import SiirlError
 
 Line = deque[tuple[Callable[[], Any], "asyncio.Future[Any]"]]
-"""What each call attempts (None: not yet), and where it waits for the result."""
+"""Each waiting call: its attempt (which returns None if it must wait) and its future."""
 
 
 class Waiters:
@@ -26,7 +26,7 @@ class Waiters:
         return bool(self._lines)
 
     def keys(self, node: str | None = None) -> list[QueueKey]:
-        """Queues for which somebody waits, of one node or of all, by step."""
+        """Queues that have waiting calls, of one node or of all, by step."""
         nodes = self._lines if node is None else [node]
         return sorted(key for name in nodes for key in self._lines.get(name, ()))
 

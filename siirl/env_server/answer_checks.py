@@ -41,7 +41,9 @@ def fault_of_step(result: Any, *, spec: EnvSpec, num_actions: int) -> str | None
     if not isinstance(executed, int | np.integer) or not 1 <= executed <= num_actions:
         return f"info['executed'] is {_shown(executed)} after a chunk of {num_actions} actions"
     if executed < num_actions and not (terminated or truncated):
-        return f"only {executed} of {num_actions} actions were executed, but the episode goes on"
+        return (
+            f"only {executed} of {num_actions} actions were executed, but the episode has not ended"
+        )
     return _fault_of_success(info, spec=spec)
 
 

@@ -23,7 +23,7 @@ def describe_row(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many checks passed, failed and were skipped."""
+    """Numbers of checks that passed, failed and were skipped."""
     counts = {status: sum(row.status == status for row in rows) for status in STATUSES}
     return ", ".join(f"{count} {status}" for status, count in counts.items())
 

@@ -87,7 +87,7 @@ def _negative_log_likelihood(scores: TokenScores, rows: TensorDict) -> LossSum:
 
 @torch.no_grad()
 def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
-    """How often a model gives the answers in `rows`.
+    """How often a model gives the answers of `rows`.
 
     Returns:
         `greedy`: share of answers of which every token is the most likely one. `sampled`: mean

@@ -146,7 +146,7 @@ def quoted(path: Path) -> str:
 
 
 def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
-    """Which episodes are played, and how sampled actions are drawn."""
+    """Selects the episodes and the random numbers of sampled actions."""
     return {
         "first_seed": config.trainer.val_seed_offset,
         "episodes_per_task": config.trainer.val_episodes,

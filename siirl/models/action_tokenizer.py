@@ -42,7 +42,7 @@ class ActionTokenizer:
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ValueError(
                 f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the "
-                "environment so that it is."
+                "environment to make it so."
             )
         if not space.is_bounded():
             raise ValueError(

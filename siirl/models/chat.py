@@ -2,7 +2,7 @@
 
 No generated token is encoded again. The tokens that a chat template puts after the assistant's
 words are found by rendering a small chat with a placeholder: the text after the placeholder begins
-the next turn. So any template works that renders messages in order, whatever its marks. A tokenizer
+the next turn. So any template works that renders messages in order. A tokenizer
 without a template joins contents by line ends, and adds nothing else (`12+34=` stays `12+34=`).
 """
 

@@ -122,7 +122,7 @@ def make_openvla_oft(
     """
     if path is None:
         raise ConfigError(
-            "model=openvla_oft has no weights of its own: set actor_rollout_ref.model.path to a "
+            "model=openvla_oft ships no weights: set actor_rollout_ref.model.path to a "
             "checkpoint's folder."
         )
     return load_openvla_oft(path, spec, **options, weights=weights)

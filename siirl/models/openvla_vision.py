@@ -29,7 +29,7 @@ class EncoderShape:
 
     width: int
     blocks: int
-    """Blocks of the whole encoder, of which the last is not run."""
+    """Blocks of the whole encoder; the last one is not run."""
     heads: int
     hidden: int
     """Hidden width of a block's MLP."""
@@ -46,7 +46,7 @@ ENCODERS = {
     ),
     "vit_so400m_patch14_siglip_224": EncoderShape(width=1152, blocks=27, heads=16, hidden=4304),
 }
-"""By timm's names (timm/models/vision_transformer.py, Apache 2.0)."""
+"""Encoders by timm's names (timm/models/vision_transformer.py, Apache 2.0)."""
 
 
 def encoder_shape(name: str, *, known: Mapping[str, EncoderShape] = ENCODERS) -> EncoderShape:

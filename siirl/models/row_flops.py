@@ -1,7 +1,7 @@
 """Work of a training pass over each row of a batch, by kind of model: what ranks are balanced by.
 
 A causal transformer with N parameters beside embedding and head, L layers, attention of width A and
-a head of V x D makes, forward and backward, for a row of S tokens of which T are the response's,
+a head of V x D makes, forward and backward, for a row of S tokens with a response of T tokens,
 
     6 N S  +  6 L A S^2  +  6 V D T    floating-point operations.
 

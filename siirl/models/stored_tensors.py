@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, of which each rank reads the part that it holds.
+"""Tensors in safetensors files; each rank reads the part that it holds.
 
 Bytes go from the file into the target through a small buffer. A memory map, as the safetensors
 library has, would count every page that was read as memory of the process.
@@ -40,7 +40,7 @@ DTYPES = {
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, without a gradient."""
+    """This rank's part of a tensor, without a gradient."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 

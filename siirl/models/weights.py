@@ -206,7 +206,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _weights_and_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """All names, a tied weight under each of its own."""
+    """All names; a tied weight appears under each of its names."""
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),

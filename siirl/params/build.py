@@ -95,7 +95,7 @@ def _convert(value: Any, hint: Any) -> Any:
     if hint is int:
         return _require(value, isinstance(value, int) and not isinstance(value, bool))
     if hint is str and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)  # `env.suite=10`: whoever types it cannot know that YAML has numbers
+        return str(value)  # `env.suite=10`: YAML reads a number where the user means a name
     return _require(value, isinstance(value, hint))
 
 

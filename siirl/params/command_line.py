@@ -10,7 +10,7 @@ from siirl.errors import ConfigError, UnknownNameError
 
 
 class Action(Enum):
-    """What a command is asked to do."""
+    """Action that the command line requests."""
 
     RUN = "run"
     HELP = "--help"

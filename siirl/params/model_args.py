@@ -295,7 +295,7 @@ class ActorArguments:
 
 @dataclass
 class RolloutArguments:
-    """How the policy acts."""
+    """Settings of the policy's rollouts."""
 
     name: str = option(
         "embodied",
@@ -346,7 +346,7 @@ class RolloutArguments:
         None,
         "`async`: episodes are started all the time, and new weights reach running ones; `sync`: "
         "the episodes of a step are started together. null: async if trainer.max_staleness is "
-        "above 0. rollout=vllm generates in a process of its own with async.",
+        "above 0. rollout=vllm generates in a separate process with async.",
         choices=("sync", "async"),
     )
     tensor_model_parallel_size: int = option(

@@ -238,7 +238,7 @@ def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
 
 
 def _own_graph(assignments: Iterable[Assignment]) -> str | None:
-    """What names a graph of the user's own; None where nothing does."""
+    """The setting that names a user's graph; None if none does."""
     named = {
         assignment.key: assignment.value
         for assignment in assignments

@@ -134,7 +134,7 @@ class TrainingArguments:
     )
     async_save: bool = option(
         True,
-        "Training goes on while a checkpoint is written, from a copy in host memory: 12 bytes a "
+        "Training continues while a checkpoint is written, from a copy in host memory: 12 bytes a "
         "trained parameter, divided by the ranks. False: no copy, and training waits.",
         why="writing 90 GB, a policy of 7B with its moments, takes minutes",
     )

@@ -58,7 +58,7 @@ def read_plain(path: Path) -> Any:
 
 
 def describe_yaml_error(error: BaseException) -> str:
-    """What is wrong with the text, in one sentence without its full stop."""
+    """Describes the error in the text: one sentence without its full stop."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError):

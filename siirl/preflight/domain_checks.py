@@ -90,7 +90,7 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"{ROLLOUT}.mode=async rolls out beside training, and the ranks are colocated: set "
             "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or take rollout=vllm, "
-            "which generates in a process of its own."
+            "which generates in a separate process."
         )
     if rollout.name == VLLM and rollout.mode != "async" and ranks > 1:
         yield ConfigError(

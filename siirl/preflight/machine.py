@@ -76,7 +76,7 @@ def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
 
 
 def device_slots() -> tuple[int, str]:
-    """How many ranks fit on this machine, and on what: GPUs if torch sees any, else CPU cores."""
+    """Number of ranks that fit on this machine and their device: GPUs if torch sees any, else CPUs."""
     if shutil.which("nvidia-smi") is not None:
         import torch  # slow to import
 

@@ -52,7 +52,7 @@ ENV_BYTES = {
         server=300e6, scene=50e6, simulator=50e6, bounded=True
     ),  # five tasks: 1.53 GB with one environment a server, 2.0 GB with two
 }
-"""By `EnvSpec.name`; unshared memory of two servers, measured in November 2026.
+"""Unshared memory of two servers by `EnvSpec.name`, measured in November 2026.
 """
 OTHER_ENV_BYTES = EnvBytes(
     server=200e6, scene=0.0, simulator=0.0

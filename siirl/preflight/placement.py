@@ -32,7 +32,7 @@ class GroupPlan:
     machines: tuple[int, ...]
     nodes: tuple[str, ...]
     why: str
-    """Where the number of ranks comes from."""
+    """Source of the number of ranks."""
 
 
 def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:

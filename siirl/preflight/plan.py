@@ -37,7 +37,7 @@ LOG_BYTES = 20e6
 # a longer list, for example the 90 tasks of a LIBERO suite, is cut and the rest counted
 LISTED_TASKS = 10
 COLUMNS = 80
-"""Width of the plan: that of a terminal nobody has resized."""
+"""Width of the plan: the default width of a terminal."""
 SHORTEST_STEP_S = 1.0  # with videos; bounds their number if max_minutes ends the run
 UNGRADED_ROWS = (
     "includes rows that the environment cannot grade (no ground truth, or a style that needs a "

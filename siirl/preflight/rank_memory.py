@@ -48,7 +48,7 @@ class RankMemory:
     held: Parts
     """Throughout the step."""
     phases: tuple[tuple[str, Parts], ...]
-    """In addition, in each phase."""
+    """Bytes held in addition, by phase."""
 
     @property
     def peak(self) -> tuple[str, float]:
@@ -277,7 +277,7 @@ def _adapters(config: SiiRLArguments, shape: ModelShape) -> int:
 
 
 def _has_own_reference(config: SiiRLArguments) -> bool:
-    """Whether the KL has weights of its own, and not those below adapters."""
+    """Whether the KL reference is a separate copy of the weights, and not the base of adapters."""
     below = (
         config.actor_rollout_ref.model.lora.rank > 0 and config.actor_rollout_ref.ref.path is None
     )
@@ -311,7 +311,7 @@ def _gathered(config: SiiRLArguments, shape: ModelShape) -> float:
 
 
 def _activations(config: SiiRLArguments, spec: EnvSpec, shape: ModelShape) -> float:
-    """What the passes of a micro-batch keep: every block, or the inputs of all and one block."""
+    """Activations of a micro-batch: those of every block, or the inputs of all and one block."""
     computing, text = _computing(config), is_text(spec)
     recomputes = _recomputes(config, text=text)
     places, observations = _places(config, spec, shape)

@@ -50,7 +50,7 @@ def ask_ungraded_rows(config: SiiRLArguments) -> None:
 def rate_by_grade(config: SiiRLArguments) -> None:
     """Evaluate with `reward.name=return`, unless only the reward can rate rows without a grade.
 
-    The run's own reward may need files that no longer exist, such as demonstrations or a model.
+    The run's reward may need files that have since been deleted, such as demonstrations or a model.
     """
     ask_ungraded_rows(config)
     if not config.env.kwargs.get(UNGRADED):

@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
     @property
     def change(self) -> str:
-        """What became of the episode, in words."""
+        """Outcome of the episode, in words."""
         was, now = succeeded(self.before), succeeded(self.after)
         if was is None or now is None:
             return "ungraded"

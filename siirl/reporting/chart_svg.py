@@ -197,7 +197,7 @@ def _legend(chart: Chart) -> Markup:
 
 
 def _facts(axes: _Axes, chart: Chart, drawn: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What hover shows: per step its pixel, and per curve the text at steps where it has a value."""
+    """Hover data: the pixel of each step, and each curve's text at the steps that have a value."""
     steps = sorted({point.step for curve in chart.series for point in curve.points})
     places = {step: place for place, step in enumerate(steps)}
     return {

@@ -41,7 +41,7 @@ class Series:
     label: str
     points: Sequence[Point]
     meaning: str = ""
-    """What the quantity is, as `METRICS` declares it; shown on hover."""
+    """Meaning of the quantity, as declared in `METRICS`; shown on hover."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def run_charts(rows: Sequence[Row]) -> list[Chart]:
 
 
 def task_charts(rows: Sequence[Row]) -> list[Chart]:
-    """Held-out success of each task, lowest last value first; none where there is one task."""
+    """Held-out success of each task, lowest last value first; no chart for a single task."""
     tasks = _tasks(rows)
     if len(tasks) < 3:  # one task, and `all`
         return []

@@ -1,4 +1,4 @@
-"""Rewrites report.html while a run goes on, and once more when it ends.
+"""Rewrites report.html during a run, and once more when it ends.
 
 A page takes longer to make the longer the run is. It is therefore made after a step only if that
 keeps all pages together below 2 % of the run's time. Left out: what the page contains
@@ -32,7 +32,7 @@ class LiveReport:
 
     @property
     def file(self) -> Path:
-        """Where the page is."""
+        """Path of the page."""
         return self.folder / REPORT_FILE
 
     def after_step(self) -> None:

@@ -3,7 +3,7 @@
 Beside a video lies what the episode was made of (`<video>.json`: the executed actions), from which
 `siirl.replay` plays it back.
 
-Drawing and encoding run in one thread beside the training (ffmpeg is a process of its own), with a
+Drawing and encoding run in one thread beside the training (ffmpeg is a separate process), with a
 bounded number of episodes waiting; an error there is raised by the next call here. `VideoRecorder`
 knows nothing of batches: it takes frames and a `VideoSample`.
 """
@@ -126,7 +126,7 @@ class VideoRecorder:
         _check(frames, sample)
         if sample.uid in self._uids:
             raise ValueError(
-                f"Sample {sample.uid} has a video already: every sample needs a uid of its own."
+                f"Sample {sample.uid} has a video already: every sample needs a unique uid."
             )
         self._uids.add(sample.uid)
         while self._waiting and (len(self._waiting) >= _WAITING or self._waiting[0].done()):
@@ -307,7 +307,7 @@ class VideoIndex(NamedTuple):
     """Contents of the video indices of a folder."""
 
     rows: list[dict[str, Any]]
-    """By step and uid; `video` is relative to the folder and stays inside of it."""
+    """Entries by step and uid; `video` is a path relative to the folder and inside it."""
     damaged: int
     """Number of invalid rows, which are left out."""
 

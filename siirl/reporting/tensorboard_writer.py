@@ -24,7 +24,7 @@ LARGEST_BIN = 5e19
 GIF_FRAMES, GIF_WIDTH = 32, 192
 """About 300 kB an episode, a few times the mp4 file."""
 MOST_ROWS, CELL_LENGTH = 16, 2000
-"""Of a table: its page is one text, loaded whole."""
+"""Rows of a table that are written: TensorBoard loads a text whole."""
 
 
 class TensorBoardWriter(RunWriter):

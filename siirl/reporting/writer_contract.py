@@ -1,4 +1,4 @@
-"""What a metric writer is and is told: `RunDescription`, `MetricWriter`, `RunWriter`, `Table`.
+"""Interface of metric writers: `RunDescription`, `MetricWriter`, `RunWriter`, `Table`.
 
 A `MetricWriter` takes numbers. A `RunWriter` also takes what a run records beside them: videos,
 text rollouts and the final table of success. Left out: the writers.

@@ -359,7 +359,7 @@ def test_environment_that_does_not_fit_is_refused(folder, spec, message):
 
 
 def test_model_needs_a_folder():
-    with pytest.raises(ConfigError, match=r"model=openvla_oft has no weights of its own"):
+    with pytest.raises(ConfigError, match=r"model=openvla_oft ships no weights"):
         build_policy("openvla_oft", path=None, spec=spec_of(), seed=0, options={})
 
 

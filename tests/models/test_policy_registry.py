@@ -60,7 +60,7 @@ def test_a_function_that_makes_no_policy_is_refused(monkeypatch):
 
 
 def test_openvla_has_no_new_weights():
-    with pytest.raises(ConfigError, match="model=openvla_oft has no weights of its own"):
+    with pytest.raises(ConfigError, match="model=openvla_oft ships no weights"):
         build("openvla_oft")
 
 

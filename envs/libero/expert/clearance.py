@@ -15,8 +15,8 @@ from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import Vector, boxes, gripper_pose, object_body, region_half
 
 SAMPLES = 16  # of a way: 1 to 4 cm apart, and a packet is 4 cm across
-# between what passes and what it passes over: as far as a motion may end from its aim, and a hand
-# that leans a little
+# between a moving object and the obstacle below it: the error of a motion's end, and a hand that
+# leans a little
 OVER_M = 0.03
 PLACES = (0.0, 0.85, -0.85)  # of a region's half length: its middle and near its edges
 

@@ -21,7 +21,7 @@ TIP_M = 0.012  # the tips reach this far below the point between them
 FLAT_M = 0.05  # lower things are held at half their height
 RIM_DEPTH_M = 0.012  # how deep the fingers reach over a rim
 WALL_M = 0.002  # half of a vessel's wall
-# between the hand and a thing that it must not touch: as near as a motion comes to its aim
+# between the hand and an object that it must not touch: a motion ends this close to its target
 SLACK_M = 0.006
 HANDLE_SHARE = 1.5  # the sides of the narrowest mug are twice as wide as its handle
 SHIFTS = (0.0, 0.5, -0.5, 0.25, -0.25)  # of half the length, along a thing that is held across
@@ -54,7 +54,7 @@ class Hold(NamedTuple):
     away: Vector
     """Level direction [3] from the thing to the hand."""
     depth: float
-    """How far the thing reaches from the hand in the other direction."""
+    """Extent of the object from the hand in the other direction."""
 
 
 def grasps(simulator: LiberoSimulator, body: int) -> list[Grasp]:

@@ -102,7 +102,7 @@ def place(simulator: LiberoSimulator, name: str, target: str, *, attempt: int) -
         (surface + DROP_M, 0.5 * PASSED_M),
     ):
         hand, _ = gripper_pose(simulator)
-        # The thing's lowest point is brought there, wherever the fingers hold it.
+        # The object's lowest point is moved there, independent of the grasp.
         offset = hand - [*simulator.data.subtree_com[body][:2], Extent(simulator, body).bottom]
         to = np.array([*spot, height]) + offset
         if height == carried:
@@ -165,7 +165,7 @@ def turn_to_fit(simulator: LiberoSimulator, body: int, target: str) -> float:
 
 
 def destination(simulator: LiberoSimulator, target: str) -> tuple[Vector, float]:
-    """Where to set something down: x and y, and the height of the surface there."""
+    """Position to set an object down: x, y and the height of the surface."""
     if not is_region(simulator, target):
         extent = Extent(simulator, object_body(simulator, target))
         return simulator.data.xpos[object_body(simulator, target)][:2].copy(), (
@@ -352,7 +352,7 @@ def _values(part: Part, end: float) -> list[float]:
 
 
 def _carried(part: Part, point: Vector, value: float) -> Vector:
-    """Where a point that moves with the part is when its joint is at `value`."""
+    """Position of a point of the part when its joint is at `value`."""
     if not part.hinge:
         return point + part.axis * (value - part.value)
     return part.anchor + _rotation(part.axis, value - part.value) @ (point - part.anchor)
@@ -370,7 +370,7 @@ def _rotation(axis: Vector, angle: float) -> Vector:
 
 
 def _reach(simulator: LiberoSimulator, part: Part, direction: Vector) -> float:
-    """How far the handle stands out from its middle in a level direction."""
+    """Extent of the handle from its middle in a horizontal direction."""
     lows, highs = boxes(simulator, [part.body], yaw=float(np.arctan2(direction[1], direction[0])))
     handle = colliding_geoms(simulator, part.body).index(_handle_geom(simulator, part))
     return float((highs - lows)[handle, 0] / 2)

@@ -75,7 +75,7 @@ class Lamp:
 
 @dataclass(frozen=True)
 class Joint:
-    """How a part moves against its parent."""
+    """Motion of a part relative to its parent."""
 
     name: str
     kind: str
@@ -114,7 +114,7 @@ class Thing:
     bottom: float = -0.06
     top: float = 0.04
     radius: float = 0.025
-    """What LIBERO's placement takes for the height below and above the origin and for the radius.
+    """The height below and above the origin and the radius that LIBERO's placement uses.
     They decide its random draws, and with them where fixtures stand; so they are the values of the
     benchmark's assets, even where the shape is another."""
 

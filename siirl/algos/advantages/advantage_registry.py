@@ -62,7 +62,7 @@ def register_adv_est(
         name_or_enum: The name.
         reward_at_finish: Put the whole reward at the last executed token. Needed by an estimator
             that subtracts the return of another whole episode at every token: an earlier reward
-            would have no baseline of its own.
+            would have no baseline.
 
     Raises:
         ConfigError: The name is taken by another function, or the function requires an argument

@@ -42,7 +42,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Work:
-    """What a rollout rank is to do next."""
+    """The next work of a rollout rank."""
 
     prompts: tuple[Prompt, ...] = ()
     weights_step: int | None = None
@@ -194,7 +194,7 @@ class Exchange:
         await self._notify()
 
     async def results(self) -> list[Any] | None:
-        """What the rollout ranks found in the evaluation; None if one still works."""
+        """Results of the rollout ranks' evaluation; None while one still works."""
         if len(self._results) < self.ledger.ranks:
             await self._wait()
         if len(self._results) < self.ledger.ranks:
@@ -230,7 +230,7 @@ class Exchange:
         return {"ledger": ledger, "rows": [rows[number] for number, _, _ in ledger["finished"]]}
 
     async def totals(self) -> dict[str, int]:
-        """Prompts by what became of them (`RolloutLedger.totals`)."""
+        """Prompts by outcome (`RolloutLedger.totals`)."""
         return self.ledger.totals()
 
     async def end(self) -> None:
@@ -241,7 +241,7 @@ class Exchange:
     # Rollout side
 
     async def work(self, rank: int, wanted: int, acting: int) -> Work:
-        """What `rank`, whose weights are those of step `acting`, is to do now: up to `wanted`
+        """The next work of `rank`, whose weights are those of step `acting`: up to `wanted`
         prompts, an evaluation, or nothing yet.
         """
         found = self._work(rank, wanted, acting)

@@ -1,4 +1,4 @@
-"""How a rank reaches the exchange and the rows: a protocol, and threads of one process.
+"""Connection of a rank to the exchange and the rows: a protocol, and threads of one process.
 
 Left out: processes (`siirl.dag_worker.separate.ray_exchange`).
 """
@@ -26,7 +26,7 @@ class Line(Protocol):
         """Keep `thing` where the other group can fetch it; returns a reference."""
 
     def fetch(self, references: Sequence[Any]) -> list[Any]:
-        """What the references stand for; `LOST` if its owner died."""
+        """The objects behind the references; `LOST` if the owner died."""
 
 
 class ThreadLine:

@@ -171,7 +171,7 @@ class TrainingSide:
     # Checkpoints
 
     def state(self, *, complete: bool) -> dict[str, Any]:
-        """What a resumed run needs of the rollouts; the same on every rank.
+        """State of the rollouts for a resumed run; the same on every rank.
 
         Args:
             complete: See `Exchange.state`.
@@ -246,7 +246,7 @@ def _share(values_B: torch.Tensor) -> Weighted:
 
 
 class DistantLoader:
-    """The stream of prompts, of which the exchange hands out positions.
+    """The stream of prompts; the exchange hands out positions in it.
 
     Args:
         loader: The whole stream, as one rank sees it.
@@ -268,11 +268,11 @@ class DistantLoader:
         """Nothing: streams that depend on outcomes need colocated rollouts."""
 
     def metrics(self) -> dict[str, float]:
-        """Where in the data the run is."""
+        """Position in the data."""
         return dict(self.loader.metrics())
 
     def passes(self) -> float:
-        """How often all prompts were used."""
+        """Number of passes over all prompts."""
         return self.loader.passes()
 
     def state_dict(self) -> dict[str, Any]:

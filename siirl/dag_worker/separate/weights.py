@@ -1,7 +1,7 @@
 """Weights from the training ranks to the rollout ranks: in buckets, into a second copy, and swapped
 in between two forward passes.
 
-The sender puts buckets into the object store, so that it waits for nobody, and a rollout rank that
+The sender puts buckets into the object store, so that it never waits, and a rollout rank that
 was replaced fetches them like the others. The receiver copies them into tensors of its own while
 the policy acts, proves them by the checksum over their bits, and exchanges the two copies by
 reference. Left out: engines that keep weights of their own (vLLM).
@@ -137,7 +137,7 @@ class SecondCopy:
     def __init__(self, module: nn.Module, line: Line) -> None:
         self.module, self.line = module, line
         self.step = self.version = -1
-        """Of the weights that act; -1: none were received."""
+        """Version of the weights that act; -1 before the first arrival."""
         self.steps_of_versions: dict[int, int] = {}
         kept = module.state_dict().keys()
         self._own: dict[str, torch.Tensor] = {

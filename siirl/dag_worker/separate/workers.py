@@ -26,7 +26,7 @@ from siirl.params import SiiRLArguments, sizes
 
 
 class Worker(Protocol):
-    """What a rank runs."""
+    """The worker that a rank runs."""
 
     def run(self) -> Iterator[Event]:
         """Do all the work of the rank."""

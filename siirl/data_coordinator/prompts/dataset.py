@@ -1,7 +1,7 @@
 """The stream of training prompts: number i of it belongs to epoch i // prompts, each epoch in an
 order of its own.
 
-The order is a pure function of seed and epoch, so it is the same whatever the number of ranks; rank
+The order is a pure function of seed and epoch and so independent of the number of ranks; rank
 r takes the numbers r, r + ranks, … and reads those rows only.
 """
 
@@ -33,13 +33,13 @@ class PromptTask(EpisodeTask):
 
 @dataclass(frozen=True)
 class Prompts:
-    """Rows of files, of which some are asked."""
+    """A subset of the rows of prompt files."""
 
     files: PromptFiles
     rows_N: NDArray[np.int64]
     """Their numbers, ascending."""
     question_N: NDArray[np.uint64]
-    """Which question each row held when the files were looked through."""
+    """Digest of each row's question when the files were indexed."""
     source_N: NDArray[np.int32]
     """Position of each row's data source in `sources`."""
     sources: tuple[str, ...]

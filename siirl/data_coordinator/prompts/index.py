@@ -35,7 +35,7 @@ ROWS_PER_PART = 4096  # what a process is given at a time: a second or so of tok
 
 @dataclass(frozen=True)
 class PromptIndex:
-    """Of every row; the same on every rank. 24 bytes a row."""
+    """Index of every row, 24 bytes each; the same on every rank."""
 
     length_N: NDArray[np.int32]
     """Tokens of the prompt, with the chat template."""
@@ -56,7 +56,7 @@ class PromptIndex:
 
 @dataclass(frozen=True)
 class _Part:
-    """What was found in a stretch of rows, or what is wrong with one of them."""
+    """Index of a range of rows, or the error of one of them."""
 
     lengths: list[int]
     questions: list[int]
@@ -97,7 +97,7 @@ def build_index(
 
     Args:
         files: The files; every rank has the same.
-        encode: Chat messages to tokens; must be picklable where there are worker processes.
+        encode: Chat messages to tokens; must be picklable if worker processes are used.
         check: What the environment asks of a row; likewise.
         rank: This rank.
         ranks: How many there are.
@@ -130,7 +130,7 @@ def build_index(
 
 
 def question_number(row: PromptRow) -> int:
-    """Which question it is.
+    """Digest that identifies a question.
 
     The formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that both
     hold out the same ones.
@@ -139,7 +139,7 @@ def question_number(row: PromptRow) -> int:
 
 
 def wording_number(row: PromptRow) -> int:
-    """Which question it is but for case, runs of blanks and Unicode's forms of a letter."""
+    """Digest of a question that ignores case, runs of blanks and Unicode's forms of a letter."""
     text = unicodedata.normalize("NFKC", "\n".join(str(entry["content"]) for entry in row.prompt))
     return _number_of(" ".join(text.casefold().split()))
 

@@ -26,7 +26,7 @@ from siirl.params.data_args import DataArguments
 logger = logging.getLogger(__name__)
 
 PROMPT_LOADER_COLUMNS = LOADER_COLUMNS | {"prompt_row"}
-"""What `PromptTask.columns` gives: for `TaskGraph.check_columns(loader_columns=...)`."""
+"""Columns of `PromptTask.columns`, for `TaskGraph.check_columns(loader_columns=...)`."""
 
 ROWS_AT_A_TIME = 512  # of this rank: a megabyte or so of text, and 8 steps of 64 prompts
 
@@ -145,7 +145,7 @@ class PromptLoader:
         return [next(self._stream) for _ in self.dataset.own_numbers(first, self.position)]
 
     def prompts_at(self, numbers: Sequence[int]) -> list[PromptTask]:
-        """Prompts of the stream by number, whoever takes them; the position stays.
+        """Prompts of the stream by number, for any rank; the position does not change.
 
         Rows are read some at a time, because those asked for next are likely the following ones.
         """
@@ -161,11 +161,11 @@ class PromptLoader:
         """Nothing: the order of the prompts does not depend on outcomes."""
 
     def metrics(self) -> dict[str, float]:
-        """Where in the data the run is, and what was left out of it; the same on every rank."""
+        """Position in the data and the questions left out; the same on every rank."""
         return {**self._counts, "data/epoch": self.passes()}
 
     def passes(self) -> float:
-        """How often all ranks together have gone through the files."""
+        """Passes over the files that all ranks together have finished."""
         return self.position / len(self.dataset)
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class PromptSplit:
 
     train_rows: NDArray[np.int64]
     heldout_rows: NDArray[np.int64]
-    """Of the validation files where there are any, of the training files else."""
+    """Rows of the validation files if there are any, else of the training files."""
     too_long: int
     """Training prompts of more than `data.max_prompt_length` tokens: left out, or cut."""
     too_long_heldout: int
@@ -45,7 +45,7 @@ def split_prompts(
         train: The training files.
         validation: The validation files; None: a share of the training files is held out, by the
             hash of the question.
-        heldout_share: Of all questions; read where there are no validation files.
+        heldout_share: Share of all questions; read if there are no validation files.
         max_prompt_length: Tokens.
         overlong: `filter` leaves longer prompts out; `cut` keeps them, and the rollout takes their
             last tokens.
@@ -94,7 +94,7 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
 
 
 def told(split: PromptSplit, *, max_prompt_length: int, overlong: str) -> str:
-    """What was found, in one line for the console."""
+    """Summary of the split, in one line for the console."""
     parts = [f"{len(split.train_rows)} prompts to train on, {len(split.heldout_rows)} held out"]
     if split.too_long or split.too_long_heldout:
         done = "left out" if overlong == "filter" else "cut from the left"

@@ -19,7 +19,7 @@ from siirl.errors import ConfigError
 
 
 class Layout(Enum):
-    """What axis 1 of a column is; axis 0 is the row, and further axes have one size for all rows."""
+    """Meaning of axis 1 of a column; axis 0 is the row, further axes have one size for all rows."""
 
     FIXED = "fixed"
     """Nothing ragged: one value or one array of fixed shape a row."""

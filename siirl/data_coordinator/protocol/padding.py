@@ -63,8 +63,9 @@ class Extent:
         }[layout]
 
     def place(self, layout: Layout, inner: "Extent") -> slice:
-        """Where on axis 1 of this extent a column of the smaller extent `inner` lies: prompts end
-        where responses start.
+        """Position on axis 1 of this extent of a column with the smaller extent `inner`.
+
+        Prompts end where responses start.
         """
         start = self.prompt - inner.prompt if layout in (Layout.PROMPT, Layout.SEQUENCE) else 0
         return slice(start, start + inner.width(layout))

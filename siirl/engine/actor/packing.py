@@ -50,7 +50,7 @@ class PackedRows:
     lane_M: torch.Tensor
     """Lane of the place that predicts each scored token, the one before it."""
     place_M: torch.Tensor
-    """That place in its lane."""
+    """Position of the token in its lane."""
     tokens_M: torch.Tensor
     """The scored tokens."""
     row_M: torch.Tensor

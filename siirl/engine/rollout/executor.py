@@ -28,7 +28,7 @@ class RolloutResult:
     """Results of a list of requests."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
-    """Of the finished episodes, in the order of the requests; those of one episode are adjacent."""
+    """Rows of finished episodes, in the order of the requests; an episode's rows are adjacent."""
     failed: list[tuple[Any, SimulationFailed]] = field(default_factory=list)
     """Episodes that could not be simulated, with the reason."""
     rejected: list[Any] = field(default_factory=list)

@@ -7,8 +7,8 @@ finished and used under its number in the stream of prompts, so every sample is 
 
     started = running + returned + finished + used + discarded
 
-Two ways to hand out prompts: a stream (`next_prompts`), to whoever has room; and blocks
-(`next_block`), a fixed share of each step for each rank, whatever the timing. Pure: no Ray, no
+Two ways to hand out prompts: a stream (`next_prompts`), to any rank that has room; and blocks
+(`next_block`), a fixed share of each step for each rank, independent of timing. Pure: no Ray, no
 clock. Left out: the rows (siirl.data_coordinator), and their transport (siirl.dag_worker.separate).
 """
 
@@ -69,16 +69,16 @@ class RolloutLedger:
         self.started = 0
         self.used = version * batch
         self.used_before = self.used
-        """Of an earlier run without a ledger; in no other count."""
+        """Prompts of an earlier run without a ledger; in no other count."""
         self.discarded = 0
         self.refills = 0
         """Prompts that steps asked for in addition to their batch."""
         self.running: dict[Prompt, int] = {}
         """Rank by prompt."""
         self.returned: list[Prompt] = []
-        """Of ranks that died; to be started again."""
+        """Prompts of ranks that died; they are started again."""
         self.finished: dict[int, Finished] = {}
-        """By number, in the order of arrival."""
+        """Prompts by number, in the order of arrival."""
         self.blocks: dict[int, list[list[int]]] = {}
         """Numbers of each step that is not done: its batch, and its refills."""
 
@@ -213,7 +213,7 @@ class RolloutLedger:
     # Checkpoints
 
     def totals(self) -> dict[str, int]:
-        """Prompts by what became of them; `started` is the sum of the others."""
+        """Prompts by outcome; `started` is the sum of the others."""
         return {
             "started": self.started,
             "running": len(self.running) + len(self.returned),

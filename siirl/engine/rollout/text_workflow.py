@@ -283,7 +283,7 @@ class _Dialogue:
     rewards: list[float] = field(default_factory=list)
     """Rewards of the environment, each at the last token of its turn."""
     versions: list[int] = field(default_factory=list)
-    """Of generated tokens only."""
+    """Log-probs of generated tokens only."""
     texts: list[str] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
     """For human readers: turns of the model and the messages between them."""

@@ -1,4 +1,4 @@
-"""What a trained engine leaves in a checkpoint, and how it comes back.
+"""Saves and restores the state of a training engine.
 
     model.safetensors    the weights, whole, as other programs and `model.path` read them
     shards/              weights and both moments (siirl.engine.training.shard_files)

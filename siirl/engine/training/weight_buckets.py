@@ -62,7 +62,7 @@ class Transport(Protocol):
     """Owns the buffer of a bucket and delivers it."""
 
     def buffer(self, size: int) -> torch.Tensor:
-        """A buffer of at least `size` bytes, uint8; the previous one is no longer used."""
+        """A buffer of at least `size` bytes, uint8; it replaces the previous one."""
 
     def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
         """Hand the bucket to the receivers; returns when `buffer` may be overwritten."""

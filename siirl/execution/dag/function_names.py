@@ -84,7 +84,7 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
 def arguments_for(
     function: Callable[..., Any], available: dict[str, Any], *, owner: str
 ) -> dict[str, Any]:
-    """The part of `available` that the signature of `function` asks for; all of it where there is
+    """The part of `available` that the signature of `function` asks for; all of it if there is
     `**kwargs`.
 
     Raises:

@@ -1,9 +1,9 @@
 """One step of an algorithm: which function, after which others, on which columns of the batch.
 
 A node's function is called by name with what its signature asks for (`function_names.OFFERED`), on
-a shallow copy of the batch, so that assigning `batch["x"]` changes nobody else's batch. Columns are
-checked at both ends: those required before, those provided after. A function that declares none is
-measured once it has run. Left out: which process runs a node (siirl.execution.scheduler).
+a shallow copy of the batch, so that assigning `batch["x"]` does not change other nodes' batches.
+Columns are checked at both ends: those required before, those provided after. A function that
+declares none is measured once it has run. Left out: which process runs a node (siirl.execution.scheduler).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from siirl.execution.dag.node_output import NodeOutput
 
 
 class NodeType(Enum):
-    """What kind of work a node is."""
+    """Kind of work of a node."""
 
     COMPUTE = "COMPUTE"
     DATA_LOAD = "DATA_LOAD"
@@ -40,7 +40,7 @@ class NodeType(Enum):
 
 
 class NodeRole(Enum):
-    """Whose work it is."""
+    """The component that a node belongs to."""
 
     DEFAULT = "DEFAULT"
     ACTOR = "ACTOR"
@@ -53,7 +53,7 @@ class NodeRole(Enum):
 
 
 class NodeStatus(Enum):
-    """How far a node is in the current step; READY is for executors that run nodes side by side."""
+    """State of a node in the current step; READY is for executors that run nodes concurrently."""
 
     PENDING = "PENDING"
     READY = "READY"
@@ -80,7 +80,7 @@ class Node:
     moves_rows: bool = False
     """Whether its function may give rows to other ranks."""
     agent_group: int = 0
-    """Which agent's models it uses, where several agents are trained."""
+    """The agent whose models the node uses, if several agents are trained."""
     group: str | None = None
     """Resource group whose ranks run it; None: by its role (siirl.execution.dag.resource_groups)."""
     dependencies: list[str] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Name of the node in messages."""
         return f"node {self.node_id!r}"
 
     @property
@@ -229,7 +229,7 @@ class Node:
         return output
 
     def _check_filter(self, filter_plugin: Callable[..., bool]) -> None:
-        """A filter that nobody would call, or that cannot be called with a SampleInfo, is refused."""
+        """Refuse a filter that is never called, or that cannot be called with a SampleInfo."""
         if self.executable is None or "node" not in inspect.signature(self.executable).parameters:
             raise ConfigError(
                 f"Node {self.node_id!r} has filter_plugin={self.filter_plugin!r}, which its function would never call: put it on the node "

@@ -6,7 +6,7 @@ from typing import Any, Protocol, Self
 
 
 class Batch(Protocol):
-    """What this package must know of a batch: named columns and a shallow copy. A TensorDict is
+    """Interface of a batch in this package: named columns and a shallow copy. A TensorDict is
     one, and so is a dict.
     """
 
@@ -27,7 +27,7 @@ class NodeOutput:
         metrics: Numbers by their full names (`reward/mean_score`).
         more_prompts: Over all ranks, and the same on every rank: the node is not content with what
             it got. The nodes before it are run on so many further prompts, and it is called again
-            with what it returned and theirs together. 0: the graph goes on.
+            with what it returned and theirs together. 0: the graph continues.
     """
 
     batch: Any

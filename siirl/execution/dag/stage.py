@@ -75,6 +75,6 @@ def declared_stage(function: Callable[..., Any] | None) -> Stage:
 
 
 def declared_start(function: Callable[..., Any] | None) -> Start | None:
-    """What begins the work of `function`; None where it cannot be begun ahead."""
+    """Function that starts the work of `function` early; None if it cannot start early."""
     start: Start | None = getattr(function, _START, None)
     return start

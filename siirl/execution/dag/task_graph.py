@@ -87,7 +87,7 @@ class TaskGraph:
                 node.waived |= dropped - still_provided
 
     def copy(self) -> "TaskGraph":
-        """The same graph with nodes of its own, none of which has run."""
+        """A copy of the graph whose nodes have not run."""
         duplicate = TaskGraph(self.graph_id, self.description)
         duplicate.nodes = {node_id: node.copy() for node_id, node in self.nodes.items()}
         duplicate._loader_columns = self._loader_columns
@@ -111,7 +111,7 @@ class TaskGraph:
     # Reading
 
     def get_node(self, node_id: str) -> Node:
-        """The node of this id or alias; UnknownNameError with the known ids where there is none."""
+        """The node of this id or alias; UnknownNameError with the known ids if there is none."""
         resolved = self._resolve(node_id)
         if resolved not in self.nodes:
             raise UnknownNameError.of(
@@ -223,7 +223,7 @@ class TaskGraph:
         node has run (`run_node`).
 
         Raises:
-            ConfigError: A column that nobody provides, one that is provided too late, or one that
+            ConfigError: A column that no node provides, one that is provided too late, or one that
                 two branches write which then meet; or a join of rows that moved to other ranks with
                 rows that stayed.
         """
@@ -305,7 +305,7 @@ class TaskGraph:
         return set(sampling).union(*(self.get_ancestors(node_id) for node_id in sampling))
 
     def _find_cycle(self, candidates: list[str]) -> list[str]:
-        """A closed walk among nodes each of which waits for another of them."""
+        """A cycle among nodes that wait for each other."""
         walk = [candidates[0]]
         while True:
             waits_for = next(name for name in self.rev_adj[walk[-1]] if name in candidates)

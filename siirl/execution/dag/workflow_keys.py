@@ -18,7 +18,7 @@ _shortener.maxstring = _shortener.maxother = 60
 
 @dataclass(frozen=True)
 class ValueType:
-    """What a key may hold."""
+    """Type and bounds of a key's value."""
 
     told: str
     """After `must be`."""

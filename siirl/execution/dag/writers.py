@@ -63,7 +63,7 @@ def _comes_before(graph: Ancestry, writer: str, other: str) -> bool:
 
 
 def _rivals(graph: Ancestry, writers: list[str]) -> tuple[str, str]:
-    """Two writers of which neither comes before the other."""
+    """Two writers without an order between them."""
     return next(
         (first, second)
         for first in writers

@@ -23,7 +23,7 @@ class WorkflowType(StrEnum):
 
 
 class ApportionStrategy(StrEnum):
-    """How TaskScheduler divides ranks among graphs."""
+    """TaskScheduler's division of ranks among graphs."""
 
     EVEN = "even"
     PARAM_AWARE = "param_aware"

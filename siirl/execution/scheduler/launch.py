@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 # Environment variables that Ray reads when it is imported; what the user has set stays.
 # Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait
-# for whatever else runs.
+# for other processes.
 AS_A_JOB = {"RAY_worker_niceness": "0"}
 # What answers at an address and is no Ray is given up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
@@ -65,7 +65,7 @@ Make = Callable[..., Any]
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where the workers run."""
+    """Placement of the workers."""
 
     address: str | None
     """HOST:PORT of a running Ray cluster, which stays when the run ends; None for one on this
@@ -77,7 +77,7 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class Replacement:
-    """Ranks of which another process takes the place when one dies."""
+    """Ranks that are replaced when they die."""
 
     ranks: frozenset[int]
     make: Make
@@ -401,7 +401,7 @@ def _merge(
 
 
 def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
-    """A rank's process is gone: by itself, or because what it was connected to is."""
+    """A rank's process has ended, by itself or because a process that it was connected to ended."""
     vitals.explain()
     return RunFailed(f"The process of rank {rank} died: {in_a_line(error)}")
 
@@ -422,7 +422,7 @@ class _Rank:
 
         signal.signal(
             signal.SIGTERM, signal.SIG_DFL
-        )  # Ray's handler raises SystemExit wherever the rank happens to be
+        )  # Ray's handler raises SystemExit at any point of the rank's code
         self.make, self.rank = make, rank
         self.correspondent = Correspondent(post, rank)
         self.meeting: tempfile.TemporaryDirectory[str] | None = None
@@ -457,4 +457,4 @@ class _Rank:
 
 
 class _ReplaceableRank(_Rank):
-    """A rank of which another process takes the place if it dies; its title shows in `ps`."""
+    """A rank that is replaced if it dies; its title shows in `ps`."""

@@ -3,7 +3,7 @@ C++.
 
 A call of Ray's (to place an actor, to end one) waits for a GCS that is gone until Ray's C++ ends
 the process, after a minute and without a word. Left out: the ordinary way, in which the main thread
-finds out by itself and raises (`siirl.execution.scheduler.vitals`).
+detects it and raises (`siirl.execution.scheduler.vitals`).
 """
 
 import threading
@@ -15,7 +15,7 @@ from siirl.execution.scheduler.vitals import EVERY_S, Vitals
 from siirl.interrupts import end_at_once
 
 FAILED = 1
-MAIN_THREAD_S = 10.0  # to raise and to end its actors by itself
+MAIN_THREAD_S = 10.0  # for the main thread to raise and to end its actors
 SILENT_LOOKS = round(
     GCS_PATIENCE_S / EVERY_S
 )  # counted in looks: a command that was stopped itself has missed no answer
@@ -26,7 +26,7 @@ class LookOut:
 
     Args:
         vitals: Of the cluster, for this thread alone.
-        node_lives: Whether the cluster still counts this machine as one of its own.
+        node_lives: Whether the cluster still counts this machine as a member.
         end: What ends the command: exit status and sentence.
     """
 

@@ -29,7 +29,7 @@ RAYLET_PATIENCE_S, GCS_PATIENCE_S = 2.0, 30.0
 
 @dataclass(frozen=True)
 class Layout:
-    """How many machines, and what on each."""
+    """Number of machines, and the resources of each."""
 
     nodes: int = 1
     ranks_per_node: int = 1
@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """How many ranks on all machines."""
+        """Number of ranks on all machines."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -59,7 +59,7 @@ class Placement:
     """Machines of the connected cluster that are reserved for the ranks of a job, until `release`
     or the end of this process.
 
-    Waits for machines that others hold, and says so.
+    Waits for machines that others hold, and prints that it waits.
 
     Raises:
         RunFailed: The cluster died meanwhile.
@@ -131,7 +131,7 @@ def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
 
 
 def machines() -> list[Machine]:
-    """What the connected cluster has."""
+    """Resources of the connected cluster."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]

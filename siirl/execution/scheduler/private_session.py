@@ -44,7 +44,7 @@ def private_environment() -> dict[str, str]:
         # listen at 127.0.0.1.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         # The autoscaler serves its metrics without asking for the token. No port has this number,
-        # and Ray goes on without.
+        # and Ray continues without it.
         "AUTOSCALER_METRIC_PORT": "-1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -82,7 +82,7 @@ def keep_token_private() -> None:
 
 
 def _place() -> Path:
-    """Where Ray keeps sessions by its own rules, if the paths of its sockets fit."""
+    """Ray's default folder for sessions, if the paths of its sockets fit."""
     wanted = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return Path(wanted if len(os.fsencode(wanted)) <= LONGEST_PLACE else "/tmp")
 

@@ -23,8 +23,8 @@ from siirl.interrupts import end_at_once
 logger = logging.getLogger(__name__)
 
 FAILED = 1
-LOOK_EVERY_S = 2.0  # a look reads all of /proc, which takes 10 ms
-WARN_AFTER_S = 4.0  # two looks: whoever continues a process at once needs no warning
+LOOK_EVERY_S = 2.0  # each check reads all of /proc, which takes 10 ms
+WARN_AFTER_S = 4.0  # two checks: a process that is continued at once needs no warning
 # Half of what Ray's GCS allows a raylet (health_check_* of Ray 2.60: 62 s were measured), after
 # which it cannot be continued any more.
 END_AFTER_S = 30.0

@@ -46,7 +46,7 @@ class TaskScheduler:
         consider_node_cohesion: bool = True,
         consider_node_load: bool = True,
     ) -> dict[int, TaskGraph]:
-        """Assign a graph of its own to every rank.
+        """Assign a graph to every rank.
 
         Args:
             original_task_graphs: Graphs with different ids; each is split where that is possible
@@ -151,7 +151,7 @@ def estimate_graph_model_params(graph: TaskGraph) -> int:
 
 
 def apportion(sizes: Sequence[int], num_workers: int, strategy: str) -> list[int]:
-    """How many ranks each graph gets; all ranks are used and each graph gets at least one.
+    """Number of ranks of each graph; all ranks are used and each graph gets at least one.
 
     "even" gives the remainder to the first. "param_aware" gives one each and divides the rest in
     proportion to `sizes` by largest remainders.
@@ -209,7 +209,7 @@ def ranks_of_groups(
 
 
 def fill_in_sizes(graph: TaskGraph, *, parameters: int) -> None:
-    """Tell every node that runs a model how many parameters the model has, unless it says so."""
+    """Fill in the parameter count of every node that runs a model and does not state it."""
     for node in graph.nodes.values():
         if node.node_role in MODEL_ROLES and node.node_type in MODEL_TYPES:
             node.config.setdefault(MODEL_PARAMETERS, parameters)

@@ -22,11 +22,11 @@ class Server:
     """A process that a run on Ray cannot do without."""
 
     name: str
-    """In messages."""
+    """Name of the process in messages."""
     host: str
     port: int
     patience_s: float
-    """How long it may not answer."""
+    """Seconds without an answer after which it counts as dead."""
 
 
 class Vitals:
@@ -75,7 +75,7 @@ class Vitals:
             if self._looked_at - since >= server.patience_s:
                 self.lost = True
                 raise RunFailed(
-                    f"{server.name} ({server.host}:{server.port}) died, and no run on Ray goes on without it ({silence})."
+                    f"{server.name} ({server.host}:{server.port}) died, and a run on Ray cannot continue without it ({silence})."
                 )
 
 
