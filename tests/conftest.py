@@ -1,4 +1,4 @@
-"""What every test runs under: one thread a process, headless OpenGL, no Ray telemetry; set before
+"""Settings of every test: one thread a process, headless OpenGL, no Ray telemetry; set before
 torch or MuJoCo is imported.
 
 Tests import packages from the checkout (`pythonpath` in pyproject.toml); processes that tests start

@@ -17,8 +17,8 @@ HOSTILE = (
 
 
 def write_hostile_run(folder: Path, *texts: str) -> None:
-    """Write what a run leaves below `folder`, with each of `texts` wherever a text can come from
-    outside.
+    """Write the files of a run below `folder`, with each of `texts` in every field
+    that holds text from outside.
     """
     metrics = []
     for step in (0, 1):

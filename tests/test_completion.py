@@ -94,7 +94,7 @@ def test_bash_is_answered(
 
 
 def test_an_interactive_bash_types_the_rest_of_the_words(bash_script: Path, tmp_path: Path) -> None:
-    """With `=` among bash's word breaks, as it is unless a user changes it."""
+    """Completes with `=` among bash's word breaks, which is the default."""
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(tmp_path)
@@ -116,7 +116,7 @@ def test_an_interactive_bash_types_the_rest_of_the_words(bash_script: Path, tmp_
 
 
 def read_until(terminal: int, pattern: bytes) -> bytes:
-    """What an interactive program has written when `pattern` appears."""
+    """Output of an interactive program up to `pattern`."""
     said, deadline = b"", time.monotonic() + SECONDS
     while re.search(pattern, said) is None:
         assert time.monotonic() < deadline, said

@@ -43,7 +43,7 @@ def policy(tmp_path: Path) -> Path:
 
 
 def evaluation(folder: Path) -> dict[str, Any]:
-    """What the only evaluation below `folder` wrote."""
+    """Result of the only evaluation below `folder`."""
     (file,) = folder.glob("evaluation/*/evaluation.json")
     return json.loads(file.read_text())
 
@@ -72,7 +72,7 @@ def test_returns_are_told_where_there_is_no_success(
 def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_without_them(
     policy: Path, tmp_path: Path
 ) -> None:
-    """What such a run's config.yaml says of training does not matter here: this machine may be
+    """Training settings of the run's config.yaml do not matter here: this machine may be
     smaller, the clips may be gone.
     """
     run = tmp_path / "run"

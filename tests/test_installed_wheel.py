@@ -62,7 +62,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
 def with_simulator(
     environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    """With Meta-World, by the command that the refusal prints."""
+    """Installs Meta-World by the command that the refusal prints."""
     python, *words = shlex.split(INSTALL)
     done = environment.run(python, *words, cwd=tmp_path_factory.mktemp("anywhere"))
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ LEARNING = ("torch", "tensordict", "transformers")
 
 
 def imported(*names: str, blocked: tuple[str, ...], cwd: Path) -> list[str]:
-    """What imports, submodules too, in a process in which nobody can import `blocked`."""
+    """Modules that import in a process without `blocked` and its submodules."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, ",".join(blocked), ",".join(names)],
         cwd=cwd,

@@ -83,7 +83,7 @@ LIMIT_S = 300  # for a hang; a second on an idle machine
 
 
 class Page(html.parser.HTMLParser):
-    """What a page is made of."""
+    """Elements of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from siirl import commands
 from siirl.commands import SUBCOMMANDS
 
 SCRIPT = "import sys; sys.argv[0] = '/usr/bin/siirl'; sys.path[0] = '/usr/bin'; from siirl.commands import script; script()"
-"""What pip writes into the console script, with the folder of scripts first on the path as Python
+"""The console script as pip writes it, with the folder of scripts first on the path as Python
 puts it.
 """
 WAYS = {"script": ("-c", SCRIPT), "module": ("-m", "siirl")}

@@ -77,7 +77,7 @@ def cpgd_clip_filter_loop(rewards, groups):
 
 
 def pass_at_k_loop(rewards, groups, *, k=None, epsilon=1e-6, normalize=True):
-    """What a sample adds to the best of k, averaged over all choices of the k - 1 others, one by
+    """A sample's gain for the best of k, averaged over all choices of the k - 1 others, one by
     one.
     """
     advantages = []

@@ -1,4 +1,4 @@
-"""How estimators are registered and called by name."""
+"""Registration of estimators, and calls by name."""
 
 import enum
 

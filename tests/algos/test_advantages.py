@@ -1,4 +1,4 @@
-"""What holds for every advantage estimator: its loop from the paper, and what must not change it."""
+"""Properties of every advantage estimator: equality with the paper's loop, and invariances."""
 
 import pytest
 import torch

@@ -89,7 +89,7 @@ def test_gpg_makes_up_for_samples_without_a_signal():
         0.0,
         -1.0,
         1.0,
-    ]  # 4 samples of which 2 have a signal: alpha = 2
+    ]  # 2 of 4 samples have a signal: alpha = 2
 
 
 def test_gpg_counts_groups_of_wrong_answers_with_a_shaped_reward_as_signal():

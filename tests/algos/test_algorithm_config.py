@@ -1,4 +1,4 @@
-"""What siirl.params says of estimators without importing them, against the estimators."""
+"""The names of estimators in siirl.params match the estimators, which it does not import."""
 
 import inspect
 import subprocess

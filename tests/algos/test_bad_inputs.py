@@ -189,7 +189,7 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     },
 }
 
-# What has no numbers of its own to refuse.
+# Functions without numeric parameters to refuse.
 OTHERS = {
     **dict.fromkeys(
         (
@@ -216,7 +216,7 @@ CALLED = {
     "mask": "response_mask",
     "value_mask": "response_mask",
 }
-# Tensors of which a part is as good as the whole: a smaller vocabulary, shorter rows.
+# Tensors that may be cut without an error: a smaller vocabulary, shorter rows.
 PARTS = {
     ("linear_token_scores", "weight", "rows"),
     ("reward_at_finish", "mask_BT", "columns"),

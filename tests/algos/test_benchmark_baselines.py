@@ -1,4 +1,4 @@
-"""What the benchmark compares with computes the same things: otherwise its ratios would mean
+"""The benchmark's baselines compute the same values: otherwise its ratios would mean
 nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Which tokens Clip-Cov and KL-Cov choose: by hand, against sorting, and the same however rows are
+"""Tokens that Clip-Cov and KL-Cov choose: by hand, against sorting, and the same however rows are
 spread over ranks and padded.
 """
 

@@ -12,7 +12,7 @@ from ragged import QUICK, SEEDS, ragged
 from siirl.algos.advantages.token_level import decision_starts, gae_advantage, gae_of_decisions
 from siirl.errors import TensorError
 
-# One row: a chunk of two tokens, a chunk of three of which the last was not executed, padding.
+# One row: a chunk of two tokens, a chunk of three whose last was not executed, padding.
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0]])
 STARTS = torch.tensor([[1, 0, 1, 0, 0, 0]])
 

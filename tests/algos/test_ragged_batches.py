@@ -1,4 +1,4 @@
-"""What the random batches of these tests promise: each of them holds every case that makes formulas
+"""Each of the random batches of these tests holds every case that makes formulas
 wrong.
 """
 

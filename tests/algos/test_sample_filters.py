@@ -1,4 +1,4 @@
-"""Which samples are dropped, and why."""
+"""Filters of samples, and the reasons that they give."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ import torch
 
 
 class _Exchange:
-    """Where threads lay down what they bring, and pick up what all brought."""
+    """Gathers the values of threads and gives all of them to each."""
 
     def __init__(self, size: int) -> None:
         self.barrier, self.things = threading.Barrier(size), [None] * size

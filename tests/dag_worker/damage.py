@@ -1,4 +1,4 @@
-"""What can become of a file of JSON: a key missing, a value of another type, bytes that are no
+"""Damage to a file of JSON: a key missing, a value of another type, bytes that are no
 text, a folder in its place.
 """
 

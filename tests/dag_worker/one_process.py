@@ -22,7 +22,7 @@ TIMED = (
 
 
 def events_of(folder: Path, words: Sequence[str]) -> Iterator[Event]:
-    """What the worker reports of the job that `words` describe, as it happens; its run folder is
+    """Yields the worker's events for the job of `words`; its run folder is
     `folder`.
     """
     config = parse_config(words)

@@ -1,6 +1,4 @@
-"""What a robots' job measures its KL against: the policy below its adapters, or a policy of its
-own.
-"""
+"""KL reference of a robots' job: the policy below its adapters, or a separate copy."""
 
 import torch
 

@@ -218,7 +218,7 @@ def test_a_process_that_is_killed_while_saving_leaves_the_checkpoint_before(tmp_
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
-    """What is written is the state at its start."""
+    """An asynchronous save writes the state at its start."""
     job = Job(tmp_path).train(2)
     expected = weights(job.engine)
     job.checkpoints.start_saving(step=2, state={"actor": job.actor.state_dict()})

@@ -1,4 +1,4 @@
-"""Whatever has become of a checkpoint's metadata, it is read or refused with a CheckpointError that
+"""A checkpoint's damaged metadata is either read or refused with a CheckpointError that
 names the file.
 """
 

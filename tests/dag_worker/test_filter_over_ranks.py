@@ -85,7 +85,7 @@ def make(*, rank: int, init_method: str, coordinator: Any) -> OneStage:
     return OneStage(rank=rank, init_method=init_method, coordinator=coordinator)
 
 
-@pytest.mark.slow  # a Ray session of its own, and torch imported in two processes
+@pytest.mark.slow  # a separate Ray session, and torch imported in two processes
 def test_each_rank_drops_what_the_filter_rejects_and_the_rest_is_shared_by_tokens():
     """Left are rows of 1 and 2 tokens on rank 0, and of 1, 2, 2 and 1 on rank 1: 9 tokens, so the
     best shares are 4 and 5.

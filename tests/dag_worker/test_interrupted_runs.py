@@ -1,5 +1,5 @@
-"""A run that is asked to end saves what it has trained, wherever it is; the run that goes on from
-there ends as if nobody had asked.
+"""A run that is asked to end saves what it has trained at any event; the run that resumes from
+there ends like an uninterrupted one.
 """
 
 import signal
@@ -34,7 +34,7 @@ def _asked_by_nobody() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, dict]]:
-    """A run that nobody interrupts: its folder, and its metrics by step."""
+    """An uninterrupted run: its folder, and its metrics by step."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, metrics_of(list(events_of(folder, JOB)))
 
@@ -44,7 +44,7 @@ def metrics_of(events: list[Event]) -> dict[int, dict]:
 
 
 def interrupted(folder: Path, when: Callable[[Event], bool]) -> list[Event]:
-    """What a run reports that is asked to end at an event."""
+    """Events of a run that is asked to end at one of them."""
     events = []
     for event in events_of(folder, JOB):
         events.append(event)

@@ -1,4 +1,4 @@
-"""What a node may log: numbers of Python, numpy and torch, and lists of them; everything else is
+"""Values that a node may log: numbers of Python, numpy and torch, and lists of them; others are
 named and left out.
 """
 

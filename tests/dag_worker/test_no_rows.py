@@ -14,7 +14,7 @@ from siirl.errors import TooManyFailures
 
 
 def rows(count: int) -> TensorDict:
-    """What a rollout gives: `count` episodes of two observations; without episodes there are no
+    """Result of a rollout: `count` episodes of two observations; without episodes there are no
     columns.
     """
     if not count:
@@ -33,7 +33,7 @@ def rows(count: int) -> TensorDict:
 
 
 def gather_with_an_idle_rank(ranks, counts):
-    """What each rank has, and how many outcomes it sees of all; or what it raises."""
+    """Each rank's rows and the number of outcomes that it sees, or the error that it raises."""
     try:
         batch = with_columns_of_all(rows(counts[ranks.rank]), ranks=ranks)
     except TooManyFailures as error:

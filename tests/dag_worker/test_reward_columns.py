@@ -1,4 +1,4 @@
-"""Rewards of a user's node stand at the policy's tokens in the end, wherever the node put them."""
+"""Rewards of a user's node are moved to the policy's tokens from any place on the axis."""
 
 import logging
 

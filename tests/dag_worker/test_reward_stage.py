@@ -44,7 +44,7 @@ class NumberInText:
 
 
 class Collector:
-    """Notes the rewards that it is told."""
+    """Records the rewards that it receives."""
 
     reports_success = True
 

@@ -1,5 +1,5 @@
-"""From prompts to a batch: which episodes are made of them, what is dropped and counted, and what a
-text rollout says of itself.
+"""From prompts to a batch: episodes of prompts, dropped and counted rows, and the metrics of a
+text rollout.
 """
 
 import json

@@ -72,7 +72,7 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def walks():
-    """Of each rank: metrics by case and step, and where its stream of prompts was after each step."""
+    """Each rank's metrics by case and step, and the position of its prompts after each step."""
     with tempfile.TemporaryDirectory() as folder:
         processes = work_on_ranks(work, (folder,), ranks=RANKS)
         assert [process.exitcode for process in processes] == [0] * RANKS

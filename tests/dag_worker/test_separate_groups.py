@@ -1,5 +1,5 @@
 """Rollouts on a rank of their own: lockstep equals colocated ranks, older weights are bounded and
-counted, and a resumed run goes on with what was under way.
+counted, and a resumed run continues the rollouts that were under way.
 """
 
 import pytest
@@ -30,7 +30,7 @@ LEARNT = ("actor/", "reward/", "val/", "advantage/")
 
 
 def learnt(steps):
-    """What was trained and evaluated, step by step."""
+    """Metrics of training and evaluation, by step."""
     return [
         {name: value for name, value in step.metrics.items() if name.startswith(LEARNT)}
         for step in steps

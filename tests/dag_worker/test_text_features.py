@@ -1,4 +1,4 @@
-"""Whole text runs in one process with what few ask for: adapters, files taken up in mid-epoch, a
+"""Whole text runs in one process with rarer features: adapters, files resumed in mid-epoch, a
 reward model, several agents, vLLM.
 """
 
@@ -49,7 +49,7 @@ def answers(folder: Path, step: int) -> list[dict]:
 
 
 def reference_of(*overrides: str, adapters: LoraArguments | None = None):
-    """What KL is measured against in a job, the model that is trained, and who trains it."""
+    """A job's KL reference, its trained model and the worker."""
     config = parse_config([*SMALL, "pipeline=grpo", *overrides])
     model = make_language_model(config)
     # all that is asked of the model; to make real ones takes fifteen seconds of imports

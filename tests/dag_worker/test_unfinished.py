@@ -1,4 +1,4 @@
-"""What a killed writer has left is removed at the next start; what a living one writes stays."""
+"""Files of a killed writer are removed at the next start; those of a living one stay."""
 
 import os
 import signal

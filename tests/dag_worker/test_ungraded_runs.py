@@ -1,4 +1,4 @@
-"""Rows that nobody can grade, on two real ranks and with vLLM: the numbers of one rank, and a mean
+"""Ungraded rows, on two real ranks and with vLLM: the numbers of one rank, and a mean
 reward of those that are held out.
 """
 

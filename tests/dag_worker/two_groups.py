@@ -66,7 +66,7 @@ class TwoGroups:
         )
 
     def run(self) -> list[Event]:
-        """What the training rank reports; an error of a rollout rank is raised here."""
+        """Events of the training rank; an error of a rollout rank is raised here."""
         exchange = threading.Thread(target=self.loop.run_forever, daemon=True)
         exchange.start()
         rollouts: list[threading.Thread] = []
@@ -114,7 +114,7 @@ class TwoGroups:
 
 
 def _once(start):
-    """`start`, of which the second call does nothing."""
+    """`start`; a second call does nothing."""
     calls = iter([start])
     return lambda: next(calls, lambda: None)()
 

@@ -1,4 +1,4 @@
-"""Whatever the workers do, no sample is lost and none is in two hands."""
+"""For any behaviour of the workers, no sample is lost and no sample is leased twice."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -41,7 +41,7 @@ def rows_of(rank, lengths):
 
 
 class Worker:
-    """One rank in a process of its own, which can join one coordinator after another."""
+    """One rank in a separate process, which can join one coordinator after another."""
 
     def join(self, coordinator, rank, ranks, timeout_s, equal_counts, meeting_point):
         if distributed.is_initialized():
@@ -78,7 +78,7 @@ class Worker:
 
 @pytest.fixture(scope="module", autouse=True)
 def session():
-    """A Ray session of its own for this file."""
+    """A Ray session for this file."""
     ray.init(
         address="local",
         num_cpus=2,
@@ -180,7 +180,7 @@ def test_full_queue_makes_a_producer_wait_and_an_expired_lease_goes_to_whoever_w
 
 @pytest.mark.slow
 def test_killed_workers_part_is_given_back(start):
-    """Who comes in its place would get it; the rows themselves died with the workers' memory."""
+    """A replacement would get the lease, but the rows were lost with the worker's memory."""
     coordinator = start()
     workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(2)]
     pids = join(workers, coordinator)
@@ -208,7 +208,7 @@ def test_rows_of_a_killed_maker_are_an_error_and_never_missing_silently(start):
 
 
 def finish_step(workers, shares, step):
-    """What each rank got in a step, and that it is used."""
+    """Receives a step's rows on each rank and acknowledges them."""
     received = [rows for rows, _ in step_of(workers, shares, step)]
     ray.get([worker.acknowledge.remote() for worker in workers])
     return received

@@ -1,4 +1,4 @@
-"""Rows as bytes: what is packed comes out again, whatever its dtypes."""
+"""Rows as bytes: unpacking inverts packing for all dtypes."""
 
 import pytest
 import torch

@@ -108,7 +108,7 @@ def test_metadata_of_a_sample():
 
 
 def test_plain_rows_make_a_batch():
-    """As a rollout hands them over: Python numbers, strings and arrays."""
+    """Values as a rollout returns them: Python numbers, strings and arrays."""
     rows = [
         {
             "uid": "a",

@@ -85,7 +85,7 @@ def test_a_small_wish_is_served_while_a_large_one_waits():
 
 
 def test_parts_of_a_step_are_attempted_once_by_each_rank():
-    """With 20 ranks that put one after the other, nobody is asked before the last has put."""
+    """With 20 ranks that put one after the other, no waiter is tried before the last has put."""
     ranks = 20
 
     async def scene():

@@ -120,7 +120,7 @@ class UngradableEnv(MathEnv):
 
 
 class ThreeTurnsEnv(Environment):
-    """Asks twice more, whatever is said; the reward of a turn is 1."""
+    """Asks twice more after any answer; the reward of a turn is 1."""
 
     def __init__(self):
         self.spec = text_spec(
@@ -143,7 +143,7 @@ class ThreeTurnsEnv(Environment):
 
 
 class TwoAgentsEnv(MathEnv):
-    """Two answers to each question, which nobody grades."""
+    """Two ungraded answers to each question."""
 
     def __init__(self):
         super().__init__(num_agents=2)

@@ -1,4 +1,4 @@
-"""How many episodes may fail to simulate: a share of the episodes of all ranks, decided alike on
+"""Limit of episodes that fail to simulate: a share of the episodes of all ranks, decided alike on
 every rank.
 """
 
@@ -29,7 +29,7 @@ def failed(count):
 
 
 def words_of(ranks, failures_by_rank):
-    """What each case ends with on this rank: the words of the refusal, or None where the run goes
+    """Result of each case on this rank: the text of the refusal, or None if the run goes
     on.
     """
     words = []
@@ -67,7 +67,7 @@ def test_two_ranks_judge_their_episodes_together_and_in_the_same_words():
 
 
 def number_of_the_interrupt(ranks):
-    """Of the signal that ends this rank, of which only rank 1 has heard."""
+    """A signal that only rank 1 has received ends this rank, too."""
     with pytest.raises(Interrupted) as caught:
         check_failures(
             RolloutResult(broken_off=15 * ranks.rank),

@@ -29,7 +29,7 @@ def request(number: int) -> EpisodeRequest:
 
 
 class Sleepy(RolloutWorkflow):
-    """Takes more turns of the event loop for earlier requests, whatever the clock says; some fail."""
+    """Takes more turns of the event loop for earlier requests, independent of time; some fail."""
 
     def __init__(self, *, failing=(), breaking=()):
         self.failing, self.breaking, self.cancelled = failing, breaking, []

@@ -369,7 +369,7 @@ def test_unknown_text_column_is_refused():
 
 
 class BestOfTwo(TextWorkflow):
-    """A workflow of one's own: two episodes, of which the better one is kept."""
+    """A user's workflow: two episodes; the better one is kept."""
 
     async def arun_episode(self, engine, data):
         first, second = (

@@ -1,4 +1,4 @@
-"""What vLLM is asked to make room for: the texts of the run, whatever the model could hold."""
+"""vLLM reserves room for the texts of the run, not for the longest that the model could hold."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What counts as garbage from an environment."""
+"""Invalid answers of an environment are detected."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
 """The connection between a pool and its servers, with real sockets: whole messages, who is let in,
-and what is left of a lost one.
+and the remains of a lost one.
 """
 
 import asyncio
@@ -126,9 +126,7 @@ class Inbox:
 async def echoed(
     address: Address, messages: list[bytes], *, secret: bytes = SECRET
 ) -> list[bytes | ConnectionError]:
-    """What comes back of `messages`, sent all at once by a pool that says at once that there are no
-    more.
-    """
+    """Answers to `messages`, sent all at once by a pool that then closes its side."""
     inbox = Inbox()
     await inbox.end.connect(address, secret=secret)
     for message in messages:

@@ -242,7 +242,7 @@ def test_a_pool_that_is_closed_leaves_no_task_and_no_connection(killed, caplog):
     assert caplog.records == []
 
 
-@pytest.mark.slow  # a Ray of its own
+@pytest.mark.slow  # a separate Ray session
 def test_when_ray_is_shut_down_an_episode_ends_with_an_error_and_no_other_ray_starts():
     program = (
         "import asyncio, logging, ray\n"

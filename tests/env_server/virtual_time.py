@@ -34,6 +34,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """As asyncio.run."""
+    """Runs a coroutine like asyncio.run."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(coroutine)

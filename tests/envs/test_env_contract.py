@@ -53,7 +53,7 @@ def test_every_registered_environment_is_checked_here():
 
 
 class ThreeValueWalk:
-    """In the documents' form, batched: one agent walks to 5 by adding 0 or 1."""
+    """A batched environment: one agent walks to 5 by adding 0 or 1."""
 
     async def reset(self, dp_rank, ddp_world_size, seed=None, options=None):
         self.place = (seed or 0) % 3

@@ -189,7 +189,7 @@ gymnasium.register("siirl-test/Imported-v0", PendulumEnv, max_episode_steps=6)
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Writes a module that nobody has imported yet and returns its name."""
+    """Writes a module that has not been imported yet and returns its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"registers_{tmp_path.name.replace('-', '_')}"
 
@@ -201,7 +201,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_a_package_that_registers_its_environments_is_imported_as_gymnasium_does(package):
-    """Since Gymnasium 1.0 no installed package registers anything by itself."""
+    """Since Gymnasium 1.0 installed packages register nothing before they are imported."""
     env = GymnasiumEnv(id=f"{package(REGISTERS)}:siirl-test/Imported-v0")
     assert (env.spec.tasks, env.spec.max_episode_steps) == (("siirl-test/Imported-v0",), 6)
 
@@ -292,7 +292,7 @@ def test_what_is_no_id_is_refused_as_an_unknown_one():
 
 
 def test_mujoco_without_an_opengl_library_runs_and_refuses_frames(monkeypatch):
-    """As without pygame for what pygame draws; a backend that cannot draw stands for the missing
+    """Simulates a missing pygame; a backend that cannot draw stands for the missing
     library.
     """
     assert GymnasiumEnv(id="Reacher-v5").spec.renders

@@ -68,7 +68,7 @@ class Switches(Errands):
 
 
 class Pair(Errands):
-    """A tuple at the top, of which one part has no fixed size."""
+    """A tuple at the top; one part has no fixed size."""
 
     observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))))
 
@@ -125,7 +125,7 @@ def test_several_texts_are_lines_of_the_instruction():
 
 def test_a_string_space_of_a_package_is_an_instruction_too():
     class MissionSpace(spaces.Space):
-        """As MiniGrid's, which is no `Text`."""
+        """A mission space like MiniGrid's, which is no `Text`."""
 
         def __init__(self):
             super().__init__(dtype=str)

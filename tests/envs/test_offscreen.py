@@ -1,5 +1,5 @@
-"""The renderer: pictures of any size from one context, whatever was drawn before, and a clear word
-where OpenGL is missing.
+"""The renderer draws pictures of any size from one context, independent of earlier ones, and reports
+missing OpenGL.
 """
 
 import ctypes.util

@@ -105,7 +105,7 @@ def test_what_could_not_be_made_is_not_held(broken, monkeypatch):
 
 
 def test_what_building_a_simulator_has_freed_goes_back_to_the_system(monkeypatch):
-    """As building does: many blocks are freed below one that stays, and glibc alone keeps them."""
+    """Allocates like a build: many blocks are freed below one that stays, and glibc keeps them."""
     built = MetaWorldEnv._make_simulator
     process, seen = psutil.Process(), []
 

@@ -1,4 +1,4 @@
-"""What text environments see and say: spaces, checks, messages."""
+"""Spaces, checks and messages of text environments."""
 
 import pickle
 

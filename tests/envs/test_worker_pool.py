@@ -1,4 +1,4 @@
-"""Functions in processes that can be killed: whatever they do, the call ends, and the next one
+"""Functions in processes that can be killed: the call ends in every case, and the next one
 works.
 """
 

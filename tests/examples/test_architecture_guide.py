@@ -55,7 +55,7 @@ def filled_in(snippet: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a reader of the guide types the command, with the modules that it names."""
+    """Folder in which a reader of the guide types the command, with the modules that it names."""
     pipeline, reward, advantage, loss = snippets("python")
     package = tmp_path / "my_module"
     package.mkdir()

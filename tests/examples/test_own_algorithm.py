@@ -1,4 +1,4 @@
-"""The example of an algorithm of one's own runs as its docstring says, and each part does what its
+"""The example of a user's algorithm runs as its docstring says, and each part does what its
 sentence says.
 """
 

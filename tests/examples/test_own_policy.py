@@ -1,4 +1,4 @@
-"""The example of a policy of one's own runs as its docstring says."""
+"""The example of a user's policy runs as its docstring says."""
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone

@@ -1,4 +1,4 @@
-"""The example of a training script of one's own trains, and is as short as it is said to be."""
+"""The example of a user's training script trains, and is as short as its documentation says."""
 
 import ast
 import re

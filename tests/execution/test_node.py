@@ -1,4 +1,4 @@
-"""A node calls its function by name, on a batch of its own, and checks columns at both ends."""
+"""A node calls its function by name, on a copy of the batch, and checks columns at both ends."""
 
 import pickle
 

@@ -30,7 +30,7 @@ with private_folder() as folder:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where folders are made; short, because sockets' paths are."""
+    """Parent of the test's folders; short, because paths of sockets are limited."""
     place = Path("/tmp") / f"p{os.getpid()}"
     place.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(place))

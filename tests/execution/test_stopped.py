@@ -28,7 +28,7 @@ LOOKS = round(END_AFTER_S / LOOK_EVERY_S)
 
 
 class Machine:
-    """What is stopped there is set by the test."""
+    """The test sets which processes are stopped."""
 
     def __init__(self) -> None:
         self.stopped: list[Process] = []

@@ -1,4 +1,4 @@
-"""When a run hangs: a rank that computes gets on within the limit; one that waits may wait while
+"""Hangs: a rank that computes gets on within the limit; one that waits may wait while
 any other gets on.
 """
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Word(NamedTuple):
-    """What a rank says."""
+    """A rank's report."""
 
     changes: int
     waiting: bool
@@ -43,7 +43,7 @@ def snapshot(word: Word, *, number: int) -> Snapshot:
 
 
 def judged(*moments, ranks=2, limit_s=LIMIT_S):
-    """What the judge says at each of the moments (seconds, words of the ranks)."""
+    """The judge's verdict at each of the moments (seconds, reports of the ranks)."""
     clock = Clock()
     judge = Judge(ranks=ranks, limit_s=limit_s, clock=clock)
     verdicts = []

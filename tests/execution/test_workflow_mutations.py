@@ -1,4 +1,4 @@
-"""Whatever stands in a workflow file, the user reads one sentence with the file and the place in
+"""For any content of a workflow file, the error is one sentence with the file and the place in
 it.
 """
 

@@ -1,4 +1,4 @@
-"""The runner: one row a check, whatever becomes of its process."""
+"""The runner: one row a check, also if its process dies."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a model would say that knows the answer, in the tokens that a rollout would have."""
+"""Examples for supervised fine-tuning: correct answers in the tokens of a rollout."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The published protocol: which episodes are played, how an interrupted evaluation goes on, and the
+"""The published protocol: its episodes, the continuation of an interrupted evaluation, and the
 tables.
 """
 
@@ -48,7 +48,7 @@ class Player(RolloutWorkflow):
 
 
 class NoPolicy:
-    """What counts episodes; the player needs nothing computed."""
+    """Counts episodes; the player needs no computed actions."""
 
     def expect(self, *, episodes: int, at_once: int) -> None: ...
 

@@ -44,7 +44,7 @@ class StillEnv(Environment):
         )
 
     def observe(self) -> dict[str, Any]:
-        """What the robot feels."""
+        """Proprioception of the robot."""
         return {PROPRIOCEPTION: np.zeros(2, np.float32)}
 
     def render(self) -> Any:

@@ -13,8 +13,8 @@ from real_run import RealRun
 
 @pytest.fixture
 def start_run(tmp_path: Path) -> Iterator[Callable[..., RealRun]]:
-    """Starts `python -m siirl.train` with a small job and `words`; whatever of it is left at the
-    end of the test is killed.
+    """Starts `python -m siirl.train` with a small job and `words`; processes that are left at the
+    end of the test are killed.
     """
     runs: list[RealRun] = []
 

@@ -1,7 +1,7 @@
 """Ranks that write down where they run, on the two machines of a Ray cluster: `python
 placed_ranks.py ADDRESS`, in an empty folder.
 
-A process of its own, because Ray keeps what a process was told first. Prints what it saw as JSON.
+A separate process, because Ray keeps the first settings of a process. Prints results as JSON.
 """
 
 import json

@@ -82,7 +82,7 @@ class RealRun:
 
     @property
     def text(self) -> str:
-        """What it has written to the terminal so far."""
+        """Output to the terminal so far."""
         return self._text.read_text()
 
     @property
@@ -119,7 +119,7 @@ class RealRun:
         return self.process.wait(timeout=timeout_s)
 
     def seconds_until_gone(self, *, timeout_s: float = 600.0, but: Sequence[str] = ()) -> float:
-        """How long it takes until no process of the run lives, but those of the titles `but`."""
+        """Seconds until no process of the run lives, except those with a title in `but`."""
         begin = time.monotonic()
         while left := {pid: title for pid, title in self.processes().items() if title not in but}:
             assert time.monotonic() - begin < timeout_s, f"still there: {left}\n{self.text}"
@@ -127,7 +127,7 @@ class RealRun:
         return time.monotonic() - begin
 
     def signal_terminal(self, number: signal.Signals) -> None:
-        """What a terminal does for Ctrl-C: the signal reaches every process of the foreground
+        """Acts like a terminal on Ctrl-C: the signal reaches every process of the foreground
         group.
         """
         os.killpg(self.process.pid, number)

@@ -1,4 +1,4 @@
-"""What another user of this machine gets from ports on the loopback: `python stranger.py PORT...`,
+"""Connects to loopback ports like another user of this machine: `python stranger.py PORT...`,
 without the run's environment.
 
 Prints a word for each port: `deaf` where nobody can connect, `token` where Ray refuses whoever has

@@ -1,4 +1,4 @@
-"""A robot's policy that is trained by LoRA adapters: it goes on from its checkpoint, and that is
+"""A robot's policy that is trained by LoRA adapters: it resumes from its checkpoint, and that is
 read as a plain policy.
 """
 

@@ -31,7 +31,7 @@ OF_A_RUN = ("ray::_Rank", "ray::EnvServerActor")
 
 @pytest.fixture
 def nobody() -> str:
-    """An address of this machine where nobody listens."""
+    """An address of this machine without a listener."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
@@ -47,7 +47,7 @@ def ray_home() -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(ray_home: Path) -> Iterator[str]:
-    """Address of a cluster of somebody else, started by `ray start --head` and ended with the test;
+    """Address of a foreign cluster, started by `ray start --head` and ended with the test;
     other Rays of this machine stay.
 
     It believes that it has two GPUs, which torch's build for CPUs does not use.
@@ -166,7 +166,7 @@ def test_somebody_else_at_the_address_is_refused_and_leaves_nothing(start_run) -
 
 
 def test_a_local_run_trains_in_one_process_where_a_debugger_sees_all_of_it(start_run) -> None:
-    """From its first checkpoint on: before, a library of a simulator may ask a process of its own
+    """Waits for the first checkpoint: before, a library of a simulator may ask a child process
     for a version.
     """
     run = start_run("trainer.total_steps=20", "cluster=local")
@@ -196,7 +196,7 @@ def test_two_runs_at_once_simply_work(start_run) -> None:
 
 @pytest.mark.slow  # Ray waits for 30 seconds
 def test_a_ray_that_does_not_come_up_is_ended_and_started_again(start_run) -> None:
-    """As on a machine that is too busy: the first raylet is stopped before it answers."""
+    """Simulates a machine that is too busy: the first raylet is stopped before it answers."""
     run = start_run(*SHORT)
     run.wait_until(lambda: any("raylet/raylet " in title for title in run.processes().values()))
     (stopped,) = [pid for pid, title in run.processes().items() if "raylet/raylet " in title]

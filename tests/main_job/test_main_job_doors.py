@@ -1,4 +1,4 @@
-"""What another user of this machine reaches of a run of two ranks: every port and socket is tried."""
+"""Another user of this machine reaches no port or socket of a run of two ranks; all are tried."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ SERVERS = (
 
 
 def stranger(ports: Iterable[str]) -> dict[str, str]:
-    """What a process without anything of the run's environment gets from ports, which know no users
+    """Answers that a process without the run's environment gets from ports, which know no users
     (see `stranger.py`).
     """
     command = [sys.executable, str(Path(__file__).with_name("stranger.py")), *ports]
@@ -56,7 +56,7 @@ def sockets_of(run) -> dict[str, list]:
 
 @pytest.fixture
 def run(start_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A run of two ranks that is training, with a home of its own."""
+    """A run of two ranks that is training, with a separate home folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     started = start_run(*TWO_RANKS)

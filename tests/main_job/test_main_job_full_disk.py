@@ -22,7 +22,7 @@ MEGABYTE, BLOCK = 1 << 20, 4096
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 MB, of which little is in memory; more than the plan asks for."""
+    """A sparse file system of 256 MB; more than the plan requires."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(

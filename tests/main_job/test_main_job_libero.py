@@ -55,7 +55,7 @@ DRAWER = (
 
 
 def run(module: str, *words: str, folder: Path) -> str:
-    """What a command of ours prints, which must succeed."""
+    """Output of a siirl command that must succeed."""
     done = subprocess.run(
         [sys.executable, "-m", module, *words], cwd=folder, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""A run that is killed in mid-step goes on from its last checkpoint, and ends bit for bit where an
+"""A run that is killed in mid-step resumes from its last checkpoint, and ends bit for bit where an
 uninterrupted one ends.
 """
 
@@ -80,7 +80,7 @@ def test_killed_and_resumed_equals_uninterrupted(start_run, cluster: tuple[str, 
 def test_the_same_command_line_after_a_sigterm_ends_as_if_there_had_been_none(
     start_run, evaluations: tuple[str, ...]
 ) -> None:
-    """As Slurm and Kubernetes start a job again. Where every step is tested, the signal may come in
+    """Restarts a job like Slurm and Kubernetes. Where every step is tested, the signal may come in
     an evaluation, which is done again.
     """
     command = (*JOB, "cluster=local", "trainer.resume=auto", "trainer.save_freq=100", *evaluations)

@@ -50,7 +50,7 @@ def answers(folder: Path) -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.slow  # a run through Ray with two vLLMs, each in a process of its own: a minute
+@pytest.mark.slow  # a run through Ray with two vLLMs, each in a separate process: a minute
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
 )

@@ -1,4 +1,4 @@
-"""What a user types first: from the weights that are shipped for it, GRPO learns to use a tool, and
+"""The first text jobs of a user: from the shipped weights, GRPO learns to use a tool, and
 to write programs that pass.
 """
 

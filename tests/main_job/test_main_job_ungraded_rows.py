@@ -111,7 +111,7 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(
         for name in (*before, *step)
         if name.startswith("val/judged/") and not name.endswith(of_reward)
     ]
-    # The reward rates what nobody can grade, and nothing else.
+    # The reward scores only ungraded rows.
     held_out = list(read_rollouts(folder / "rollouts", kind="val", step=1))
     assert {row["reward"] for row in held_out if row["task"] == "sums"} == {None}
     greedy, sampled = (

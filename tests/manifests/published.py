@@ -25,7 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is published about the weights of a model."""
+    """Published names, shapes and types of a model's weights."""
 
     content: Mapping[str, Any]
 

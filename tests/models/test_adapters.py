@@ -158,7 +158,7 @@ def test_each_layer_that_is_named_must_be_there(targets, expected):
 
 
 def test_layers_are_named_by_the_end_of_their_names():
-    """As in peft: whole parts of the path."""
+    """Targets match whole parts of the path, like in peft."""
     model = nn.ModuleDict({"first": nn.ModuleDict({"q": nn.Linear(8, 4)}), "freq": nn.Linear(8, 8)})
     assert adapted_layers(model, LoraArguments(rank=2, target_modules=("q",))) == ("first.q",)
     assert adapted_layers(model, LoraArguments(rank=2, target_modules=("freq", "first.q"))) == (

@@ -15,7 +15,7 @@ TOKENS = 24
 
 @pytest.mark.parametrize("kind", ["tied", "separate"])
 def test_a_row_costs_what_torch_counts(kind):
-    """torch counts whole attention, of which a causal one needs half, and no norms or biases."""
+    """torch counts full attention (a causal one needs half), and no norms or biases."""
     model = LanguageModel(tiny_causal_lm(kind))
     model.causal_lm.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:

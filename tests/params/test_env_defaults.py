@@ -1,4 +1,4 @@
-"""What an environment does without arguments, and what `env=` says of it, are the same."""
+"""Defaults of an environment's constructor equal those of its `env=` options."""
 
 import inspect
 import re
@@ -74,7 +74,7 @@ def test_a_suite_that_is_named_without_tasks_means_all_of_its_tasks(
 
 
 def test_the_tasks_of_a_file_are_those_of_its_suite_and_not_of_another_one(tmp_path: Path) -> None:
-    """As the config.yaml of a run has both, and the command line names another suite."""
+    """A run's config.yaml has both keys, and the command line names another suite."""
     file = tmp_path / "config.yaml"
     file.write_text("env: libero\nenv.suite: spatial\nenv.tasks: ['3']\n")
     assert parse_config(config_file=file).env.tasks == ("3",)

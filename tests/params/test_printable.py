@@ -1,4 +1,4 @@
-"""What others wrote cannot command a terminal, and reads as before otherwise."""
+"""Foreign text cannot control a terminal, and is otherwise unchanged."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Who says how good an answer is, worked out from the configuration: rows without a grade are asked
-only where nobody goes by one.
+"""The source of grades follows from the configuration: ungraded rows are used
+only if nothing depends on a grade.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""What cannot work although every key is right by itself: each refusal with its value, place and
+"""Combinations of valid keys that cannot work: each refusal with its value, place and
 remedy.
 """
 

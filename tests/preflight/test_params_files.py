@@ -94,7 +94,7 @@ def test_an_index_that_names_no_files_of_its_folder_is_refused(shards: Path, ind
 
 
 def test_a_whole_file_is_taken_and_not_what_lies_beside_it(weights: Path) -> None:
-    """As a checkpoint has the moments of Adam beside the weights; transformers takes the whole file
+    """A checkpoint has the moments of Adam beside the weights; transformers takes the whole file
     before an index, too.
     """
     save_file({"moment": np.zeros(9, np.float32)}, weights / "optimizer.safetensors")

@@ -1,4 +1,4 @@
-"""What the machine lacks."""
+"""Refusals for resources that the machine lacks."""
 
 import os
 import sys

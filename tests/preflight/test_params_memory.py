@@ -37,7 +37,7 @@ def job(*overrides: str) -> SiiRLArguments:
 
 
 def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: float) -> list[str]:
-    """What training says."""
+    """The refusal or warning of training."""
     config = job(*overrides)
     found = simulation_problems(
         config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes

@@ -189,7 +189,7 @@ def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_
 
 
 def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
-    """What the plan of a run on tasks a and b says of weights whose config.json names `tasks`."""
+    """The plan of a run on tasks a and b with weights whose config.json names `tasks`."""
     (folder / "config.json").write_text(json.dumps({"notes": {"tasks": tasks}}))
     return plan_of([f"actor_rollout_ref.model.path={folder}", *overrides]).start
 
@@ -343,7 +343,7 @@ def test_a_run_without_steps_says_what_ends_it() -> None:
     )
 
 
-# Forward passes that nobody would use
+# Unused forward passes
 
 
 def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:

@@ -126,7 +126,7 @@ def saved_bytes(config: dict[str, Any], dtype: torch.dtype, autocast: bool, *, p
     configured = Qwen2Config(**config, attn_implementation="sdpa")
     module = Qwen2ForCausalLM(configured).to(dtype).model
     weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
-    kept: dict[int, torch.Tensor] = {}  # a storage that lives has an address of its own
+    kept: dict[int, torch.Tensor] = {}  # keeps storages alive, so that addresses stay unique
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor

@@ -126,7 +126,7 @@ ALWAYS_READ = {
 
 
 def messages(*words: str, config_file: Path | None = None) -> list[str]:
-    """What is refused of a command line because nothing reads it."""
+    """The keys of a command line that are refused because nothing reads them."""
     return unread(parse(words, config_file=config_file))
 
 

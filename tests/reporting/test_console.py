@@ -1,4 +1,4 @@
-"""What a terminal and a log file show of a run."""
+"""Output of a run on a terminal and in a log file."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What a run records beside its metrics, as each dashboard's own reader finds it."""
+"""Recorded configuration, videos and tables of a run, read back by each dashboard's own reader."""
 
 import importlib.util
 import io

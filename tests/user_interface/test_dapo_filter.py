@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups stay, how many prompts are asked for, and when it goes on with
+"""Dynamic sampling: groups that stay, the number of prompts requested, and when it continues with
 what there is.
 """
 

@@ -18,7 +18,7 @@ def stand_ins():
 
 @pytest.fixture(scope="session")
 def make_simulator(stand_ins):
-    """From suite and number to a simulator; the last ones are kept."""
+    """Simulators by suite and number; the last ones are kept."""
     from envs.libero.folders import import_libero
     from envs.libero.suites import suite_tasks
 

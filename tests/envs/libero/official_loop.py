@@ -59,7 +59,7 @@ class OfficialLoop:
 
     @property
     def proprioception(self):
-        """As run_libero_eval.py hands it to the policy, float32 [8]."""
+        """Proprioception as run_libero_eval.py gives it to the policy, float32 [8]."""
         from robosuite.utils.transform_utils import quat2axisangle
 
         seen = self.observation

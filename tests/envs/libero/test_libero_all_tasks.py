@@ -1,7 +1,7 @@
 """All 130 tasks on stand-ins: initial states settle, and every goal is reached when things are put
 where it wants them.
 
-Slow: 130 models, about ten minutes on a core of one's own. In parts:
+Slow: 130 models, about ten minutes on an idle core. In parts:
 
     # every task from its first state
     pytest -m slow tests/envs/libero/test_libero_all_tasks.py -k "goal_can_be_reached"
@@ -29,7 +29,7 @@ each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.suit
 
 @pytest.fixture(scope="module")
 def built(stand_ins):
-    """From task to simulator; only the last one is kept, for 130 take 13 GB."""
+    """Simulators by task; only the last one is kept, because 130 take 13 GB."""
     from envs.libero.folders import import_libero
 
     import_libero()

@@ -50,8 +50,8 @@ def test_automatic_choice_ends_with_stand_ins_where_nothing_else_is(repository, 
 
 @pytest.fixture
 def automatic_choice(repository, tmp_path):
-    """What `auto` takes in a process of its own, whose cache is `tmp_path`: standard output names
-    it.
+    """The assets that `auto` chooses in a separate process with cache `tmp_path`, from its standard
+    output.
     """
     code = "from envs.libero.assets import find_assets; print(find_assets('auto').label)"
     command, own = (

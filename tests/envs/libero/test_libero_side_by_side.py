@@ -26,7 +26,7 @@ CHUNK = 8
 
 @pytest.fixture
 def official(stand_ins):
-    """From a task's suite and number to the official loop."""
+    """The official loop by a task's suite and number."""
     made = []
 
     def make(suite, number, **arguments):

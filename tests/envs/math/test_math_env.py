@@ -1,4 +1,4 @@
-"""MathEnv: one question, an answer each, a grade; from generators, files and rows of one's own,
+"""MathEnv: one question, an answer each, a grade; from generators, files and a user's rows,
 alone and behind servers.
 """
 

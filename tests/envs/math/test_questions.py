@@ -1,4 +1,4 @@
-"""What a question asks for, and which answers contradict it."""
+"""The quantity that a question asks for, and answers that contradict it."""
 
 import asyncio
 

@@ -182,7 +182,7 @@ def outside(tmp_path_factory, repository):
 
 
 def attempt(name, names):
-    """A program that makes an attempt and says what became of it."""
+    """A program that makes an attempt and prints its result."""
     if name in ACTS:
         return program(f"{ACTS[name]}\nthrough = True", names)
     if name in FINDINGS:
@@ -199,7 +199,7 @@ through = False""",
 
 
 def program(statements, names):
-    """What sets `through`, with what it may use."""
+    """Code that sets `through`, with the names it may use."""
     given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     return f"""{PRELUDE}{given}
 try:
@@ -211,7 +211,7 @@ print("through" if through else "held", flush=True)
 
 
 def unvisited(listener):
-    """Whether nobody has connected since it was asked last."""
+    """Whether no connection was made since the last call."""
     listener.setblocking(False)
     try:
         listener.accept()[0].close()
@@ -295,9 +295,7 @@ def test_a_kill_that_got_through_is_seen_from_the_outside():
 
 @pytest.mark.parametrize("returned", ["None", "False", "0", "[]", "b''"])
 def test_a_call_that_comes_back_got_through_whatever_it_returned(returned, monkeypatch):
-    """As os.rename, os.chmod, os.chroot, clock_settime, sethostname and connect do, whose None says
-    that they worked.
-    """
+    """os.rename, os.chmod, os.chroot, clock_settime, sethostname and connect return None on success."""
     monkeypatch.setitem(ACTS, "act", returned)
     assert said_without_walls(attempt("act", {})) == "through\n"
 

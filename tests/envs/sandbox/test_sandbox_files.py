@@ -36,7 +36,7 @@ LIVE = {
 
 
 def packed(value):
-    """As LiveCodeBench packs its private tests."""
+    """Packs tests like LiveCodeBench's private ones."""
     return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
 
 

@@ -128,7 +128,7 @@ def test_no_test_and_no_solution_is_in_the_prompt():
 
 
 def test_in_few_words_too_nothing_asks_for_two_programs():
-    """The same steps on a list are given, and come as a line: whoever is asked can tell."""
+    """Recognises the same steps on a list, given as one line."""
     asked: dict[str, set[str]] = {}
     for row in (
         drawn(f"{kind}-1", wording="bare", seed=seed)

@@ -32,7 +32,7 @@ def run_in(namespace, *arguments, repository):
 
 @pytest.fixture(params=[SINGLE_USER, (*AS_NOBODY, *SINGLE_USER)], ids=["as we are", "as nobody"])
 def namespace(request, small):
-    """How to enter the namespace; skipped where that is not allowed, or where this interpreter is
+    """Command that enters the namespace; skips if that is not allowed, or if this interpreter is
     closed to its user.
     """
     if (

@@ -102,7 +102,7 @@ def test_each_call_has_a_fresh_namespace_process_and_folder(answers_of, in_one_t
 
 
 def test_programs_run_side_by_side(small):
-    """Four calls at once; each hears of its own program."""
+    """Four concurrent calls; each gets the output of its program."""
 
     async def run():
         (tool,) = make_toolsets(

@@ -1,5 +1,5 @@
-"""What the tests of the sandbox share: small limits, problems, and ways to run a program and to
-look at the machine afterwards.
+"""Shared helpers of the sandbox's tests: small limits, problems, and ways to run a program and to
+inspect the machine afterwards.
 """
 
 import asyncio

@@ -24,7 +24,7 @@ TOOLS = {
     "stay": "As `detach`, and take no notice of signals and of the end of standard input from now on.",
 }
 CHATTER = b'loading\n{"progress": 1}\n\xff\xfe\n'
-# Prints the number of its grandchild, which lives in a session of its own, and ends; -3 is DEVNULL.
+# Prints the pid of its grandchild, which lives in a separate session, and ends; -3 is DEVNULL.
 DETACHED = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
 
 

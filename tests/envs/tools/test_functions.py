@@ -1,4 +1,4 @@
-"""Python functions as tools: the schema comes from the signature, and whatever happens in a call
+"""Python functions as tools: the schema comes from the signature, and every result of a call
 comes back as text or ToolError.
 """
 

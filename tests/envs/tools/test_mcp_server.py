@@ -33,7 +33,7 @@ def with_tools(play, server, **settings):
 
 
 async def told(tools, name, **arguments):
-    """What the model reads."""
+    """Result text as the model reads it."""
     try:
         return await tools.call(name, arguments)
     except ToolError as error:

@@ -1,4 +1,4 @@
-"""ToolEnv: several turns with tools; budgets hold, and whatever goes wrong with a call is told to
+"""ToolEnv: several turns with tools; budgets hold, and an error of a call is reported to
 the model.
 """
 
@@ -339,7 +339,7 @@ def test_runner_that_cannot_run_programs_fails_the_episode(monkeypatch, tmp_path
 
 
 def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
-    env = make(tool_deadline_s=62.0)  # workers of its own
+    env = make(tool_deadline_s=62.0)  # its own workers
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(
         EpisodeFailed, match=r"No process for .* could be started: it ended with status 1"
