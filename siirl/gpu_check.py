@@ -16,7 +16,7 @@ import torch
 
 from siirl import interrupts
 from siirl.gpu_checks.catalogue import CHECKS
-from siirl.gpu_checks.runner import run_checks
+from siirl.gpu_checks.check_runner import run_checks
 from siirl.gpu_checks.table import describe_row, summary, write_json
 from siirl.interrupts import leave
 

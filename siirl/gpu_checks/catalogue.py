@@ -4,12 +4,19 @@ from siirl.gpu_checks.check import Check
 
 _HERE = "siirl.gpu_checks"
 CHECKS = (
-    Check("device", "device, driver, matrix products", f"{_HERE}.machine:device", at_most_s=30),
-    Check("checksum", "checksum equal on CPU and device", f"{_HERE}.weights:equal_checksums", 30),
+    Check(
+        "device", "device, driver, matrix products", f"{_HERE}.device_speed:device", at_most_s=30
+    ),
+    Check(
+        "checksum",
+        "checksum equal on CPU and device",
+        f"{_HERE}.weight_transfer:equal_checksums",
+        30,
+    ),
     Check(
         "reduction",
         "NCCL (gloo on a CPU) and FSDP2: gradient and reduction factor on one rank and all",
-        f"{_HERE}.ranks:reduction",
+        f"{_HERE}.reduction:reduction",
         60,
     ),
     Check(
@@ -20,9 +27,13 @@ CHECKS = (
     ),
     Check("log_prob_gap", "acting and training log-probs", f"{_HERE}.updates:log_prob_gap", 45),
     Check("determinism", "the same update twice", f"{_HERE}.updates:twice", 30),
-    Check("sync", "weights to the acting copy", f"{_HERE}.weights:to_acting_copy", 30),
+    Check("sync", "weights to the acting copy", f"{_HERE}.weight_transfer:to_acting_copy", 30),
     Check(
-        "sync_vllm", "weights to vLLM", f"{_HERE}.weights:to_vllm", 60, needs=("vllm", "gymnasium")
+        "sync_vllm",
+        "weights to vLLM",
+        f"{_HERE}.weight_transfer:to_vllm",
+        60,
+        needs=("vllm", "gymnasium"),
     ),
     Check(
         "pictures",
@@ -35,18 +46,22 @@ CHECKS = (
     Check(
         "vla_acting",
         "OpenVLA-OFT 7B: actions/s at batch 1 to 64, bare network beside it",
-        f"{_HERE}.vla:acting",
+        f"{_HERE}.vla_model:acting",
         60,
     ),
     Check(
-        "vla_lora", "OpenVLA-OFT 7B: LoRA update", f"{_HERE}.vla:lora_update", 75, needs=("peft",)
+        "vla_lora",
+        "OpenVLA-OFT 7B: LoRA update",
+        f"{_HERE}.vla_model:lora_update",
+        75,
+        needs=("peft",),
     ),
-    Check("vla_full", "OpenVLA-OFT 7B: full update", f"{_HERE}.vla:full_update", 75),
-    Check("text_tokens", "Qwen2.5-7B: generation tokens/s", f"{_HERE}.text:generation", 60),
+    Check("vla_full", "OpenVLA-OFT 7B: full update", f"{_HERE}.vla_model:full_update", 75),
+    Check("text_tokens", "Qwen2.5-7B: generation tokens/s", f"{_HERE}.text_model:generation", 60),
     Check(
         "text_update",
         "Qwen2.5-7B: GRPO update, LoRA",
-        f"{_HERE}.text:update_adapters",
+        f"{_HERE}.text_model:update_adapters",
         75,
         needs=("peft",),
     ),

@@ -209,12 +209,22 @@ def _policy_gap(trial: Trial) -> float:
         batch_rows=64,
         compute_dtype=engine.compute_dtype,
     )
-    found = asyncio.run(_everybody_acts(acting, requests_of(batch)))
+    acted_BT, trained_BT = acted_and_trained(acting, engine, batch)
+    return float((acted_BT - trained_BT).abs().mean())
+
+
+def acted_and_trained(
+    acting: EmbodiedEngine, engine: TrainEngine[Any], batch: TensorDict
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs [B, T] of the most likely tokens of `batch`: of acting, and of training on them.
+
+    The tokens become the batch's responses.
+    """
+    found = act_all(acting, requests_of(batch))
     shape = batch["responses"].shape
     batch["responses"] = torch.from_numpy(np.stack([each.tokens for each in found])).view(shape)
-    acted = torch.from_numpy(np.stack([each.log_probs for each in found])).view(shape)
-    trained = engine.forward(batch, lambda scores, _: scores.log_probs_BT).cpu()
-    return float((acted - trained).abs().mean())
+    acted_BT = torch.from_numpy(np.stack([each.log_probs for each in found])).view(shape)
+    return acted_BT, engine.forward(batch, lambda scores, _: scores.log_probs_BT).cpu()
 
 
 def requests_of(batch: TensorDict) -> list[ActRequest]:
@@ -232,10 +242,10 @@ def requests_of(batch: TensorDict) -> list[ActRequest]:
     ]
 
 
-async def _everybody_acts(engine: EmbodiedEngine, requests: list[ActRequest]) -> list[Any]:
-    return await asyncio.gather(*(engine.act(request) for request in requests))
-
-
 def act_all(engine: EmbodiedEngine, requests: list[ActRequest]) -> list[Any]:
     """Responses to all requests, asked for at once."""
-    return asyncio.run(_everybody_acts(engine, requests))
+
+    async def everybody() -> list[Any]:
+        return await asyncio.gather(*(engine.act(request) for request in requests))
+
+    return asyncio.run(everybody())

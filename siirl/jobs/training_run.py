@@ -40,8 +40,8 @@ from siirl.params.env_spec import describe_env
 from siirl.params.parser import to_tree
 from siirl.params.printable import printable
 from siirl.params.threads import short_waits
+from siirl.preflight.group_placement import scheduled
 from siirl.preflight.machine import device_slots
-from siirl.preflight.placement import scheduled
 from siirl.preflight.ray_address import resolve_address
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,

@@ -26,7 +26,7 @@ def separate(config: SiiRLArguments) -> bool:
 
 def training_ranks(config: SiiRLArguments) -> int:
     """Ranks that train; the numbers of `dag.groups` are filled in before
-    (`siirl.preflight.placement`).
+    (`siirl.preflight.group_placement`).
     """
     return config.dag.groups["train"] or 1 if separate(config) else ranks(config)
 

@@ -65,7 +65,7 @@ def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
 
 
 def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
-    if sizes.separate(config):  # siirl.preflight.placement divides by the groups' ranks
+    if sizes.separate(config):  # siirl.preflight.group_placement divides by the groups' ranks
         return
     ranks = sizes.ranks(config)
     ranks_text = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"

@@ -1,7 +1,7 @@
 """Checks of resource groups (`dag.groups`): names, and settings that need colocated or separate
 ranks.
 
-Left out: numbers of ranks, which `siirl.preflight.placement` checks when the graph is known.
+Left out: numbers of ranks, which `siirl.preflight.group_placement` checks when the graph is known.
 """
 
 from collections.abc import Iterator

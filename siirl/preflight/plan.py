@@ -19,6 +19,7 @@ from siirl.params.printable import printable
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
 from siirl.preflight.duration import estimated_minutes
+from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import (
     BYTES_PER_PARAMETER,
     counted,
@@ -28,7 +29,6 @@ from siirl.preflight.memory import (
     total,
     training_memory,
 )
-from siirl.preflight.placement import GroupPlan
 from siirl.preflight.rank_memory import RankMemory, rank_memory, table_lines
 
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
@@ -156,7 +156,7 @@ def make_plan(
         begins: Checkpoint and step of a resumed run, in words.
         speed: Speed of this machine (`duration.measured_speed`).
         gpu_bytes: Memory of a GPU; None: there is none, or it is unknown.
-        groups: Resource groups (`siirl.preflight.placement.place`).
+        groups: Resource groups (`siirl.preflight.group_placement.place`).
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     models = 2 if critic is not None else 1

@@ -47,6 +47,7 @@ from siirl.params.weight_files import parameters_in
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
 from siirl.preflight.duration import measured_speed
+from siirl.preflight.group_placement import place
 from siirl.preflight.machine import (
     free_memory_bytes,
     gpu_bytes,
@@ -55,7 +56,6 @@ from siirl.preflight.machine import (
 )
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
-from siirl.preflight.placement import place
 from siirl.preflight.plan import Plan, make_plan
 from siirl.preflight.rank_memory import gpu_problems
 from siirl.reporting.metric_writers import check_loggers
@@ -71,7 +71,7 @@ class PreparedJob:
     """A job that passed all checks: its graph, plan and warnings."""
 
     graph: TaskGraph
-    """The whole graph; `siirl.preflight.placement.scheduled` gives that of each rank."""
+    """The whole graph; `siirl.preflight.group_placement.scheduled` gives that of each rank."""
     plan: Plan
     warnings: tuple[str, ...]
 

@@ -17,7 +17,7 @@ from siirl.execution.dag.resource_groups import GET
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.params import sizes
 from siirl.params.parser import parse_config
-from siirl.preflight.placement import place, scheduled
+from siirl.preflight.group_placement import place, scheduled
 from siirl.preflight.prepare import load_graph
 
 LOADING = threading.Lock()

@@ -10,11 +10,9 @@ import torch
 
 from docs.examples import own_advantage, own_data, own_gymnasium, own_pipeline, own_reward
 from siirl.algos.ranks import ALONE
-from siirl.dag_worker.dagworker import DAGWorker
-from siirl.dag_worker.events import StepDone
 from siirl.execution.dag import load_workflow_file
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from tests.dag_worker.one_process import run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "docs" / "examples"
@@ -27,17 +25,7 @@ TEXT = ("pipeline=grpo", "env=math")
 
 def steps(folder: Path, *line: str) -> list[dict[str, object]]:
     """Metrics of each step of a job in this process."""
-    config = parse_config([*line, *SMALL])
-    worker = DAGWorker(
-        config=config,
-        graph=load_graph(config),
-        rank=0,
-        world_size=1,
-        init_method="",
-        backend="gloo",
-        run_folder=folder,
-    )
-    return [event.metrics for event in worker.run() if isinstance(event, StepDone)]
+    return [step.metrics for step in run(folder, [*line, *SMALL])]
 
 
 def test_the_gymnasium_environment_trains(tmp_path: Path) -> None:

@@ -3,47 +3,21 @@
 The copy computes as the sharded policy does, so their log-probs agree beyond bfloat16.
 """
 
-import asyncio
-
-import numpy as np
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
 from tiny_training import make_engine, weights
 
 from envs.registry import env_spec
-from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.weight_sync import acting_copy
+from siirl.gpu_checks.updates import acted_and_trained
 from siirl.models import openvla_vision
 from siirl.models.policy_loader import build_policy
 from tests.engine.test_openvla_over_ranks import trajectories
 from tests.models.tiny_openvla import ENCODERS, know_tiny_encoders, write_checkpoint
 
 TEMPERATURE = 1.3  # of tiny_training's engine
-
-
-def answers(engine, batch):
-    """Responses to every observation of `batch`, the most likely tokens, in its order."""
-
-    async def everybody():
-        return await asyncio.gather(
-            *(
-                engine.act(
-                    ActRequest(
-                        f"{row}-{chunk}",
-                        batch["pixel_values"][row, chunk].numpy(),
-                        batch["proprioception"][row, chunk].numpy(),
-                        batch["instruction_ids"][row].numpy(),
-                        None,
-                    )
-                )
-                for row in range(len(batch))
-                for chunk in range(batch["pixel_values"].shape[1])
-            )
-        )
-
-    return asyncio.run(everybody())
 
 
 def gap(ranks, folder):
@@ -66,11 +40,7 @@ def gap(ranks, folder):
         batch_rows=8,
         compute_dtype=torch.bfloat16,
     )
-    found = answers(acting, batch)
-    shape = batch["responses"].shape
-    batch["responses"] = torch.from_numpy(np.stack([a.tokens for a in found])).view(shape)
-    acted = torch.from_numpy(np.stack([a.log_probs for a in found])).view(shape)
-    trained = engine.forward(batch, lambda scores, _: scores.log_probs_BT)
+    acted, trained = acted_and_trained(acting, engine, batch)
     return float((acted - trained).abs().max()), next(copied.parameters()).element_size()
 
 

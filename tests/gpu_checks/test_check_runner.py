@@ -3,7 +3,7 @@
 import pytest
 
 from siirl.gpu_checks.check import Check, Row
-from siirl.gpu_checks.runner import Worker, run_checks
+from siirl.gpu_checks.check_runner import Worker, run_checks
 
 
 def check(name: str, needs: tuple[str, ...] = ()) -> Check:

@@ -12,7 +12,7 @@ from siirl.params.parser import known_keys
 
 # Read where keys are declared and judged, since their only use belongs there.
 READ_WHERE_JUDGED = {
-    "dag.apportion": "preflight/placement.py",
+    "dag.apportion": "preflight/group_placement.py",
     "trainer.gpu_memory_gib": "preflight/machine.py",
     # of the documents' two values one is refused: nothing to choose
     "actor_rollout_ref.actor.strategy": "params/model_args.py",

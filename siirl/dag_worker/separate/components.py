@@ -30,6 +30,7 @@ from siirl.dag_worker.components import (
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.rollout_collector import RolloutCollector, text_rollout_metrics
 from siirl.dag_worker.separate.line import Line
+from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.dag_worker.separate.rollout_ranks import RolloutRanks
 from siirl.dag_worker.separate.rollout_worker import Recording, RolloutParts
 from siirl.dag_worker.separate.training_side import (
@@ -41,7 +42,6 @@ from siirl.dag_worker.separate.training_side import (
     NothingShown,
     TrainingSide,
 )
-from siirl.dag_worker.separate.weights import WeightPublisher
 from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.task_stream import TaskLoader

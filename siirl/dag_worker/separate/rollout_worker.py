@@ -22,8 +22,8 @@ from siirl.dag_worker.events import Event
 from siirl.dag_worker.no_rows import with_columns_of_prompts
 from siirl.dag_worker.separate.exchange import PROMPT, Evaluation, Report, Weights, Work
 from siirl.dag_worker.separate.line import Line
+from siirl.dag_worker.separate.published_weights import SecondCopy, WeightThread
 from siirl.dag_worker.separate.training_side import columns_of
-from siirl.dag_worker.separate.weights import SecondCopy, WeightThread
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict

@@ -24,7 +24,7 @@ from siirl.dag_worker.checkpoint import Checkpoint, CheckpointManager
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.separate.exchange import PROMPT, Report, Taken
 from siirl.dag_worker.separate.line import LOST, Line
-from siirl.dag_worker.separate.weights import WeightPublisher
+from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
 from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
 from siirl.data_coordinator.sample import Sample, Samples2Dict
