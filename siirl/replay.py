@@ -32,7 +32,7 @@ from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownName
 from siirl.interrupts import leave
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
-from siirl.params.parser import parse_config
+from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
@@ -160,7 +160,7 @@ def replay(
 ) -> int:
     """Play one episode and write its video; return 0 if it ends as recorded."""
     actions = actions_of(folder, row)
-    config = parse_config(overrides, config_file=folder / CONFIG_FILE)
+    config = parse_first(overrides, config_file=folder / CONFIG_FILE)
     import_user_modules(config)
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     film, outcome = asyncio.run(play(environment, row, actions, frames))

@@ -16,7 +16,7 @@ from siirl.dag_worker.context import StageContext
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule
 from siirl.occupation import OCCUPATION, Occupation
-from siirl.reporting.metrics import Value, Weighted
+from siirl.reporting.metrics import AGENT_PREFIX, Value, Weighted
 
 KIB = 1024  # unit of ru_maxrss on Linux
 TOKENS = ("rollout/avg_prompt_length", "rollout/avg_response_length")
@@ -63,7 +63,7 @@ class StepAccount:
             "perf/env_steps_per_s": _sum(records, "env/steps") / seconds,
             "memory/host_peak_bytes": KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         }
-        if any(PROMPT in record for record in records):
+        if any(AGENT_PREFIX.sub("", name) == PROMPT for record in records for name in record):
             found["perf/throughput"] = sum(_sum(records, name) for name in TOKENS) / seconds
         if self._device.type == "cuda":
             found["memory/gpu_peak_bytes"] = torch.cuda.max_memory_allocated(self._device)
@@ -99,12 +99,14 @@ def _bytes(tensors: Iterable[object]) -> float:
 
 
 def _sum(records: Sequence[dict[str, Value]], name: str) -> float:
-    """Sum of a count, or of what a weighted mean is the mean of, over the records."""
+    """Sum of a count, or of what a weighted mean is the mean of, over records and agent groups."""
     total = 0.0
     for record in records:
-        value = record.get(name, 0.0)
-        if isinstance(value, Weighted):
-            total += value.value * value.weight
-        elif isinstance(value, int | float):
-            total += value
+        for found, value in record.items():
+            if AGENT_PREFIX.sub("", found) != name:
+                continue
+            if isinstance(value, Weighted):
+                total += value.value * value.weight
+            elif isinstance(value, int | float):
+                total += value
     return total

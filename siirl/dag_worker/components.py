@@ -146,17 +146,20 @@ def make_engine(
     device: torch.device,
     trained: bool,
     prefix_groups: PrefixGrouping | None = None,
+    sharers: Sequence[SiiRLArguments] = (),
 ) -> TrainEngine[TokenScores]:
-    """Build the engine of a policy, with an optimizer if it is trained."""
+    """Build the engine of a policy, with an optimizer if it is trained.
+
+    Agent groups that share it (`sharers`) take optimiser steps of their own.
+    """
     settings, total_steps = config.actor_rollout_ref, config.trainer.total_steps
+    steps = sum(sizes.optimiser_steps_per_step(each) for each in (config, *sharers))
     return TrainEngine(
         module=module,
         scorer=scorer,
         ranks=ranks,
         optim=settings.actor.optim if trained else None,
-        total_steps=None
-        if total_steps is None
-        else total_steps * sizes.optimiser_steps_per_step(config),
+        total_steps=None if total_steps is None else total_steps * steps,
         micro_batch_size=settings.actor.micro_batch_size,
         micro_batch_tokens=settings.actor.micro_batch_tokens,
         prefix_groups=prefix_groups,

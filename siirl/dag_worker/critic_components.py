@@ -16,10 +16,13 @@ from siirl.params import SiiRLArguments
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update
 
 
-def needs_critic(graph: TaskGraph) -> bool:
-    """Whether a node that runs has the role CRITIC."""
+def needs_critic(graph: TaskGraph, *, group: int | None = None) -> bool:
+    """Whether a node that runs has the role CRITIC, in this agent group (None: in any)."""
     return any(
-        node.node_role is NodeRole.CRITIC and node.skip_reason is None for node in graph.get_nodes()
+        node.node_role is NodeRole.CRITIC
+        and node.skip_reason is None
+        and group in (None, node.agent_group)
+        for node in graph.get_nodes()
     )
 
 

@@ -24,13 +24,14 @@ from tensordict import TensorDict
 
 from siirl.dag_worker import stages
 from siirl.dag_worker.accounting import StepAccount, held_bytes
+from siirl.dag_worker.agent_groups import AgentGroups, build_groups
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
 from siirl.dag_worker.components import WorkerComponents
-from siirl.dag_worker.critic_components import needs_critic
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.embodied_components import build_embodied
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
+from siirl.dag_worker.metric_values import plain_record
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.reward_columns import place_rewards
@@ -46,6 +47,7 @@ from siirl.execution.dag.stage import declared_start
 from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.agents import group_configs
 from siirl.params.build import as_text
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
@@ -96,7 +98,8 @@ class DAGWorker:
         build: Callable[..., WorkerComponents] | None = None,
     ) -> None:
         require_run_folder(run_folder, rank=rank)
-        load_plug_ins(config, graph)
+        for of_group in group_configs(config).values():
+            load_plug_ins(of_group, graph)
         self.config = config
         self.taskgraph = graph
         self._flow = Dataflow(
@@ -104,7 +107,7 @@ class DAGWorker:
         )
         self.run_folder = run_folder
         self.device = prepare_process(config)
-        self.build = build or (build_text if is_text(describe_env(config)) else build_embodied)
+        self.build = build
         self.ranks = join(
             rank=rank,
             world_size=world_size,
@@ -118,7 +121,7 @@ class DAGWorker:
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
         self.account = StepAccount(self.device)
         self.global_steps = 0
-        self._components: WorkerComponents | None = None
+        self._groups: AgentGroups | None = None
         self._before: dict[str, Any] | None = (
             None  # state before a step that has not changed weights yet
         )
@@ -126,15 +129,20 @@ class DAGWorker:
         self._evaluation_due = False
 
     @property
-    def components(self) -> WorkerComponents:
-        """Components of this rank, made by `init_graph`.
+    def groups(self) -> AgentGroups:
+        """Components of this rank's agent groups, made by `init_graph`.
 
         Raises:
             InvariantError: `init_graph` has not run, or the worker is closed.
         """
-        if self._components is None:
+        if self._groups is None:
             raise InvariantError("The worker has no components: init_graph() makes them.")
-        return self._components
+        return self._groups
+
+    @property
+    def components(self) -> WorkerComponents:
+        """Components of the first agent group."""
+        return self.groups.first
 
     def run(self) -> Iterator[Event]:
         """Run the whole job; simulators and the process group are closed in any case."""
@@ -155,31 +163,44 @@ class DAGWorker:
             else resolve_checkpoint(Path(self.config.trainer.resume))
         )
         first_step = 0 if resume is None else read_manifest(resume, verify=False)["step"] + 1
-        self._components = self.build(
+        self._groups = build_groups(
             config=self.config,
+            graph=self.taskgraph,
             run_folder=self.run_folder,
             ranks=self.ranks,
-            redistribution=self.redistribution,
-            device=self.device,
-            first_step=first_step,
-            with_critic=needs_critic(self.taskgraph),
+            build=functools.partial(self._build_group, first_step=first_step),
         )
-        self.components.context.buffer = ColocatedBuffer(self.redistribution)
+        buffer = ColocatedBuffer(self.redistribution)
+        for group in self.groups.groups.values():
+            group.context.buffer = buffer
         if resume is not None:
-            checkpoint = self.components.checkpoints.load(resume)
+            checkpoint = self.groups.checkpoints.load(resume)
             load_state(
-                self.components, checkpoint.state, folder=checkpoint.folder, graph=self.taskgraph
+                self.groups, checkpoint.state, folder=checkpoint.folder, graph=self.taskgraph
             )
             self.global_steps = self._saved = checkpoint.step
             self._evaluation_due = (
                 checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
             )
-        self.components.rollout.start()
-        self.components.context.weights.sync()
+        self.groups.start()
         gc.collect()
         # these objects live to the end; collecting them took 1/6 of a profiled step of short
         # answers
         gc.freeze()
+
+    def _build_group(
+        self, *, config: SiiRLArguments, first_step: int, **of_group: Any
+    ) -> WorkerComponents:
+        """Build the components of an agent group."""
+        build = self.build or (build_text if is_text(describe_env(config)) else build_embodied)
+        return build(
+            config=config,
+            ranks=self.ranks,
+            redistribution=self.redistribution,
+            device=self.device,
+            first_step=first_step,
+            **of_group,
+        )
 
     def train(self) -> Iterator[Event]:
         """Evaluate, train, evaluate; yield metrics. An interrupt ends the run with a checkpoint.
@@ -190,7 +211,7 @@ class DAGWorker:
         """
         try:
             yield from self._steps()
-            self.components.checkpoints.wait()
+            self.groups.checkpoints.wait()
         except Interrupted:
             yield Activity("saving before the end")
             yield Ended(self._save_what_is_trained())
@@ -213,7 +234,7 @@ class DAGWorker:
             yield from self._evaluate()
             yield self._step_done()
         while not self._is_last(begin):
-            self.components.checkpoints.check()
+            self.groups.checkpoints.check()
             self.global_steps += 1
             yield Activity(f"step {self.global_steps}")
             with self._profiled():
@@ -238,34 +259,36 @@ class DAGWorker:
     def close(self) -> None:
         """Close environments, graders, files and the process group; safe to call twice."""
         STOP.hold(False)
-        if self._components is not None:
-            self._components.close()
-            self._components = None
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
             gc.unfreeze()
             leave(self.ranks)
 
     def _run_training_step(self) -> None:
-        self._before = copy.deepcopy(self.components.state())
-        context = self.components.context
-        context.step = self.global_steps
-        context.round = 0
-        context.drawn_prompts = self.config.data.train_batch_size
+        self._before = copy.deepcopy(self.groups.state())
+        for group in self.groups.groups.values():
+            group.context.step = self.global_steps
+            group.context.round = 0
+            group.context.drawn_prompts = group.context.config.data.train_batch_size
         if self.config.trainer.total_steps is not None:
-            self.components.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
+            self.groups.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
         self.account.begin()
         self._flow.run_step()
-        context.redistribution.acknowledge()
-        context.collector.write_recordings({})
+        self.redistribution.acknowledge()
+        for number, group in self.groups.groups.items():
+            group.context.collector.write_recordings({})
+            version = {"policy/version": float(group.context.weights.version)}
+            self._record(number, version | held_bytes(group.context))
         self._before = None
         STOP.hold(False)
-        self.metrics.record(self.account.metrics(self.metrics.records) | held_bytes(context))
-        self.metrics.record({"policy/version": float(context.weights.version)})
+        self.metrics.record(self.account.metrics(self.metrics.records))
 
     def _begin_node(self, node: Node, batch: TensorDict) -> "Future[Any] | None":
         start = declared_start(node.executable)
         if start is None:
             return None
-        return start(batch=batch, context=self.components.context)
+        return start(batch=batch, context=self.groups.of(node.agent_group).context)
 
     def _call_node(self, node: Node, batch: Any, started: Any = None) -> NodeOutput:
         if self._before is not None:
@@ -284,7 +307,7 @@ class DAGWorker:
                 batch=batch,
                 copy=shallow_copy,
                 config=self.config,
-                context=self.components.context,
+                context=self.groups.of(node.agent_group).context,
                 process_group=self.ranks.group,
                 agent_group=node.agent_group,
                 started=started,
@@ -292,7 +315,7 @@ class DAGWorker:
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         place_rewards(output.batch, before=batch)
-        self.metrics.record(output.metrics)
+        self._record(node.agent_group, output.metrics)
         self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - begin})
         return output
 
@@ -305,36 +328,40 @@ class DAGWorker:
                 "run a graph's nodes in the same order."
             )
 
-    def _prompts(self, more: int = 0) -> TensorDict:
-        """This rank's prompts of the step, or its share of `more` additional prompts."""
-        context = self.components.context
+    def _record(self, group: int, metrics: Any) -> None:
+        """Keep the metrics of an agent group, with its prefix."""
+        prefix = self.groups.prefix(group)
+        if prefix:
+            metrics = {f"{prefix}{name}": value for name, value in plain_record(metrics).items()}
+        self.metrics.record(metrics)
+
+    def _prompts(self, group: int, more: int = 0) -> TensorDict:
+        """This rank's prompts of the step for an agent group, or of `more` additional ones."""
+        context = self.groups.of(group).context
         loader = context.require_loader()
         if more:
             context.round += 1
             context.drawn_prompts += more
         prompts = loader.draw(more) if more else loader.next_step()
-        self.metrics.record(loader.metrics())
+        self._record(group, loader.metrics())
         return Samples2Dict([Sample(task.columns()) for task in prompts])
 
     def _evaluate(self) -> Iterator[Event]:
         yield Activity("evaluating on held-out episodes")
         begin = time.perf_counter()
-        evaluate = functools.partial(self.components.validator.evaluate, step=self.global_steps)
         with OCCUPATION.doing(f"evaluates step {self.global_steps}"):
-            found = [
-                evaluate(greedy=greedy, record=not greedy)
-                for greedy in self.components.validator.kinds
-            ]
-        for metrics in found:
-            self.metrics.record(metrics)
+            for number, group in self.groups.groups.items():
+                for greedy in group.validator.kinds:
+                    found = group.validator.evaluate(
+                        step=self.global_steps, greedy=greedy, record=not greedy
+                    )
+                    self._record(number, found)
         self.metrics.record({"time/evaluation_s": time.perf_counter() - begin})
         self._evaluation_due = False
 
     def _save(self) -> None:
         with OCCUPATION.doing(f"saves step {self.global_steps}"):
-            self.components.checkpoints.start_saving(
-                step=self.global_steps, state=self.components.state()
-            )
+            self.groups.checkpoints.start_saving(step=self.global_steps, state=self.groups.state())
         self._saved = self.global_steps
 
     def _heed_request(self) -> None:
@@ -347,12 +374,12 @@ class DAGWorker:
         if self._before is not None:
             step, state = self.global_steps - 1, self._before
         else:
-            step, state = self.global_steps, self.components.state()
+            step, state = self.global_steps, self.groups.state()
         if step not in (0, self._saved):
-            self.components.checkpoints.save(
+            self.groups.checkpoints.save(
                 step=step, state=state, evaluation_due=self._evaluation_due
             )
-        self.components.checkpoints.wait()
+        self.groups.checkpoints.wait()
         return step
 
     def _is_last(self, begin: float) -> bool:
@@ -360,7 +387,7 @@ class DAGWorker:
         trainer = self.config.trainer
         if trainer.total_steps is not None and self.global_steps >= trainer.total_steps:
             return True
-        if self.components.context.require_loader().passes() >= trainer.total_epochs:
+        if self.groups.passes() >= trainer.total_epochs:
             return True
         late = (
             trainer.max_minutes is not None and time.monotonic() - begin > 60 * trainer.max_minutes
@@ -398,7 +425,7 @@ def require_run_folder(run_folder: Path, *, rank: int) -> None:
 
 
 def load_state(
-    components: WorkerComponents, state: dict[str, Any], *, folder: Path, graph: TaskGraph
+    components: AgentGroups, state: dict[str, Any], *, folder: Path, graph: TaskGraph
 ) -> None:
     """Load a checkpoint's state into the components.
 

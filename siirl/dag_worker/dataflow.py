@@ -34,8 +34,8 @@ Call = Callable[[Node, TensorDict, Any], NodeOutput]
 """Calls a node's function on its input, with the result of what was begun ahead (or None)."""
 Begin = Callable[[Node, TensorDict], "Future[Any] | None"]
 """Begins a node's work on its input outside of this thread, if that is possible."""
-Draw = Callable[[int], TensorDict]
-"""This rank's prompts of the step (0), or its share of so many further ones."""
+Draw = Callable[[int, int], TensorDict]
+"""This rank's prompts of the step for an agent group (0), or its share of so many further ones."""
 
 
 @dataclass
@@ -51,7 +51,8 @@ class _Round:
     readers: dict[str, int] = field(default_factory=dict)
     """Readers of each output that have not run."""
     done: set[str] = field(default_factory=set)
-    prompts: TensorDict | None = None
+    prompts: dict[int, TensorDict] = field(default_factory=dict)
+    """By agent group."""
     begun: dict[str, "_Begun"] = field(default_factory=dict)
     """Nodes whose work has begun and that have not been called."""
 
@@ -130,7 +131,7 @@ class Dataflow:
         if not names or node.node_type is NodeType.DATA_LOAD:
             for name in names:
                 self._release(name, this)
-            return self._prompts(this)
+            return self._prompts(node, this)
         batches = [this.outputs[name] for name in names]
         writers = {name: this.writers[name] for name in names if name in this.writers}
         for name in names:
@@ -148,10 +149,11 @@ class Dataflow:
         }
         return join_batches(batches, source=source), joined
 
-    def _prompts(self, this: _Round) -> tuple[TensorDict, Writers]:
-        if this.prompts is None:
-            this.prompts = self.draw(this.more)
-        return this.prompts, {str(name): LOADER for name in this.prompts.keys()}
+    def _prompts(self, node: Node, this: _Round) -> tuple[TensorDict, Writers]:
+        if node.agent_group not in this.prompts:
+            this.prompts[node.agent_group] = self.draw(node.agent_group, this.more)
+        prompts = this.prompts[node.agent_group]
+        return prompts, {str(name): LOADER for name in prompts.keys()}
 
     def _keep(
         self,

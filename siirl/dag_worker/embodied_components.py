@@ -4,6 +4,7 @@ Shared builders are in `components`. Each function builds one object; `build_emb
 them. No function runs an episode or a step.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSe
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.env_server.pool import EnvPool
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, InvariantError
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.models.weights import materialise, move_to
@@ -69,8 +70,18 @@ def build_embodied(
     device: torch.device,
     first_step: int,
     with_critic: bool = False,
+    checkpoints: Path | None = None,
+    ending: str = "",
+    shares: WorkerComponents | None = None,
+    sharers: Sequence[SiiRLArguments] = (),
 ) -> WorkerComponents:
-    """Build all components of one embodied rank; `with_critic` if the graph has a critic node."""
+    """Build all components of one embodied rank; arguments as of `build_text`.
+
+    Raises:
+        InvariantError: Shared weights, which `siirl.preflight.agent_checks` refuses.
+    """
+    if shares is not None or sharers:
+        raise InvariantError("Agent groups of robots have weights of their own.")
     pool = make_pool(config, ranks)
     policy = make_trained_policy(config, pool.spec)
     move_to(policy, device)
@@ -126,22 +137,25 @@ def build_embodied(
         loader=loader,
     )
     validator = make_validator(config, rollout=rollout, ranks=ranks, recorder=recorder)
-    checkpoints = CheckpointManager(
-        folder=run_folder / "checkpoints",
-        engines={"actor": actor.engine, **({} if critic is None else {"critic": critic.engine})},
+    manager = CheckpointManager(
+        folder=checkpoints or run_folder / "checkpoints",
+        engines={
+            f"actor{ending}": actor.engine,
+            **({} if critic is None else {f"critic{ending}": critic.engine}),
+        },
         ranks=ranks,
         asynchronous=config.trainer.async_save,
         export=lambda checkpoint: _describe(
-            policy, checkpoint, tasks=tasks_learnt_by(config, pool.spec)
+            policy, checkpoint / f"actor{ending}", tasks=tasks_learnt_by(config, pool.spec)
         ),
     )
-    return WorkerComponents(context, rollout, validator, videos, checkpoints)
+    return WorkerComponents(context, rollout, validator, videos, manager)
 
 
-def _describe(policy: Policy, checkpoint: Path, *, tasks: list[str]) -> None:
+def _describe(policy: Policy, weights: Path, *, tasks: list[str]) -> None:
     """Write the files that turn the saved weights into a policy."""
-    policy.describe(checkpoint / "actor", notes={"tasks": tasks})
-    policy.describe_adapters(checkpoint / "actor")
+    policy.describe(weights, notes={"tasks": tasks})
+    policy.describe_adapters(weights)
 
 
 def tasks_learnt_by(config: SiiRLArguments, spec: EnvSpec) -> list[str]:

@@ -384,7 +384,8 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Update the policy and check acting against training log-probs; skipped in critic warm-up."""
     if context.step <= context.config.trainer.critic_warmup:
         return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
-    metrics = context.actor.update(batch, policy_version=context.weights.version)
+    # an agent that shares the weights may have taken steps since they were synced
+    metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
     require_agreement(metrics, context.config)
     return NodeOutput(batch=batch, metrics=metrics)
 

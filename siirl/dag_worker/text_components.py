@@ -6,8 +6,9 @@ function runs an episode or a step.
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -69,35 +70,50 @@ def build_text(
     device: torch.device,
     first_step: int,
     with_critic: bool = False,
+    checkpoints: Path | None = None,
+    ending: str = "",
+    shares: WorkerComponents | None = None,
+    sharers: Sequence[SiiRLArguments] = (),
 ) -> WorkerComponents:
-    """Build all components of one text rank; `with_critic` if the graph has a critic node."""
+    """Build all components of one text rank.
+
+    Args:
+        config: The job, or an agent group's part of it.
+        run_folder: For the texts that are kept.
+        ranks: The processes that train together.
+        redistribution: Moves rows between them.
+        device: Of this rank.
+        first_step: First step to come.
+        with_critic: Whether the graph has a critic node.
+        checkpoints: Folder of the checkpoints; by default in `run_folder`.
+        ending: After the names of the weights' folders in a checkpoint.
+        shares: Components of the agent group whose weights these act with and train.
+        sharers: Configurations of the groups that share these weights; their steps count for the
+            learning rate.
+    """
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
-    model = make_language_model(config, weights=ranks.group is None)
-    move_to(model, device)
-    shared = (
-        ranks.group is None or config.actor_rollout_ref.rollout.name != "hf"
-    )  # vLLM makes its own copy
-    whole = model if shared else acting_copy(model, compute_dtype(config), device=device)
-    text_engine, acting = make_text_engine(
-        config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots, device=device
-    )
-    rollout = make_text_rollout(config, engine=text_engine, pool=pool, tokenizer=tokenizer)
-    engine = make_engine(
-        config,
-        module=model,
-        scorer=text_scorer,
-        ranks=ranks,
-        device=device,
-        trained=True,
-        prefix_groups=prefix_groups_of(model),
-    )
     agents = pool.spec.num_agents
-    actor = make_actor(
-        config, engine=engine, horizon=config.data.max_response_length, agents=agents
-    )
-    critic = (
-        make_text_critic(config, ranks=ranks, device=device, agents=agents) if with_critic else None
-    )
+    if shares is None:
+        learner = _make_learner(
+            config,
+            pool=pool,
+            tokenizer=tokenizer,
+            ranks=ranks,
+            device=device,
+            with_critic=with_critic,
+            sharers=sharers,
+        )
+    else:
+        learner = _learner_of(shares)
+    rollout = make_text_rollout(config, engine=learner.acting, pool=pool, tokenizer=tokenizer)
+    actor = learner.actor
+    if shares is not None:
+        actor = make_actor(
+            config,
+            engine=actor.engine,
+            horizon=config.data.max_response_length,
+            agents=agents,
+        )
     files = RolloutFiles(
         run_folder / ROLLOUTS_FOLDER,
         count=config.trainer.save_rollouts,
@@ -118,27 +134,100 @@ def build_text(
             measure=text_rollout_metrics,
         ),
         actor=actor,
-        reference=make_text_reference(config, actor=actor, model=model, ranks=ranks, device=device),
+        reference=learner.reference,
         reward=make_text_reward_manager(
             config, reward_model=make_reward_model(config, device=device, ranks=ranks)
         ),
-        weights=WeightSync(trained=engine, acting=acting, engine=text_engine, ranks=ranks),
+        weights=learner.weights,
         redistribution=redistribution,
         kl_controller=make_kl_controller(config),
-        critic=critic,
+        critic=learner.critic,
         loader=loader,
     )
     validator = make_text_validator(
         config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=context.reward
     )
-    checkpoints = CheckpointManager(
-        folder=run_folder / "checkpoints",
-        engines={"actor": engine, **({} if critic is None else {"critic": critic.engine})},
+    engines = {f"actor{ending}": actor.engine}
+    if learner.critic is not None:
+        engines[f"critic{ending}"] = learner.critic.engine
+    manager = CheckpointManager(
+        folder=checkpoints or run_folder / "checkpoints",
+        engines=engines if shares is None else {},
         ranks=ranks,
         asynchronous=config.trainer.async_save,
-        export=functools.partial(_describe, model, tokenizer),
+        export=functools.partial(_describe, learner.model, tokenizer, f"actor{ending}"),
     )
-    return WorkerComponents(context, rollout, validator, files, checkpoints)
+    return WorkerComponents(context, rollout, validator, files, manager)
+
+
+@dataclass(frozen=True)
+class _Learner:
+    """Weights, what trains them, and what acts with them."""
+
+    model: LanguageModel
+    actor: Actor
+    acting: TextEngine
+    weights: WeightSync
+    reference: Reference | None
+    critic: Critic | None
+
+
+def _make_learner(
+    config: SiiRLArguments,
+    *,
+    pool: EnvPool,
+    tokenizer: ChatTokenizer,
+    ranks: Collectives,
+    device: torch.device,
+    with_critic: bool,
+    sharers: Sequence[SiiRLArguments],
+) -> _Learner:
+    model = make_language_model(config, weights=ranks.group is None)
+    move_to(model, device)
+    shared = (
+        ranks.group is None or config.actor_rollout_ref.rollout.name != "hf"
+    )  # vLLM makes its own copy
+    whole = model if shared else acting_copy(model, compute_dtype(config), device=device)
+    text_engine, acting = make_text_engine(
+        config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots, device=device
+    )
+    engine = make_engine(
+        config,
+        module=model,
+        scorer=text_scorer,
+        ranks=ranks,
+        device=device,
+        trained=True,
+        prefix_groups=prefix_groups_of(model),
+        sharers=sharers,
+    )
+    agents = pool.spec.num_agents
+    actor = make_actor(
+        config, engine=engine, horizon=config.data.max_response_length, agents=agents
+    )
+    critic = None
+    if with_critic:
+        critic = make_text_critic(config, ranks=ranks, device=device, agents=agents)
+    return _Learner(
+        model=model,
+        actor=actor,
+        acting=text_engine,
+        weights=WeightSync(trained=engine, acting=acting, engine=text_engine, ranks=ranks),
+        reference=make_text_reference(config, actor=actor, model=model, ranks=ranks, device=device),
+        critic=critic,
+    )
+
+
+def _learner_of(owner: WorkerComponents) -> _Learner:
+    context = owner.context
+    return _Learner(
+        model=cast(LanguageModel, context.actor.engine.module),
+        actor=context.actor,
+        acting=cast(TextEngine, owner.rollout.engine),
+        weights=context.weights,
+        reference=context.reference,
+        critic=context.critic,
+    )
 
 
 def build_text_evaluation(
@@ -166,10 +255,10 @@ def build_text_evaluation(
     return Evaluation(rollout, validator, files, reward=reward)
 
 
-def _describe(model: LanguageModel, tokenizer: ChatTokenizer, checkpoint: Path) -> None:
-    """Write the files that turn the saved weights into a model."""
-    model.describe(checkpoint / "actor")
-    tokenizer.save(checkpoint / "actor")
+def _describe(model: LanguageModel, tokenizer: ChatTokenizer, name: str, checkpoint: Path) -> None:
+    """Write the files that turn the saved weights `name` into a model."""
+    model.describe(checkpoint / name)
+    tokenizer.save(checkpoint / name)
 
 
 def make_tokenizer(config: SiiRLArguments) -> ChatTokenizer:

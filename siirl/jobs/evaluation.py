@@ -45,7 +45,7 @@ from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
-from siirl.params.parser import parse_config
+from siirl.params.parser import parse_first
 from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
 from siirl.params.weight_files import weight_files
@@ -93,7 +93,7 @@ def evaluate(
     if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
         given.append("pipeline=grpo")  # nothing is trained; this pipeline accepts every environment
     given += suite_words(overrides)
-    config = parse_config([*given, *overrides], config_file=config_file)
+    config = parse_first([*given, *overrides], config_file=config_file)
     rate_by_grade(config)
     if config.trainer.val_episodes == 0:
         raise ConfigError(

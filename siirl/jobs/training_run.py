@@ -35,6 +35,7 @@ from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.agents import group_configs
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import to_tree
@@ -76,7 +77,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         Interrupted: The run was interrupted; it can resume from a checkpoint of the completed
             steps.
     """
-    spec = describe_env(config)
+    specs = [describe_env(own) for own in group_configs(config).values()]
     description = RunDescription(
         folder=run_folder,
         total_steps=config.trainer.total_steps,
@@ -84,8 +85,8 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         first_step=first_step(config),
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
-        columns=TEXT_COLUMNS if is_text(spec) else EMBODIED_COLUMNS,
-        notice=spec.notice,
+        columns=TEXT_COLUMNS if is_text(specs[0]) else EMBODIED_COLUMNS,
+        notice=" ".join(dict.fromkeys(spec.notice for spec in specs if spec.notice)),
         config=to_tree(config),
         tags=config.trainer.tags,
     )

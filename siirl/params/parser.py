@@ -7,6 +7,7 @@ together. Left out: whether values fit each other and the machine (`siirl.prefli
 sweeps over several values.
 """
 
+import functools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
+from siirl.params.agents import configs_of_entries, first_config
 from siirl.params.aliases import (
     BOUNDS,
     CLIP_RATIO,
@@ -48,6 +50,14 @@ ENV_KWARGS = "env.kwargs"
 TRAIN_FILES = "data.train_files"
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
+NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
+# What a choice of an entry of `agents` replaces; the run's settings of it do not fit another option.
+OF_CHOICE = {
+    "env": "env",
+    "model": "actor_rollout_ref.model",
+    "reward": "reward",
+    "rollout": "actor_rollout_ref.rollout",
+}
 ROOT_NAMES = frozenset(field.name for field, _ in fields_of(SiiRLArguments))
 
 
@@ -74,6 +84,22 @@ def parse_config(
     return parsed.config
 
 
+def parse_first(
+    overrides: Sequence[str] = (), *, config_file: str | Path | None = None
+) -> SiiRLArguments:
+    """The configuration of a run's lowest agent group, or of a run without agents; what is typed
+    wins over the group's entry.
+
+    Raises:
+        ConfigError: As `parse`.
+    """
+    config = parse(overrides, config_file=config_file).config
+    if not config.agent_configs:
+        return config
+    typed = {leaf.key: leaf.value for leaf in _read_command_line(overrides)}
+    return _parse_over(first_config(config), typed, COMMAND_LINE)
+
+
 def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> Parsed:
     """The configuration of a run.
 
@@ -86,6 +112,30 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
         ConfigError: Everything that is wrong with names, types and bounds.
     """
     given = [*_read_file(config_file), *_read_command_line(overrides)]
+    parsed = _parse(given, from_file=config_file is not None)
+    parsed.config.agent_configs = configs_of_entries(
+        parsed.config, parse=functools.partial(_parse_over, parsed.config)
+    )
+    return parsed
+
+
+def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -> SiiRLArguments:
+    """`config` with keys and groups over it, as a run's config.yaml with a command line."""
+    replaced = [OF_CHOICE[name] for name, value in values.items() if name in OF_CHOICE and value]
+    replaced = [place for place in replaced if not isinstance(values.get(place), Mapping)]
+    tree = {name: value for name, value in to_tree(config).items() if name != "agents"}
+    written = [
+        leaf
+        for name, value in tree.items()
+        for leaf in _leaves(Assignment(name, value, "the run"), known_keys({}))
+        if not any(leaf.key.startswith(f"{place}.") for place in replaced)
+    ]
+    typed = [Assignment(name, value, place) for name, value in values.items()]
+    return _parse([*written, *typed], from_file=True, typed_at=place).config
+
+
+def _parse(given: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE) -> Parsed:
+    """The configuration of these assignments; those of `typed_at` win over the others."""
     assignments, notices = translate(
         leaf for assignment in given for leaf in _leaves(assignment, known_keys({}))
     )
@@ -99,14 +149,12 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
     keys = [leaf for assignment in keys for leaf in _leaves(assignment, known)]
     refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
 
-    typed = [leaf for leaf in keys if leaf.source == COMMAND_LINE]
-    written, said = _environment_arguments_once(
-        [leaf for leaf in keys if leaf.source != COMMAND_LINE]
-    )
+    typed = [leaf for leaf in keys if leaf.source == typed_at]
+    written, said = _environment_arguments_once([leaf for leaf in keys if leaf.source != typed_at])
     notices += said
     _assign(tree, written)
-    if config_file is not None:
-        _choose_again(tree, chosen)
+    if from_file:
+        _choose_again(tree, [choice for choice in chosen if choice.source == typed_at])
     _assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
     return Parsed(config, user_groups, tuple(notices), frozenset(leaf.key for leaf in typed))
@@ -125,7 +173,7 @@ def to_tree(config: SiiRLArguments) -> dict[str, Any]:
     """A configuration as plain values without derived keys: what `parse` reads back as the same
     configuration.
     """
-    tree = asdict(config)
+    tree = _plain(config)
     for name in config.user_groups:
         tree[name] = asdict(getattr(config, name))
     for key in keys_of(SiiRLArguments):
@@ -136,6 +184,10 @@ def to_tree(config: SiiRLArguments) -> dict[str, Any]:
                 holder = holder[group]
             del holder[leaf]
     return tree
+
+
+def _plain(config: SiiRLArguments) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name not in NOT_KEYS}
 
 
 def to_yaml(config: SiiRLArguments) -> str:
@@ -253,7 +305,7 @@ def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> Di
     """
     without_pipeline = own_graph is not None and "pipeline" not in choices
     groups = compose.compose_groups({**choices, "pipeline": None} if without_pipeline else choices)
-    tree = OmegaConf.merge(OmegaConf.create(asdict(SiiRLArguments())), groups)
+    tree = OmegaConf.merge(OmegaConf.create(_plain(SiiRLArguments())), groups)
     assert isinstance(tree, DictConfig)
     written = _at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
     if own_graph is not None and written == NAMED_BY_PIPELINE:
@@ -273,9 +325,9 @@ def _last_name(own_graph: str) -> str:
 
 
 def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
-    """Groups chosen on the command line win over the file's keys."""
+    """Groups that were `chosen` on the command line win over the file's keys."""
     for assignment in chosen:
-        if assignment.source == COMMAND_LINE and assignment.value is not None:
+        if assignment.value is not None:
             try:
                 tree.merge_with(compose.load_option(assignment.key, assignment.value))
             except OmegaConfBaseException as error:  # a list in the file where keys belong

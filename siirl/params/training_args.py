@@ -1,6 +1,7 @@
 """Keys of the run (length, evaluation, checkpoints, output) and the root, `SiiRLArguments`."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.cluster_args import ClusterArguments
@@ -202,6 +203,15 @@ class SiiRLArguments:
     dag: DagArguments = field(default_factory=DagArguments)
     cluster: ClusterArguments = field(default_factory=ClusterArguments)
     profiler: ProfilerArguments = field(default_factory=ProfilerArguments)
+    agents: dict[Any, Any] = field(
+        default_factory=dict,
+        metadata=described(
+            "Keys and groups of each agent group over those of the run: {0: {}, 1: {env: math, "
+            "actor_rollout_ref: {actor: {optim: {lr: 1e-4}}}}}; {1: {shares: 0}} takes the "
+            "weights of group 0 (docs/graphs.md). Nodes choose by agent_group.",
+            why="one policy",
+        ),
+    )
     user_modules: tuple[str, ...] = option(
         (),
         "Your modules, imported in every process before names are looked up, so that they can "
@@ -213,3 +223,5 @@ class SiiRLArguments:
             "Your config groups: {name: module:Dataclass}; config.<name> holds an instance."
         ),
     )
+    agent_configs: "dict[int, SiiRLArguments]" = field(default_factory=dict, init=False, repr=False)
+    """Configuration of each agent group (siirl.params.agents); no key, the parser fills it in."""

@@ -6,10 +6,17 @@ from collections.abc import Callable, Collection, Sequence
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.params.agents import group_configs, place_of
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.agent_checks import (
+    agent_problems,
+    by_group,
+    sharing_problems,
+    unread_of_agents,
+)
 from siirl.preflight.config_checks import config_problems, environment_problems
 from siirl.preflight.machine import device_problems, process_problems, require_linux
 from siirl.preflight.needed_files import file_problems
@@ -34,12 +41,48 @@ def check_early(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSp
         MissingAssetError: A missing file or folder.
         CheckpointError: Truncated or damaged weights.
     """
+    if config.agent_configs:
+        return _check_agents(config, named=named)
     unread = functools.partial(unread_in_domain, config, named=named)
     return _check(
         config,
         unread_problems(config, named=named),
         check_domain=lambda spec: unread(text=is_text(spec)),
     )
+
+
+def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
+    """`check_early` for a run with agent groups; returns the spec of the lowest group's
+    environment.
+    """
+    require_linux()
+    errors = [
+        *_machine_problems(config),
+        *agent_problems(config),
+        *by_group(config, config_problems),
+        *by_group(config, file_problems),
+    ]
+    groups = group_configs(config)
+    if any(not own.env.name or _lacks_id(own) for own in groups.values()):
+        refuse(errors)
+    specs: dict[int, EnvSpec] = {}
+    for group, own in groups.items():
+        ask_ungraded_rows(own)
+        try:
+            specs[group] = describe_env(own)
+        except (ConfigError, MissingAssetError) as error:
+            refuse([*errors, type(error)(f"{place_of(group)}: {error}")])
+            raise
+    places = {id(own): group for group, own in groups.items()}
+    refuse(
+        [
+            *errors,
+            *by_group(config, lambda own: environment_problems(own, specs[places[id(own)]])),
+            *sharing_problems(config, specs),
+            *unread_of_agents(config, specs, named=named),
+        ]
+    )
+    return specs[min(specs)]
 
 
 def check_before_evaluation(config: SiiRLArguments) -> EnvSpec:
@@ -54,17 +97,13 @@ def _check(
     check_domain: Callable[[EnvSpec], Sequence[SiirlError]],
 ) -> EnvSpec:
     require_linux()
-    cores = len(os.sched_getaffinity(0))
-    machine = list(device_problems(config)) or list(
-        process_problems(config, cores=cores)
-    )  # threads of impossible ranks are not checked
     errors: list[SiirlError] = [
-        *machine,
+        *_machine_problems(config),
         *config_problems(config),
         *file_problems(config),
         *unread,
     ]
-    if not config.env.name or (config.env.name == "gymnasium" and not config.env.id):
+    if not config.env.name or _lacks_id(config):
         refuse(errors)  # config_problems reports it; without a name there is no spec
     ask_ungraded_rows(config)
     try:
@@ -74,3 +113,15 @@ def _check(
         raise
     refuse([*errors, *environment_problems(config, spec), *check_domain(spec)])
     return spec
+
+
+def _lacks_id(config: SiiRLArguments) -> bool:
+    return config.env.name == "gymnasium" and not config.env.id
+
+
+def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """Ranks and threads that the machine does not have; threads of impossible ranks are not
+    checked.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return list(device_problems(config)) or list(process_problems(config, cores=cores))

@@ -4,9 +4,10 @@ Memory (`siirl.preflight.memory`) and time are estimates. Left out: checks
 (`siirl.preflight.config_checks`); a plan requires a configuration that passed them.
 """
 
+import dataclasses
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.base import EnvSpec
@@ -59,6 +60,8 @@ class Plan:
     """Whether a node that runs updates a model."""
     skipped: tuple[tuple[str, str], ...]
     """Nodes that do not run, with the reason."""
+    weights: str
+    """Folder of the initial weights."""
     env: str
     tasks: tuple[str, ...]
     task_sampling: str
@@ -112,6 +115,8 @@ class Plan:
     """Estimated training and evaluation time; None without a comparable measurement."""
     speed: float
     """Speed of this machine, where 1 is that of the benchmarks' machine."""
+    agents_of_run: "tuple[tuple[str, Plan], ...]" = ()
+    """Names and plans of the agent groups; none if the run has one policy."""
 
     @property
     def memory_bytes(self) -> float:
@@ -142,8 +147,9 @@ def make_plan(
     speed: float = 1.0,
     gpu_bytes: float | None = None,
     groups: Sequence[GroupPlan] = (),
+    group: int | None = None,
 ) -> Plan:
-    """Compute the plan of a run.
+    """Compute the plan of a run, or of an agent group.
 
     Args:
         config: A configuration that passed the checks.
@@ -157,6 +163,7 @@ def make_plan(
         speed: Speed of this machine (`duration.measured_speed`).
         gpu_bytes: Memory of a GPU; None: there is none, or it is unknown.
         groups: Resource groups (`siirl.preflight.group_placement.place`).
+        group: The agent group; None: all nodes are of the only one.
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     models = 2 if critic is not None else 1
@@ -170,7 +177,16 @@ def make_plan(
         nodes=tuple(node_id for node_id, reason in nodes.items() if reason is None),
         skipped=tuple((node_id, reason) for node_id, reason in nodes.items() if reason is not None),
         paths=drawn(graph),
-        trains=bool(trained_models([node for node in graph.get_nodes() if not node.skip_reason])),
+        trains=bool(
+            trained_models(
+                [
+                    node
+                    for node in graph.get_nodes()
+                    if not node.skip_reason and group in (None, node.agent_group)
+                ]
+            )
+        ),
+        weights=config.actor_rollout_ref.model.path or "new",
         env=config.env.name,
         tasks=env_spec.tasks,
         task_sampling=config.data.task_sampling,
@@ -226,19 +242,8 @@ def render(plan: Plan) -> str:
         ("ranks", _render_ranks(plan)),
         *((f"group {group.name}", _render_group(group)) for group in plan.groups),
         *([("staleness", _render_staleness(plan))] if plan.groups else []),
-        ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
-        (
-            "environments",
-            f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = "
-            f"{plan.num_servers * plan.envs_per_server}",
-        ),
-        ("a step", _render_step(plan)),
-        ("update", _render_update(plan)),
-        *([("loss", plan.loss)] if plan.trains else []),
-        *([("critic", plan.critic)] if plan.critic is not None else []),
-        *([("grades", UNGRADED_ROWS)] if plan.ungraded else []),
+        *_lines_of_agents(plan),
         *([("begins", plan.begins)] if plan.begins is not None else []),
-        *([("start", plan.start)] if plan.start is not None else []),
         ("length", _render_length(plan)),
         ("memory", f"about {size_text(plan.memory_bytes)}, estimated ({_render_memory(plan)})"),
         *(
@@ -253,6 +258,73 @@ def render(plan: Plan) -> str:
     lines += [] if lacking is None else [("WARNING", lacking)]
     width = max(len(name) for name, _ in lines)
     return "\n".join(["Plan", *(_hanging(name, value, column=width + 4) for name, value in lines)])
+
+
+def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
+    """The plan of a run from those of its agent groups.
+
+    Args:
+        plans: By agent group.
+        shared: For each group that acts with another's weights, which group's.
+    """
+    if len(plans) == 1:
+        return next(iter(plans.values()))
+    first = plans[min(plans)]
+    of_run = ("workers", "Ray")
+    memory = list(first.memory_parts)
+    for group, plan in plans.items():
+        if plan is not first:
+            memory += [
+                (f"agent {group}'s {name}", size)
+                for name, size in plan.memory_parts
+                if name not in of_run and not (group in shared and name.startswith("policy"))
+            ]
+    minutes = [plan.minutes for plan in plans.values()]
+    own = [plan for group, plan in plans.items() if group not in shared]
+    return dataclasses.replace(
+        first,
+        trains=any(plan.trains for plan in plans.values()),
+        memory_parts=tuple(memory),
+        disk_bytes=sum(plan.disk_bytes for plan in own),
+        minutes=None if None in minutes else sum(minute or 0.0 for minute in minutes),
+        agents_of_run=tuple(
+            (
+                f"agent {group}",
+                dataclasses.replace(plan, weights=f"those of agent {shared[group]}")
+                if group in shared
+                else plan,
+            )
+            for group, plan in sorted(plans.items())
+        ),
+    )
+
+
+def _lines_of_agents(plan: Plan) -> list[tuple[str, str]]:
+    """Tasks, sizes and updates of the run's policy, or of each agent's."""
+    if not plan.agents_of_run:
+        return _lines_of_agent(plan)
+    return [
+        (f"{name} {topic}", text)
+        for name, own in plan.agents_of_run
+        for topic, text in (("weights", own.weights), *_lines_of_agent(own))
+    ]
+
+
+def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
+    return [
+        ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
+        (
+            "environments",
+            f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = "
+            f"{plan.num_servers * plan.envs_per_server}",
+        ),
+        ("a step", _render_step(plan)),
+        ("update", _render_update(plan)),
+        *([("loss", plan.loss)] if plan.trains else []),
+        *([("critic", plan.critic)] if plan.critic is not None else []),
+        *([("grades", UNGRADED_ROWS)] if plan.ungraded else []),
+        *([("start", plan.start)] if plan.start is not None else []),
+    ]
 
 
 def _hanging(name: str, value: str, *, column: int) -> str:
@@ -354,9 +426,11 @@ def _render_length(plan: Plan) -> str:
     if plan.steps is None:
         return f"steps until {' or '.join(bounds)}; evaluations of {plan.val_episodes} episodes"
     bound = f", at most {' or '.join(bounds)}" if bounds else ""
-    work = f"{plan.steps * plan.trajectories} trajectories"
+    agents = [own for _, own in plan.agents_of_run] or [plan]
+    work = f"{plan.steps * sum(own.trajectories for own in agents)} trajectories"
     if plan.trains:
-        work += f", {counted(plan.steps * plan.optimiser_steps, 'optimiser step')}"
+        updates = plan.steps * sum(own.optimiser_steps for own in agents)
+        work += f", {counted(updates, 'optimiser step')}"
     return (
         f"{counted(plan.steps, 'step')}{bound}: {work}; "
         f"{counted(plan.evaluations or 0, 'evaluation')} of {plan.val_episodes} episodes"

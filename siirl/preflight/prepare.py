@@ -31,9 +31,11 @@ from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.agents import check_groups, config_of_group, group_configs, owners
 from siirl.params.build import as_text
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
+from siirl.params.env_spec import describe_env
 from siirl.params.paths import find
 from siirl.params.references import (
     MISTAKES,
@@ -47,7 +49,7 @@ from siirl.params.weight_files import parameters_in
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
 from siirl.preflight.duration import measured_speed
-from siirl.preflight.group_placement import place
+from siirl.preflight.group_placement import GroupPlan, place
 from siirl.preflight.machine import (
     free_memory_bytes,
     gpu_bytes,
@@ -56,7 +58,7 @@ from siirl.preflight.machine import (
 )
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
-from siirl.preflight.plan import Plan, make_plan
+from siirl.preflight.plan import Plan, make_plan, together
 from siirl.preflight.rank_memory import gpu_problems
 from siirl.reporting.metric_writers import check_loggers
 
@@ -88,43 +90,73 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         CheckpointError: Weights of another model, or an incomplete checkpoint.
     """
     graph = load_graph(config)
-    load_plug_ins(config, graph)
+    for own in group_configs(config).values():
+        load_plug_ins(own, graph)
     require_configured_columns(config, graph)
     groups = place(config, graph)
     refuse(machine_problems(config))
     check_loggers(config.trainer.logger)
+    begins = check_resume(config)
+    plans: dict[int, Plan] = {}
+    warnings: list[str] = []
+    for group in graph.agent_groups():
+        own = config_of_group(config, group)
+        own_spec = spec if own is config else describe_env(own)
+        check_models(own, own_spec, with_critic=needs_critic(graph, group=group))
+        warnings += [
+            *([own_spec.notice] if own_spec.notice else []),
+            *warnings_of(own, own_spec),
+            *([] if is_text(own_spec) else _without_videos(own, own_spec)),
+        ]
+        plans[group] = _plan(own, own_spec, graph, group=group, begins=begins, groups=groups)
+    plan = together(plans, shared=owners(config))
+    return PreparedJob(graph=graph, plan=plan, warnings=tuple(dict.fromkeys(warnings)))
+
+
+def check_models(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) -> None:
+    """Check what a job, or an agent group, trains and is rewarded by.
+
+    Raises:
+        ConfigError: Something that does not fit the environment.
+        CheckpointError: Weights of another model.
+    """
     if is_text(spec):
         check_text(config)
-    else:
-        check_policy(
-            config,
-            spec,
-            with_critic=needs_critic(graph),
-            with_adapters=config.actor_rollout_ref.model.lora.rank > 0,
-        )
-        check_reward(config)
-        check_encoder(config)
-        check_demonstrations(config, spec)
-    begins = check_resume(config)
-    warnings = [
-        *([spec.notice] if spec.notice else []),
-        *warnings_of(config, spec),
-        *([] if is_text(spec) else _without_videos(config, spec)),
-    ]
+        return
+    check_policy(
+        config,
+        spec,
+        with_critic=with_critic,
+        with_adapters=config.actor_rollout_ref.model.lora.rank > 0,
+    )
+    check_reward(config)
+    check_encoder(config)
+    check_demonstrations(config, spec)
+
+
+def _plan(
+    config: SiiRLArguments,
+    spec: EnvSpec,
+    graph: TaskGraph,
+    *,
+    group: int,
+    begins: str | None,
+    groups: tuple[GroupPlan, ...],
+) -> Plan:
+    """The plan of a job, or of an agent group, that fits this machine."""
     loss = ActorLoss(
         config.actor_rollout_ref.actor, horizon=1
     ).describe()  # the horizon is known once the policy is built
-    critic = describe_critic(config) if needs_critic(graph) else None
-    cores = len(os.sched_getaffinity(0))
     of_a_gpu = gpu_bytes(config)
     plan = make_plan(
         config,
         graph,
         spec,
+        group=group,
         free_memory_bytes=free_memory_bytes(),
-        cores=cores,
+        cores=len(os.sched_getaffinity(0)),
         loss=loss,
-        critic=critic,
+        critic=describe_critic(config) if needs_critic(graph, group=group) else None,
         begins=begins,
         speed=measured_speed(),
         gpu_bytes=of_a_gpu,
@@ -136,7 +168,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()
         )
     )
-    return PreparedJob(graph=graph, plan=plan, warnings=tuple(warnings))
+    return plan
 
 
 def check_resume(config: SiiRLArguments) -> str | None:
@@ -183,13 +215,19 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         custom_pipeline_fn=dag.custom_pipeline_fn,
         workflow_file=dag.workflow_file,
     )
-    order_for_kl_in_reward(graph, use_kl_in_reward=config.algorithm.use_kl_in_reward)
-    skip_unused(
-        graph,
-        needs_reference=sizes.needs_reference(config),
-        needs_old_log_probs=sizes.needs_old_log_probs(config),
-    )
-    check_one_policy(graph)
+    if config.agent_configs:
+        check_groups(config, graph.agent_groups())
+    else:
+        check_one_policy(graph)
+    for group in graph.agent_groups():
+        own = config_of_group(config, group)
+        order_for_kl_in_reward(graph, use_kl_in_reward=own.algorithm.use_kl_in_reward, group=group)
+        skip_unused(
+            graph,
+            needs_reference=sizes.needs_reference(own),
+            needs_old_log_probs=sizes.needs_old_log_probs(own),
+            group=group,
+        )
     sync_at_the_end(graph)
     check_buffers(graph)
     return graph
@@ -202,17 +240,18 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
         ConfigError: No earlier node provides a column: GAE without a critic's values, or a KL loss
             without the reference's log-probs.
     """
-    parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
-    of_estimator = [
-        name for name, parameter in parameters.items() if parameter.default is parameter.empty
-    ]
-    of_loss = ["ref_log_prob"] if config.actor_rollout_ref.actor.use_kl_loss else []
     for node in graph.get_nodes():
+        own = config_of_group(config, node.agent_group)
         if node.node_role is NodeRole.ADVANTAGE:
-            node.require(of_estimator)
+            node.require(_columns_of_estimator(own))
         elif node.node_role is NodeRole.ACTOR and not node.only_forward_compute:
-            node.require(of_loss)
+            node.require(["ref_log_prob"] if own.actor_rollout_ref.actor.use_kl_loss else [])
     graph.check_columns()
+
+
+def _columns_of_estimator(config: SiiRLArguments) -> list[str]:
+    parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
+    return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
 
 
 def check_policy(

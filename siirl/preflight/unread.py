@@ -23,11 +23,15 @@ def unread_problems(config: SiiRLArguments, *, named: Collection[str] = ()) -> l
         config: The job.
         named: Keys that the command line names.
     """
-    return [
-        _unread(config, key)
-        for key in _asked_for(config, named)
-        if not _of_one_domain(key) and not _is_read(config, key)
-    ]
+    return [error for _, error in _of_both(config, named)]
+
+
+def unread_keys(
+    config: SiiRLArguments, *, text: bool, named: Collection[str] = ()
+) -> dict[str, SiirlError]:
+    """All set keys that the job does not read, by their place; arguments as below."""
+    found = (*_of_both(config, named), *_in_domain(config, text, named))
+    return {key.place: error for key, error in found}
 
 
 def unread_in_domain(
@@ -40,27 +44,41 @@ def unread_in_domain(
         text: Whether it is a text job; else a robot job.
         named: Keys that the command line names.
     """
-    return list(_in_domain(config, text, named))
+    return [error for _, error in _in_domain(config, text, named)]
 
 
-def _in_domain(config: SiiRLArguments, text: bool, named: Collection[str]) -> Iterator[SiirlError]:
+def _of_both(config: SiiRLArguments, named: Collection[str]) -> Iterator[tuple[Key, SiirlError]]:
+    for key in _asked_for(config, named):
+        if not _of_one_domain(key) and not _is_read(config, key):
+            yield key, _unread(config, key)
+
+
+def _in_domain(
+    config: SiiRLArguments, text: bool, named: Collection[str]
+) -> Iterator[tuple[Key, SiirlError]]:
     env = f"env={config.env.name}"
     for key in _asked_for(config, named):
         setting = f"{key.place}={as_text(value_of(config, key.place))}"
         if key.metadata["text_only"] and not text:
-            yield ConfigError(
-                f"{setting} is read by text jobs only, and {env} is no text: "
-                f"{key.metadata['text_only']}. Leave it out."
+            yield (
+                key,
+                ConfigError(
+                    f"{setting} is read by text jobs only, and {env} is no text: "
+                    f"{key.metadata['text_only']}. Leave it out."
+                ),
             )
         elif (
             key.place in ROBOTS_ONLY and text and value_of(config, key.place) != 0
         ):  # 0 videos is harmless in a text job
-            yield ConfigError(
-                f"{setting} is read by robot jobs only, and {env} is text: "
-                f"{ROBOTS_ONLY[key.place]}. Leave it out."
+            yield (
+                key,
+                ConfigError(
+                    f"{setting} is read by robot jobs only, and {env} is text: "
+                    f"{ROBOTS_ONLY[key.place]}. Leave it out."
+                ),
             )
         elif _of_one_domain(key) and not _is_read(config, key):
-            yield _unread(config, key)
+            yield key, _unread(config, key)
 
 
 def _of_one_domain(key: Key) -> bool:

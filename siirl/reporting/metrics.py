@@ -311,6 +311,10 @@ METRICS: dict[str, Metric] = {
 }
 
 
+AGENT_PREFIX = re.compile(r"\Aagent_\d+/")
+"""Prefix of an agent group's metrics (siirl.dag_worker.agent_groups)."""
+
+
 def register_metric(name: str, *, reduction: Reduction, meaning: str) -> None:
     """Declare a metric of the user's own, before the run starts and on every rank.
 
@@ -346,7 +350,8 @@ def declaration(name: str) -> Metric:
 
 
 def find_declaration(name: str) -> Metric | None:
-    """`declaration`, or None if none matches."""
+    """`declaration`, or None if none matches; an agent group's prefix (`agent_1/`) is left out."""
+    name = AGENT_PREFIX.sub("", name)
     if name in METRICS:
         return METRICS[name]
     fitting = (

@@ -7,6 +7,7 @@ from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Event, StepDone
 from siirl.params.parser import parse_config
 from siirl.preflight.prepare import load_graph
+from siirl.reporting.metrics import AGENT_PREFIX
 
 TIMED = (
     "time/",
@@ -46,4 +47,8 @@ def run(folder: Path, words: Sequence[str]) -> list[StepDone]:
 
 def untimed(metrics: dict) -> dict:
     """Metrics but for those that a clock measures."""
-    return {name: value for name, value in metrics.items() if not name.startswith(TIMED)}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not AGENT_PREFIX.sub("", name).startswith(TIMED)
+    }

@@ -213,7 +213,7 @@ def _text_learners(
             config, reward_model=make_reward_model(config, device=device, ranks=ranks)
         ),
         loader=text.make_loader(config, spec=spec, tokenizer=tokenizer, ranks=OneProcess()),
-        export=functools.partial(text._describe, model, tokenizer),
+        export=functools.partial(text._describe, model, tokenizer, "actor"),
         kinds=GREEDY_AND_SAMPLED,
     )
 
@@ -248,7 +248,7 @@ def _embodied_learners(
             tasks=spec.tasks,
         ),
         loader=make_task_loader(config, tasks=spec.tasks, ranks=OneProcess()),
-        export=lambda checkpoint: embodied._describe(policy, checkpoint, tasks=tasks),
+        export=lambda checkpoint: embodied._describe(policy, checkpoint / "actor", tasks=tasks),
         kinds=ONE_VALIDATION,
     )
 

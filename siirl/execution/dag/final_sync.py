@@ -1,28 +1,29 @@
-"""Every policy that a graph trains acts with its new weights in the next step; and a graph has one."""
+"""Every policy that a graph trains acts with its new weights in the next step."""
 
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
 from siirl.execution.dag.task_graph import TaskGraph
-from siirl.execution.dag.task_loader import trained_models, used_models
+from siirl.execution.dag.task_loader import trained_models
 
 SYNC = "siirl.dag_worker.stages:sync_weights"
 SYNC_ID = "sync_weights"
 
 
 def check_one_policy(graph: TaskGraph) -> None:
-    """Refuse nodes of several agent groups: a run has the models of one.
+    """Refuse nodes of several agent groups in a run without `agents`, which has one policy.
 
     Raises:
         ConfigError: With the groups and the remedy.
     """
-    groups = sorted({group for _, group in used_models(graph.get_nodes())})
+    groups = graph.agent_groups()
     if len(groups) > 1:
         nodes = [node.node_id for node in graph.get_nodes() if node.agent_group == groups[1]]
+        entries = ", ".join(f"{group}: {{}}" for group in groups)
         raise ConfigError(
-            f"Graph {graph.graph_id!r} uses the models of the agent groups "
-            f"{', '.join(map(str, groups))}, and a run has those of one group: "
-            f"{', '.join(nodes)} would train and act with the weights of group {groups[0]}. Leave "
-            "agent_group out of these nodes, or start a run for each group."
+            f"Graph {graph.graph_id!r} has nodes of the agent groups "
+            f"{', '.join(map(str, groups))}, and the run has the models of one: "
+            f"{', '.join(nodes)} would train and act with the weights of group {groups[0]}. Give "
+            f"each group its models, agents={{{entries}}}, or leave agent_group out of these nodes."
         )
 
 

@@ -5,8 +5,12 @@ from siirl.execution.dag.node import Node, NodeRole
 from siirl.execution.dag.task_graph import TaskGraph
 
 
-def order_for_kl_in_reward(graph: TaskGraph, *, use_kl_in_reward: bool) -> None:
+def order_for_kl_in_reward(
+    graph: TaskGraph, *, use_kl_in_reward: bool, group: int | None = None
+) -> None:
     """Move log-prob nodes that come too late to right before the first reward.
+
+    With `group` only the nodes of that agent group are looked at.
 
     Their former dependents then depend on what they depended on. A graph without a node for old
     log-probs is fine: behaviour log-probs (`rollout_log_probs`) serve instead.
@@ -17,7 +21,7 @@ def order_for_kl_in_reward(graph: TaskGraph, *, use_kl_in_reward: bool) -> None:
     """
     if not use_kl_in_reward:
         return
-    nodes = graph.get_nodes()
+    nodes = [node for node in graph.get_nodes() if group in (None, node.agent_group)]
     references = [node for node in nodes if node.node_role is NodeRole.REFERENCE]
     rewards = [node.node_id for node in nodes if node.node_role is NodeRole.REWARD]
     if not references:

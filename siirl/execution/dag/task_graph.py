@@ -123,6 +123,10 @@ class TaskGraph:
         """All nodes in topological order."""
         return [self.nodes[node_id] for node_id in self.get_topological_sort()]
 
+    def agent_groups(self) -> tuple[int, ...]:
+        """Agent groups of the nodes, ascending."""
+        return tuple(sorted({node.agent_group for node in self.nodes.values()}))
+
     def get_entry_nodes(self) -> list[Node]:
         """Nodes without dependencies."""
         return [node for node_id, node in self.nodes.items() if not self.rev_adj[node_id]]

@@ -13,15 +13,22 @@ NO_KL = "no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_
 ON_POLICY = "the log-probs of acting serve as the old ones"
 
 
-def skip_unused(graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs: bool) -> None:
+def skip_unused(
+    graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs: bool, group: int | None = None
+) -> None:
     """Skip the reference's and the old log-probs' nodes where they are not needed.
+
+    Args:
+        graph: The graph.
+        needs_reference: Whether a KL to the reference is computed.
+        needs_old_log_probs: Whether those of acting do not serve as the old ones.
+        group: Agent group whose nodes this is about; None: all.
 
     Raises:
         ConfigError: A reference is needed, and the graph has no node for it.
     """
-    references = [
-        node.node_id for node in graph.get_nodes() if node.node_role is NodeRole.REFERENCE
-    ]
+    nodes = [node for node in graph.get_nodes() if group in (None, node.agent_group)]
+    references = [node.node_id for node in nodes if node.node_role is NodeRole.REFERENCE]
     if needs_reference and not references:
         raise ConfigError(
             f"A KL to the reference policy is asked for, but graph {graph.graph_id!r} has no node with the role REFERENCE: "
@@ -31,7 +38,7 @@ def skip_unused(graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs:
         graph.skip_node(node_id, reason=NO_KL)
     old = [
         node.node_id
-        for node in graph.get_nodes()
+        for node in nodes
         if node.node_role is NodeRole.ACTOR and node.only_forward_compute
     ]
     for node_id in [] if needs_old_log_probs else old:

@@ -1,0 +1,170 @@
+"""The components of every agent group of a rank: each group has its own policy, optimiser,
+reference, critic, rollout, environments and prompts, or the weights of another group.
+
+What belongs to the run is common: ranks, redistribution, checkpoints and length. Names of the
+lowest group are those of a run without agents. The others have `agent_N/` before their metrics,
+recordings in the folder `agent_N`, and weights in `actor_N` of a checkpoint.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from siirl.dag_worker.checkpoint import CheckpointManager
+from siirl.dag_worker.components import WorkerComponents
+from siirl.dag_worker.critic_components import needs_critic
+from siirl.engine.training.collectives import Collectives
+from siirl.errors import CheckpointError, ConfigError
+from siirl.execution.dag import TaskGraph
+from siirl.params import SiiRLArguments
+from siirl.params.agents import config_of_group, owners
+
+AGENTS = "agents"  # in the state of a checkpoint
+REDISTRIBUTION = "redistribution"  # one for all groups
+
+
+class BuildGroup(Protocol):
+    """Builds the components of one group; arguments as of `text_components.build_text`."""
+
+    def __call__(
+        self,
+        *,
+        config: SiiRLArguments,
+        run_folder: Path,
+        with_critic: bool,
+        **of_several: Any,
+    ) -> WorkerComponents:
+        """Build them; `of_several` is empty in a run of one group."""
+
+
+@dataclass
+class AgentGroups:
+    """Components by agent group."""
+
+    groups: Mapping[int, WorkerComponents]
+    checkpoints: CheckpointManager
+
+    @property
+    def first(self) -> WorkerComponents:
+        """Components of the lowest group."""
+        return self.groups[min(self.groups)]
+
+    def of(self, group: int) -> WorkerComponents:
+        """Components of one group.
+
+        Raises:
+            ConfigError: No node of the graph has it.
+        """
+        if group not in self.groups:
+            raise ConfigError(f"No node of the graph has agent_group={group}.")
+        return self.groups[group]
+
+    def prefix(self, group: int) -> str:
+        """Prefix of the names of a group's metrics."""
+        return "" if group == min(self.groups) else f"agent_{group}/"
+
+    def start(self) -> None:
+        """Start the environments, and act with the current weights."""
+        for components in self.groups.values():
+            components.rollout.start()
+        for components in self.groups.values():
+            components.context.weights.sync()
+
+    def set_progress(self, progress: float) -> None:
+        """See `WorkerComponents.set_progress`."""
+        for components in self.groups.values():
+            components.set_progress(progress)
+
+    def passes(self) -> float:
+        """Passes of the group that has passed over its prompts most often."""
+        return max(
+            components.context.require_loader().passes() for components in self.groups.values()
+        )
+
+    def state(self) -> dict[str, Any]:
+        """State of the next step; of one group it is that group's."""
+        if len(self.groups) == 1:
+            return self.first.state()
+        states = {group: entry.state() for group, entry in self.groups.items()}
+        leftovers = [state.pop(REDISTRIBUTION) for state in states.values()]
+        return {AGENTS: states, REDISTRIBUTION: leftovers[0]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`.
+
+        Raises:
+            CheckpointError: The state is of other groups.
+        """
+        states = state.get(AGENTS, {min(self.groups): state})
+        if set(states) != set(self.groups):
+            raise CheckpointError(
+                f"The checkpoint holds the agent groups {sorted(states)}, and the graph has "
+                f"{sorted(self.groups)}. Resume with the graph that saved it."
+            )
+        leftovers = {REDISTRIBUTION: state.get(REDISTRIBUTION, {})}
+        for group, entry in self.groups.items():
+            entry.load_state(states[group] | leftovers)
+
+    def close(self) -> None:
+        """Close every group; safe to call twice."""
+        self.checkpoints.close(within_s=self.first.context.config.trainer.grace_s)
+        for components in self.groups.values():
+            components.close()
+
+
+def build_groups(
+    *,
+    config: SiiRLArguments,
+    graph: TaskGraph,
+    run_folder: Path,
+    ranks: Collectives,
+    build: BuildGroup,
+) -> AgentGroups:
+    """Build all agent groups of the graph, and their common checkpoints."""
+    numbers = graph.agent_groups()
+    if len(numbers) == 1:
+        [alone] = numbers
+        components = build(
+            config=config_of_group(config, alone),
+            run_folder=run_folder,
+            with_critic=needs_critic(graph),
+        )
+        return AgentGroups({alone: components}, components.checkpoints)
+    owner_of = owners(config)
+    groups: dict[int, WorkerComponents] = {}
+    for group in sorted(numbers, key=lambda number: (number in owner_of, number)):
+        sharing = [number for number in numbers if owner_of.get(number) == group]
+        first = group == numbers[0]
+        folder = run_folder if first else run_folder / f"agent_{group}"
+        folder.mkdir(exist_ok=True)
+        groups[group] = build(
+            config=config_of_group(config, group),
+            run_folder=folder,
+            with_critic=any(needs_critic(graph, group=each) for each in (group, *sharing)),
+            checkpoints=run_folder / "checkpoints",
+            ending="" if first else f"_{group}",
+            shares=groups[owner_of[group]] if group in owner_of else None,
+            sharers=[config_of_group(config, each) for each in sharing],
+        )
+    groups = {number: groups[number] for number in numbers}
+    return AgentGroups(groups, _together(groups.values(), run_folder, ranks))
+
+
+def _together(
+    groups: Iterable[WorkerComponents], run_folder: Path, ranks: Collectives
+) -> CheckpointManager:
+    managers = [components.checkpoints for components in groups]
+
+    def export(folder: Path) -> None:
+        for manager in managers:
+            if manager.engines:
+                manager.export(folder)
+
+    return CheckpointManager(
+        folder=run_folder / "checkpoints",
+        engines={name: engine for manager in managers for name, engine in manager.engines.items()},
+        ranks=ranks,
+        asynchronous=managers[0].asynchronous,
+        export=export,
+    )

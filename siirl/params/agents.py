@@ -1,0 +1,209 @@
+"""Agent groups: each has its own configuration, which is the run's with its entry of `agents` over
+it.
+
+    agents: {0: {}, 1: {env: math, actor_rollout_ref: {actor: {optim: {lr: 1e-4}}}}}
+
+An entry holds what a command line holds: keys, and groups such as `env=math` with the defaults that
+they choose. What belongs to the whole run (its length, ranks and graph) is the run's. With
+`shares: 0` a group acts with and trains the weights of group 0; its own are environment, prompts,
+reward, advantage, loss and the number of rollouts. Left out: which nodes belong to a group (the graph
+says), and what a group builds (`siirl.dag_worker.agent_groups`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.training_args import SiiRLArguments
+
+OF_THE_RUN = ("trainer", "dag", "cluster", "profiler", "user_modules", "user_groups", "agents")
+"""Parts of the configuration that all groups share."""
+SHARES = "shares"
+OF_THE_ENGINE = ("name", "mode", "temperature", "top_p", "top_k", "max_log_prob_gap")
+OF_THE_TRAINING = ("optim", "max_grad_norm", "micro_batch_size", "micro_batch_tokens")
+OF_THE_WEIGHTS = (
+    "model",
+    "critic",
+    "actor_rollout_ref.model",
+    "actor_rollout_ref.ref",
+    *(f"actor_rollout_ref.actor.{name}" for name in OF_THE_TRAINING),
+    *(f"actor_rollout_ref.rollout.{name}" for name in OF_THE_ENGINE),
+)
+"""Settings of the weights and of the engines that act with them and train them."""
+
+Parse = Callable[[Mapping[str, Any], str], SiiRLArguments]
+"""Configuration of the run with these keys over it, and the place where they were written."""
+
+
+def configs_of_entries(config: SiiRLArguments, *, parse: Parse) -> dict[int, SiiRLArguments]:
+    """The configuration of each entry of `agents`, by its number.
+
+    Raises:
+        ConfigError: A number that is none, an entry that holds no keys, keys of the whole run, or
+            weights that no group has.
+    """
+    entries = entries_of(config)
+    shared = _shares(entries)
+    found: dict[int, SiiRLArguments] = {}
+    for group, entry in sorted(entries.items()):
+        keys = {name: value for name, value in entry.items() if name != SHARES}
+        if group in shared:
+            _refuse_own_weights(keys, group=group, owner=shared[group])
+        own = parse(keys, place_of(group))
+        for part in OF_THE_RUN:
+            setattr(own, part, getattr(config, part))
+        own.agents = {}
+        own.trainer = dataclasses.replace(config.trainer)  # videos are turned off for each group
+        found[group] = own
+    for group, owner in shared.items():
+        _take_weights(found[group], found[owner])
+    return found
+
+
+def place_of(group: int) -> str:
+    """Where the keys of an agent group stand."""
+    return f"agents.{group}"
+
+
+def config_of_group(config: SiiRLArguments, group: int) -> SiiRLArguments:
+    """What an agent group is built from; the run's configuration if it has no `agents`."""
+    return config.agent_configs.get(group, config)
+
+
+def group_configs(config: SiiRLArguments) -> dict[int, SiiRLArguments]:
+    """The configurations of all agent groups; the run's own, as group 0, if it has no `agents`."""
+    return dict(config.agent_configs) or {0: config}
+
+
+def first_config(config: SiiRLArguments) -> SiiRLArguments:
+    """The configuration of the lowest group, which names and figures of the run describe."""
+    groups = group_configs(config)
+    return groups[min(groups)]
+
+
+def owners(config: SiiRLArguments) -> dict[int, int]:
+    """For each agent group that acts with another's weights, which group's."""
+    return _shares(entries_of(config))
+
+
+def keys_named_by(entry: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Dotted keys of an entry; a chosen group (`env: math`) counts as itself."""
+    for name, value in entry.items():
+        here = f"{place}.{name}" if place else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from keys_named_by(value, here)
+        else:
+            yield here
+
+
+def check_groups(config: SiiRLArguments, used: Iterable[int]) -> None:
+    """Refuse groups without an entry of `agents`, and entries that no node uses.
+
+    Raises:
+        UnknownNameError: With the groups that are known.
+    """
+    groups = sorted(set(used))
+    if not config.agent_configs:
+        return
+    for group in sorted(set(groups) ^ set(config.agent_configs)):
+        in_graph = group in groups
+        raise UnknownNameError.of(
+            kind="agent_group of a node, without an entry in agents,"
+            if in_graph
+            else "agent group in agents, which no node of the graph has as its agent_group,",
+            name=str(group),
+            known=[
+                str(number) for number in (sorted(config.agent_configs) if in_graph else groups)
+            ],
+        )
+
+
+def entries_of(config: SiiRLArguments) -> dict[int, Mapping[str, Any]]:
+    """Entries by number; those of one number (`agents.1.env=math` beside a file) are one."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for name, entry in config.agents.items():
+        group = _number(name)
+        found[group] = _over(found.get(group, {}), _checked(entry, place_of(group)))
+    return found
+
+
+def _over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        name: _over(lower[name], value)
+        for name, value in upper.items()
+        if isinstance(value, Mapping) and isinstance(lower.get(name), Mapping)
+    }
+    return {**lower, **upper, **both}
+
+
+def _number(name: Any) -> int:
+    text = str(name)
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(
+            f"agents.{text}: an agent group is a number from 0 on, as agent_group of its nodes."
+        )
+    return int(text)
+
+
+def _checked(entry: Any, place: str) -> Mapping[str, Any]:
+    if entry is None:
+        return {}
+    if not isinstance(entry, Mapping):
+        raise ConfigError(
+            f"{place}={entry} must be a mapping of keys, for example "
+            f"{place}={{actor_rollout_ref: {{actor: {{optim: {{lr: 1e-4}}}}}}}}."
+        )
+    for name in entry:
+        if str(name).split(".")[0] in OF_THE_RUN:
+            raise ConfigError(
+                f"{place}.{name} belongs to the whole run, which all agent groups share: set "
+                f"{name} itself."
+            )
+    return {str(name): value for name, value in entry.items()}
+
+
+def _shares(entries: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+    """For each group with `shares`, the group whose weights it takes."""
+    shared = {group: entry[SHARES] for group, entry in entries.items() if SHARES in entry}
+    for group, owner in shared.items():
+        place = f"{place_of(group)}.{SHARES}={owner}"
+        if isinstance(owner, bool) or not isinstance(owner, int) or owner not in entries:
+            raise UnknownNameError.of(
+                kind=f"agent group in {place_of(group)}.{SHARES}",
+                name=str(owner),
+                known=[str(number) for number in sorted(entries) if number != group],
+            )
+        if owner == group:
+            raise ConfigError(f"{place}: a group cannot share with itself; leave shares out.")
+        if owner in shared:
+            raise ConfigError(
+                f"{place}, and group {owner} itself shares the weights of group {shared[owner]}: "
+                "name a group that has weights of its own."
+            )
+    return dict(shared)
+
+
+def _refuse_own_weights(keys: Mapping[str, Any], *, group: int, owner: int) -> None:
+    for name in keys_named_by(keys):
+        if _is_of_the_weights(name):
+            raise ConfigError(
+                f"{place_of(group)}.{name} belongs to the weights, which are those of group "
+                f"{owner} ({place_of(group)}.{SHARES}={owner}): set it there, or leave "
+                "shares out."
+            )
+
+
+def _take_weights(config: SiiRLArguments, owner: SiiRLArguments) -> None:
+    """Give a group the owner's settings of the weights."""
+    config.critic = owner.critic
+    mine, theirs = config.actor_rollout_ref, owner.actor_rollout_ref
+    mine.model, mine.ref = theirs.model, theirs.ref
+    for name in OF_THE_TRAINING:
+        setattr(mine.actor, name, getattr(theirs.actor, name))
+    for name in OF_THE_ENGINE:
+        setattr(mine.rollout, name, getattr(theirs.rollout, name))
+
+
+def _is_of_the_weights(name: str) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in OF_THE_WEIGHTS)

@@ -1,0 +1,135 @@
+"""Agent groups in one process: each trains its own weights, as a run of its own would."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from one_process import run, untimed
+from test_text_runs import SMALL
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.models.language_model import load_language_model
+from siirl.params.parser import parse_config
+from siirl.preflight.prepare import load_graph
+
+CHAIN = (
+    ("rollout", "MODEL_INFERENCE", "ROLLOUT"),
+    ("reward", "COMPUTE", "REWARD"),
+    ("advantage", "COMPUTE", "ADVANTAGE"),
+    ("train", "MODEL_TRAIN", "ACTOR"),
+)
+FIRST = "{data: {seed: 1}}"
+SECOND = (
+    "{data: {seed: 7, train_batch_size: 2}, actor_rollout_ref: {rollout: {n: 8, temperature: 0.9},"
+    " actor: {ppo_mini_batch_size: 2, optim: {lr: 3e-4}}}}"
+)
+
+
+def chain(group: int, *, number: int) -> list[dict]:
+    """GRPO's nodes of an agent group; ids end in `number`."""
+    return [
+        {
+            "node_id": f"{name}_{number}",
+            "node_type": kind,
+            "node_role": role,
+            "agent_group": group,
+            "dependencies": [f"{before}_{number}"] if before else [],
+        }
+        for (name, kind, role), before in zip(
+            CHAIN, [None, *(name for name, _, _ in CHAIN)], strict=False
+        )
+    ]
+
+
+def graph_file(folder: Path, *nodes: dict) -> str:
+    """A workflow file of these nodes, as a key."""
+    file = folder / "graph.yaml"
+    file.write_text(yaml.safe_dump({"pipeline_id": "agents", "nodes": list(nodes)}))
+    return f"dag.workflow_file={file}"
+
+
+def job(folder: Path, *words: str, agents: str) -> list[str]:
+    """A run of two chains with these agents."""
+    nodes = [*chain(0, number=0), *chain(1, number=1)]
+    return [*SMALL, "pipeline=grpo", graph_file(folder, *nodes), f"agents={agents}", *words]
+
+
+def weights(folder: Path, step: int, name: str = "actor") -> dict[str, torch.Tensor]:
+    return load_language_model(folder / "checkpoints" / f"step_{step:08d}" / name).state_dict()
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_two_agents_of_one_run_learn_what_two_runs_of_one_agent_learn(tmp_path):
+    words = job(
+        tmp_path, "trainer.total_steps=2", agents=f"{{0: {FIRST}, 1: {SECOND}}}".replace(": ", ":")
+    )
+    together = run(tmp_path / "both", words)
+    for agent, (entry, name) in enumerate([(FIRST, "actor"), (SECOND, "actor_1")]):
+        alone = [
+            *SMALL,
+            "pipeline=grpo",
+            graph_file(tmp_path, *chain(0, number=0)),
+            f"agents={{0:{entry}}}".replace(": ", ":"),
+            "trainer.total_steps=2",
+        ]
+        steps = run(tmp_path / f"alone_{agent}", alone)
+        assert equal(weights(tmp_path / "both", 2, name), weights(tmp_path / f"alone_{agent}", 2))
+        prefix = f"agent_{agent}/" if agent else ""
+        assert [event.metrics[f"{prefix}actor/loss"] for event in together] == [
+            event.metrics["actor/loss"] for event in steps
+        ]
+    assert not equal(weights(tmp_path / "both", 2), weights(tmp_path / "both", 2, "actor_1"))
+
+
+def test_a_resumed_run_of_two_agents_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
+    words = job(tmp_path, agents=f"{{0: {FIRST}, 1: {SECOND}}}".replace(": ", ":"))
+    whole = run(tmp_path / "whole", [*words, "trainer.total_steps=2"])
+    run(tmp_path / "parts", [*words, "trainer.total_steps=1"])
+    resumed = run(
+        tmp_path / "parts",
+        [*words, "trainer.total_steps=2", f"trainer.resume={tmp_path / 'parts'}"],
+    )
+    assert [untimed(event.metrics) for event in resumed] == [untimed(whole[-1].metrics)]
+    for name in ("actor", "actor_1"):
+        assert equal(weights(tmp_path / "whole", 2, name), weights(tmp_path / "parts", 2, name))
+
+
+def test_a_group_that_shares_weights_trains_those_of_the_other(tmp_path):
+    words = job(tmp_path, "trainer.total_steps=2", agents="{0:{},1:{shares:0,data:{seed:7}}}")
+    steps = run(tmp_path / "both", words)
+    last = tmp_path / "both" / "checkpoints" / "step_00000002"
+    assert [folder.name for folder in last.glob("actor*")] == ["actor"]
+    updates = [
+        (event.metrics["actor/updates"], event.metrics["agent_1/actor/updates"]) for event in steps
+    ]
+    assert updates == [(1.0, 1.0), (1.0, 1.0)]
+    assert [event.metrics["policy/version"] for event in steps] == [2.0, 4.0]
+    # rows of the second group are of the version before the first group's update
+    gap = "rollout/log_prob_gap_mean"
+    assert gap in steps[0].metrics and f"agent_1/{gap}" not in steps[0].metrics
+
+
+@pytest.mark.parametrize(
+    ("agents", "sentence"),
+    [
+        ("{}", "Give each group its models, agents={0: {}, 1: {}}"),
+        ("{0:{}}", "agent_group of a node, without an entry in agents, '1'"),
+        ("{0:{},1:{},2:{}}", "which no node of the graph has as its agent_group, '2'"),
+        ("{0:{},1:{shares:2}}", "Unknown agent group in agents.1.shares '2'"),
+        ("{0:{},1:{shares:1}}", "a group cannot share with itself"),
+        ("{0:{shares:1},1:{shares:0}}", "name a group that has weights of its own"),
+        ("{0:{},1:{trainer:{seed:2}}}", "agents.1.trainer belongs to the whole run"),
+        ("{0:{},1:{shares:0,model:tiny_lm}}", "agents.1.model belongs to the weights"),
+        ("{0:{},1:{shares:0,actor_rollout_ref.actor.optim.lr:1e-4}}", "belongs to the weights"),
+        ("{0:{},1:4}", "agents.1=4 must be a mapping of keys"),
+        ("{0:{},first:{}}", "agents.first: an agent group is a number"),
+    ],
+)
+def test_agents_that_do_not_fit_are_refused(agents, sentence, tmp_path):
+    with pytest.raises((ConfigError, UnknownNameError)) as error:
+        load_graph(parse_config(job(tmp_path, agents=agents)))
+    assert sentence in str(error.value)

@@ -1,0 +1,138 @@
+"""Checks and plan of a run with two agents."""
+
+import pytest
+import yaml
+
+from siirl.errors import SiirlError
+from siirl.params.parser import parse, parse_first, to_tree
+from siirl.preflight.early_checks import check_early
+from siirl.preflight.plan import render
+from siirl.preflight.prepare import prepare
+
+CARTPOLE = "env:gymnasium,env.id:CartPole-v1"
+
+
+@pytest.fixture
+def two_chains(tmp_path):
+    nodes = []
+    for agent in (0, 1):
+        before = None
+        for name, kind, role in (
+            ("rollout", "MODEL_INFERENCE", "ROLLOUT"),
+            ("reward", "COMPUTE", "REWARD"),
+            ("advantage", "COMPUTE", "ADVANTAGE"),
+            ("train", "MODEL_TRAIN", "ACTOR"),
+        ):
+            nodes.append(
+                {
+                    "node_id": f"{name}_{agent}",
+                    "node_type": kind,
+                    "node_role": role,
+                    "agent_group": agent,
+                    "dependencies": [before] if before else [],
+                }
+            )
+            before = f"{name}_{agent}"
+    file = tmp_path / "graph.yaml"
+    file.write_text(yaml.safe_dump({"pipeline_id": "agents", "nodes": nodes}))
+    return f"dag.workflow_file={file}"
+
+
+def parsed(graph: str, agents: str, *words: str):
+    return parse(
+        [
+            "pipeline=grpo",
+            "env=math",
+            graph,
+            f"agents={agents}",
+            "trainer.total_steps=1",
+            "trainer.max_minutes=null",
+            *(words or ["cluster=local"]),
+        ]
+    )
+
+
+def test_the_plan_tells_what_each_agent_does_and_adds_them_up(two_chains):
+    job = parsed(two_chains, "{0:{},1:{data.train_batch_size:16}}")
+    plan = prepare(job.config, check_early(job.config, named=job.named)).plan
+    text = " ".join(render(plan).split())
+    assert "agent 0 a step 32 prompts x 16 rollouts = 512 trajectories" in text
+    assert "agent 1 a step 16 prompts x 16 rollouts = 256 trajectories" in text
+    assert "768 trajectories, 3 optimiser steps" in text
+    assert "agent 1's policy and Adam 11 MB" in text
+
+
+def test_an_agent_that_shares_weights_needs_no_memory_for_them(two_chains):
+    job = parsed(two_chains, "{0:{},1:{shares:0}}")
+    text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
+    assert "agent 1 weights those of agent 0" in text
+    assert "agent 1's policy" not in text
+
+
+def test_agents_of_both_domains_are_checked_each_by_its_own(two_chains):
+    """`max_response_length` is of text; the robot's agent may inherit and not set it."""
+    job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "data.max_response_length=6")
+    assert check_early(job.config, named=job.named).name == "math"
+
+
+@pytest.mark.parametrize(
+    ("agents", "words", "sentence"),
+    [
+        (
+            f"{{0:{{}},1:{{{CARTPOLE},data.max_response_length:5}}}}",
+            [],
+            "agents.1: data.max_response_length=5 is read by text jobs only",
+        ),
+        (
+            f"{{0:{{{CARTPOLE}}},1:{{{CARTPOLE}}}}}",
+            ["data.max_response_length=6"],
+            "data.max_response_length=6 is read by text jobs only",
+        ),
+        (
+            "{0:{data.train_batch_size:7},1:{}}",
+            [],
+            "agents.0: actor_rollout_ref.actor.ppo_mini_batch_size=16 does not divide",
+        ),
+        (f"{{0:{{}},1:{{{CARTPOLE},shares:0}}}}", [], "only text agents share weights"),
+        (
+            "{0:{},1:{shares:0,actor_rollout_ref.actor.use_kl_loss:true}}",
+            [],
+            "loads none: give both the KL, or neither",
+        ),
+        (
+            "{0:{},1:{}}",
+            ["trainer.n_gpus_per_node=2", "dag.groups={rollout:1,train:1}"],
+            "Leave dag.groups out, or start a run for each agent",
+        ),
+        ("{0:{},1:{env:nowhere}}", [], "nowhere"),
+        ("{0:{},1:{data:{train_batch:3}}}", [], "Unknown key 'data.train_batch' (agents.1)"),
+    ],
+)
+def test_what_an_agent_cannot_do_is_refused(agents, words, sentence, two_chains):
+    with pytest.raises(SiirlError) as error:
+        job = parsed(two_chains, agents, *words)
+        check_early(job.config, named=job.named)
+    assert sentence in str(error.value)
+
+
+def test_the_saved_configuration_of_a_run_with_agents_reads_back_the_same(two_chains, tmp_path):
+    job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE},data:{{seed:4}}}}}}", "data.seed=3")
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_tree(job.config)))
+    again = parse(config_file=file).config
+    assert again.agent_configs == job.config.agent_configs
+    assert [config.data.seed for config in again.agent_configs.values()] == [3, 4]
+
+
+def test_an_environment_that_an_agent_chooses_has_no_arguments_of_the_runs(two_chains):
+    job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "env.kwargs={wording:words}")
+    kwargs = [config.env.kwargs for config in job.config.agent_configs.values()]
+    assert kwargs == [{"wording": "words"}, {}]
+
+
+def test_what_is_typed_for_an_evaluation_wins_over_the_first_agents_entry(two_chains, tmp_path):
+    job = parsed(two_chains, "{0:{env:math,data:{seed:4}},1:{}}")
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_tree(job.config)))
+    config = parse_first(["actor_rollout_ref.model.path=elsewhere"], config_file=file)
+    assert (config.actor_rollout_ref.model.path, config.data.seed) == ("elsewhere", 4)
