@@ -46,7 +46,7 @@ class Flow:
         self.seen[node.node_id] = batch
         return self.graph.run_node(node.node_id, batch=batch, copy=shallow_copy, started=started)
 
-    def _draw(self, more):
+    def _draw(self, group, more):
         first = 10 * len(self.drawn)
         self.drawn.append(more)
         return TensorDict(
@@ -163,6 +163,13 @@ def test_every_entry_node_gets_the_prompts_and_they_are_drawn_once():
     assert flow.seen["b"].keys() == {"index"}
 
 
+def test_an_entry_node_gets_the_prompts_of_its_agent_group():
+    pipeline = Pipeline("agents").add_node("a", passes).add_node("b", passes, agent_group=1)
+    flow = Flow(pipeline).step()
+    assert flow.seen["a"]["index"].tolist() == [0, 1]
+    assert flow.seen["b"]["index"].tolist() == [10, 11]
+
+
 def test_a_load_node_gets_the_prompts_whatever_it_depends_on():
     pipeline = Pipeline("load").add_node("a", rollout)
     pipeline.add_node("load", passes, ["a"], node_type=NodeType.DATA_LOAD)
@@ -180,7 +187,9 @@ def test_an_output_lives_until_its_last_reader_has_run():
         return output
 
     prompts = TensorDict({"index": torch.arange(2)}, batch_size=[2])
-    Dataflow(graph, call=call, begin=lambda node, batch: None, draw=lambda more: prompts).run_step()
+    Dataflow(
+        graph, call=call, begin=lambda node, batch: None, draw=lambda group, more: prompts
+    ).run_step()
     assert alive["log_prob"] == {"rollout", "reward"}
     assert alive["join"] == set()
 

@@ -23,6 +23,7 @@ READ_WHERE_JUDGED = {
     "reward.functions": "params/reward_args.py",
     "env.kwargs": "params/env_args.py",
     "trainer.threads_per_rank": "params/sizes.py",
+    "agents": "params/agents.py",
     "user_groups": "params/parser.py",
     "user_modules": "params/plug_ins.py",
 }

@@ -35,6 +35,7 @@ ALWAYS_READ = {
         "algorithm.overlong.buffer",
         "dag.groups",
         "trainer.max_staleness",
+        "agents",
     ),
     *(
         "data.train_files",
