@@ -7,6 +7,7 @@ metrics of a rollout depend on its kind, so the function that computes them is a
 # B prompt or trajectory
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,10 +16,8 @@ from tensordict import TensorDict
 
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.data_coordinator.protocol.batch import texts
-from siirl.engine.rollout.executor import RolloutResult
-from siirl.engine.rollout.failures import check_failures
-from siirl.engine.rollout.rollout import Rollout, requests_for_prompts
-from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.engine.rollout.rollout import Rollout, check_failures, requests_for_prompts
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
 from siirl.engine.training.collectives import Collectives
 from siirl.execution.dag import NodeOutput
 from siirl.params import SiiRLArguments
@@ -39,6 +38,8 @@ class RolloutCollector:
         ranks: The processes that share the step.
         measure: Metrics of a rollout: `rollout_metrics` for VLA policies, `return_rollout_metrics`
             without a success flag, `text_rollout_metrics` for text.
+        check: Called with the result and the number of its `episodes`; by default `check_failures`
+            over `ranks`, which stops the run if too many failed.
     """
 
     def __init__(
@@ -49,12 +50,16 @@ class RolloutCollector:
         recorder: Recorder,
         ranks: Collectives,
         measure: Measure | None = None,
+        check: Callable[..., None] | None = None,
     ) -> None:
         self.config = config
         self.rollout = rollout
         self.recorder = recorder
         self.ranks = ranks
         self.measure: Measure = rollout_metrics if measure is None else measure
+        self.check = check or functools.partial(
+            check_failures, max_failed_share=config.env.max_failed_share, ranks=ranks
+        )
         self._recorded = Counter[
             int
         ]()  # recorded episodes by step, over the rollouts of a refilled step
@@ -63,7 +68,7 @@ class RolloutCollector:
         """Run every prompt `rollout.n` times, or once if `greedy`; a row per simulated episode."""
         requests = self.requests(batch, step=step, greedy=greedy)
         result, stats = self.rollout.generate(requests, embed=True)
-        self.check(result, len(requests))
+        self.check(result, episodes=len(requests))
         self.recorder.keep(result.trajectories, kind="train", step=step)
         return NodeOutput(batch=result.batch(), metrics=self.measure(result, stats))
 
@@ -87,15 +92,6 @@ class RolloutCollector:
             dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True)
             for request in requests
         ]
-
-    def check(self, result: RolloutResult, episodes: int) -> None:
-        """Stop the run if too many episodes failed (`check_failures`); collective."""
-        check_failures(
-            result,
-            episodes=episodes,
-            max_failed_share=self.config.env.max_failed_share,
-            ranks=self.ranks,
-        )
 
     def write_recordings(self, rewards: Mapping[str, float]) -> None:
         """Write the step's recorded episodes with their rewards by uid."""

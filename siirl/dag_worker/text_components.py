@@ -43,7 +43,8 @@ from siirl.engine.reward_manager.reward_model import make_reward_model
 from siirl.engine.reward_manager.text_rewards import make_text_reward_manager, text_columns
 from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.rollout.hf.hf_engine import HFEngine
-from siirl.engine.rollout.text_rollout import TextRollout, make_text_workflow
+from siirl.engine.rollout.rollout import Rollout
+from siirl.engine.rollout.text_workflow import make_text_workflow
 from siirl.engine.rollout.vllm.vllm_engine import AsyncVLLMEngine, VLLMEngine
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import ActingWeights, WeightSync, acting_copy
@@ -328,7 +329,7 @@ def make_text_engine(
 
 def make_text_rollout(
     config: SiiRLArguments, *, engine: TextEngine, pool: EnvPool, tokenizer: ChatTokenizer
-) -> TextRollout:
+) -> Rollout:
     """Build the rollout; its episodes keep the columns that the reward reads."""
     workflow = make_text_workflow(
         config.actor_rollout_ref.rollout.workflow,
@@ -340,7 +341,7 @@ def make_text_rollout(
         cut_prompts=config.data.overlong_prompts == "cut",
         text_columns=text_columns(reward_parts(config.reward, config.custom_reward_function)),
     )
-    return TextRollout(engine=engine, pool=pool, workflow=workflow)
+    return Rollout(engine=engine, pool=pool, workflow=workflow)
 
 
 def make_text_critic(
@@ -421,7 +422,7 @@ def make_loader(
 def make_text_validator(
     config: SiiRLArguments,
     *,
-    rollout: TextRollout,
+    rollout: Rollout,
     ranks: Collectives,
     files: RolloutFiles,
     loader: TaskLoader | PromptLoader,

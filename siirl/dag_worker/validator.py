@@ -26,14 +26,14 @@ from siirl.dag_worker.rollout_collector import share_of
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
 from siirl.engine.reward_manager import RewardManager
-from siirl.engine.rollout.executor import RolloutResult, trajectories_of
-from siirl.engine.rollout.failures import check_failures
-from siirl.engine.rollout.rollout import Rollout, reset_options
+from siirl.engine.rollout.rollout import Rollout, check_failures, reset_options
 from siirl.engine.rollout.workflow import (
     RECORDER_STREAM,
     EpisodeRequest,
+    RolloutResult,
     RolloutWorkflow,
     Trajectory,
+    trajectories_of,
 )
 from siirl.engine.training.collectives import Collectives
 from siirl.reporting.finished_episodes import Recorder

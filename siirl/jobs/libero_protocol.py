@@ -24,8 +24,7 @@ from rich.table import Table
 
 from envs.libero.initial_states import PLACEMENTS, STATES
 from envs.libero.suites import LiberoTask, choose_tasks, suite_tasks
-from siirl.engine.rollout.failures import check_failures
-from siirl.engine.rollout.rollout import Rollout
+from siirl.engine.rollout.rollout import Rollout, check_failures
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError

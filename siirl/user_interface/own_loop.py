@@ -15,13 +15,12 @@ from siirl.data_coordinator.task_stream import TaskLoader, training_seed
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.packing import prefix_groups_of
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.rollout import requests_for_prompts
 from siirl.engine.rollout.text_workflow import TextWorkflow
-from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult, RolloutWorkflow, Trajectory
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.env_server.pool import EnvPool

@@ -12,9 +12,9 @@ from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.data_coordinator.task_stream import TaskLoader
-from siirl.engine.rollout.executor import RolloutResult
-from siirl.engine.rollout.text_rollout import TextRollout
+from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
+from siirl.engine.rollout.workflow import RolloutResult
 from siirl.engine.training.collectives import OneProcess
 from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures
@@ -39,7 +39,7 @@ def make(tmp_path):
             max_prompt_length=max_prompt_length,
             max_response_length=20,
         )
-        rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
+        rollouts.append(Rollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()
         recorder = RolloutFiles(tmp_path, count=ALL)
         return RolloutCollector(

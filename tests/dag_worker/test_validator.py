@@ -19,7 +19,7 @@ from siirl.dag_worker.validator import (
 from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.task_stream import EpisodeTask
 from siirl.engine.reward_manager import EpisodeOutcomes, Memoryless, RewardScores
-from siirl.engine.rollout.text_rollout import TextRollout
+from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import RECORDER_STREAM, RolloutWorkflow, Trajectory
 from siirl.engine.training.collectives import OneProcess
@@ -72,7 +72,7 @@ def make():
             max_prompt_length=max_prompt_length,
             max_response_length=50,
         )
-        rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
+        rollouts.append(Rollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()
         common = {
             "tasks": ["sums-1"],

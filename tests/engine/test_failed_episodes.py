@@ -5,9 +5,8 @@ every rank.
 import pytest
 from ranks_at_work import run_on_ranks
 
-from siirl.engine.rollout.executor import RolloutResult
-from siirl.engine.rollout.failures import check_failures
-from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.engine.rollout.rollout import check_failures
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import SimulationFailed, TooManyFailures
 from siirl.interrupts import Interrupted

@@ -11,7 +11,7 @@ import torch
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.rollout.hf.hf_engine import HFEngine
-from siirl.engine.rollout.text_rollout import TextRollout
+from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
@@ -55,7 +55,7 @@ def make(model):
             max_prompt_length=32,
             max_response_length=max_response_length,
         )
-        rollouts.append(TextRollout(engine=engine, pool=pool, workflow=workflow))
+        rollouts.append(Rollout(engine=engine, pool=pool, workflow=workflow))
         rollouts[-1].start()
         return rollouts[-1]
 

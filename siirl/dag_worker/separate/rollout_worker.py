@@ -28,10 +28,9 @@ from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.ledger import Prompt
 from siirl.engine.rollout.rollout import Rollout
-from siirl.engine.rollout.workflow import Trajectory
+from siirl.engine.rollout.workflow import RolloutResult, Trajectory
 from siirl.errors import TooManyFailures
 from siirl.execution.dag import Node, NodeType, TaskGraph
 from siirl.interrupts import Interrupted
@@ -137,7 +136,7 @@ class RolloutWorker:
     def start(self) -> None:
         """Build the components and start the environments."""
         self._parts = self.build(buffer=self)
-        self.parts.context.collector.check = self._count  # type: ignore[method-assign]
+        self.parts.context.collector.check = self._count
         self.copy = SecondCopy(self.parts.acting, self.line)
         self.parts.rollout.start()
         gc.collect()
@@ -286,7 +285,7 @@ class RolloutWorker:
         entries, self._entries = self._entries, []
         return entries
 
-    def _count(self, result: RolloutResult, episodes: int) -> None:
+    def _count(self, result: RolloutResult, *, episodes: int) -> None:
         """Count failures for the training ranks, which judge over all rollout ranks."""
         if result.broken_off:
             raise Interrupted(result.broken_off)
@@ -369,7 +368,7 @@ class RolloutWorker:
         collector = context.collector
         requests = collector.requests(batch, step=prompt.step)
         result = await self.parts.rollout.generate_beside(requests)
-        self._count(result, len(requests))
+        self._count(result, episodes=len(requests))
         collector.recorder.keep(result.trajectories, kind="train", step=prompt.step)
         self._result.trajectories.extend(result.trajectories)
         self._result.failed.extend(result.failed)

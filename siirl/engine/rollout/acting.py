@@ -3,7 +3,6 @@
 # T token of a chunk, L token of an instruction, P proprioception
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +28,3 @@ class ActResponse:
     tokens: NDArray[np.int64]  # [T]
     log_probs: NDArray[np.float32]  # [T]
     policy_version: int
-
-
-class ActionEngine(Protocol):
-    """Generates a chunk of actions for each observation."""
-
-    async def act(self, request: ActRequest) -> ActResponse:
-        """Generate a chunk of actions for one observation."""

@@ -1,6 +1,7 @@
-"""The interface that every rollout engine has, whether it generates text or actions."""
+"""The interface and the counters that every rollout engine has, for text and actions alike."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
 
@@ -22,4 +23,30 @@ class RolloutEngine(Protocol):
         """Set the version of the weights that the engine uses from now on."""
 
     def take_stats(self) -> Mapping[str, float]:
-        """Counts since the last call (`siirl.engine.rollout.counts.EngineCounts`)."""
+        """Counts since the last call (`EngineCounts`)."""
+
+    def rest(self) -> None:
+        """Free memory that only rollouts need; the next rollout or new weights take it again."""
+
+    def close(self) -> None:
+        """Release the model; safe to call twice."""
+
+
+@dataclass
+class EngineCounts:
+    """Counters since the last `take`."""
+
+    busy_s: float = 0.0
+    """Seconds in forward passes."""
+    calls: int = 0
+    """Requests."""
+    forward_passes: int = 0
+    tokens: int = 0
+    """Generated."""
+
+    def take(self) -> dict[str, float]:
+        """Return all counts and reset them."""
+        taken = {name: float(value) for name, value in asdict(self).items()}
+        for field in fields(self):
+            setattr(self, field.name, field.default)
+        return taken

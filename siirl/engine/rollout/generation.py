@@ -60,9 +60,3 @@ class TextEngine(RolloutEngine, Protocol):
         Raises:
             ConfigError: The prompt and its continuation exceed the model's length.
         """
-
-    def rest(self) -> None:
-        """Free memory that only rollouts need; the next rollout or new weights take it again."""
-
-    def close(self) -> None:
-        """Release the model; safe to call twice."""

@@ -11,8 +11,12 @@
 `with` calls `initialize` and `destroy`.
 
 The names are those of AReaLite's design document. Two differences are deliberate. Results come in
-the order of submission, because the first to finish are the short ones. Episodes advance only while
-a method of this class waits for one, so weights may change between two calls without locks.
+the order of submission, because the first to finish are the short ones, and a step that trained on
+those would favour short episodes. Episodes advance only while a method of this class waits for one,
+so weights may change between two calls without locks.
+
+Episodes that could not be simulated are reported as failed and never scored. Episodes that the
+workflow rejects are reported as rejected.
 """
 
 import asyncio
@@ -24,23 +28,23 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from siirl.engine.rollout.acting import ActionEngine, ActRequest, ActResponse
+from siirl.engine.rollout.acting import ActRequest, ActResponse
 from siirl.engine.rollout.engine import RolloutEngine
-from siirl.engine.rollout.executor import (
-    Accept,
+from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
+from siirl.engine.rollout.workflow import (
     Outcome,
     RolloutResult,
-    accepted,
-    run_episode,
-    run_episodes,
+    RolloutWorkflow,
+    Trajectory,
+    trajectories_of,
 )
-from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
-from siirl.engine.rollout.workflow import RolloutWorkflow
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed
 from siirl.interrupts import STOP
 
 Result = TypeVar("Result")
+Accept = Callable[[Sequence[Trajectory]], bool]
+"""Decides from the trajectories of one episode whether to accept it."""
 
 # Episodes at once without environments: fills a batch and bounds the memory of keys and values.
 AT_ONCE = 64
@@ -58,7 +62,7 @@ class InferenceEngine:
     """Runs episodes on an engine.
 
     Args:
-        engine: A TextEngine or an ActionEngine.
+        engine: A TextEngine, or the EmbodiedEngine of a VLA policy.
         pool: Environments, which `initialize` starts and `destroy` ends; None for workflows that
             need none.
         at_once: Episodes that run at the same time; by default the number of slots of the pool.
@@ -113,8 +117,9 @@ class InferenceEngine:
         return await cast(TextEngine, self.engine).agenerate(request)
 
     async def act(self, request: ActRequest) -> ActResponse:
-        """Generate a chunk of actions for one observation; see `ActionEngine.act`."""
-        return await cast(ActionEngine, self.engine).act(request)
+        """Generate a chunk of actions for one observation; see `EmbodiedEngine.act`."""
+        found: ActResponse = await cast(Any, self.engine).act(request)
+        return found
 
     def update_weights(self, version: int) -> "Future[None]":
         """Set the version of the engine's weights.
@@ -336,3 +341,62 @@ def _add_outcome(result: RolloutResult, entry: _Submitted, should_accept: Accept
     outcome = accepted(entry.task.result(), should_accept)
     result.add(entry.data, outcome)
     return not isinstance(outcome, SimulationFailed) and bool(outcome)
+
+
+async def run_episode(workflow: RolloutWorkflow, engine: Any, data: Any) -> Outcome:
+    """Run one episode; a failed simulation is a result, any other error is raised."""
+    try:
+        return trajectories_of(workflow, await workflow.arun_episode(engine, data))
+    except SimulationFailed as failure:
+        return failure
+
+
+def accepted(outcome: Outcome, should_accept: Accept | None) -> Outcome:
+    """`outcome`, or no trajectories if `should_accept` rejects them; None accepts all."""
+    if isinstance(outcome, SimulationFailed) or not outcome or should_accept is None:
+        return outcome
+    return outcome if should_accept(outcome) else []
+
+
+async def run_episodes(
+    workflow: RolloutWorkflow,
+    engine: Any,
+    requests: Sequence[Any],
+    *,
+    at_once: int | None = None,
+    permits: asyncio.Semaphore | None = None,
+    should_accept: Accept | None = None,
+    on_done: Callable[[Any], None] = lambda request: None,
+) -> RolloutResult:
+    """Run all `requests` concurrently; `on_done` is called after each.
+
+    Any error but SimulationFailed ends the batch: the other episodes are cancelled, and the error
+    is raised.
+
+    Args:
+        workflow: Runs an episode.
+        engine: Passed to the workflow.
+        requests: Passed to `arun_episode` as data, one per episode.
+        at_once: Episodes that may run at the same time; None: limited by the workflow's pool.
+        permits: Bounds episodes over several calls, instead of `at_once`.
+        should_accept: Decides by an episode's trajectories; None accepts all.
+        on_done: Called with each request when its episode is over.
+    """
+    permits = permits or asyncio.Semaphore(at_once or len(requests) or 1)
+
+    async def run(request: Any) -> Outcome:
+        try:
+            async with permits:
+                return accepted(await run_episode(workflow, engine, request), should_accept)
+        finally:
+            on_done(request)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(request)) for request in requests]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    result = RolloutResult()
+    for request, task in zip(requests, tasks, strict=True):
+        result.add(request, task.result())
+    return result

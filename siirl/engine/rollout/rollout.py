@@ -1,18 +1,21 @@
 """Rollout: environments, engine and workflow of one rank; requests in, trajectories out.
 
-The constructors of `embodied_rollout` and `text_rollout` build the parts that differ by domain.
+Text needs no more than this; `embodied_rollout` adds frames and the video encoder.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from siirl.engine.rollout.engine import RolloutEngine
-from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.inference_engine import InferenceEngine
-from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult, RolloutWorkflow
+from siirl.engine.training.collectives import Collectives
 from siirl.env_server.pool import EnvPool
+from siirl.errors import TooManyFailures
+from siirl.interrupts import Interrupted
 
 
 class Rollout:
@@ -35,8 +38,9 @@ class Rollout:
         self.inference.initialize()
 
     def close(self) -> None:
-        """End the environments; safe to call twice."""
+        """End the environments and release the model; safe to call twice."""
         self.inference.destroy()
+        self.engine.close()
 
     def generate(
         self,
@@ -46,7 +50,7 @@ class Rollout:
         workflow: RolloutWorkflow | None = None,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> tuple[RolloutResult, dict[str, float]]:
-        """Run all episodes.
+        """Run all episodes; afterwards the engine rests.
 
         Args:
             requests: The episodes.
@@ -57,13 +61,15 @@ class Rollout:
 
         Returns:
             The episodes in the order of the requests, including those that could not be simulated
-            (siirl.engine.rollout.failures decides over all ranks how many may fail), and raw
+            (`check_failures` decides over all ranks how many may fail), and raw
             counts: seconds, busy seconds, policy calls, environment steps.
         """
         begin = time.perf_counter()
         self.pool.stats()  # restarts the counts
         result = self.inference.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
-        return result, self.take_stats(seconds=time.perf_counter() - begin)
+        stats = self.take_stats(seconds=time.perf_counter() - begin)
+        self.engine.rest()
+        return result, stats
 
     async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
         """Run episodes beside those of other calls, with what a reward needs, as with `embed`."""
@@ -113,3 +119,41 @@ def requests_for_prompts(
 def reset_options(prompt: Mapping[str, Any]) -> dict[str, Any]:
     """Reset options of a prompt: its row if it comes from a file."""
     return {"row": json.loads(prompt["prompt_row"])} if "prompt_row" in prompt else {}
+
+
+def check_failures(
+    result: RolloutResult, *, episodes: int, max_failed_share: float, ranks: Collectives
+) -> None:
+    """Raise if more than `max_failed_share` of all ranks' episodes failed, or a rank was stopped.
+
+    The share is taken over all ranks of a step, so that either all ranks stop or none. A rank whose
+    episodes all fail continues without rows if the total share is low enough. A limit for each rank
+    would be too strict: with ten episodes a rank, one failure is more than 5 %.
+
+    Args:
+        result: Of this rank.
+        episodes: Number of this rank's episodes, finished and failed.
+        max_failed_share: `env.max_failed_share`.
+        ranks: The processes that share the step; each of them calls this.
+
+    Raises:
+        TooManyFailures: More failed; the message is the same on every rank.
+        Interrupted: A rank received a stop signal; every rank raises it.
+    """
+    failed = result.failed
+    first = [
+        f"{request.task!r} with seed {request.seed}: {reason}" for request, reason in failed[:1]
+    ]
+    counts, totals, firsts, broken_off = zip(
+        *ranks.gather_objects((len(failed), episodes, first, result.broken_off)), strict=True
+    )
+    if any(broken_off):
+        raise Interrupted(max(broken_off))
+    if sum(counts) <= max_failed_share * sum(totals):
+        return
+    error = TooManyFailures(
+        f"{sum(counts)} of {sum(totals)} episodes could not be simulated, more than "
+        f"env.max_failed_share={max_failed_share} allows. "
+        f"The first: {next(itertools.chain(*firsts))}"
+    )
+    raise error from (failed[0][1] if failed else None)

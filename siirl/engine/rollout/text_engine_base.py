@@ -5,7 +5,7 @@ import asyncio
 import time
 
 from siirl.engine.rollout.admission import Admission, PendingRequest, check_length
-from siirl.engine.rollout.counts import EngineCounts
+from siirl.engine.rollout.engine import EngineCounts
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 
 

@@ -36,12 +36,14 @@ from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Traje
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 from siirl.models.chat import ChatTokenizer
+from siirl.params.references import check_call, load_reference
 
 TEXT_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info", "prompt_messages")
 """String columns for rewards; `ground_truth`, `extra_info`, `prompt_messages` are JSON."""
 ROW = "row"  # option of reset: a whole row with the prompt columns
 # Encoded prompts in the cache: the rollouts of a group share a prompt and run close together.
 _PROMPTS_KEPT = 1024
+_WORKFLOW_KEY = "actor_rollout_ref.rollout.workflow"
 _LOG_PROB_DIGITS = 5  # in the record, which is for human readers; the row has full precision
 
 
@@ -404,3 +406,30 @@ def _ground_truth(data: EpisodeRequest, opening: Mapping[str, Any]) -> Any:
     if ROW in data.options:
         return data.options[ROW]["reward_model"]["ground_truth"]
     return opening.get(GROUND_TRUTH)
+
+
+def make_text_workflow(reference: str | None, **arguments: Any) -> RolloutWorkflow:
+    """Make `TextWorkflow`, or a user's workflow with the same arguments.
+
+    Args:
+        reference: `module:name` of a class or function; None: `TextWorkflow`.
+        arguments: Arguments of `TextWorkflow`, by name; a user's workflow may take `**kwargs` for
+            those it does not use.
+
+    Raises:
+        ConfigError: It cannot be imported or called with these arguments, or makes no
+            RolloutWorkflow.
+    """
+    if reference is None:
+        return TextWorkflow(**arguments)
+    make = load_reference(reference, place=_WORKFLOW_KEY)
+    place = f"{_WORKFLOW_KEY}={reference}"
+    names = ", ".join(f"{name}=…" for name in arguments)
+    check_call(make, (), arguments, place=place, call=f"({names})")
+    workflow = make(**arguments)
+    if not isinstance(workflow, RolloutWorkflow):
+        raise ConfigError(
+            f"{place} made a {type(workflow).__name__}; it must be a "
+            "siirl.engine.rollout.workflow.RolloutWorkflow."
+        )
+    return workflow

@@ -1,5 +1,5 @@
 """Episodes as coroutines: `EpisodeRequest` in, `Trajectory` out, run by
-`RolloutWorkflow.arun_episode(engine, data)`.
+`RolloutWorkflow.arun_episode(engine, data)`; and the `RolloutResult` of many.
 
 The workflows of the two domains are `embodied_workflow` and `text_workflow`. In both an episode
 requests an action from the engine and passes it to its environment until the episode is over.
@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensordict import TensorDict
+
 from envs.base import Frames
+from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.errors import SimulationFailed
 
 ENCODER_STREAM = "encoder"
 RECORDER_STREAM = "recorder"
@@ -61,3 +65,55 @@ class RolloutWorkflow(abc.ABC):
         self, engine: Any, data: Any
     ) -> Trajectory | Sequence[Trajectory] | None:
         """Run one episode; returns its trajectories, or None if the episode is rejected."""
+
+
+Outcome = list[Trajectory] | SimulationFailed
+"""Result of an episode: its trajectories (none if rejected), or why its simulation failed."""
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """Results of a list of requests."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    """Rows of finished episodes, in the order of the requests; an episode's rows are adjacent."""
+    failed: list[tuple[Any, SimulationFailed]] = field(default_factory=list)
+    """Episodes that could not be simulated, with the reason."""
+    rejected: list[Any] = field(default_factory=list)
+    """Episodes that the workflow or the caller rejected."""
+    broken_off: int = 0
+    """Signal number that stopped the episodes (siirl.interrupts), 0 for none; if set, the other
+    fields are empty.
+    """
+
+    def batch(self) -> TensorDict:
+        """Rows of the finished episodes as a padded batch for training."""
+        return Samples2Dict([Sample(trajectory.row) for trajectory in self.trajectories])
+
+    def add(self, data: Any, outcome: Outcome) -> None:
+        """Add the outcome of the episode requested by `data`."""
+        if isinstance(outcome, SimulationFailed):
+            self.failed.append((data, outcome))
+        elif outcome:
+            self.trajectories.extend(outcome)
+        else:
+            self.rejected.append(data)
+
+
+def trajectories_of(workflow: RolloutWorkflow, returned: Any) -> list[Trajectory]:
+    """The value returned by `arun_episode` as a list; empty if the episode was rejected.
+
+    Raises:
+        TypeError: The workflow returned something else than trajectories or None.
+    """
+    if returned is None:
+        return []
+    trajectories = [returned] if isinstance(returned, Trajectory) else list(returned)
+    for trajectory in trajectories:
+        if not isinstance(trajectory, Trajectory):
+            got = type(trajectory).__name__
+            raise TypeError(
+                f"{type(workflow).__name__}.arun_episode must return a Trajectory, several of "
+                f"them, or None; got {got}."
+            )
+    return trajectories

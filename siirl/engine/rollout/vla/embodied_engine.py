@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from siirl.engine.rollout.acting import ActRequest, ActResponse
-from siirl.engine.rollout.counts import EngineCounts
+from siirl.engine.rollout.engine import EngineCounts
 from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.models.policy import Policy
 from siirl.occupation import OCCUPATION
@@ -71,6 +71,12 @@ class EmbodiedEngine:
         self.waiting: list[tuple[ActRequest, asyncio.Future[ActResponse]]] = []
         self.flush_scheduled = False
         self.counts = EngineCounts()
+
+    def rest(self) -> None:
+        """See `RolloutEngine`; nothing, because the policy is the trained module."""
+
+    def close(self) -> None:
+        """See `RolloutEngine`; nothing."""
 
     def expect(self, *, episodes: int, at_once: int) -> None:
         """Announce `episodes` more episodes, of which `at_once` can run at the same time.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from envs.base import FrameRequest
-from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
@@ -22,6 +21,7 @@ from siirl.engine.rollout.workflow import (
     ENCODER_STREAM,
     RECORDER_STREAM,
     EpisodeRequest,
+    RolloutResult,
     RolloutWorkflow,
 )
 from siirl.env_server.pool import EnvPool
