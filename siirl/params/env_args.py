@@ -45,6 +45,9 @@ class EnvArguments:
     dataset: str | None = option(
         None, "Generator of reasoning-gym, for env=reasoning_gym: chain_sum, for example."
     )
+    url: str | None = option(
+        None, "Address of the server, for env=openenv: http://127.0.0.1:8000, for example."
+    )
     suite: str | None = option(
         None,
         "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.",

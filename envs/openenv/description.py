@@ -1,0 +1,122 @@
+"""What an OpenEnv server says about its environment, read once: the schema of actions, and the spec
+if the server is `siirl serve`.
+
+The constructor of an environment reads it, so that a job without its server is refused before any
+process starts. Redirects are not followed: they would carry the token elsewhere.
+"""
+
+import functools
+import http.client
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from envs.base import EnvSpec
+from envs.openenv.session import LOOPBACK, REFUSED_STATUS, authorization
+from envs.openenv.wire import SPEC, spec_from_json
+from envs.text import shortened
+
+MAX_BYTES = 8 << 20
+NOT_FOUND = 404
+SCHEMA = "/schema"
+
+
+@dataclass(frozen=True)
+class Description:
+    """A server's environment."""
+
+    action_schema: dict[str, Any] | None
+    """JSON schema of an action; None if the server publishes none."""
+    spec: EnvSpec | None
+    """The spec of an environment of siirl; None for all others."""
+
+
+@functools.lru_cache
+def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
+    """Ask the server at `url`; a process asks once.
+
+    Raises:
+        ValueError: No server, one that refuses the token, or one that says something else than
+            OpenEnv's protocol.
+    """
+    document = _fetch(url, token=token, deadline_s=deadline_s)
+    if document is None:
+        return Description(action_schema=None, spec=None)
+    try:
+        action = json.loads(document)["action"]
+        properties = action.get("properties", {})
+        if not isinstance(properties, dict):
+            raise TypeError(f"properties are {shortened(properties)}")
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{url} is no OpenEnv server: {url}{SCHEMA} has no schema of actions "
+            f"({shortened(document[:80])})."
+        ) from error
+    if SPEC not in action:
+        return Description(action_schema=action, spec=None)
+    try:
+        return Description(action_schema=action, spec=spec_from_json(action[SPEC]))
+    except ValueError as error:
+        raise ValueError(
+            f"The server at {url} runs another version of siirl: {error}. Use the same version at "
+            "both ends."
+        ) from error
+
+
+def checked_url(url: object) -> str:
+    """`url` without a slash at its end.
+
+    Raises:
+        ValueError: No http address, or one with a password, which would be written into the run
+            folder.
+    """
+    text = str(url).rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(
+            f"env.url={url} must be the address of an OpenEnv server: http://HOST:PORT."
+        )
+    if "@" in parts.netloc:
+        raise ValueError(
+            "env.url has a user or a password, which the run folder would show: put the token into "
+            "a file and name it in env.kwargs.token_file."
+        )
+    return text
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
+    """The document at `/schema`; None if there is none."""
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
+    if urlsplit(url).hostname in LOOPBACK:
+        handlers.append(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url + SCHEMA, headers=authorization(token))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=deadline_s) as response:
+            document: bytes = response.read(MAX_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        if error.code == NOT_FOUND:
+            return None
+        if error.code in REFUSED_STATUS:
+            raise ValueError(
+                f"The server at {url} refuses the token (status {error.code}): set "
+                "env.kwargs.token_file to a file with the right one."
+            ) from error
+        raise ValueError(
+            f"{url} is no OpenEnv server: {url}{SCHEMA} answers with status {error.code}."
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ValueError(
+            f"No OpenEnv server can be reached at env.url={url} ({error}): start it first, or "
+            "correct the address."
+        ) from error
+    if len(document) > MAX_BYTES:
+        raise ValueError(f"{url}{SCHEMA} has more than {MAX_BYTES >> 20} MiB.")
+    return document

@@ -1,0 +1,233 @@
+"""An environment behind any OpenEnv server.
+
+    env = OpenEnvEnv(url="http://127.0.0.1:8000")
+    observation, info = await env.reset(seed=7)
+    observation, reward, terminated, truncated, info = await env.step("hello")
+
+An environment of `siirl serve` has its own spec, observations and actions (`space_play`). Every
+other one is text (`text_play`, `text_form`).
+
+Each environment has one session at a time, kept over episodes. A server that vanishes, answers late,
+too long or with something else than the protocol costs the running episode: it is reported as failed
+and never scored, and the next reset connects again. With `replayable=True` such an episode is
+simulated again from its seed instead. Left out: frames for videos, and rows of prompt files.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from numpy.typing import NDArray
+
+from envs.arguments import checked_deadline, checked_seed
+from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
+from envs.openenv.description import checked_url, describe
+from envs.openenv.session import ServerFault, ServerRefused, Session
+from envs.openenv.space_play import SpacePlay
+from envs.openenv.text_form import TextForm
+from envs.openenv.text_play import TextPlay
+
+MAX_TURNS = 16
+MAX_MESSAGE_MIB = 64  # below openenv-core's own 100; an image of 4096x4096 is 64
+MAX_OBSERVATION_CHARACTERS = 16_384
+DEADLINE_S, CONNECT_DEADLINE_S = 30.0, 20.0  # together below env.deadline_s, 60
+MAX_TOKEN_BYTES = 4096
+
+
+class _Play(Protocol):
+    spec: EnvSpec
+
+    async def begin(
+        self, session: Session, *, seed: int | None, options: Mapping[str, Any]
+    ) -> tuple[Observation, Info]: ...
+
+    async def play(self, session: Session, actions: Sequence[Any]) -> StepResult: ...
+
+
+class OpenEnvEnv(Environment):
+    """One session with a server."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        token_file: str | None = None,
+        tasks: Sequence[str] | None = None,
+        instructions: str = "",
+        action_field: str | None = None,
+        observation_field: str | None = None,
+        max_episode_steps: int | None = None,
+        success_return: float = 1.0,
+        replayable: bool | None = None,
+        deadline_s: float = DEADLINE_S,
+        connect_deadline_s: float = CONNECT_DEADLINE_S,
+        max_message_mib: int = MAX_MESSAGE_MIB,
+        max_observation_characters: int = MAX_OBSERVATION_CHARACTERS,
+    ) -> None:
+        """Ask the server for its schema; the session begins at the first reset.
+
+        Args:
+            url: Address of the server: `http://HOST:PORT`, or `https://…`.
+            token_file: File with the token that the server asks for.
+            tasks: Tasks of a server of siirl; others have one.
+            instructions: Text before the first observation: the task, where the server does not
+                tell it.
+            action_field: Field of the action that takes the model's text; by default chosen by the
+                schema (`envs.openenv.text_form`).
+            observation_field: Field of the observation that the model reads; by default all.
+            max_episode_steps: Turns of the model after which an episode is truncated, 16 by
+                default; an environment of siirl has its own bound.
+            success_return: Return from which an episode counts as a success, unless the server says.
+            replayable: Whether seed and actions determine an episode; by default what the server of
+                siirl says, and False for others, which may ignore the seed.
+            deadline_s: Seconds for one answer; with connect_deadline_s below env.deadline_s.
+            connect_deadline_s: Seconds of attempts to get a session at reset.
+            max_message_mib: Largest answer in MiB.
+            max_observation_characters: Characters of an observation that the model reads.
+
+        Raises:
+            ValueError: An invalid argument, no server at `url`, or one with another protocol.
+        """
+        for name, value in (
+            ("max_episode_steps", max_episode_steps),
+            ("max_message_mib", max_message_mib),
+            ("max_observation_characters", max_observation_characters),
+        ):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        checked_deadline("deadline_s", deadline_s)
+        checked_deadline("connect_deadline_s", connect_deadline_s)
+        url, token = checked_url(url), None if token_file is None else read_token(token_file)
+        described = describe(url, token=token, deadline_s=connect_deadline_s)
+        self._play: _Play
+        if described.spec is not None:
+            _refuse_text_arguments(
+                action_field=action_field,
+                observation_field=observation_field,
+                instructions=instructions or None,
+                max_episode_steps=max_episode_steps,
+                replayable=replayable,
+            )
+            self._play = SpacePlay(described.spec, url=url, tasks=tasks)
+        else:
+            if tasks is not None:
+                raise ValueError(f"The environment at {url} has no named tasks: leave tasks out.")
+            form = TextForm.of(
+                described.action_schema,
+                url=url,
+                action_field=action_field,
+                observation_field=observation_field,
+                instructions=instructions,
+                max_observation_characters=max_observation_characters,
+            )
+            self._play = TextPlay(
+                form,
+                url=url,
+                max_turns=max_episode_steps or MAX_TURNS,
+                success_return=float(success_return),
+                replayable=bool(replayable),
+            )
+        self.spec = self._play.spec
+        self._session = Session(
+            url,
+            token=token,
+            deadline_s=deadline_s,
+            connect_deadline_s=connect_deadline_s,
+            max_message_bytes=max_message_mib << 20,
+        )
+        self._is_open = False
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """See `Environment.reset`; options are those of the served environment, and `split`.
+
+        Raises:
+            EpisodeFailed: The server has no session, or cannot start an episode.
+            ServerFault: The same, if the episode can be replayed.
+        """
+        options = dict(options or {})
+        if options.pop("row", None) is not None:
+            assert self.spec.check_row is not None
+            self.spec.check_row(None)
+        self._is_open = False
+        try:
+            opening = await self._play.begin(
+                self._session, seed=checked_seed(seed), options=options
+            )
+        except (ServerFault, ServerRefused) as error:
+            self._fail(error)
+        self._is_open = True
+        return opening
+
+    async def step(self, action: Any) -> StepResult:
+        """See `Environment.step`."""
+        return await self.step_chunk([action])
+
+    async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
+        """See `Environment.step_chunk`; an environment of siirl takes the chunk in one message.
+
+        Raises:
+            ValueError: An action outside the space.
+            RuntimeError: No episode runs.
+            EpisodeFailed: The server broke off the episode.
+            ServerFault: The same, if the episode can be replayed.
+        """
+        if len(actions) == 0:
+            raise ValueError("step_chunk needs at least one action.")
+        if not self._is_open:
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step."
+            )
+        if isinstance(self._play, TextPlay) and len(actions) > 1:
+            return await super().step_chunk(actions)  # a text is a step
+        try:
+            result = await self._play.play(self._session, actions)
+        except EpisodeFailed:
+            self._is_open = False
+            raise
+        except (ServerFault, ServerRefused) as error:
+            self._is_open = False
+            self._fail(error)
+        self._is_open = not (result[2] or result[3])
+        return result
+
+    def render(self) -> NDArray[Any]:
+        """Raises RuntimeError: OpenEnv sends no frames besides observations."""
+        raise RuntimeError(f"Environment {self.spec.name!r} cannot be rendered over OpenEnv.")
+
+    async def close(self) -> None:
+        """Leave the server."""
+        self._is_open = False
+        await self._session.close()
+
+    def _fail(self, error: ServerFault | ServerRefused) -> NoReturn:
+        if self.spec.replayable and isinstance(error, ServerFault):
+            raise error
+        raise EpisodeFailed(str(error).rstrip(".")) from error
+
+
+def read_token(file: str) -> str:
+    """The first line of a token's file.
+
+    Raises:
+        ValueError: No such file, or one without a token.
+    """
+    path = Path(file).expanduser()
+    try:
+        with path.open("rb") as stream:
+            token = stream.read(MAX_TOKEN_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"The token file {path} cannot be read: {error}.") from error
+    if not token or not token.isprintable() or " " in token:
+        raise ValueError(f"The token file {path} holds no token: one line of visible characters.")
+    return token
+
+
+def _refuse_text_arguments(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r} is for environments of others; this server is `siirl serve`, "
+                "whose environment has its own: leave it out."
+            )

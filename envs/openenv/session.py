@@ -1,0 +1,228 @@
+"""One WebSocket session with an OpenEnv server: `reset`, then messages, each with one answer.
+
+The protocol is that of openenv-core 0.3 (`openenv.core.env_client` and `env_server.http_server`):
+JSON texts `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": …}`, answered by
+`{"type": "observation" | "state" | "mcp" | "error", "data": …}`. Its own client is not used,
+because the package requires gradio, fastmcp, openai and pandas; the protocol needs `websockets`.
+
+Answers carry no number, so an answer after the deadline would be taken for that of the next message.
+The session therefore closes the connection after every fault, and `reset` opens another. Left out:
+the stateless HTTP routes `/reset` and `/step`, which play no episode.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    WebSocketException,
+)
+
+from envs.text import shortened
+
+CAPACITY_REACHED = "CAPACITY_REACHED"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two attempts to connect
+CLOSE_S = 1.0  # for a farewell
+TOO_BIG = 1009  # close code of RFC 6455, section 7.4.1
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+REFUSED_STATUS = (401, 403)
+
+
+class ServerFault(RuntimeError):
+    """The server vanished, was late, or sent something else than the protocol says."""
+
+
+class Unreachable(ServerFault):
+    """No connection, or one that ended between two messages: another attempt may succeed."""
+
+
+class ServerRefused(RuntimeError):
+    """The server answered with an error; the session goes on."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{text} ({code})")
+        self.code = code
+
+
+class Session:
+    """A connection that is opened when it is first needed, and again after a fault."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        deadline_s: float,
+        connect_deadline_s: float,
+        max_message_bytes: int,
+    ) -> None:
+        """Store the settings; connects later.
+
+        Args:
+            url: Address of the server, `http://…` or `https://…`.
+            token: Sent as a bearer token, unless None.
+            deadline_s: Seconds that the server may take for one answer.
+            connect_deadline_s: Seconds of attempts to get a session.
+            max_message_bytes: Largest answer.
+        """
+        self._url, self._token = url, token
+        self._deadline_s, self._connect_deadline_s = deadline_s, connect_deadline_s
+        self._max_message_bytes = max_message_bytes
+        self._socket: ClientConnection | None = None
+
+    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Start an episode; waits for a session that is free, and for a server that restarts.
+
+        Raises:
+            ServerFault: No session in time, or a fault of the server.
+            ServerRefused: The environment refuses `data`.
+        """
+        clock = asyncio.get_running_loop()
+        give_up, pause_s = clock.time() + self._connect_deadline_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return await self.ask("reset", data, answer="observation")
+            except ServerRefused as refused:
+                if refused.code != CAPACITY_REACHED:
+                    raise
+                failure: RuntimeError = Unreachable(
+                    f"The server at {self._url} has no free session: {refused}. Give it more, or "
+                    "lower env.envs_per_server"
+                )
+                await self.close()
+            except Unreachable as unreachable:
+                failure = unreachable
+            if clock.time() + pause_s > give_up:
+                raise failure
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def ask(
+        self, kind: str, data: Mapping[str, Any] | None = None, *, answer: str
+    ) -> dict[str, Any]:
+        """Send one message and return the `data` of its answer, which has the type `answer`.
+
+        Raises:
+            ServerFault: The connection is closed.
+            ServerRefused: An error of the server; the connection stays.
+        """
+        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        answered = False
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                socket = self._socket = self._socket or await self._connect()
+                await socket.send(json.dumps(message))
+                received = await socket.recv()
+            answered = True
+        except TimeoutError as error:
+            raise ServerFault(
+                f"The server at {self._url} did not answer {kind!r} within {self._deadline_s:g} s"
+            ) from error
+        except ConnectionClosed as error:
+            raise self._ended(kind, error) from error
+        finally:
+            if not answered:  # the answer may still come, also if the caller was cancelled
+                await self.close()
+        try:
+            return _data_of(received, answer=answer)
+        except ValueError as error:
+            await self.close()
+            raise ServerFault(
+                f"The server at {self._url} answered {kind!r} with something else than OpenEnv's "
+                f"protocol: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        """Leave the server; a second call does nothing."""
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        with suppress(TimeoutError, OSError, WebSocketException):
+            async with asyncio.timeout(CLOSE_S):
+                await socket.send(json.dumps({"type": "close"}))
+                await socket.close()
+        socket.transport.abort()
+
+    async def _connect(self) -> ClientConnection:
+        parts = urlsplit(self._url)
+        scheme = "wss" if parts.scheme == "https" else "ws"
+        try:
+            return await connect(
+                f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/ws",
+                additional_headers=authorization(self._token),
+                max_size=self._max_message_bytes,
+                proxy=None if parts.hostname in LOOPBACK else True,
+                compression=None,  # most servers are near; deflate costs more than it saves
+                ping_interval=None,  # a server may compute longer than a ping waits: `deadline_s`
+                open_timeout=None,  # `deadline_s` as well
+            )
+        except InvalidStatus as error:
+            raise self._not_served(error.response.status_code) from error
+        except (OSError, InvalidHandshake, EOFError) as error:
+            raise Unreachable(
+                f"No OpenEnv server can be reached at {self._url}: {str(error).rstrip('.')}"
+            ) from error
+
+    def _not_served(self, status: int) -> ServerFault:
+        if status in REFUSED_STATUS:
+            return ServerFault(
+                f"The server at {self._url} refuses the token (status {status}): set "
+                "env.kwargs.token_file to a file with the right one"
+            )
+        if status >= 500:  # a proxy whose server restarts
+            return Unreachable(f"The server at {self._url} is not ready (status {status})")
+        return ServerFault(
+            f"{self._url} is no OpenEnv server: {self._url}/ws answers with status {status}"
+        )
+
+    def _ended(self, kind: str, error: ConnectionClosed) -> ServerFault:
+        if error.sent is not None and error.sent.code == TOO_BIG:
+            return ServerFault(
+                f"The server at {self._url} answered {kind!r} with more than "
+                f"{self._max_message_bytes >> 20} MiB (env.kwargs.max_message_mib)"
+            )
+        if error.rcvd is not None and error.rcvd.code == TOO_BIG:
+            return ServerFault(f"The server at {self._url} refuses a message of that size")
+        return Unreachable(f"The server at {self._url} went away during {kind!r}")
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """The header that carries a token."""
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _data_of(received: str | bytes, *, answer: str) -> dict[str, Any]:
+    """The `data` of an answer of the type `answer`.
+
+    Raises:
+        ServerRefused: An error of the server.
+        ValueError: Anything else; the message has what was received.
+    """
+    if isinstance(received, bytes):
+        raise ValueError(f"{len(received)} bytes, not text")
+    try:
+        message = json.loads(received, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("JSON that nests too deep") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{shortened(received)}, which is no JSON") from error
+    kind, data = (
+        (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
+    )
+    if kind == "error" and isinstance(data, dict):
+        text = " ".join(str(data.get("message", "no reason given")).split())
+        raise ServerRefused(str(data.get("code", "UNKNOWN")), shortened(text, characters=300)[1:-1])
+    if kind != answer or not isinstance(data, dict):
+        raise ValueError(f"{shortened(message)} instead of {{type: {answer!r}, data: {{…}}}}")
+    return data
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"a number is {constant}")

@@ -1,0 +1,163 @@
+"""An OpenEnv environment as text: its observations as chat messages, the model's text as its action.
+
+**Observation.** The field `observation_field`; else the only text among the fields that hold
+something; else all of these as one line of JSON. The first one is a user message after
+`instructions`, answers of tools have the role `tool`.
+
+**Action.** With tools (the server answers MCP's `tools/list`) a text is read for calls in the form
+of `envs.tools.calls`; each is one step. Any other text goes into `action_field`; by default the only
+required text field of the action schema, or its only field. An action of several fields is a JSON
+object that the model writes; what is no such object is answered with `Error: …`. An environment
+whose actions are only tools ends with a text without calls.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.openenv.wire import without_surrogates
+from envs.text import Message, message, shortened
+from envs.tools.calls import ToolCall, ToolDescription, announcement
+
+SET_BY_SERVER = ("metadata", "type")
+HIDDEN = ("metadata", "done", "reward")
+TOOL_NAME = "tool_name"  # a field of openenv-core's CallToolAction
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How one server's observations and actions are read and written."""
+
+    action_field: str | None
+    """Field that holds the model's text; None for JSON objects and for tools alone."""
+    schema: Mapping[str, Any] | None
+    """Schema of an action that the model writes as JSON."""
+    tools_only: bool
+    observation_field: str | None
+    instructions: str
+    max_observation_characters: int
+    tools: Sequence[ToolDescription] = field(default=())
+
+    @classmethod
+    def of(
+        cls,
+        schema: Mapping[str, Any] | None,
+        *,
+        url: str,
+        action_field: str | None,
+        observation_field: str | None,
+        instructions: str,
+        max_observation_characters: int,
+    ) -> "TextForm":
+        """Choose the form by the server's schema of actions.
+
+        Raises:
+            ValueError: A field that the schema does not have, or no schema and no field.
+        """
+        found = dict((schema or {}).get("properties", {}))
+        properties = {name: part for name, part in found.items() if name not in SET_BY_SERVER}
+        if schema is None and action_field is None:
+            raise ValueError(
+                f"The server at {url} publishes no schema of actions: name the field that takes "
+                "the text in env.kwargs.action_field."
+            )
+        if schema is not None and action_field is not None and action_field not in properties:
+            raise ValueError(
+                f"env.kwargs.action_field={action_field} is no field of an action; "
+                f"known: {', '.join(properties) or 'none'}."
+            )
+        tools_only = action_field is None and (TOOL_NAME in properties or not properties)
+        chosen = action_field
+        if chosen is None and not tools_only:
+            chosen = _text_field(properties, required=(schema or {}).get("required", ()))
+        return cls(
+            action_field=chosen,
+            schema=None if tools_only or chosen is not None else schema,
+            tools_only=tools_only,
+            observation_field=observation_field,
+            instructions=instructions,
+            max_observation_characters=max_observation_characters,
+        )
+
+    def prompt(self, observation: Mapping[str, Any]) -> list[Message]:
+        """The messages of the first observation; none if nothing can be shown."""
+        parts = [self.instructions] if self.instructions else []
+        if self.tools:
+            parts.append(announcement(self.tools))
+        elif self.schema is not None:
+            parts.append(
+                "Answer with one JSON object of this schema, and nothing else: "
+                + json.dumps(self.schema)
+            )
+        opening, shown = "\n\n".join(parts), self.shown(observation)
+        if not shown:
+            return [message("user", opening)] if opening else []
+        return [
+            *([message("system", opening)] if opening else []),
+            message("user", shown),
+        ]
+
+    def shown(self, observation: Mapping[str, Any]) -> str:
+        """One observation as text.
+
+        Raises:
+            ValueError: There is no `observation_field`.
+        """
+        if self.observation_field is None:
+            return self._cut(_as_text(observation))
+        if self.observation_field not in observation:
+            raise ValueError(
+                f"the observation has no field {self.observation_field!r} "
+                f"(env.kwargs.observation_field); it has: {', '.join(observation) or 'none'}"
+            )
+        value = observation[self.observation_field]
+        return self._cut(value if isinstance(value, str) else json.dumps(value))
+
+    def action(self, text: str) -> dict[str, Any] | str:
+        """The action of a text without calls; a str is why it is none, for the model."""
+        if self.action_field is not None:
+            return {self.action_field: text}
+        try:
+            action = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return f"the action is no JSON ({error})"
+        if not isinstance(action, dict):
+            return f"the action must be a JSON object, got {shortened(action)}"
+        return action
+
+    def call(self, call: ToolCall) -> dict[str, Any]:
+        """The action of one call, openenv-core's CallToolAction."""
+        return {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
+
+    def _cut(self, text: str) -> str:
+        left_out = len(text) - self.max_observation_characters
+        if left_out > 0:
+            text = f"{text[: self.max_observation_characters]}… ({left_out} more characters)"
+        return without_surrogates(text)
+
+
+def _as_text(observation: Mapping[str, Any]) -> str:
+    held = {
+        name: value
+        for name, value in observation.items()
+        if name not in HIDDEN and value not in (None, "", [], {})
+    }
+    if not held:
+        return ""
+    values = list(held.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return json.dumps(held)
+
+
+def _text_field(properties: Mapping[str, Any], *, required: Any) -> str | None:
+    texts = [
+        name
+        for name, part in properties.items()
+        if isinstance(part, dict) and part.get("type") == "string"
+    ]
+    needed = [name for name in properties if name in (required or ())]
+    if len(needed) == 1 and needed[0] in texts:
+        return needed[0]
+    return texts[0] if len(properties) == 1 and texts else None

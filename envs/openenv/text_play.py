@@ -1,0 +1,220 @@
+"""Episodes of an OpenEnv environment as text: a turn of the model is one step, or one step a call.
+
+The reward of a turn is the sum of its steps. Null counts as no reward yet; an environment that ends
+an episode with null has no reward for it, because openenv-core writes NaN so too, and the episode
+fails. `success` is the server's own field if it has one, else a return of at least `success_return`.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from envs.arguments import read_options
+from envs.base import EnvSpec, EpisodeFailed, Info, StepResult
+from envs.openenv.replies import Reply, read_reply
+from envs.openenv.session import ServerFault, ServerRefused, Session
+from envs.openenv.text_form import TextForm
+from envs.text import (
+    REWARD_PARTS,
+    VERDICT,
+    Message,
+    ModelText,
+    TextObservation,
+    checked_text,
+    message,
+    observe,
+    shortened,
+    text_spec,
+)
+from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, read_calls
+
+MAX_ACTION_CHARACTERS = 1 << 20
+INVALID_ACTION = "VALIDATION_ERROR"  # openenv-core: the action does not have the schema's form
+ENDED, OUT_OF_TURNS, PLAYING = "ended by the environment", "out of turns", "goes on"
+
+
+class TextPlay:
+    """Plays one environment; the session is the caller's."""
+
+    def __init__(
+        self,
+        form: TextForm,
+        *,
+        url: str,
+        max_turns: int,
+        success_return: float,
+        replayable: bool,
+    ) -> None:
+        self._form, self._url, self._success_return = form, url, success_return
+        self._tools_known = False
+        self.spec: EnvSpec = text_spec(
+            name="openenv",
+            tasks=(url,),
+            max_turns=max_turns,
+            max_action_characters=MAX_ACTION_CHARACTERS,
+            replayable=replayable,
+            check_row=refuse_row,
+        )
+        self._turns, self._steps, self._rewards, self._return = 0, 0, 0, 0.0
+
+    async def begin(
+        self, session: Session, *, seed: int | None, options: Mapping[str, Any]
+    ) -> tuple[TextObservation, Info]:
+        """Reset the environment.
+
+        `split` only chooses seeds, which differ between training and evaluation; OpenEnv has none.
+        """
+        read_options(options, spec=self.spec, further=("split",))
+        reply = self._read(await session.reset({} if seed is None else {"seed": seed}))
+        await self._ask_for_tools(session)
+        self._turns, self._steps, self._rewards, self._return = 0, 0, 0, 0.0
+        messages = self._form.prompt(reply.observation)
+        if not messages:
+            raise EpisodeFailed(
+                f"The environment at {self._url} shows nothing at reset: write the task into "
+                "env.kwargs.instructions"
+            )
+        if reply.done:
+            raise EpisodeFailed(f"The environment at {self._url} ends its episode at reset")
+        return observe(messages), {"task": self._url, "data_source": self._url}
+
+    async def play(self, session: Session, actions: Sequence[Any]) -> StepResult:
+        """One turn of the model, the first of `actions`."""
+        text = checked_text(actions[0], space=cast(ModelText, self.spec.action_space))
+        self._turns += 1
+        calls = read_calls(text) if self._form.tools else []
+        if calls:
+            answers, reward, done, success = await self._carry_out(session, calls)
+        elif self._form.tools_only:
+            answers, reward, done, success = [], 0.0, True, None
+            if self._steps > 0 and self._rewards == 0:
+                raise EpisodeFailed(
+                    f"The environment at {self._url} gave no reward in an episode of "
+                    f"{self._steps} steps (null)"
+                )
+        else:
+            answers, reward, done, success = await self._say(session, text)
+        self._return += reward
+        if success is None:
+            success = done and self._return >= self._success_return
+        truncated = not done and self._turns >= self.spec.max_episode_steps
+        info: Info = {
+            "task": self._url,
+            "success": success,
+            REWARD_PARTS: {"environment": reward},
+            VERDICT: ENDED if done else OUT_OF_TURNS if truncated else PLAYING,
+            "executed": 1,
+        }
+        return observe([] if done or truncated else answers), reward, done, truncated, info
+
+    async def _say(
+        self, session: Session, text: str
+    ) -> tuple[list[Message], float, bool, bool | None]:
+        action = self._form.action(text)
+        if isinstance(action, str):
+            return [message("user", f"Error: {action}.")], 0.0, False, None
+        try:
+            reply = await self._step(session, action)
+        except ServerRefused as refused:
+            if refused.code != INVALID_ACTION or self._form.action_field is not None:
+                raise
+            return [message("user", f"Error: {refused}.")], 0.0, False, None
+        shown = message("user", self._shown(reply))
+        return [shown], reply.reward or 0.0, reply.done, _success(reply)
+
+    async def _carry_out(
+        self, session: Session, calls: Sequence[ToolCall | MalformedCall]
+    ) -> tuple[list[Message], float, bool, bool | None]:
+        answers, total = list[Message](), 0.0
+        for call in calls:
+            if isinstance(call, MalformedCall):
+                answers.append(message("tool", f"Error: this is no tool call: {call.reason}."))
+                continue
+            reply = await self._step(session, self._form.call(call))
+            answers.append(message("tool", self._shown(reply, tool=True)))
+            total += reply.reward or 0.0
+            if reply.done:
+                return answers, total, True, _success(reply)
+        return answers, total, False, None
+
+    async def _step(self, session: Session, action: Mapping[str, Any]) -> Reply:
+        reply = self._read(await session.ask("step", action, answer="observation"))
+        if reply.done and reply.reward is None:
+            raise EpisodeFailed(
+                f"The environment at {self._url} ended an episode without a reward (null, which "
+                "openenv-core writes for NaN too)"
+            )
+        self._steps += 1
+        self._rewards += reply.reward is not None
+        return reply
+
+    def _shown(self, reply: Reply, *, tool: bool = False) -> str:
+        form = dataclasses.replace(self._form, observation_field=None) if tool else self._form
+        try:
+            return form.shown(_tool_result(reply.observation) if tool else reply.observation)
+        except ValueError as error:
+            raise EpisodeFailed(f"The server at {self._url}: {error}") from error
+
+    def _read(self, data: Mapping[str, Any]) -> Reply:
+        try:
+            return read_reply(data)
+        except ValueError as error:
+            raise ServerFault(
+                f"The server at {self._url} sent something else than OpenEnv's protocol: {error}"
+            ) from error
+
+    async def _ask_for_tools(self, session: Session) -> None:
+        """MCP's tools/list, once; a server without MCP answers with an error, and has none."""
+        if self._tools_known:
+            return
+        request = {"jsonrpc": "2.0", "method": "tools/list", "params": {}, "id": 1}
+        try:
+            answer = await session.ask("mcp", request, answer="mcp")
+        except ServerRefused:  # a server from before this message
+            answer = {}
+        result = answer.get("result")
+        listed = result.get("tools", ()) if isinstance(result, dict) else ()
+        tools = [_tool(entry, url=self._url) for entry in listed]
+        if self._form.tools_only and not tools:
+            raise EpisodeFailed(
+                f"The environment at {self._url} has no tools and no field of an action that takes "
+                "a text"
+            )
+        self._form = dataclasses.replace(self._form, tools=tuple(tools))
+        self._tools_known = True
+
+
+def refuse_row(row: object) -> None:
+    """Raises ValueError: the server asks the questions."""
+    raise ValueError(
+        "env=openenv takes its questions from the server and asks no rows: leave data.train_files "
+        "and data.val_files out."
+    )
+
+
+def _success(reply: Reply) -> bool | None:
+    found = reply.observation.get("success")
+    return found if reply.done and isinstance(found, bool) else None
+
+
+def _tool_result(observation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The answer of a tool: the text parts of MCP's result, its error, or the observation."""
+    error, result = observation.get("error"), observation.get("result")
+    if isinstance(error, dict):
+        return {"text": f"Error: {error.get('message', 'no reason given')}."}
+    content = result.get("content") if isinstance(result, dict) else None
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        texts = [str(part.get("text", f"[{part.get('type')}]")) for part in content]
+        return {"text": "\n".join(texts)}
+    if result is not None:
+        return {"text": result} if isinstance(result, str) else {"result": result}
+    return {name: value for name, value in observation.items() if name != "tool_name"}
+
+
+def _tool(entry: Any, *, url: str) -> ToolDescription:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ServerFault(f"The server at {url} lists {shortened(entry)} as a tool")
+    schema = entry.get("inputSchema", entry.get("input_schema", {}))
+    if not isinstance(schema, dict):
+        raise ServerFault(f"The server at {url} lists a tool with the schema {shortened(schema)}")
+    return ToolDescription(entry["name"], str(entry.get("description") or ""), schema)

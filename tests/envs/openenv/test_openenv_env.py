@@ -1,0 +1,312 @@
+"""`env=openenv` as text: against a server that says what each test wants."""
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from envs.base import EpisodeFailed
+from envs.checker import check_env
+from envs.openenv.openenv_env import OpenEnvEnv
+from envs.openenv.session import ServerFault
+from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, error, observed
+
+Message = dict[str, Any]
+SHORT_S = 0.3
+NO_TOOLS = error("UNKNOWN_TYPE", "Unknown message type: mcp")
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+TOOLS = {
+    "type": "mcp",
+    "data": {"jsonrpc": "2.0", "id": 1, "result": {"tools": [{"name": "add", "inputSchema": {}}]}},
+}
+
+
+class Echo:
+    """Shows a word; the right repetition has reward 1, the third wrong one ends the episode."""
+
+    def __init__(self, step: Any = None) -> None:
+        """`step`: answers steps instead."""
+        self._step, self._word, self._left = step, "", 0
+
+    def __call__(self, message: Message) -> Any:
+        """Answer one message."""
+        match message:
+            case {"type": "reset", "data": data}:
+                self._word, self._left = f"word{data.get('seed')}", 3
+                return observed(heard=f"Repeat {self._word}.")
+            case {"type": "step"} if callable(self._step):
+                return self._step(message)
+            case {"type": "step", "data": {"message": said}}:
+                self._left -= 1
+                right = said == self._word
+                return observed(float(right), done=right or self._left == 0, heard="no")
+            case {"type": "mcp"}:
+                return NO_TOOLS
+        return None
+
+
+def after_reset(step: Any) -> Echo:
+    """A server that begins every episode and answers every step with `step`."""
+    return Echo(step if callable(step) else lambda _: step)
+
+
+async def first_step(server: ScriptedServer, text: str = "x", **arguments: Any) -> Any:
+    env = OpenEnvEnv(url=server.url, **arguments)
+    try:
+        await env.reset(seed=1)
+        return await env.step(text)
+    finally:
+        await env.close()
+
+
+def failure_of(answer: Any, **arguments: Any) -> str:
+    """The sentence of an episode whose first step is answered so."""
+    with ScriptedServer(after_reset(answer)) as server, pytest.raises(EpisodeFailed) as failed:
+        asyncio.run(first_step(server, **arguments))
+    return str(failed.value).replace(server.url, "URL")
+
+
+def test_the_environment_keeps_the_contract() -> None:
+    with ScriptedServer(Echo()) as server:
+        check_env(OpenEnvEnv(url=server.url), seed=3)
+
+
+def test_a_text_is_the_only_field_of_the_action_and_an_observation_the_next_message() -> None:
+    async def play(url: str) -> list[Any]:
+        env = OpenEnvEnv(url=url)
+        opening, _ = await env.reset(seed=7)
+        wrong = await env.step("word8")
+        right = await env.step("word7")
+        await env.close()
+        return [opening, wrong[:4], right[:4], right[4]["success"]]
+
+    with ScriptedServer(Echo()) as server:
+        played = asyncio.run(play(server.url))
+    assert played == [
+        {"messages": [{"role": "user", "content": "Repeat word7."}]},
+        ({"messages": [{"role": "user", "content": "no"}]}, 0.0, False, False),
+        ({"messages": []}, 1.0, True, False),
+        True,
+    ]
+    sent = [message["data"] for message in server.received if message["type"] == "step"]
+    assert sent == [{"message": "word8"}, {"message": "word7"}]
+
+
+def test_an_episode_of_too_many_turns_is_truncated() -> None:
+    with ScriptedServer(after_reset(observed(0.5, heard="on"))) as server:
+        result = asyncio.run(first_step(server, max_episode_steps=1))
+    assert result[1:4] == (0.5, False, True)
+
+
+def test_instructions_come_before_the_first_observation() -> None:
+    async def opening(url: str) -> Any:
+        env = OpenEnvEnv(url=url, instructions="Be brief.")
+        try:
+            return (await env.reset(seed=1))[0]["messages"]
+        finally:
+            await env.close()
+
+    with ScriptedServer(Echo()) as server:
+        messages = asyncio.run(opening(server.url))
+    assert messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Repeat word1."},
+    ]
+
+
+def test_a_long_observation_is_cut_with_a_note() -> None:
+    with ScriptedServer(after_reset(observed(0.0, heard="x" * (10 << 20)))) as server:
+        result = asyncio.run(first_step(server, max_observation_characters=3))
+    assert result[0]["messages"][0]["content"] == f"xxx… ({(10 << 20) - 3} more characters)"
+
+
+def test_several_fields_are_one_line_of_json_without_the_empty_ones() -> None:
+    with ScriptedServer(after_reset(observed(0.0, out="1", err="", code=0, metadata={}))) as server:
+        result = asyncio.run(first_step(server))
+    assert json.loads(result[0]["messages"][0]["content"]) == {"out": "1", "code": 0}
+
+
+def test_an_action_of_several_fields_is_a_json_object_of_the_model() -> None:
+    schema = {"properties": {"row": {"type": "integer"}, "column": {"type": "integer"}}}
+    with ScriptedServer(after_reset(observed(1.0, done=True)), action_schema=schema) as server:
+        asyncio.run(first_step(server, '{"row": 1, "column": 2}'))
+    assert server.received[-2]["data"] == {"row": 1, "column": 2}
+
+
+@pytest.mark.parametrize("text", ["row 1", "[1]"])
+def test_a_text_that_is_no_action_is_an_error_that_the_model_reads(text: str) -> None:
+    schema = {"properties": {"row": {"type": "integer"}, "column": {"type": "integer"}}}
+    with ScriptedServer(Echo(), action_schema=schema) as server:
+        result = asyncio.run(first_step(server, text))
+    assert result[0]["messages"][0]["content"].startswith("Error: the action")
+    assert result[1:4] == (0.0, False, False)
+
+
+def test_calls_are_steps_and_a_text_without_one_ends_an_environment_of_tools() -> None:
+    echo = Echo()
+
+    def answer(message: Message) -> Any:
+        match message:
+            case {"type": "mcp"}:
+                return TOOLS
+            case {"type": "step", "data": {"type": "call_tool"}}:
+                return observed(0.25, tool_name="add", result={"content": [{"text": "5"}]})
+        return echo(message)
+
+    async def play(url: str) -> Any:
+        env = OpenEnvEnv(url=url)
+        await env.reset(seed=1)
+        called, final = await env.step(CALL * 2), await env.step("5")
+        await env.close()
+        return called, final
+
+    with ScriptedServer(answer, action_schema={"properties": {"tool_name": {}}}) as server:
+        called, final = asyncio.run(play(server.url))
+    assert called[0]["messages"] == [{"role": "tool", "content": "5"}] * 2
+    assert (called[1], final[1:4]) == (0.5, (0.0, True, False))
+    assert server.received[2]["data"] == {
+        "type": "call_tool",
+        "tool_name": "add",
+        "arguments": {"a": 2},
+    }
+
+
+def test_the_token_of_a_file_is_sent_with_every_request(tmp_path: Any) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    with ScriptedServer(Echo()) as server:
+        asyncio.run(first_step(server, token_file=str(tmp_path / "token")))
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (CLOSE, "The server at URL went away during 'step'"),
+        (None, "The server at URL did not answer 'step' within 0.3 s"),
+        (observed("much"), "reward is 'much' instead of a finite number or null"),
+        (observed(1.0, done="yes"), "done is 'yes' instead of true or false"),
+        ({"type": "observation", "data": {}}, "observation is None instead of an object"),
+        ({"type": "result", "data": {}}, "instead of {type: 'observation', data: {…}}"),
+        ("hello", "'hello', which is no JSON"),
+        ("[" * 100_000, "JSON that nests too deep"),
+        (b"12", "2 bytes, not text"),
+        ('{"type": "observation", "data": {"reward": NaN}}', "a number is NaN"),
+        (observed(None, done=True), "ended an episode without a reward"),
+        (error("EXECUTION_ERROR", "it broke\nhere"), "it broke here (EXECUTION_ERROR)"),
+        ("x" * (3 << 20), "answered 'step' with more than 2 MiB (env.kwargs.max_message_mib)"),
+    ],
+)
+def test_a_faulty_answer_fails_the_episode_with_one_sentence(answer: Any, sentence: str) -> None:
+    deadline = {} if answer is not None else {"deadline_s": SHORT_S}
+    text = failure_of(answer, max_message_mib=2, **deadline)
+    assert sentence in text and "\n" not in text
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_episode() -> None:
+    steps = []
+
+    def late(message: Message) -> Message | None:
+        steps.append(message)
+        return None if len(steps) == 1 else observed(0.75, done=True)
+
+    async def play(url: str) -> float:
+        env = OpenEnvEnv(url=url, deadline_s=SHORT_S)
+        await env.reset(seed=1)
+        with pytest.raises(EpisodeFailed):
+            await env.step("x")
+        await env.reset(seed=2)
+        reward = (await env.step("x"))[1]
+        await env.close()
+        return float(reward)
+
+    with ScriptedServer(after_reset(late)) as server:
+        assert asyncio.run(play(server.url)) == 0.75
+        assert server.connections == 2
+
+
+def test_a_server_that_comes_back_gets_the_next_episode() -> None:
+    async def play(server: ScriptedServer) -> Any:
+        env = OpenEnvEnv(url=server.url)
+        await env.reset(seed=1)
+        port = server.port
+        await asyncio.to_thread(server.stop)
+        with pytest.raises(EpisodeFailed, match="went away during 'step'"):
+            await env.step("word1")
+        reset = asyncio.ensure_future(env.reset(seed=2))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(server.start, port=port)
+        await reset
+        result = await env.step("word2")
+        await env.close()
+        return result
+
+    with ScriptedServer(Echo()) as server:
+        assert asyncio.run(play(server))[1] == 1.0
+
+
+def test_reset_waits_for_a_free_session() -> None:
+    refusals, echo = [error("CAPACITY_REACHED", "no free session")] * 2, Echo()
+
+    def answer(message: Message) -> Any:
+        return refusals.pop() if refusals and message["type"] == "reset" else echo(message)
+
+    with ScriptedServer(answer) as server:
+        assert asyncio.run(first_step(server, "word1"))[1] == 1.0
+    assert refusals == []
+
+
+def test_a_server_without_a_free_session_names_the_remedy() -> None:
+    def full(message: Message) -> Message:
+        return error("CAPACITY_REACHED", "no free session")
+
+    with (
+        ScriptedServer(full) as server,
+        pytest.raises(EpisodeFailed, match=r"no free session.*lower env\.envs_per_server"),
+    ):
+        asyncio.run(first_step(server, connect_deadline_s=SHORT_S))
+
+
+def test_a_fault_of_a_replayable_environment_is_one_of_the_server() -> None:
+    with ScriptedServer(after_reset(CLOSE)) as server, pytest.raises(ServerFault):
+        asyncio.run(first_step(server, replayable=True))
+
+
+def test_an_environment_without_a_server_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"No OpenEnv server can be reached.*start it first"):
+        OpenEnvEnv(url="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (HTTPStatus.UNAUTHORIZED, "refuses the token .status 401.: set env.kwargs.token_file"),
+        (HTTPStatus.FOUND, "is no OpenEnv server.*answers with status 302"),
+        (HTTPStatus.NOT_FOUND, "publishes no schema of actions.*env.kwargs.action_field"),
+    ],
+)
+def test_a_server_that_gives_no_schema_is_refused(status: HTTPStatus, sentence: str) -> None:
+    with (
+        ScriptedServer(Echo(), schema_status=status) as server,
+        pytest.raises(ValueError, match=sentence),
+    ):
+        OpenEnvEnv(url=server.url)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        (None, "must be the address of an OpenEnv server"),
+        ("127.0.0.1:8000", "must be the address of an OpenEnv server"),
+        ("http://user:secret@127.0.0.1:8000", "put the token into a file"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(url: str | None, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        OpenEnvEnv(url=url)  # type: ignore[arg-type]
+
+
+def test_an_unknown_field_of_the_action_is_answered_with_the_known_ones() -> None:
+    with ScriptedServer(Echo()) as server, pytest.raises(ValueError, match="known: message"):
+        OpenEnvEnv(url=server.url, action_field="text")
