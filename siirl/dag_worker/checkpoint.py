@@ -17,12 +17,10 @@ and reading executes no code from the file. Checkpoints of siirl 0.1, with whole
 `optimizer.safetensors`, load as well.
 """
 
-import io
 import json
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -30,10 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from envs.archives import check_stored
 from siirl.dag_worker.manifest import (
     EVALUATION_DUE,
     FORMAT,
@@ -41,34 +37,22 @@ from siirl.dag_worker.manifest import (
     LATEST,
     MANIFEST,
     STATE_FILE,
-    TAKE_EARLIER,
     fingerprint,
     read_manifest,
     resolve_checkpoint,
     verify_files,
 )
+from siirl.dag_worker.plain_state import read_state, write_state
 from siirl.dag_worker.saving import Fingerprints, Saving
 from siirl.dag_worker.unfinished import POINTER, remove_unfinished, unfinished_folder
 from siirl.engine.training.collectives import Collectives, fail_together
 from siirl.engine.training.saved_state import SHARDS
-from siirl.engine.training.shard_files import UNREADABLE
+from siirl.engine.training.tensor_files import let_others_read
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import CheckpointError, SiirlError
 from siirl.occupation import OCCUPATION
 
 FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
-
-# Classes of numpy arrays and dtypes. Everything else that is not plain data is refused.
-_NUMPY_GLOBALS: list[Any] = [
-    np.zeros(0).__reduce__()[0],
-    np.float64(0).__reduce__()[0],
-    np.ndarray,
-    np.dtype,
-    *(
-        type(np.dtype(kind))
-        for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "U")
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -108,6 +92,7 @@ class CheckpointManager:
         keep: int | None = KEPT_CHECKPOINTS,
         export: Callable[[Path], None] = lambda folder: None,
         asynchronous: bool = True,
+        more_state: Callable[[int], dict[str, Any]] = lambda step: {},
     ) -> None:
         self.folder = folder
         self.engines = engines
@@ -115,6 +100,9 @@ class CheckpointManager:
         self.keep = keep
         self.export = export
         self.asynchronous = asynchronous
+        self.more_state = more_state
+        self.loaded: Checkpoint | None = None
+        """What `load` has read."""
         self._saving: Saving | None = None
         self._on_rank_0(self._prepare)
 
@@ -153,6 +141,7 @@ class CheckpointManager:
     def _start(self, *, step: int, state: dict[str, Any], evaluation_due: bool, copy: bool) -> None:
         """Start the threads of a checkpoint; without a copy the caller waits for them."""
         self.wait()
+        state = state | self.more_state(step)
         with ExitStack() as stack:
             unfinished = self.ranks.broadcast_object(
                 self._on_rank_0(lambda: self._begin(stack, step, state, evaluation_due))
@@ -217,9 +206,10 @@ class CheckpointManager:
         except CheckpointError as error:
             failure = error
         fail_together(self.ranks, failure)
-        found = self.ranks.broadcast_object(self._on_rank_0(lambda: self._read(folder)))
+        found: Checkpoint = self.ranks.broadcast_object(self._on_rank_0(lambda: self._read(folder)))
         for name, engine in self.engines.items():
             engine.load(folder / name)
+        self.loaded = found
         return found
 
     def latest(self) -> Path | None:
@@ -281,7 +271,7 @@ class CheckpointManager:
         unfinished = stack.enter_context(unfinished_folder(self.folder))
         for name in self.engines:
             (unfinished / name / SHARDS).mkdir(parents=True)
-        _write_state(unfinished / STATE_FILE, state)
+        write_state(unfinished / STATE_FILE, state)
         self.export(unfinished)
         return unfinished
 
@@ -353,61 +343,9 @@ class CheckpointManager:
         return Checkpoint(
             folder=folder,
             step=manifest["step"],
-            state=_read_state(folder / STATE_FILE),
+            state=read_state(folder / STATE_FILE),
             evaluation_due=manifest.get(EVALUATION_DUE, False),
         )
-
-
-def _write_state(file: Path, state: dict[str, Any]) -> None:
-    _require_plain(state, "state")
-    stream = io.BytesIO()  # torch.save to a file reports a full disk as RuntimeError
-    torch.save(state, stream)
-    file.write_bytes(stream.getvalue())
-
-
-def _require_plain(thing: Any, place: str) -> None:
-    """Raise CheckpointError for data that `_read_state` would refuse, before it is saved."""
-    if type(thing) is dict:
-        for key, value in thing.items():
-            _require_plain(key, f"a key of {place}")
-            _require_plain(value, f"{place}[{key!r}]")
-    elif type(thing) in (list, tuple, set):
-        for number, value in enumerate(thing):
-            _require_plain(value, f"{place}[{number}]")
-    elif isinstance(thing, np.ndarray | np.generic) and thing.dtype.kind in "biufU":
-        return
-    elif type(thing) not in (type(None), bool, int, float, str, bytes, torch.Tensor):
-        raise CheckpointError(
-            f"{place} cannot be saved. Expected: plain data, tensors, numpy arrays. Found: "
-            f"{type(thing).__qualname__}."
-        )
-
-
-def _read_state(file: Path) -> dict[str, Any]:
-    try:
-        check_stored(file)
-        with torch.serialization.safe_globals(_NUMPY_GLOBALS):
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
-        raise CheckpointError(
-            f"{file} cannot be read. Expected: plain data. Found: {error}. {TAKE_EARLIER}"
-        ) from error
-    if not isinstance(state, dict):
-        raise CheckpointError(
-            f"{file} cannot be read. Expected: a dict. Found: {type(state).__name__}. "
-            f"{TAKE_EARLIER}"
-        )
-    return state
-
-
-def let_others_read(folder: Path) -> None:
-    """Give weight files the umask's mode; safetensors writes them with mode 0600."""
-    probe = folder / ".mode"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
-    for file in folder.glob("*.safetensors"):
-        file.chmod(mode)
 
 
 def _flush(path: Path) -> None:

@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from envs.registry import make_env
-from siirl.dag_worker.checkpoint import let_others_read
+from siirl.engine.training.tensor_files import let_others_read
 from siirl.errors import ConfigError
 from siirl.imitation.behaviour_cloning import (
     CloningData,

@@ -34,7 +34,6 @@ from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.dag_worker.separate.rollout_ranks import RolloutRanks
 from siirl.dag_worker.separate.rollout_worker import Recording, RolloutParts
 from siirl.dag_worker.separate.training_side import (
-    CheckpointsWithRollouts,
     DistantCollector,
     DistantLoader,
     DistantRollout,
@@ -113,17 +112,12 @@ def build_training(
     )
     loader = DistantLoader(learners.loader)
     critic = learners.critic
-    checkpoints = CheckpointsWithRollouts(
-        CheckpointManager(
-            folder=run_folder / "checkpoints",
-            engines={
-                "actor": learners.engine,
-                **({} if critic is None else {"critic": critic.engine}),
-            },
-            ranks=ranks,
-            export=learners.export,
-        ),
-        side,
+    checkpoints = CheckpointManager(
+        folder=run_folder / "checkpoints",
+        engines={"actor": learners.engine, **({} if critic is None else {"critic": critic.engine})},
+        ranks=ranks,
+        export=learners.export,
+        more_state=side.state,
     )
     context = StageContext(
         config=config,
@@ -141,14 +135,16 @@ def build_training(
         loader=cast(Any, loader),
     )
     publisher.after_first = lambda: side.open(
-        step=publisher.step, position=learners.loader.position, state=checkpoints.loaded
+        step=publisher.step,
+        position=learners.loader.position,
+        resumed={} if checkpoints.loaded is None else checkpoints.loaded.state,
     )
     return WorkerComponents(
         context,
         cast(Any, DistantRollout(side)),
         cast(Any, DistantValidator(side=side, kinds=learners.kinds)),
         NothingShown(),
-        cast(Any, checkpoints),
+        checkpoints,
     )
 
 

@@ -3,7 +3,7 @@
 `TrainingSide` is the context's `buffer`: the node that gets rows calls `get`. Rank 0 speaks with
 the exchange, and shares what it hears with the others, so that all take the same decisions. The
 other classes have the interface of what a colocated rank owns itself: a loader, a validator, a
-collector of recordings, checkpoints.
+collector of recordings.
 """
 
 # B trajectory of this rank
@@ -12,7 +12,6 @@ import itertools
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import torch
 from tensordict import TensorDict
 
 from envs.base import EnvSpec
-from siirl.dag_worker.checkpoint import Checkpoint, CheckpointManager
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.separate.exchange import PROMPT, Report, Taken
 from siirl.dag_worker.separate.line import LOST, Line
@@ -170,19 +168,14 @@ class TrainingSide:
 
     # Checkpoints
 
-    def state(self, *, complete: bool) -> dict[str, Any]:
-        """State of the rollouts for a resumed run; the same on every rank.
-
-        Args:
-            complete: See `Exchange.state`.
-        """
+    def state(self, step: int) -> dict[str, Any]:
+        """What a run that is resumed after `step` needs of the rollouts; the same on every rank."""
         state: dict[str, Any] | None = None
         if self.ranks.rank == 0:
-            state = self._state(complete)
-        found: dict[str, Any] = self.ranks.broadcast_object(state or {})
-        return found
+            state = self._state(complete=step == self.publisher.step)
+        return {STATE: self.ranks.broadcast_object(state or {})}
 
-    def _state(self, complete: bool) -> dict[str, Any]:
+    def _state(self, *, complete: bool) -> dict[str, Any]:
         with OCCUPATION.doing("waits for the rollouts that older weights act on", waiting=True):
             found = self.line.call("state", complete)
             while found is None:
@@ -208,10 +201,13 @@ class TrainingSide:
             "versions": dict(self.publisher.steps_of_versions),
         }
 
-    def open(self, *, step: int, position: int, state: Mapping[str, Any] | None) -> None:
-        """Let the rollouts begin, after the weights of `step` were published."""
+    def open(self, *, step: int, position: int, resumed: Mapping[str, Any]) -> None:
+        """Let the rollouts begin, after the weights of `step` were published; `resumed` is the
+        state of the checkpoint that was loaded, empty if none was.
+        """
         if self.ranks.rank != 0:
             return
+        state = resumed.get(STATE)
         rows = []
         if state is not None:
             self.publisher.steps_of_versions |= state["versions"]
@@ -351,59 +347,6 @@ class NothingShown:
 
     def close(self) -> None:
         """Nothing to finish."""
-
-
-class CheckpointsWithRollouts:
-    """Checkpoints that also hold what the rollouts had under way.
-
-    Args:
-        checkpoints: Writes and reads.
-        side: To the exchange.
-    """
-
-    def __init__(self, checkpoints: CheckpointManager, side: TrainingSide) -> None:
-        self.checkpoints, self.side = checkpoints, side
-        self.loaded: dict[str, Any] | None = None
-        """State of the rollouts in the checkpoint that was loaded."""
-
-    def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
-        """See `CheckpointManager`."""
-        return self.checkpoints.save(
-            step=step, state=self._with_rollouts(step, state), evaluation_due=evaluation_due
-        )
-
-    def start_saving(
-        self, *, step: int, state: dict[str, Any], evaluation_due: bool = False
-    ) -> None:
-        """See `CheckpointManager`."""
-        self.checkpoints.start_saving(
-            step=step, state=self._with_rollouts(step, state), evaluation_due=evaluation_due
-        )
-
-    def check(self) -> None:
-        """See `CheckpointManager`."""
-        self.checkpoints.check()
-
-    def wait(self) -> Path | None:
-        """See `CheckpointManager`."""
-        return self.checkpoints.wait()
-
-    def close(self, *, within_s: float) -> None:
-        """See `CheckpointManager`."""
-        self.checkpoints.close(within_s=within_s)
-
-    def _with_rollouts(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
-        return state | {STATE: self.side.state(complete=step == self.side.publisher.step)}
-
-    def load(self, checkpoint: Path | None = None) -> Checkpoint:
-        """See `CheckpointManager`."""
-        found = self.checkpoints.load(checkpoint)
-        self.loaded = found.state.pop(STATE, None)
-        return found
-
-    def latest(self) -> Path | None:
-        """See `CheckpointManager`."""
-        return self.checkpoints.latest()
 
 
 def columns_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ bytes of the tensors (https://github.com/huggingface/safetensors, README, "Forma
 """
 
 import json
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -88,3 +89,13 @@ def listing(folder: Path) -> str:
     if not folder.is_dir():
         return "no such folder"
     return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+
+
+def let_others_read(folder: Path) -> None:
+    """Give weight files the umask's mode; safetensors writes them with mode 0600."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
