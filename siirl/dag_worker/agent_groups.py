@@ -25,7 +25,7 @@ REDISTRIBUTION = "redistribution"  # one for all groups
 
 
 class BuildGroup(Protocol):
-    """Builds the components of one group; arguments as of `text_components.build_text`."""
+    """Builds the components of one group; arguments as of `assembly.build_components`."""
 
     def __call__(
         self,

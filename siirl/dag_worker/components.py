@@ -1,28 +1,46 @@
-"""Components of a DAGWorker, and the builders that VLA policies and text share."""
+"""Components of a DAGWorker, and the builder of a rank's objects.
 
+`RankBuilder` is what text and VLA policies share; `text_components` and `embodied_components` have
+the two kinds. `assembly` combines the objects of a rank.
+"""
+
+import abc
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from envs.base import EnvSpec
 from envs.registry import portable_name
 from siirl.algos.kl import AdaptiveKLController, FixedKLController
 from siirl.algos.log_probs import TokenScores
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.rollout_collector import Measure
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.learnable import LearnableTaskLoader
-from siirl.data_coordinator.task_stream import TaskLoader
+from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
+from siirl.data_coordinator.task_stream import Loader, TaskLoader
 from siirl.engine.actor.actor import Actor
+from siirl.engine.actor.reference import Reference, WithoutAdapter
+from siirl.engine.critic.critic import Critic
+from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.micro_batches import PrefixGrouping
 from siirl.engine.training.train_engine import Scorer, TrainEngine
+from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.algorithm_args import KLCtrlArguments
+from siirl.params.data_args import DataArguments
+from siirl.params.env_args import EnvArguments
+from siirl.params.model_args import ModelArguments
+from siirl.reporting.finished_episodes import Recorder
 
 
 class Closeable(Protocol):
@@ -103,9 +121,8 @@ class Evaluation:
                     stack.callback(part.close)
 
 
-def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
+def make_pool(env: EnvArguments, *, cluster: str, ranks: Collectives) -> EnvPool:
     """Build this rank's share of the simulators; at least one server per rank."""
-    env = config.env
     return EnvPool(
         portable_name(env.name),
         env.constructor_kwargs(),
@@ -113,17 +130,16 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
             1, env.num_servers // ranks.size + (ranks.rank < env.num_servers % ranks.size)
         ),
         envs_per_server=env.envs_per_server,
-        cluster=config.cluster.mode,
+        cluster=cluster,
         deadline_s=env.deadline_s,
         max_replays=env.max_replays,
     )
 
 
 def make_task_loader(
-    config: SiiRLArguments, *, tasks: Sequence[str], ranks: Collectives
+    data: DataArguments, *, tasks: Sequence[str], ranks: Collectives
 ) -> TaskLoader:
     """Build the stream of training prompts that an environment makes from seeds."""
-    data = config.data
     loader = (
         LearnableTaskLoader if data.task_sampling == LearnableTaskLoader.sampling else TaskLoader
     )
@@ -137,69 +153,203 @@ def make_task_loader(
     )
 
 
-def make_engine(
-    config: SiiRLArguments,
-    *,
-    module: nn.Module,
-    scorer: Scorer[TokenScores],
-    ranks: Collectives,
-    device: torch.device,
-    trained: bool,
-    prefix_groups: PrefixGrouping | None = None,
-    sharers: Sequence[SiiRLArguments] = (),
-) -> TrainEngine[TokenScores]:
-    """Build the engine of a policy, with an optimizer if it is trained.
-
-    Agent groups that share it (`sharers`) take optimiser steps of their own.
-    """
-    settings, total_steps = config.actor_rollout_ref, config.trainer.total_steps
-    steps = sum(sizes.optimiser_steps_per_step(each) for each in (config, *sharers))
-    return TrainEngine(
-        module=module,
-        scorer=scorer,
-        ranks=ranks,
-        optim=settings.actor.optim if trained else None,
-        total_steps=None if total_steps is None else total_steps * steps,
-        micro_batch_size=settings.actor.micro_batch_size,
-        micro_batch_tokens=settings.actor.micro_batch_tokens,
-        prefix_groups=prefix_groups,
-        temperature=settings.rollout.temperature,
-        max_grad_norm=settings.actor.max_grad_norm,
-        device=device,
-        compute_dtype=compute_dtype(config),
-    ).initialize()
-
-
-def make_actor(
-    config: SiiRLArguments, *, engine: TrainEngine[TokenScores], horizon: int, agents: int = 1
-) -> Actor:
-    """Build the actor, or a reference policy, on an engine.
-
-    Args:
-        config: The job.
-        engine: The policy's engine.
-        horizon: Tokens of the longest possible response.
-        agents: Agents per episode; mini-batches count prompts, and every agent adds one row.
-    """
-    settings = config.actor_rollout_ref
-    rows = settings.rollout.n * agents
-    return Actor(
-        engine=engine,
-        config=settings.actor,
-        rollouts_per_prompt=rows,
-        seed=config.trainer.seed,
-        horizon=horizon,
-    )
-
-
-def compute_dtype(config: SiiRLArguments) -> torch.dtype | None:
+def compute_dtype(model: ModelArguments) -> torch.dtype | None:
     """Dtype of the forward and backward passes; None: the weights' own float32."""
-    return torch.bfloat16 if config.actor_rollout_ref.model.dtype == "bfloat16" else None
+    return torch.bfloat16 if model.dtype == "bfloat16" else None
 
 
-def make_kl_controller(config: SiiRLArguments) -> FixedKLController:
+def make_kl_controller(control: KLCtrlArguments) -> FixedKLController:
     """Build the coefficient of the KL in the reward, fixed or adaptive."""
-    control = config.algorithm.kl_ctrl
     if control.type == "fixed":
         return FixedKLController(control.kl_coef)
     return AdaptiveKLController(control.kl_coef, control.target_kl, control.horizon)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Weights, and what trains them."""
+
+    module: nn.Module
+    actor: Actor
+    critic: Critic | None
+    reference: Reference | None
+
+    def engines(self, ending: str = "") -> dict[str, TrainEngine[Any]]:
+        """Trained engines by the names of their folders in a checkpoint."""
+        engines: dict[str, TrainEngine[Any]] = {f"actor{ending}": self.actor.engine}
+        if self.critic is not None:
+            engines[f"critic{ending}"] = self.critic.engine
+        return engines
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Runs and records the episodes of a policy."""
+
+    rollout: Rollout
+    acting: nn.Module | ActingWeights
+    """Holds the weights that act."""
+    recorder: Recorder
+    episode_log: Closeable
+    """Writes what `recorder` keeps."""
+    measure: Measure
+
+
+class RankBuilder(abc.ABC):
+    """Builds the objects of one rank; those of text and of VLA policies differ.
+
+    Args:
+        config: The job, or an agent group's part of it.
+        spec: Its environment.
+        ranks: The processes that train together.
+        device: Of this rank.
+    """
+
+    kinds: tuple[bool, ...]
+    """Whether each evaluation is greedy."""
+    scorer: Scorer[TokenScores]
+
+    def __init__(
+        self, config: SiiRLArguments, spec: EnvSpec, *, ranks: Collectives, device: torch.device
+    ) -> None:
+        self.config, self.spec, self.ranks, self.device = config, spec, ranks, device
+        self.model = config.actor_rollout_ref.model
+        self.compute_dtype = compute_dtype(self.model)
+
+    # Training
+
+    @abc.abstractmethod
+    def load(self) -> Any:
+        """The policy to train, with adapters if the job has some, on the device."""
+
+    @abc.abstractmethod
+    def initial(self, path: str | None) -> Any:
+        """A policy without adapters: that of `path`, or of the job."""
+
+    @abc.abstractmethod
+    def critic(self) -> Critic:
+        """The critic: a value head on a separate copy of the initial policy."""
+
+    @abc.abstractmethod
+    def longest_response(self, module: Any) -> int:
+        """Tokens of the longest possible response."""
+
+    @abc.abstractmethod
+    def reward(self) -> RewardManager:
+        """The job's reward."""
+
+    @abc.abstractmethod
+    def loader(self, ranks: Collectives) -> TaskLoader | PromptLoader:
+        """The stream of prompts, divided among `ranks`."""
+
+    @abc.abstractmethod
+    def describe(self, module: Any, folder: Path) -> None:
+        """Write the files that turn saved weights into a policy."""
+
+    def prefix_groups(self, module: Any) -> PrefixGrouping | None:
+        """Groups of rows that stay together in a micro-batch; None: each row alone."""
+        return None
+
+    def learner(
+        self, module: Any, *, with_critic: bool, sharers: Sequence[SiiRLArguments] = ()
+    ) -> Learner:
+        """Build what trains `module`; see `engine` for the sharers."""
+        actor = self.actor(self.engine(module, trained=True, sharers=sharers))
+        critic = self.critic() if with_critic else None
+        return Learner(module, actor, critic, self.reference(actor, module))
+
+    def engine(
+        self, module: Any, *, trained: bool, sharers: Sequence[SiiRLArguments] = ()
+    ) -> TrainEngine[TokenScores]:
+        """Build the engine of a policy, with an optimizer if it is trained.
+
+        Agent groups that share it (`sharers`) take optimiser steps of their own.
+        """
+        settings, total_steps = self.config.actor_rollout_ref, self.config.trainer.total_steps
+        steps = sum(sizes.optimiser_steps_per_step(each) for each in (self.config, *sharers))
+        return TrainEngine(
+            module=module,
+            scorer=self.scorer,
+            ranks=self.ranks,
+            optim=settings.actor.optim if trained else None,
+            total_steps=None if total_steps is None else total_steps * steps,
+            micro_batch_size=settings.actor.micro_batch_size,
+            micro_batch_tokens=settings.actor.micro_batch_tokens,
+            prefix_groups=self.prefix_groups(module),
+            temperature=settings.rollout.temperature,
+            max_grad_norm=settings.actor.max_grad_norm,
+            device=self.device,
+            compute_dtype=self.compute_dtype,
+        ).initialize()
+
+    def actor(self, engine: TrainEngine[TokenScores]) -> Actor:
+        """Build the actor on an engine; mini-batches count prompts, and every agent adds a row."""
+        return Actor(
+            engine=engine,
+            config=self.config.actor_rollout_ref.actor,
+            rollouts_per_prompt=self.config.actor_rollout_ref.rollout.n * self.spec.num_agents,
+            seed=self.config.trainer.seed,
+            horizon=self.longest_response(engine.module),
+        )
+
+    def reference(self, actor: Actor, module: Any) -> Reference | None:
+        """Build the KL's reference policy; None if no KL has a weight.
+
+        With adapters and no `ref.path`, the reference is the policy without its adapters.
+        """
+        if not sizes.needs_reference(self.config):
+            return None
+        path = self.config.actor_rollout_ref.ref.path
+        if path is None and module.lora is not None:
+            return WithoutAdapter(actor, module)
+        return self.actor(self.engine(self.initial(path), trained=False))
+
+    # Acting
+
+    @abc.abstractmethod
+    def evaluated(self) -> Any:
+        """The policy of the job's folder, to be evaluated."""
+
+    @abc.abstractmethod
+    def rollouts(
+        self,
+        acting: Any,
+        *,
+        pool: EnvPool,
+        ranks: Collectives,
+        folder: Path,
+        first_step: int = 0,
+        trains: bool = True,
+    ) -> Rollouts:
+        """Build what runs and records episodes of `acting`.
+
+        Args:
+            acting: The policy.
+            pool: The environments.
+            ranks: The ranks that share the recordings.
+            folder: Folder of the run.
+            first_step: Recordings of this step and later ones are made anew.
+            trains: Whether the episodes get rewards for training, or are only evaluated.
+        """
+
+    @abc.abstractmethod
+    def validator(
+        self,
+        rollouts: Rollouts,
+        *,
+        ranks: Collectives,
+        loader: Loader | None,
+        reward: RewardManager | None,
+    ) -> Validator:
+        """Build the evaluation on held-out episodes; `reward` scores ungraded ones."""
+
+    @property
+    def evaluates_by_reward(self) -> bool:
+        """Whether held-out episodes may need the job's reward."""
+        return False
+
+    def acting(self, module: Any) -> Any:
+        """What acts on a rank that trains: the module, or a copy if the module is sharded."""
+        if self.ranks.group is None:
+            return module
+        return acting_copy(module, self.compute_dtype, device=self.device)

@@ -1,9 +1,8 @@
 """DAGWorker: runs a rank's graph, step after step, without a central controller of the data.
 
 The loop runs the graph (`siirl.dag_worker.dataflow`), saves and evaluates. Stages are in
-`siirl.dag_worker.stages`; `embodied_components` and `text_components` build the objects that they
-use. All user-visible output is yielded as events, so the worker runs unchanged in a Ray actor and
-in a debugger.
+`siirl.dag_worker.stages`; `assembly` combines the objects that they use. All user-visible output is
+yielded as events, so the worker runs unchanged in a Ray actor and in a debugger.
 """
 
 import copy
@@ -25,17 +24,16 @@ from tensordict import TensorDict
 from siirl.dag_worker import stages
 from siirl.dag_worker.accounting import StepAccount, held_bytes
 from siirl.dag_worker.agent_groups import AgentGroups, build_groups
+from siirl.dag_worker.assembly import build_components
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.dataflow import Dataflow
-from siirl.dag_worker.embodied_components import build_embodied
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
 from siirl.dag_worker.metric_values import plain_record
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.reward_columns import place_rewards
-from siirl.dag_worker.text_components import build_text
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -49,8 +47,6 @@ from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
 from siirl.params.build import as_text
-from siirl.params.domains import is_text
-from siirl.params.env_spec import describe_env
 from siirl.params.references import describe_error
 
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
@@ -107,7 +103,7 @@ class DAGWorker:
         )
         self.run_folder = run_folder
         self.device = prepare_process(config)
-        self.build = build
+        self.build = build or build_components
         self.ranks = join(
             rank=rank,
             world_size=world_size,
@@ -192,8 +188,7 @@ class DAGWorker:
         self, *, config: SiiRLArguments, first_step: int, **of_group: Any
     ) -> WorkerComponents:
         """Build the components of an agent group."""
-        build = self.build or (build_text if is_text(describe_env(config)) else build_embodied)
-        return build(
+        return self.build(
             config=config,
             ranks=self.ranks,
             redistribution=self.redistribution,

@@ -1,58 +1,32 @@
-"""Builds the components of an embodied rank: simulators, policy, reward, recorder, checkpoints.
+"""Builds the objects of a VLA policy's rank; the counterpart of `text_components`."""
 
-Shared builders are in `components`. Each function builds one object; `build_embodied` combines
-them. No function runs an episode or a step.
-"""
-
-from collections.abc import Sequence
+import functools
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envs.base import EnvSpec, FrameRequest
-from siirl.dag_worker.checkpoint import CheckpointManager
-from siirl.dag_worker.components import (
-    Evaluation,
-    WorkerComponents,
-    compute_dtype,
-    make_actor,
-    make_engine,
-    make_kl_controller,
-    make_pool,
-    make_task_loader,
-)
-from siirl.dag_worker.context import StageContext
+from envs.base import FrameRequest
+from siirl.dag_worker.components import RankBuilder, Rollouts, make_task_loader
 from siirl.dag_worker.critic_components import make_critic
-from siirl.dag_worker.rollout_collector import (
-    Measure,
-    RolloutCollector,
-    return_rollout_metrics,
-    rollout_metrics,
-)
+from siirl.dag_worker.rollout_collector import return_rollout_metrics, rollout_metrics
 from siirl.dag_worker.validator import Validator
-from siirl.data_coordinator.redistribution import Redistribution
-from siirl.engine.actor.actor import Actor
+from siirl.data_coordinator.task_stream import Loader, TaskLoader
 from siirl.engine.actor.embodied_scorer import embodied_scorer
-from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.value_model import PolicyFeatures
-from siirl.engine.critic.value_scorers import (
-    embodied_value_scorer,
-    first_token_of_each_chunk,
-)
-from siirl.engine.reward_manager import make_reward_manager
+from siirl.engine.critic.value_scorers import embodied_value_scorer, first_token_of_each_chunk
+from siirl.engine.reward_manager import RewardManager, make_reward_manager
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
 from siirl.engine.training.collectives import Collectives
-from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.env_server.pool import EnvPool
-from siirl.errors import ConfigError, InvariantError
+from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.models.weights import materialise, move_to
-from siirl.params import RewardArguments, SiiRLArguments, sizes
+from siirl.params import RewardArguments, sizes
 from siirl.params.paths import find
 from siirl.params.weight_files import learnt_tasks
 from siirl.reporting.finished_episodes import EpisodeRecorder
@@ -60,214 +34,165 @@ from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
 from vjepa.encoders import VideoEncoder, load_video_encoder
 from vjepa.latent_encoder import Computing
 
+SAMPLED = (False,)
 
-def build_embodied(
-    *,
-    config: SiiRLArguments,
-    run_folder: Path,
-    ranks: Collectives,
-    redistribution: Redistribution,
-    device: torch.device,
-    first_step: int,
-    with_critic: bool = False,
-    checkpoints: Path | None = None,
-    ending: str = "",
-    shares: WorkerComponents | None = None,
-    sharers: Sequence[SiiRLArguments] = (),
-) -> WorkerComponents:
-    """Build all components of one embodied rank; arguments as of `build_text`.
 
-    Raises:
-        InvariantError: Shared weights, which `siirl.preflight.agent_checks` refuses.
-    """
-    if shares is not None or sharers:
-        raise InvariantError("Agent groups of robots have weights of their own.")
-    pool = make_pool(config, ranks)
-    policy = make_trained_policy(config, pool.spec)
-    move_to(policy, device)
-    if ranks.group is None:
-        materialise(policy, device)
-    acting = (
-        policy if ranks.group is None else acting_copy(policy, compute_dtype(config), device=device)
-    )
-    encoder = make_encoder(config, device=device)
-    rollout = make_rollout(config, pool=pool, acting=acting, encoder=encoder)
-    engine = make_engine(
-        config, module=policy, scorer=embodied_scorer, ranks=ranks, device=device, trained=True
-    )
-    actor = make_actor(
-        config,
-        engine=engine,
-        horizon=pool.spec.max_episode_steps * policy.action_tokenizer.dimensions,
-    )
-    critic = (
-        make_embodied_critic(config, ranks=ranks, device=device, spec=pool.spec)
-        if with_critic
-        else None
-    )
-    videos = VideoRecorder(run_folder / VIDEOS_FOLDER, first_step=first_step, rank=ranks.rank)
-    recorder = EpisodeRecorder(
-        videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice
-    )
-    loader = make_task_loader(config, tasks=pool.spec.tasks, ranks=ranks)
-    context = StageContext(
-        config=config,
-        run_folder=run_folder,
-        ranks=ranks,
-        collector=RolloutCollector(
-            config=config,
-            rollout=rollout,
-            recorder=recorder,
+class EmbodiedBuilder(RankBuilder):
+    """Builds the objects of a VLA policy's rank."""
+
+    kinds = SAMPLED
+    scorer = staticmethod(embodied_scorer)
+
+    # Training
+
+    def load(self) -> Policy:
+        """See `RankBuilder`; on several ranks a `TrainEngine` reads the weights, each its part."""
+        policy = self.initial(None)
+        lora = self.model.lora
+        if lora.rank > 0:
+            policy.adapt(lora, seed=self.config.trainer.seed)
+        move_to(policy, self.device)
+        if self.ranks.group is None:
+            materialise(policy, self.device)
+        return policy
+
+    def initial(self, path: str | None) -> Policy:
+        """See `RankBuilder`; large weights are read later (`siirl.models.weights.materialise`)."""
+        return self._policy(path, weights=False)
+
+    def critic(self) -> Critic:
+        """See `RankBuilder`."""
+        trunk = PolicyFeatures(self.initial(self.config.critic.path))
+        return make_critic(
+            self.config,
+            trunk=trunk,
+            feature_size=trunk.feature_size,
+            scorer=embodied_value_scorer,
+            decisions=first_token_of_each_chunk,
+            ranks=self.ranks,
+            device=self.device,
+            compute_dtype=self.compute_dtype,
+        )
+
+    def longest_response(self, module: Policy) -> int:
+        """See `RankBuilder`."""
+        return self.spec.max_episode_steps * module.action_tokenizer.dimensions
+
+    def reward(self) -> RewardManager:
+        """See `RankBuilder`; knows the embeddings of `reward.demonstrations`."""
+        reward = self.config.reward
+        encoder = None if reward.demonstrations is None else self.encoder
+        return make_reward_manager(
+            reward,
+            demonstrations=demonstration_embeddings(reward, encoder),
+            tasks=self.spec.tasks,
+        )
+
+    def loader(self, ranks: Collectives) -> TaskLoader:
+        """See `RankBuilder`."""
+        return make_task_loader(self.config.data, tasks=self.spec.tasks, ranks=ranks)
+
+    def describe(self, module: Policy, folder: Path) -> None:
+        """See `RankBuilder`; the policy has learnt its initial tasks and those of this run."""
+        path = self.model.path
+        tasks = [*(() if path is None else learnt_tasks(path)), *self.spec.tasks]
+        module.describe(folder, notes={"tasks": list(dict.fromkeys(tasks))})
+        module.describe_adapters(folder)
+
+    # Acting
+
+    @functools.cached_property
+    def encoder(self) -> VideoEncoder | None:
+        """The reward's video encoder; None if it needs none."""
+        if not sizes.needs_video(self.config):
+            return None
+        return make_encoder(self.config.reward, device=self.device)
+
+    def evaluated(self) -> Policy:
+        """See `RankBuilder`."""
+        return self._policy(None, weights=True).eval()
+
+    def rollouts(
+        self,
+        acting: Policy,
+        *,
+        pool: EnvPool,
+        ranks: Collectives,
+        folder: Path,
+        first_step: int = 0,
+        trains: bool = True,
+    ) -> Rollouts:
+        """See `RankBuilder`; without training no video is encoded."""
+        rollout = self._rollout(acting, pool=pool, encoder=self.encoder if trains else None)
+        videos = VideoRecorder(folder / VIDEOS_FOLDER, first_step=first_step, rank=ranks.rank)
+        recorder = EpisodeRecorder(
+            videos=videos, reports_success=self.spec.reports_success, notice=self.spec.notice
+        )
+        measure = rollout_metrics if self.spec.reports_success else return_rollout_metrics
+        return Rollouts(rollout, acting, recorder, videos, measure)
+
+    def validator(
+        self,
+        rollouts: Rollouts,
+        *,
+        ranks: Collectives,
+        loader: Loader | None,
+        reward: RewardManager | None,
+    ) -> Validator:
+        """See `RankBuilder`: held-out start states."""
+        trainer = self.config.trainer
+        return Validator(
+            rollout=rollouts.rollout,
             ranks=ranks,
-            measure=measure_of(pool.spec),
-        ),
-        actor=actor,
-        reference=make_reference(
-            config, actor=actor, policy=policy, ranks=ranks, device=device, spec=pool.spec
-        ),
-        reward=make_reward_manager(
-            config.reward,
-            demonstrations=demonstration_embeddings(config, encoder),
-            tasks=pool.spec.tasks,
-        ),
-        weights=WeightSync(trained=actor.engine, acting=acting, engine=rollout.engine, ranks=ranks),
-        redistribution=redistribution,
-        kl_controller=make_kl_controller(config),
-        critic=critic,
-        loader=loader,
-    )
-    validator = make_validator(config, rollout=rollout, ranks=ranks, recorder=recorder)
-    manager = CheckpointManager(
-        folder=checkpoints or run_folder / "checkpoints",
-        engines={
-            f"actor{ending}": actor.engine,
-            **({} if critic is None else {f"critic{ending}": critic.engine}),
-        },
-        ranks=ranks,
-        asynchronous=config.trainer.async_save,
-        export=lambda checkpoint: _describe(
-            policy, checkpoint / f"actor{ending}", tasks=tasks_learnt_by(config, pool.spec)
-        ),
-    )
-    return WorkerComponents(context, rollout, validator, videos, manager)
+            recorder=rollouts.recorder,
+            tasks=self.spec.tasks,
+            episodes=trainer.val_episodes,
+            first_seed=trainer.val_seed_offset,
+            record=trainer.record_val_episodes,
+            samples=trainer.val_samples,
+            max_failed_share=self.config.env.max_failed_share,
+        )
+
+    def _policy(self, path: str | None, *, weights: bool) -> Policy:
+        path = path or self.model.path
+        return build_policy(
+            self.model.policy,
+            path=None if path is None else str(find(path)),
+            spec=self.spec,
+            seed=self.config.trainer.seed,
+            options=self.model.options,
+            weights=weights,
+        )
+
+    def _rollout(
+        self, acting: Policy, *, pool: EnvPool, encoder: VideoEncoder | None
+    ) -> EmbodiedRollout:
+        config = self.config
+        settings = RolloutSettings(
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            top_p=config.actor_rollout_ref.rollout.top_p,
+            deterministic=config.trainer.deterministic,
+            frame_every=config.reward.frame_every,
+            recorder=FrameRequest(
+                config.actor_rollout_ref.embodied.recorder_every,
+                config.actor_rollout_ref.embodied.recorder_size,
+            ),
+            blind=config.trainer.blind,
+        )
+        return EmbodiedRollout(
+            policy=acting,
+            pool=pool,
+            encoder=encoder,
+            settings=settings,
+            compute_dtype=self.compute_dtype,
+        )
 
 
-def _describe(policy: Policy, weights: Path, *, tasks: list[str]) -> None:
-    """Write the files that turn the saved weights into a policy."""
-    policy.describe(weights, notes={"tasks": tasks})
-    policy.describe_adapters(weights)
-
-
-def tasks_learnt_by(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
-    """Tasks of the initial policy, followed by the tasks of this run."""
-    path = config.actor_rollout_ref.model.path
-    return list(dict.fromkeys((*(() if path is None else learnt_tasks(path)), *spec.tasks)))
-
-
-def measure_of(spec: EnvSpec) -> Measure:
-    """Rollout metrics with success rates if the environment reports success, else returns only."""
-    return rollout_metrics if spec.reports_success else return_rollout_metrics
-
-
-def build_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
-    """Build the components that evaluate the policy of a folder."""
-    pool = make_pool(config, ranks)
-    rollout = make_rollout(
-        config, pool=pool, acting=make_policy(config, pool.spec).eval(), encoder=None
-    )
-    videos = VideoRecorder(run_folder / VIDEOS_FOLDER)
-    recorder = EpisodeRecorder(
-        videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice
-    )
-    return Evaluation(
-        rollout, make_validator(config, rollout=rollout, ranks=ranks, recorder=recorder), videos
-    )
-
-
-def make_validator(
-    config: SiiRLArguments,
-    *,
-    rollout: EmbodiedRollout,
-    ranks: Collectives,
-    recorder: EpisodeRecorder,
-) -> Validator:
-    """Validator on held-out start states."""
-    trainer = config.trainer
-    return Validator(
-        rollout=rollout,
-        ranks=ranks,
-        recorder=recorder,
-        tasks=rollout.pool.spec.tasks,
-        episodes=trainer.val_episodes,
-        first_seed=trainer.val_seed_offset,
-        record=trainer.record_val_episodes,
-        samples=trainer.val_samples,
-        max_failed_share=config.env.max_failed_share,
-    )
-
-
-def make_policy(
-    config: SiiRLArguments, spec: EnvSpec, *, path: str | None = None, weights: bool = True
-) -> Policy:
-    """Load the job's policy, or the policy of another folder `path`.
-
-    With `weights` false large ones are read later (`siirl.models.weights.materialise`).
-    """
-    model = config.actor_rollout_ref.model
-    path = path or model.path
-    return build_policy(
-        model.policy,
-        path=None if path is None else str(find(path)),
-        spec=spec,
-        seed=config.trainer.seed,
-        options=model.options,
-        weights=weights,
-    )
-
-
-def make_trained_policy(config: SiiRLArguments, spec: EnvSpec) -> Policy:
-    """Load the job's policy, with adapters if `model.lora.rank` is positive.
-
-    Large weights are read later, see `make_policy`.
-    """
-    policy = make_policy(config, spec, weights=False)
-    lora = config.actor_rollout_ref.model.lora
-    if lora.rank > 0:
-        policy.adapt(lora, seed=config.trainer.seed)
-    return policy
-
-
-def make_rollout(
-    config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encoder: VideoEncoder | None
-) -> EmbodiedRollout:
-    """Build the rollout from simulators, acting policy and video encoder."""
-    settings = RolloutSettings(
-        temperature=config.actor_rollout_ref.rollout.temperature,
-        top_p=config.actor_rollout_ref.rollout.top_p,
-        deterministic=config.trainer.deterministic,
-        frame_every=config.reward.frame_every,
-        recorder=FrameRequest(
-            config.actor_rollout_ref.embodied.recorder_every,
-            config.actor_rollout_ref.embodied.recorder_size,
-        ),
-        blind=config.trainer.blind,
-    )
-    return EmbodiedRollout(
-        policy=acting,
-        pool=pool,
-        encoder=encoder,
-        settings=settings,
-        compute_dtype=compute_dtype(config),
-    )
-
-
-def make_encoder(config: SiiRLArguments, *, device: torch.device) -> VideoEncoder | None:
-    """Load the reward's video encoder for a rank on `device`; None if it needs none."""
-    if not sizes.needs_video(config) or config.reward.encoder is None:
+def make_encoder(reward: RewardArguments, *, device: torch.device) -> VideoEncoder | None:
+    """Load the reward's video encoder for a rank on `device`; None if it has none."""
+    if reward.encoder is None:
         return None
-    return load_video_encoder(
-        config.reward.encoder, computing=encoder_computing(config.reward, device=device)
-    )
+    return load_video_encoder(reward.encoder, computing=encoder_computing(reward, device=device))
 
 
 def encoder_computing(reward: RewardArguments, *, device: torch.device) -> Computing:
@@ -287,59 +212,17 @@ def encoder_computing(reward: RewardArguments, *, device: torch.device) -> Compu
     )
 
 
-def make_embodied_critic(
-    config: SiiRLArguments, *, ranks: Collectives, device: torch.device, spec: EnvSpec
-) -> Critic:
-    """Build the critic: a value head on a separate copy of the initial policy's features."""
-    trunk = PolicyFeatures(make_policy(config, spec, path=config.critic.path, weights=False))
-    return make_critic(
-        config,
-        trunk=trunk,
-        feature_size=trunk.feature_size,
-        scorer=embodied_value_scorer,
-        decisions=first_token_of_each_chunk,
-        ranks=ranks,
-        device=device,
-        compute_dtype=compute_dtype(config),
-    )
-
-
-def make_reference(
-    config: SiiRLArguments,
-    *,
-    actor: Actor,
-    policy: Policy,
-    ranks: Collectives,
-    device: torch.device,
-    spec: EnvSpec,
-) -> Reference | None:
-    """Build the KL's reference policy; None if no KL has a weight.
-
-    With adapters and no `ref.path`, the reference is the policy without its adapters.
-    """
-    if not sizes.needs_reference(config):
-        return None
-    path = config.actor_rollout_ref.ref.path
-    if path is None and policy.lora is not None:
-        return WithoutAdapter(actor, policy)
-    other = make_policy(config, spec, path=path, weights=False)
-    engine = make_engine(
-        config, module=other, scorer=embodied_scorer, ranks=ranks, device=device, trained=False
-    )
-    return make_actor(config, engine=engine, horizon=1)
-
-
 def demonstration_embeddings(
-    config: SiiRLArguments, encoder: VideoEncoder | None
+    reward: RewardArguments, encoder: VideoEncoder | None
 ) -> dict[str, NDArray[np.float32]]:
     """Embeddings [N, D] of demonstration clips by task; empty without `reward.demonstrations`."""
-    file = config.reward.demonstrations
+    file = reward.demonstrations
     if file is None:
         return {}
     if encoder is None:
         raise ConfigError(
             f"reward.demonstrations={file} is compared with videos, which "
-            f"reward.name={config.reward.name} does not use."
+            f"reward.name={reward.name} does not use."
         )
     return {
         task: encoder.encode(clips)

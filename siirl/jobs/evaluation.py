@@ -7,7 +7,7 @@ held-out seeds.
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from siirl import interrupts, stacks
+from siirl.dag_worker.assembly import build_evaluation
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.components import Evaluation
-from siirl.dag_worker.embodied_components import build_evaluation
-from siirl.dag_worker.text_components import build_text_evaluation
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError
@@ -44,7 +43,6 @@ from siirl.jobs.training_run import places_to_look, session
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
-from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_first
 from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
@@ -228,7 +226,7 @@ def by_protocol(
     )  # refused before anything starts
     total, before = len(tasks) * STATES * len(names), sum(episode.kind in names for episode in done)
     with (
-        started(config, folder, build_evaluation) as evaluation,
+        started(config, folder) as evaluation,
         Progress("published protocol", total, done=before) as progress,
     ):
         episodes = run_protocol(
@@ -287,9 +285,7 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
 
 
 @contextlib.contextmanager
-def started(
-    config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]
-) -> Iterator[Evaluation]:
+def started(config: SiiRLArguments, folder: Path) -> Iterator[Evaluation]:
     """Start an evaluation and close it with the context, or if `trainer.hang_minutes` pass."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -297,7 +293,7 @@ def started(
         stack.enter_context(session(config))
         stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config), folder=traces))
         with OCCUPATION.doing("starts simulators and loads the policy"):
-            evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
+            evaluation = build_evaluation(config=config, run_folder=folder, ranks=OneProcess())
             stack.callback(evaluation.close)
             evaluation.rollout.start()
         with OCCUPATION.doing("evaluates"):
@@ -311,8 +307,7 @@ def run(
     success: dict[str, Success] = {}
     returns: dict[str, Returns] = {}
     scores: dict[str, Scores] = {}
-    build = build_text_evaluation if is_text(describe_env(config)) else build_evaluation
-    with started(config, folder, build) as evaluation:
+    with started(config, folder) as evaluation:
         tasks = evaluation.rollout.pool.spec.tasks
         for greedy in kinds:
             kind = "argmax" if greedy else "sampled"

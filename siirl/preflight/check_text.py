@@ -33,9 +33,13 @@ def check_text(config: SiiRLArguments) -> None:
     path = config.actor_rollout_ref.model.path
     assert path is not None
     check_sources(config)
-    tokenizer = make_tokenizer(config)
+    tokenizer = make_tokenizer(config.actor_rollout_ref.model)
     if 0 < parameters_in(path) <= LOADED_TWICE:
-        check_fit(config, model=make_language_model(config), tokenizer=tokenizer)
+        check_fit(
+            config,
+            model=make_language_model(config.actor_rollout_ref.model, seed=config.trainer.seed),
+            tokenizer=tokenizer,
+        )
     elif config.actor_rollout_ref.model.lora.rank > 0:
         model = config.actor_rollout_ref.model
         check_adapters(path, model.lora, trust_remote_code=model.trust_remote_code)

@@ -348,7 +348,7 @@ def check_encoder(config: SiiRLArguments) -> None:
     if ("/" in name and not path.exists()) or _weights_bytes(path) > LOADED_TWICE_BYTES:
         return
     try:
-        make_encoder(config, device=torch.device("cpu"))
+        make_encoder(config.reward, device=torch.device("cpu"))
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see "

@@ -3,7 +3,7 @@
 import torch
 
 from envs.registry import env_spec
-from siirl.dag_worker.embodied_components import make_policy, make_reference
+from siirl.dag_worker.embodied_components import EmbodiedBuilder
 from siirl.engine.actor.reference import WithoutAdapter
 from siirl.engine.training.collectives import OneProcess
 from siirl.models import save_policy
@@ -23,11 +23,10 @@ def reference_of(*words):
     ones takes fifteen seconds of imports.
     """
     config, spec = parse_config([*CARTPOLE, *words]), env_spec("gymnasium", id="CartPole-v1")
-    policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
+    make = EmbodiedBuilder(config, spec, ranks=OneProcess(), device=torch.device("cpu"))
+    policy, lora = make.evaluated(), config.actor_rollout_ref.model.lora
     policy.lora = lora if lora.rank > 0 else None
-    return make_reference(
-        config, actor=None, policy=policy, ranks=OneProcess(), device=torch.device("cpu"), spec=spec
-    ), policy
+    return make.reference(None, policy), policy
 
 
 def test_the_policy_below_its_adapters_is_the_reference():

@@ -39,7 +39,9 @@ class TwoRanks(OneProcess):
 def context(*overrides, ranks=None):
     config = parse_config(["algorithm.use_kl_in_reward=true", *overrides])
     return SimpleNamespace(
-        config=config, ranks=ranks or OneProcess(), kl_controller=make_kl_controller(config)
+        config=config,
+        ranks=ranks or OneProcess(),
+        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
     )
 
 

@@ -11,16 +11,15 @@ import torch
 from one_process import run, untimed
 from safetensors.torch import load_file
 
-from siirl.dag_worker.components import make_actor, make_engine
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.text_components import make_language_model, make_text_reference
+from siirl.dag_worker.text_components import TextBuilder
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.reference import WithoutAdapter
-from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.reward_manager.reward_model import load_reward_model
 from siirl.engine.training.collectives import OneProcess
 from siirl.params import RewardModelArguments
+from siirl.params.env_spec import describe_env
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config
 from siirl.params.paths import find
@@ -51,18 +50,12 @@ def answers(folder: Path, step: int) -> list[dict]:
 def reference_of(*overrides: str, adapters: LoraArguments | None = None):
     """A job's KL reference, its trained model and the worker."""
     config = parse_config([*SMALL, "pipeline=grpo", *overrides])
-    model = make_language_model(config)
+    make = TextBuilder(config, describe_env(config), ranks=ONE, device=CPU)
+    model = make.load()
     # all that is asked of the model; to make real ones takes fifteen seconds of imports
     model.lora = adapters
-    engine = make_engine(
-        config, module=model, scorer=text_scorer, ranks=ONE, device=CPU, trained=True
-    )
-    actor = make_actor(config, engine=engine, horizon=6)
-    return (
-        make_text_reference(config, actor=actor, model=model, ranks=ONE, device=CPU),
-        model,
-        actor,
-    )
+    actor = make.actor(make.engine(model, trained=True))
+    return make.reference(actor, model), model, actor
 
 
 def test_without_a_kl_there_is_no_reference():

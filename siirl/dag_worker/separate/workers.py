@@ -15,7 +15,7 @@ from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.dagworker import DAGWorker, prepare_process, require_run_folder
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.registries import load_plug_ins
-from siirl.dag_worker.separate.components import build_rollout, build_training
+from siirl.dag_worker.separate.group_components import build_rollout, build_training
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.rollout_worker import RolloutWorker
 from siirl.data_coordinator.redistribution import Redistribution

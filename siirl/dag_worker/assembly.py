@@ -1,0 +1,149 @@
+"""Combines the objects of a rank: one that rolls out and trains, or one that evaluates.
+
+`RankBuilder` (`siirl.dag_worker.components`) builds each object. Left out: ranks of separate groups
+(`siirl.dag_worker.separate.group_components`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from envs.base import EnvSpec
+from siirl.dag_worker.checkpoint import CheckpointManager
+from siirl.dag_worker.components import (
+    Evaluation,
+    Learner,
+    RankBuilder,
+    WorkerComponents,
+    make_kl_controller,
+    make_pool,
+)
+from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.embodied_components import EmbodiedBuilder
+from siirl.dag_worker.rollout_collector import RolloutCollector
+from siirl.dag_worker.text_components import TextBuilder
+from siirl.data_coordinator.redistribution import Redistribution
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.weight_sync import WeightSync
+from siirl.errors import InvariantError
+from siirl.params import SiiRLArguments
+from siirl.params.domains import is_text
+
+
+def builder_of(
+    config: SiiRLArguments, spec: EnvSpec, *, ranks: Collectives, device: torch.device
+) -> RankBuilder:
+    """The builder of a job's domain."""
+    builder = TextBuilder if is_text(spec) else EmbodiedBuilder
+    return builder(config, spec, ranks=ranks, device=device)
+
+
+def build_components(
+    *,
+    config: SiiRLArguments,
+    run_folder: Path,
+    ranks: Collectives,
+    redistribution: Redistribution,
+    device: torch.device,
+    first_step: int,
+    with_critic: bool = False,
+    checkpoints: Path | None = None,
+    ending: str = "",
+    shares: WorkerComponents | None = None,
+    sharers: Sequence[SiiRLArguments] = (),
+) -> WorkerComponents:
+    """Build all components of a rank that rolls out and trains.
+
+    Args:
+        config: The job, or an agent group's part of it.
+        run_folder: For recordings and texts that are kept.
+        ranks: The processes that train together.
+        redistribution: Moves rows between them.
+        device: Of this rank.
+        first_step: First step to come.
+        with_critic: Whether the graph has a critic node.
+        checkpoints: Folder of the checkpoints; by default in `run_folder`.
+        ending: After the names of the weights' folders in a checkpoint.
+        shares: Components of the agent group whose weights these act with and train.
+        sharers: Configurations of the groups that share these weights; their steps count for the
+            learning rate.
+
+    Raises:
+        InvariantError: VLA policies that share weights, which `siirl.preflight.agent_checks`
+            refuses.
+    """
+    pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
+    make = builder_of(config, pool.spec, ranks=ranks, device=device)
+    if (shares is not None or sharers) and not isinstance(make, TextBuilder):
+        raise InvariantError("Agent groups of robots have weights of their own.")
+    if shares is None:
+        module = make.load()
+        rollouts = make.rollouts(
+            make.acting(module), pool=pool, ranks=ranks, folder=run_folder, first_step=first_step
+        )
+        learner = make.learner(module, with_critic=with_critic, sharers=sharers)
+        weights = WeightSync(
+            trained=learner.actor.engine,
+            acting=rollouts.acting,
+            engine=rollouts.rollout.engine,
+            ranks=ranks,
+        )
+    else:
+        assert isinstance(make, TextBuilder)
+        owner, weights = shares.context, shares.context.weights
+        module = owner.actor.engine.module
+        rollouts = make.rollouts_of(
+            shares.rollout.engine,  # type: ignore[arg-type]
+            module,
+            pool=pool,
+            ranks=ranks,
+            folder=run_folder,
+            first_step=first_step,
+        )
+        learner = Learner(module, make.actor(owner.actor.engine), owner.critic, owner.reference)
+    loader, reward = make.loader(ranks), make.reward()
+    context = StageContext(
+        config=config,
+        run_folder=run_folder,
+        ranks=ranks,
+        collector=RolloutCollector(
+            config=config,
+            rollout=rollouts.rollout,
+            recorder=rollouts.recorder,
+            ranks=ranks,
+            measure=rollouts.measure,
+        ),
+        actor=learner.actor,
+        reference=learner.reference,
+        reward=reward,
+        weights=weights,
+        redistribution=redistribution,
+        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
+        critic=learner.critic,
+        loader=loader,
+    )
+    manager = CheckpointManager(
+        folder=checkpoints or run_folder / "checkpoints",
+        engines=learner.engines(ending) if shares is None else {},
+        ranks=ranks,
+        asynchronous=config.trainer.async_save,
+        export=lambda checkpoint: make.describe(module, checkpoint / f"actor{ending}"),
+    )
+    validator = make.validator(rollouts, ranks=ranks, loader=loader, reward=reward)
+    return WorkerComponents(context, rollouts.rollout, validator, rollouts.episode_log, manager)
+
+
+def build_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
+    """Build the components that evaluate the policy of a folder.
+
+    The job's reward is built only if the environment may leave rows ungraded.
+    """
+    pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
+    make = builder_of(config, pool.spec, ranks=ranks, device=torch.device("cpu"))
+    rollouts = make.rollouts(
+        make.evaluated(), pool=pool, ranks=ranks, folder=run_folder, trains=False
+    )
+    reward = make.reward() if make.evaluates_by_reward else None
+    validator = make.validator(rollouts, ranks=ranks, loader=make.loader(ranks), reward=reward)
+    return Evaluation(rollouts.rollout, validator, rollouts.episode_log, reward=reward)
