@@ -110,7 +110,7 @@ class DAGWorker:
             init_method=init_method,
             device=self.device,
             backend=backend,
-            hang_s=sizes.hang_limit_s(config),
+            hang_s=sizes.hang_limit_s(config.trainer),
             force_group=config.trainer.force_process_group,
         )
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
@@ -404,7 +404,7 @@ def prepare_process(config: SiiRLArguments) -> torch.device:
     """Set determinism and threads of a rank's process; returns its device."""
     set_deterministic(config.trainer.deterministic)
     device = device_of_rank()
-    torch.set_num_threads(sizes.threads_of_rank(config, cores=len(os.sched_getaffinity(0))))
+    torch.set_num_threads(sizes.threads_of_rank(config.trainer, cores=len(os.sched_getaffinity(0))))
     return device
 
 

@@ -104,7 +104,7 @@ class EmbodiedBuilder(RankBuilder):
     @functools.cached_property
     def encoder(self) -> VideoEncoder | None:
         """The reward's video encoder; None if it needs none."""
-        if not sizes.needs_video(self.config):
+        if not sizes.needs_video(self.config.reward):
             return None
         return make_encoder(self.config.reward, device=self.device)
 

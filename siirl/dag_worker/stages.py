@@ -43,6 +43,7 @@ from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
 from siirl.models.row_flops import flops_of_rows
 from siirl.params import SiiRLArguments
+from siirl.params.model_args import ModelArguments, RolloutArguments
 from siirl.reporting.metrics import Value, Weighted
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
@@ -423,7 +424,10 @@ def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> N
     importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which in
     bfloat16 moves the mean less than rounding does; the maximum shows it.
     """
-    gap, bound = metrics.get(MEAN_GAP, 0.0), log_prob_gap_bound(config)
+    gap, bound = (
+        metrics.get(MEAN_GAP, 0.0),
+        log_prob_gap_bound(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model),
+    )
     if not gap <= bound:  # also true for NaN
         raise InvariantError(
             "Acting and training disagree: log-probs of the same actions and weights differ by "
@@ -433,7 +437,7 @@ def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> N
         )
 
 
-def log_prob_gap_bound(config: SiiRLArguments) -> float:
+def log_prob_gap_bound(rollout: RolloutArguments, model: ModelArguments) -> float:
     """Largest mean log-prob difference between acting and training that rounding explains.
 
     Measured on the shipped model: 5e-7 in float32. In bfloat16: 1e-3 to 3e-3 if one module acts and
@@ -443,7 +447,6 @@ def log_prob_gap_bound(config: SiiRLArguments) -> float:
     Smaller steps are detectable in float32 only; the checksum of the weight sync proves in any case
     that new weights arrived (siirl.engine.training.weight_sync).
     """
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.max_log_prob_gap is not None:
         return rollout.max_log_prob_gap
     if model.dtype == "float32":

@@ -102,7 +102,13 @@ class TextBuilder(RankBuilder):
 
     def reward(self) -> RewardManager:
         """See `RankBuilder`."""
-        model = make_reward_model(self.config, device=self.device, ranks=self.ranks)
+        model = make_reward_model(
+            self.config.reward,
+            self.config.custom_reward_function,
+            self.config.reward_model,
+            device=self.device,
+            ranks=self.ranks,
+        )
         return make_text_reward_manager(self.config, reward_model=model)
 
     def loader(self, ranks: Collectives) -> TaskLoader | PromptLoader:

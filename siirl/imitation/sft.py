@@ -30,7 +30,9 @@ from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
 from siirl.params import OptimizerArguments, SiiRLArguments
+from siirl.params.model_args import ModelArguments
 from siirl.params.paths import find
+from siirl.params.training_args import TrainingArguments
 
 NOTES_FILE = "warm_start.json"
 MEASURED_QUESTIONS = 1000  # held out; +-3 points at 40 %
@@ -161,7 +163,7 @@ def warm_start_on_answers(
         The notes: command, updates, loss, `measure_answers` on held-out questions, and the notes of
         the initial model.
     """
-    model, tokenizer = _initial_model(config)
+    model, tokenizer = _initial_model(config.actor_rollout_ref.model, config.trainer)
     questions = Questions(sft_source(config.env), tokenizer, seed=config.trainer.seed)
     held_out, update, loss = questions.distinct(MEASURED_QUESTIONS), 0, math.nan
     with Progress() as progress:
@@ -202,8 +204,9 @@ def _notes_of(path: str | None) -> dict[str, Any]:
     )
 
 
-def _initial_model(config: SiiRLArguments) -> tuple[LanguageModel, ChatTokenizer]:
-    settings = config.actor_rollout_ref.model
+def _initial_model(
+    settings: ModelArguments, trainer: TrainingArguments
+) -> tuple[LanguageModel, ChatTokenizer]:
     if settings.path is not None:
         model = load_language_model(settings.path, trust_remote_code=settings.trust_remote_code)
         return model, load_chat_tokenizer(
@@ -215,6 +218,6 @@ def _initial_model(config: SiiRLArguments) -> tuple[LanguageModel, ChatTokenizer
         raise ConfigError(
             f"actor_rollout_ref.model.options={settings.options} fits no TinyLMShape: {error}."
         ) from error
-    return LanguageModel(new_tiny_lm(seed=config.trainer.seed, shape=shape)), ChatTokenizer(
+    return LanguageModel(new_tiny_lm(seed=trainer.seed, shape=shape)), ChatTokenizer(
         tiny_tokenizer()
     )

@@ -34,6 +34,7 @@ from siirl.params import SiiRLArguments
 from siirl.params.domains import observation_parts
 from siirl.params.env_spec import describe_env
 from siirl.params.references import MISTAKES, describe_error, load_reference
+from siirl.params.training_args import TrainingArguments
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 
@@ -125,14 +126,14 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
                 "fit; leave it out."
             )
         demonstrations = _collect(
-            flags, config, environment, experts, progress, first_seed=first_seed
+            flags, config.trainer, environment, experts, progress, first_seed=first_seed
         )
         data = CloningData.from_demonstrations(demonstrations, policy)
         if policy.proprioception_layer is not None and flags.fit_proprioception:
             fit_scale(policy.proprioception_layer, data.proprioception)
         if config.trainer.blind:
             data.pixel_values.zero_()
-        final = _clone(flags, config, policy, data, progress)
+        final = _clone(flags, config.trainer, policy, data, progress)
     counts = {"demonstrations": len(demonstrations), "observations": len(data.tokens)}
     notes = {"command": command, "tasks": list(experts), **counts, **final}
     save_policy(
@@ -189,7 +190,7 @@ def demonstrations_of_each(
 
 def _collect(
     flags: argparse.Namespace,
-    config: SiiRLArguments,
+    trainer: TrainingArguments,
     environment: Environment,
     experts: Mapping[str, Expert],
     progress: Progress,
@@ -198,7 +199,7 @@ def _collect(
 ) -> list[Demonstration]:
     wanted = demonstrations_of_each(flags.demonstrations, list(experts))
     bar = progress.add_task("demonstrations", total=sum(wanted.values()))
-    generator = np.random.default_rng(config.trainer.seed)
+    generator = np.random.default_rng(trainer.seed)
     demonstrations: list[Demonstration] = []
     for task, scripted in experts.items():
         attempts = range(first_seed, first_seed + 10 * wanted[task])
@@ -223,7 +224,7 @@ def _collect(
 
 def _clone(
     flags: argparse.Namespace,
-    config: SiiRLArguments,
+    trainer: TrainingArguments,
     policy: Any,
     data: CloningData,
     progress: Progress,
@@ -236,7 +237,7 @@ def _clone(
         steps=flags.updates,
         batch_rows=flags.batch_rows,
         learning_rate=flags.learning_rate,
-        seed=config.trainer.seed,
+        seed=trainer.seed,
     ):
         progress.update(bar, advance=1, description=f"behaviour cloning, loss {values['loss']:.2f}")
     return {"loss": round(values["loss"], 4), "token_accuracy": round(values["token_accuracy"], 4)}

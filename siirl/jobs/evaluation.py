@@ -43,9 +43,11 @@ from siirl.jobs.training_run import places_to_look, session
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
+from siirl.params.model_args import RolloutArguments
 from siirl.params.parser import parse_first
 from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
+from siirl.params.training_args import TrainingArguments
 from siirl.params.weight_files import weight_files
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
@@ -99,7 +101,7 @@ def evaluate(
             "default is 20."
         )
     spec = check_before_evaluation(config)
-    published = asked_for(config)
+    published = asked_for(config.env)
     # one task at a time: simulators of 40 tasks in each of four environments would need over 20 GB
     if published:
         config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs
@@ -119,7 +121,7 @@ def evaluate(
             "checkpoint": str(checkpoint),
             "policy_folder": str(policy_folder),
             "notice": spec.notice,
-            **sampling_of(config),
+            **sampling_of(config.actor_rollout_ref.rollout, config.trainer),
         }
         if published:
             weights = weight_files(policy_folder)
@@ -143,12 +145,12 @@ def quoted(path: Path) -> str:
     return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
+def sampling_of(rollout: RolloutArguments, trainer: TrainingArguments) -> dict[str, Any]:
     """Selects the episodes and the random numbers of sampled actions."""
     return {
-        "first_seed": config.trainer.val_seed_offset,
-        "episodes_per_task": config.trainer.val_episodes,
-        "temperature": config.actor_rollout_ref.rollout.temperature,
+        "first_seed": trainer.val_seed_offset,
+        "episodes_per_task": trainer.val_episodes,
+        "temperature": rollout.temperature,
     }
 
 
@@ -219,8 +221,10 @@ def by_protocol(
     resume: Path | None,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Success by LIBERO's published protocol, as plain data and as the tables of papers."""
-    tasks, names = chosen_tasks(config), ["argmax" if greedy else "sampled" for greedy in kinds]
-    description = identity(config, weights, notice=notice)
+    tasks, names = chosen_tasks(config.env), ["argmax" if greedy else "sampled" for greedy in kinds]
+    description = identity(
+        config.env, config.actor_rollout_ref.rollout, config.trainer, weights, notice=notice
+    )
     done = (
         [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)
     )  # refused before anything starts
@@ -241,7 +245,7 @@ def by_protocol(
             on_done=functools.partial(_advance, progress),
         )
     limit = config.env.max_episode_steps
-    below = conditions(config, notice=notice)
+    below = conditions(config.env, notice=notice)
     tables = [
         table
         for kind in names
@@ -290,8 +294,8 @@ def started(config: SiiRLArguments, folder: Path) -> Iterator[Evaluation]:
     torch.set_num_threads(1)
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
-        stack.enter_context(session(config))
-        stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config), folder=traces))
+        stack.enter_context(session(config.cluster))
+        stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config.trainer), folder=traces))
         with OCCUPATION.doing("starts simulators and loads the policy"):
             evaluation = build_evaluation(config=config, run_folder=folder, ranks=OneProcess())
             stack.callback(evaluation.close)

@@ -28,7 +28,9 @@ from siirl.engine.rollout.rollout import Rollout, check_failures
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError
-from siirl.params import EnvArguments, SiiRLArguments
+from siirl.params import EnvArguments
+from siirl.params.model_args import RolloutArguments
+from siirl.params.training_args import TrainingArguments
 from siirl.reporting.jsonl import JsonlFile, read_rows
 from siirl.reporting.statistics import SuccessInterval, success_interval
 
@@ -73,12 +75,19 @@ def suite_words(overrides: Sequence[str]) -> list[str]:
     )
 
 
-def asked_for(config: SiiRLArguments) -> bool:
+def asked_for(env: EnvArguments) -> bool:
     """Whether a configuration asks for the published protocol."""
-    return config.env.name == "libero" and config.env.states == "all"
+    return env.name == "libero" and env.states == "all"
 
 
-def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) -> dict[str, Any]:
+def identity(
+    env: EnvArguments,
+    rollout: RolloutArguments,
+    trainer: TrainingArguments,
+    weights: Sequence[Path],
+    *,
+    notice: str,
+) -> dict[str, Any]:
     """Properties that an interrupted evaluation and its continuation must share.
 
     Args:
@@ -86,7 +95,6 @@ def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) ->
         weights: Files of the policy's weights, identified by digest and not by path.
         notice: `EnvSpec.notice`, which states whether assets are stand-ins.
     """
-    env = config.env
     digest = hashlib.sha256()
     for part in weights:
         with part.open("rb") as file:
@@ -98,17 +106,17 @@ def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) ->
         "camera": env.camera,
         "render_quality": env.render_quality,
         "max_episode_steps": env.max_episode_steps,
-        "temperature": config.actor_rollout_ref.rollout.temperature,
-        "first_seed": config.trainer.val_seed_offset,
+        "temperature": rollout.temperature,
+        "first_seed": trainer.val_seed_offset,
         "notice": notice,
         "placements": PLACEMENTS,
         **{package: version(package) for package in PHYSICS},
     }
 
 
-def conditions(config: SiiRLArguments, *, notice: str) -> str:
+def conditions(env: EnvArguments, *, notice: str) -> str:
     """Notes below each table: placements, differences of images, and `notice`."""
-    drawn = (config.env.image_size, config.env.render_quality)
+    drawn = (env.image_size, env.render_quality)
     sentence = "images of {} pixels, {}; the official ones have {}, {}"
     images = "" if drawn == OFFICIAL_IMAGES else sentence.format(*drawn, *OFFICIAL_IMAGES)
     return "; ".join(filter(None, (PLACEMENTS, images, notice)))
@@ -220,9 +228,9 @@ class _KeptAtOnce(RolloutWorkflow):
         self._keep(_episode(self._task, trajectory.row, kind=self._kind))
 
 
-def chosen_tasks(config: SiiRLArguments) -> tuple[LiberoTask, ...]:
+def chosen_tasks(env: EnvArguments) -> tuple[LiberoTask, ...]:
     """Tasks of a configuration, in the environment's order."""
-    return choose_tasks(config.env.suite or "object", config.env.tasks)
+    return choose_tasks(env.suite or "object", env.tasks)
 
 
 def rates(

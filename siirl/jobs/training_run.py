@@ -36,11 +36,13 @@ from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
+from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import to_tree
 from siirl.params.printable import printable
 from siirl.params.threads import short_waits
+from siirl.params.training_args import TrainingArguments
 from siirl.preflight.group_placement import scheduled
 from siirl.preflight.machine import device_slots
 from siirl.preflight.ray_address import resolve_address
@@ -82,7 +84,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         folder=run_folder,
         total_steps=config.trainer.total_steps,
         limit_s=None if config.trainer.max_minutes is None else 60 * config.trainer.max_minutes,
-        first_step=first_step(config),
+        first_step=first_step(config.trainer),
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
         columns=TEXT_COLUMNS if is_text(specs[0]) else EMBODIED_COLUMNS,
@@ -92,12 +94,12 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     )
     evaluated: list[dict[str, Reduced]] = []
     sentinels, ended = Sentinels(), False
-    remove_rests(config, run_folder)
+    remove_rests(config.trainer, run_folder)
     with ExitStack() as stack:
         write_graph(graph, run_folder)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         stack.enter_context(
-            session(config)
+            session(config.cluster)
         )  # first: if the cluster refuses, nothing has been written
         layout = layout_of(config)
         report = LiveReport(run_folder)
@@ -128,26 +130,24 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     show_summary(run_folder, report=report.file, evaluated=evaluated)
 
 
-def first_step(config: SiiRLArguments) -> int:
+def first_step(trainer: TrainingArguments) -> int:
     """First step to come: 0 is the evaluation before training; or the one after the checkpoint."""
-    resume = config.trainer.resume
+    resume = trainer.resume
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
 
-def remove_rests(config: SiiRLArguments, run_folder: Path) -> None:
+def remove_rests(trainer: TrainingArguments, run_folder: Path) -> None:
     """Remove unfinished files that killed writers of this experiment or the resumed run left."""
     folders = {*run_folder.parent.glob("*/checkpoints")}
-    if config.trainer.resume is not None:
-        folders.add(resolve_checkpoint(Path(config.trainer.resume)).parent)
+    if trainer.resume is not None:
+        folders.add(resolve_checkpoint(Path(trainer.resume)).parent)
     for folder in folders:
         remove_unfinished(folder)
 
 
-def session(config: SiiRLArguments) -> AbstractContextManager[None]:
+def session(cluster: ClusterArguments) -> AbstractContextManager[None]:
     """Ray session for `cluster`; empty with cluster=local."""
-    return (
-        nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config))
-    )
+    return nullcontext() if cluster.mode == "local" else ray_session(cluster_settings(cluster))
 
 
 def layout_of(config: SiiRLArguments) -> Layout:
@@ -159,13 +159,17 @@ def layout_of(config: SiiRLArguments) -> Layout:
     ranks = Layout(nodes=config.trainer.nnodes, ranks_per_node=config.trainer.n_gpus_per_node)
     if config.cluster.mode == "local":
         on_gpus = device_slots()[1] == "GPU"
-        return dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config))
+        return dataclasses.replace(
+            ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config.actor_rollout_ref.rollout)
+        )
     there = machines()
     if config.cluster.address is None:
         on_gpus = device_slots()[1] == "GPU"
     else:  # this machine may lack GPUs; the cluster's torch counts
         on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
-    layout = dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config))
+    layout = dataclasses.replace(
+        ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config.actor_rollout_ref.rollout)
+    )
     require_machines(layout, there)
     return layout
 
@@ -185,7 +189,7 @@ def start(
     make = WorkerFactory(
         config=config, graphs=graphs, groups=groups, run_folder=run_folder.absolute()
     )
-    hang_s = sizes.hang_limit_s(config)
+    hang_s = sizes.hang_limit_s(config.trainer)
     if config.cluster.mode == "local":
         with OwnWatch(
             limit_s=hang_s,
@@ -252,9 +256,9 @@ def _connect(
     return redistribution(coordinator, rank=rank, ranks=ranks)
 
 
-def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
+def cluster_settings(cluster: ClusterArguments) -> ClusterSettings:
     """Where processes run by `cluster`; each has one OpenMP thread, as they share cores."""
-    address = None if config.cluster.address is None else resolve_address(config.cluster.address)
+    address = None if cluster.address is None else resolve_address(cluster.address)
     told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
     return ClusterSettings(
         address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **told}

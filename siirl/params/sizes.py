@@ -3,9 +3,10 @@
 Plan and workers share these rules.
 """
 
+from siirl.params.model_args import RolloutArguments
 from siirl.params.references import is_reference
-from siirl.params.reward_args import VIDEO_REWARDS
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.reward_args import VIDEO_REWARDS, RewardArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
 
 def ranks(config: SiiRLArguments) -> int:
@@ -13,9 +14,8 @@ def ranks(config: SiiRLArguments) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
-def gpus_of_rank(config: SiiRLArguments) -> int:
+def gpus_of_rank(rollout: RolloutArguments) -> int:
     """GPUs of a rank where there are any: vLLM spreads its copy of the weights over several."""
-    rollout = config.actor_rollout_ref.rollout
     return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
 
 
@@ -43,18 +43,18 @@ def streams(config: SiiRLArguments) -> bool:
     return separate(config) and wanted and not config.trainer.deterministic
 
 
-def threads_of_rank(config: SiiRLArguments, *, cores: int) -> int:
+def threads_of_rank(trainer: TrainingArguments, *, cores: int) -> int:
     """Threads of a rank's computations on the CPU, of whose `cores` cores each rank of the machine
     gets as many.
     """
-    if config.trainer.threads_per_rank is not None:
-        return config.trainer.threads_per_rank
-    return max(1, cores // config.trainer.n_gpus_per_node)
+    if trainer.threads_per_rank is not None:
+        return trainer.threads_per_rank
+    return max(1, cores // trainer.n_gpus_per_node)
 
 
-def hang_limit_s(config: SiiRLArguments) -> float | None:
+def hang_limit_s(trainer: TrainingArguments) -> float | None:
     """`trainer.hang_minutes` in seconds."""
-    return None if config.trainer.hang_minutes is None else 60 * config.trainer.hang_minutes
+    return None if trainer.hang_minutes is None else 60 * trainer.hang_minutes
 
 
 def servers_of_rank(config: SiiRLArguments, rank: int) -> int:
@@ -124,9 +124,9 @@ def needs_old_log_probs(config: SiiRLArguments) -> bool:
     )
 
 
-def needs_video(config: SiiRLArguments) -> bool:
+def needs_video(reward: RewardArguments) -> bool:
     """Whether the reward reads embeddings of videos: srpo does, one of the user's own where it has
     an encoder.
     """
-    own = is_reference(config.reward.name) and config.reward.encoder is not None
-    return config.reward.name in VIDEO_REWARDS or own
+    own = is_reference(reward.name) and reward.encoder is not None
+    return reward.name in VIDEO_REWARDS or own

@@ -10,8 +10,9 @@ from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel
 from siirl.models.pretrained import check_adapters, source_of
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.model_args import RewardModelArguments
 from siirl.params.paths import find
-from siirl.params.reward_args import reward_parts
+from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
 from siirl.params.weight_files import may_be_hub_id, parameters_in
 
 # parameters: smaller models are also loaded before the start, which takes a second or two
@@ -49,7 +50,7 @@ def check_text(config: SiiRLArguments) -> None:
     ):
         if files:
             open_prompt_files(files, key=key)
-    check_reward_parts(config)
+    check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)
 
 
 def check_sources(config: SiiRLArguments) -> None:
@@ -63,12 +64,14 @@ def check_sources(config: SiiRLArguments) -> None:
             source_of(path, place=place)
 
 
-def check_reward_parts(config: SiiRLArguments) -> None:
+def check_reward_parts(
+    reward: RewardArguments, custom: CustomRewardArguments, reward_model: RewardModelArguments
+) -> None:
     """Refuse a reward model missing on the hub, and functions that cannot be loaded or called."""
-    model = config.reward_model.path
-    for part in reward_parts(config.reward, config.custom_reward_function):
+    model = reward_model.path
+    for part in reward_parts(reward, custom):
         if part.is_function:
-            FunctionPart(part, num_workers=1, timeout_s=config.reward.timeout_s).close()
+            FunctionPart(part, num_workers=1, timeout_s=reward.timeout_s).close()
         elif (
             part.name == "model"
             and model is not None

@@ -11,14 +11,19 @@ from envs.base import IMAGES, INSTRUCTION, EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
 from siirl.params.build import as_text
+from siirl.params.critic_args import CriticArguments
+from siirl.params.dag_args import DagArguments
+from siirl.params.data_args import DataArguments
 from siirl.params.domains import is_text, observation_parts
+from siirl.params.env_args import EnvArguments
 from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
-from siirl.params.model_args import FLAT_SCHEDULES
+from siirl.params.model_args import FLAT_SCHEDULES, ActorArguments
 from siirl.params.plug_ins import plug_in_problems
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
+from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.references import check_reference, is_reference
-from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.reward_args import REWARDS, VIDEO_REWARDS, RewardArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.critic_checks import (
     WITH_CRITIC,
     critic_problems,
@@ -40,9 +45,15 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Errors that follow from the configuration alone."""
-    checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _processes)
     return [
-        *(problem for check in checks for problem in check(config)),
+        *_ranks(config),
+        *_batches(config.data, config.actor_rollout_ref.actor),
+        *_evaluation(config.trainer),
+        *_algorithm(config),
+        *_reward(config.reward),
+        *_length(config),
+        *_names(config),
+        *_processes(config),
         *group_problems(config),
         *critic_problems(config),
     ]
@@ -50,8 +61,11 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
     """Settings that do not fit the environment's spec."""
-    problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
-    problems += [*_blind(config, spec), *_task_shares(config, spec)]
+    problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config.env, spec)]
+    problems += [
+        *_blind(config.env, config.trainer, spec),
+        *_task_shares(config.data, config.env, spec),
+    ]
     return [
         *problems,
         *domain_problems(config, spec),
@@ -61,7 +75,7 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
 
 def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
     """Warnings about settings that work but are probably not intended."""
-    return [*_warnings(config), *overlong_notices(config, text=is_text(spec))]
+    return [*_warnings(config), *overlong_notices(config.algorithm, config.env, text=is_text(spec))]
 
 
 def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -85,10 +99,10 @@ def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
+def _batches(data: DataArguments, actor: ActorArguments) -> Iterator[SiirlError]:
     batch, mini_batch = (
-        config.data.train_batch_size,
-        config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        data.train_batch_size,
+        actor.ppo_mini_batch_size,
     )
     if batch % mini_batch:
         nearest = min(
@@ -102,8 +116,8 @@ def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _evaluation(config: SiiRLArguments) -> Iterator[SiirlError]:
-    first, episodes = config.trainer.val_seed_offset, config.trainer.val_episodes
+def _evaluation(trainer: TrainingArguments) -> Iterator[SiirlError]:
+    first, episodes = trainer.val_seed_offset, trainer.val_episodes
     if episodes > FIRST_DEMONSTRATION_SEED:
         yield ConfigError(
             f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out "
@@ -153,9 +167,9 @@ def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
     if trainer.total_steps is None and trainer.max_minutes is None and not config.data.train_files:
         yield ConfigError("The run has no end: set trainer.total_steps or trainer.max_minutes.")
     if trainer.total_steps is None:
-        yield from _schedules_without_end(config)
+        yield from _schedules_without_end(config.actor_rollout_ref.actor, config.critic, config.dag)
     else:
-        yield from _beyond_the_end(config, trainer.total_steps)
+        yield from _beyond_the_end(config.trainer, config.dag, config.profiler, trainer.total_steps)
     for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
         if value == 0:
             yield ConfigError(
@@ -173,16 +187,18 @@ def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
+def _beyond_the_end(
+    trainer: TrainingArguments, dag: DagArguments, profiler: ProfilerArguments, last: int
+) -> Iterator[SiirlError]:
     """Start steps beyond the end of the run."""
-    profiler, warmup = config.profiler, config.trainer.critic_warmup
+    warmup = trainer.critic_warmup
     if profiler.enable and min(profiler.steps) > last:
         yield ConfigError(
             f"profiler.steps={as_text(list(profiler.steps))} lie beyond "
             f"trainer.total_steps={last}: nothing would be profiled; name one of "
             "the run's steps."
         )
-    if config.dag.shipped_graph == WITH_CRITIC and warmup >= last:
+    if dag.shipped_graph == WITH_CRITIC and warmup >= last:
         yield ConfigError(
             f"trainer.critic_warmup={warmup} with trainer.total_steps={last} leaves no step that "
             "trains the actor: make it at most "
@@ -190,10 +206,12 @@ def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
         )
 
 
-def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
-    optimisers = [(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim)]
-    if config.dag.pipeline == WITH_CRITIC:
-        optimisers.append(("critic.optim", config.critic.optim))
+def _schedules_without_end(
+    actor: ActorArguments, critic: CriticArguments, dag: DagArguments
+) -> Iterator[SiirlError]:
+    optimisers = [(f"{ACTOR}.optim", actor.optim)]
+    if dag.pipeline == WITH_CRITIC:
+        optimisers.append(("critic.optim", critic.optim))
     for place, optim in optimisers:
         if optim.scheduler not in FLAT_SCHEDULES:
             yield ConfigError(
@@ -269,8 +287,7 @@ def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
-    reward = config.reward
+def _reward(reward: RewardArguments) -> Iterator[SiirlError]:
     if reward.name in VIDEO_REWARDS and reward.encoder is None:
         yield ConfigError(
             f"reward.encoder=null, and reward.name={reward.name} compares videos: take "
@@ -284,7 +301,7 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     env = f"env={config.env.name}" + (f" env.id={config.env.id}" if config.env.id else "")
     other_graph = "" if config.dag.own_graph else "pipeline=grpo "
     remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"
-    if not spec.renders and sizes.needs_video(config):
+    if not spec.renders and sizes.needs_video(config.reward):
         own = ", or reward.encoder=null" if is_reference(name) else ""
         yield ConfigError(f"{cause} compares videos, and {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
@@ -293,39 +310,39 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         )
 
 
-def _blind(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    if config.trainer.blind and IMAGES not in observation_parts(spec):
+def _blind(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    if trainer.blind and IMAGES not in observation_parts(spec):
         yield ConfigError(
-            f"trainer.blind=true blackens images, and env={config.env.name} has none in its "
+            f"trainer.blind=true blackens images, and env={env.name} has none in its "
             "observations: leave it out."
         )
 
 
-def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+def _tasks_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if len(spec.tasks) > 1 and INSTRUCTION not in observation_parts(spec):
         yield ConfigError(
-            f"env.name={config.env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) "
+            f"env.name={env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) "
             f"and no {INSTRUCTION!r} in its observations, "
             "so the policy cannot distinguish them: choose one task with env.tasks."
         )
 
 
-def _task_shares(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    weights, tasks = config.data.task_weights, spec.tasks
-    if config.data.task_sampling == "learnable":
+def _task_shares(data: DataArguments, env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    weights, tasks = data.task_weights, spec.tasks
+    if data.task_sampling == "learnable":
         why_not = None
-        if config.data.train_files:
+        if data.train_files:
             why_not = "data.train_files has prompts"
         elif not spec.reports_success:
-            why_not = f"env={config.env.name} reports no success"
+            why_not = f"env={env.name} reports no success"
         elif len(tasks) == 1:
-            why_not = f"env={config.env.name} has one task"
+            why_not = f"env={env.name} has one task"
         if why_not is not None:
             yield ConfigError(
                 "data.task_sampling=learnable distributes prompts by task success, and "
                 f"{why_not}: leave it out."
             )
-    if weights and config.data.train_files:
+    if weights and data.train_files:
         yield ConfigError(
             "data.task_weights is for the tasks of an environment, and data.train_files has "
             "prompts: leave one of them out."
@@ -373,7 +390,7 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
             f"env.num_servers={config.env.num_servers} is less than the {sizes.rollout_ranks(config)} "
             "ranks: each rank gets one server."
         )
-    if band.success_low > 0 and sizes.needs_video(config):
+    if band.success_low > 0 and sizes.needs_video(config.reward):
         yield (
             f"algorithm.filter.success_low={band.success_low} drops groups without success; "
             f"{config.reward.name} learns from them."

@@ -8,7 +8,11 @@ from collections.abc import Collection, Iterator
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
+from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.critic_sizes import critic_update
+from siirl.params.dag_args import DagArguments
+from siirl.params.data_args import DataArguments
+from siirl.params.env_args import EnvArguments
 from siirl.params.estimator_names import that_take
 from siirl.params.training_args import SiiRLArguments
 
@@ -32,7 +36,7 @@ def estimator_problems(config: SiiRLArguments, *, built_in: Collection[str]) -> 
         built_in: Names of siirl's estimators; the columns that a user's estimator reads are
             unknown.
     """
-    return list(_estimator(config, built_in))
+    return list(_estimator(config.algorithm, config.dag, built_in))
 
 
 def critic_problems(config: SiiRLArguments) -> list[SiirlError]:
@@ -47,23 +51,25 @@ def overlong_problems(config: SiiRLArguments, *, text: bool) -> list[SiirlError]
         config: The job.
         text: Whether responses are texts; the penalty counts tokens.
     """
-    return list(_overlong(config, text=text))
+    return list(_overlong(config.algorithm, config.data, config.env, text=text))
 
 
-def overlong_notices(config: SiiRLArguments, *, text: bool) -> list[str]:
+def overlong_notices(algorithm: AlgorithmArguments, env: EnvArguments, *, text: bool) -> list[str]:
     """Warning that DAPO's overlong penalty does not apply to robots."""
-    if text or config.algorithm.overlong.penalty == 0:
+    if text or algorithm.overlong.penalty == 0:
         return []
     return [
-        f"algorithm.overlong.penalty={config.algorithm.overlong.penalty} applies to text "
-        f"responses only: episodes of env={config.env.name} "
+        f"algorithm.overlong.penalty={algorithm.overlong.penalty} applies to text "
+        f"responses only: episodes of env={env.name} "
         "end with the task or at env.max_episode_steps and have no length penalty."
     ]
 
 
-def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[SiirlError]:
-    estimator, pipeline = config.algorithm.adv_estimator, config.dag.pipeline
-    if config.dag.own_graph:
+def _estimator(
+    algorithm: AlgorithmArguments, dag: DagArguments, built_in: Collection[str]
+) -> Iterator[SiirlError]:
+    estimator, pipeline = algorithm.adv_estimator, dag.pipeline
+    if dag.own_graph:
         return
     needed = [PROVIDED[column] for column in PROVIDED if estimator in that_take(column)]
     for wanted, in_words in needed:
@@ -111,14 +117,16 @@ def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _overlong(config: SiiRLArguments, *, text: bool) -> Iterator[SiirlError]:
-    overlong, longest = config.algorithm.overlong, config.data.max_response_length
+def _overlong(
+    algorithm: AlgorithmArguments, data: DataArguments, env: EnvArguments, *, text: bool
+) -> Iterator[SiirlError]:
+    overlong, longest = algorithm.overlong, data.max_response_length
     if overlong.buffer is None:
         return
     place = f"algorithm.overlong.buffer={overlong.buffer}"
     if not text:
         yield ConfigError(
-            f"{place} counts tokens of text, and env={config.env.name} acts: its episodes are "
+            f"{place} counts tokens of text, and env={env.name} acts: its episodes are "
             "bounded by env.max_episode_steps. "
             "Leave it out."
         )

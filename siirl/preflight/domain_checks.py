@@ -35,7 +35,7 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
             f"pipeline={SRPO} rewards episode videos, and {env} is text without videos: take "
             "pipeline=grpo, ppo or dapo."
         )
-    elif sizes.needs_video(config):
+    elif sizes.needs_video(config.reward):
         yield ConfigError(
             f"reward.name={config.reward.name} compares videos, and {env} is text: take "
             "reward=success or reward=return."

@@ -92,7 +92,7 @@ def estimated_minutes(
     trainer, cost = config.trainer, COSTS.get(config.env.name)
     if trainer.total_steps is None:
         return trainer.max_minutes
-    if cost is None or policy_parameters(config) > MEASURED_PARAMETERS:
+    if cost is None or policy_parameters(config.actor_rollout_ref.model) > MEASURED_PARAMETERS:
         return None
     episode = (
         cost.limit_share * env_spec.max_episode_steps * cost.step / min(cores, sizes.slots(config))

@@ -8,6 +8,7 @@ from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params.agents import group_configs, place_of
 from siirl.params.domains import is_text
+from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments
@@ -63,7 +64,7 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
         *by_group(config, file_problems),
     ]
     groups = group_configs(config)
-    if any(not own.env.name or _lacks_id(own) for own in groups.values()):
+    if any(not own.env.name or _lacks_id(own.env) for own in groups.values()):
         refuse(errors)
     specs: dict[int, EnvSpec] = {}
     for group, own in groups.items():
@@ -103,7 +104,7 @@ def _check(
         *file_problems(config),
         *unread,
     ]
-    if not config.env.name or _lacks_id(config):
+    if not config.env.name or _lacks_id(config.env):
         refuse(errors)  # config_problems reports it; without a name there is no spec
     ask_ungraded_rows(config)
     try:
@@ -115,8 +116,8 @@ def _check(
     return spec
 
 
-def _lacks_id(config: SiiRLArguments) -> bool:
-    return config.env.name == "gymnasium" and not config.env.id
+def _lacks_id(env: EnvArguments) -> bool:
+    return env.name == "gymnasium" and not env.id
 
 
 def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:

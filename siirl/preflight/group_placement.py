@@ -18,8 +18,9 @@ from siirl.execution.scheduler.task_scheduler import (
     ranks_of_groups,
 )
 from siirl.params import sizes
+from siirl.params.dag_args import DagArguments
 from siirl.params.refusals import refuse
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import policy_parameters
 
 
@@ -43,7 +44,7 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
     """
     if not sizes.separate(config):
         return ()
-    fill_in_sizes(graph, parameters=policy_parameters(config))
+    fill_in_sizes(graph, parameters=policy_parameters(config.actor_rollout_ref.model))
     parts = cut_graph(graph, groups=config.dag.groups)
     given = dict(config.dag.groups)
     config.dag.groups = dict(
@@ -54,7 +55,9 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
     refuse(list(_shares(config)))
     mapping = scheduled(config, graph)
     groups = ProcessGroupManager(sizes.ranks(config), mapping)
-    return tuple(_plan(config, name, part, groups, given) for name, part in parts.items())
+    return tuple(
+        _plan(config.dag, config.trainer, name, part, groups, given) for name, part in parts.items()
+    )
 
 
 def scheduled(config: SiiRLArguments, graph: TaskGraph) -> dict[int, TaskGraph]:
@@ -69,7 +72,8 @@ def scheduled(config: SiiRLArguments, graph: TaskGraph) -> dict[int, TaskGraph]:
 
 
 def _plan(
-    config: SiiRLArguments,
+    dag: DagArguments,
+    trainer: TrainingArguments,
     name: str,
     part: TaskGraph,
     groups: ProcessGroupManager,
@@ -83,11 +87,11 @@ def _plan(
     why = "dag.groups"
     if given[name] is None:
         millions = estimate_graph_model_params(part) / 1e6
-        why = f"dag.apportion={config.dag.apportion}, {millions:.1f} million parameters"
+        why = f"dag.apportion={dag.apportion}, {millions:.1f} million parameters"
     return GroupPlan(
         name=name,
         ranks=ranks,
-        machines=tuple(sorted({rank // config.trainer.n_gpus_per_node for rank in ranks})),
+        machines=tuple(sorted({rank // trainer.n_gpus_per_node for rank in ranks})),
         nodes=tuple(node.node_id for node in part.get_nodes() if node.skip_reason is None),
         why=why,
     )

@@ -359,7 +359,7 @@ ROWS: tuple[Row, ...] = (
             "demonstrations",
         ),
         Reader(
-            sizes.needs_video,
+            lambda config: sizes.needs_video(config.reward),
             "by rewards that compare videos, and reward.name={reward.name} uses none: leave it "
             "out.",
         ),

@@ -13,8 +13,11 @@ from pathlib import Path
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params import sizes
+from siirl.params.cluster_args import ClusterArguments
+from siirl.params.env_args import EnvArguments
+from siirl.params.model_args import RolloutArguments
 from siirl.params.refusals import refuse
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import (
     episodes_at_once,
     evaluation_memory,
@@ -44,7 +47,7 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
     held = episodes_at_once(config)
     refuse(
         [
-            *machine_problems(config),
+            *machine_problems(config.cluster, config.env),
             *simulation_problems(config, spec, held, total_memory_bytes=total_memory_bytes()),
         ]
     )
@@ -67,10 +70,10 @@ def require_linux(system: str = sys.platform) -> None:
         )
 
 
-def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
+def machine_problems(cluster: ClusterArguments, env: EnvArguments) -> list[SiirlError]:
     """Errors about the cluster's address and OpenGL."""
-    problems: list[SiirlError] = [*address_problems(config.cluster.address)]
-    if config.env.name in DRAWING_ENVS:
+    problems: list[SiirlError] = [*address_problems(cluster.address)]
+    if env.name in DRAWING_ENVS:
         problems += opengl_problems()
     return problems
 
@@ -85,15 +88,15 @@ def device_slots() -> tuple[int, str]:
     return len(os.sched_getaffinity(0)), "CPU core"
 
 
-def gpu_bytes(config: SiiRLArguments) -> float | None:
+def gpu_bytes(cluster: ClusterArguments, trainer: TrainingArguments) -> float | None:
     """Memory of a GPU: as stated, or of this machine's smallest; None if there is none, or ranks run
     on other machines.
     """
-    stated = config.trainer.gpu_memory_gib
+    stated = trainer.gpu_memory_gib
     if stated is not None:
         return stated * GIB
     slots, kind = device_slots()
-    if kind != "GPU" or config.cluster.address is not None:
+    if kind != "GPU" or cluster.address is not None:
         return None
     import torch
 
@@ -186,7 +189,9 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
 
 def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     """More ranks than devices; checked first, because other sizes depend on ranks."""
-    yield from tensor_parallel_problems(config, slots=device_slots)
+    yield from tensor_parallel_problems(
+        config.actor_rollout_ref.rollout, config.cluster, config.trainer, slots=device_slots
+    )
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
     if config.trainer.n_gpus_per_node == 1:
@@ -203,24 +208,28 @@ def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def tensor_parallel_problems(
-    config: SiiRLArguments, *, slots: Callable[[], tuple[int, str]]
+    rollout: RolloutArguments,
+    cluster: ClusterArguments,
+    trainer: TrainingArguments,
+    *,
+    slots: Callable[[], tuple[int, str]],
 ) -> Iterator[SiirlError]:
     """A language-model engine on several GPUs that this job or machine cannot give it; `slots` is
     `device_slots`.
     """
-    each = sizes.gpus_of_rank(config)
+    each = sizes.gpus_of_rank(rollout)
     if each == 1:
         return
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={each}"
-    if config.actor_rollout_ref.rollout.mode == "sync":
+    if rollout.mode == "sync":
         yield ConfigError(
             f"{key}: with actor_rollout_ref.rollout.mode=sync vLLM runs in the rank's own process, "
             "on one GPU: set mode=async, or make it 1."
         )
-    if config.cluster.address is not None or config.trainer.nnodes > 1:
+    if cluster.address is not None or trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
     available, kind = slots()
-    ranks = config.trainer.n_gpus_per_node
+    ranks = trainer.n_gpus_per_node
     if kind != "GPU":
         yield ConfigError(
             f"{key} asks for {each} GPUs for each rank, and this machine has none: make it 1."

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from envs.base import IMAGES, EnvSpec
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
+from siirl.params.data_args import DataArguments
+from siirl.params.env_args import EnvArguments
+from siirl.params.model_args import ModelArguments, RolloutArguments
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.weight_files import parameters_in
 
@@ -70,9 +73,9 @@ class HeldEpisodes:
     """The keys to lower."""
 
 
-def episodes_of_step(config: SiiRLArguments) -> HeldEpisodes:
+def episodes_of_step(data: DataArguments, rollout: RolloutArguments) -> HeldEpisodes:
     """All rollouts of a training step."""
-    prompts, group_size = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    prompts, group_size = data.train_batch_size, rollout.n
     keys = "data.train_batch_size x actor_rollout_ref.rollout.n"
     return HeldEpisodes(
         prompts * group_size,
@@ -93,17 +96,19 @@ def episodes_at_once(config: SiiRLArguments) -> HeldEpisodes:
 
 def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
     """Episodes of a step or of an evaluation, whichever are more; the two never overlap."""
-    return max(episodes_of_step(config), episodes_at_once(config), key=lambda held: held.count)
+    return max(
+        episodes_of_step(config.data, config.actor_rollout_ref.rollout),
+        episodes_at_once(config),
+        key=lambda held: held.count,
+    )
 
 
-def image_bytes_per_trajectory(config: SiiRLArguments, env_spec: EnvSpec) -> float:
+def image_bytes_per_trajectory(model: ModelArguments, env_spec: EnvSpec) -> float:
     """Image bytes of a full-length trajectory: uint8, one set of cameras a chunk."""
     space = getattr(env_spec.observation_space, "spaces", {}).get(IMAGES)
     if space is None:
         return 0.0
-    chunk_length = int(
-        config.actor_rollout_ref.model.options.get("chunk_length", 8)
-    )  # the shipped policy's
+    chunk_length = int(model.options.get("chunk_length", 8))  # the shipped policy's
     return math.ceil(env_spec.max_episode_steps / chunk_length) * float(math.prod(space.shape))
 
 
@@ -123,11 +128,12 @@ def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -
         *_processes(config, env_spec),
         (
             "policy, critic and Adam" if models > 1 else "policy and Adam",
-            weights * policy_parameters(config),
+            weights * policy_parameters(config.actor_rollout_ref.model),
         ),
         (
             "images",
-            episodes_of_training(config).count * image_bytes_per_trajectory(config, env_spec),
+            episodes_of_training(config).count
+            * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec),
         ),
     )
 
@@ -136,8 +142,12 @@ def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     """Memory of an evaluation, or of a warm start without its demonstrations."""
     return (
         *_processes(config, env_spec),
-        ("policy", BYTES_PER_PARAMETER * policy_parameters(config)),
-        ("images", episodes_at_once(config).count * image_bytes_per_trajectory(config, env_spec)),
+        ("policy", BYTES_PER_PARAMETER * policy_parameters(config.actor_rollout_ref.model)),
+        (
+            "images",
+            episodes_at_once(config).count
+            * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec),
+        ),
     )
 
 
@@ -150,11 +160,11 @@ def simulation_problems(
     """
     environments, images = (
         _environments(config, env_spec),
-        held.count * image_bytes_per_trajectory(config, env_spec),
+        held.count * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec),
     )
     if config.cluster.address is not None or environments + images <= ROUGHLY * total_memory_bytes:
         return []
-    tasks, kept = counted(len(env_spec.tasks), "task"), _simulators(config, env_spec)
+    tasks, kept = counted(len(env_spec.tasks), "task"), _simulators(config.env, env_spec)
     tasks += f" ({kept} of them kept)" if kept < len(env_spec.tasks) else ""
     of_images = f", the images of {held.in_keys} {size_text(images)}" if images else ""
     remedies = [held.remedy] if images > environments else _fewer_simulators(config, env_spec)
@@ -188,9 +198,9 @@ def total(parts: Iterable[tuple[str, float]]) -> float:
     return sum(size for _, size in parts)
 
 
-def policy_parameters(config: SiiRLArguments) -> int:
+def policy_parameters(model: ModelArguments) -> int:
     """Parameters of the policy in `actor_rollout_ref.model.path`, or of a new policy."""
-    path = config.actor_rollout_ref.model.path
+    path = model.path
     return NEW_POLICY_PARAMETERS if path is None else parameters_in(path)
 
 
@@ -216,7 +226,10 @@ def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
 
 
 def _environments(config: SiiRLArguments, env_spec: EnvSpec) -> float:
-    sized, simulators = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), _simulators(config, env_spec)
+    sized, simulators = (
+        ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES),
+        _simulators(config.env, env_spec),
+    )
     scenes = min(len(env_spec.tasks), simulators * config.env.envs_per_server)
     return (
         sizes.servers(config) * (sized.server + scenes * sized.scene)
@@ -224,15 +237,15 @@ def _environments(config: SiiRLArguments, env_spec: EnvSpec) -> float:
     )
 
 
-def _simulators(config: SiiRLArguments, env_spec: EnvSpec) -> int:
+def _simulators(env: EnvArguments, env_spec: EnvSpec) -> int:
     """Simulators that one environment keeps."""
     tasks = len(env_spec.tasks)
-    return min(tasks, config.env.kwargs.get("kept_simulators") or tasks)
+    return min(tasks, env.kwargs.get("kept_simulators") or tasks)
 
 
 def _fewer_simulators(config: SiiRLArguments, env_spec: EnvSpec) -> list[str]:
     sized, remedies = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), list[str]()
-    if _simulators(config, env_spec) > 1 and sized.simulator:
+    if _simulators(config.env, env_spec) > 1 and sized.simulator:
         remedies += ["name fewer env.tasks"]
         remedies += (
             ["keep fewer simulators ('env.kwargs={kept_simulators: 1}')"] if sized.bounded else []

@@ -8,7 +8,7 @@ from siirl.params import sizes
 from siirl.params.paths import find
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.resume_line import NEWEST_CHECKPOINT
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import (
     LANGUAGE_MODEL_FOLDER,
     check_safetensors,
@@ -41,7 +41,7 @@ def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
     problems = list(look(model.path, place="actor_rollout_ref.model.path", otherwise=new))
     if sizes.needs_reference(config):
         problems += look(reference.path, place="actor_rollout_ref.ref.path", otherwise=OWN_START)
-    if sizes.needs_video(config) and config.reward.encoder is not None:
+    if sizes.needs_video(config.reward) and config.reward.encoder is not None:
         problems += _encoder(config.reward.encoder)
         problems += _demonstrations(config.reward.demonstrations)
     if config.dag.workflow_file is not None and not Path(config.dag.workflow_file).is_file():
@@ -127,18 +127,18 @@ def _demonstrations(path: str | None) -> Iterator[SiirlError]:
         )
 
 
-def find_resume(config: SiiRLArguments) -> Path | None:
+def find_resume(trainer: TrainingArguments) -> Path | None:
     """Folder to resume from: as given, for `auto` the newest run with a checkpoint; None if new.
 
     Raises:
         ConfigError: The folder holds no checkpoint.
         MissingAssetError: There is no such folder.
     """
-    resume = config.trainer.resume
+    resume = trainer.resume
     if resume is None:
         return None
     if resume == "auto":
-        runs = (Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name).glob(
+        runs = (Path(trainer.output_dir).expanduser() / trainer.experiment_name).glob(
             f"*/{NEWEST_CHECKPOINT}"
         )
         return max(

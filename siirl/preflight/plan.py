@@ -16,6 +16,8 @@ from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.drawing import drawn
 from siirl.execution.dag.task_loader import trained_models
 from siirl.params import sizes
+from siirl.params.dag_args import DagArguments
+from siirl.params.model_args import ModelArguments
 from siirl.params.printable import printable
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
@@ -168,12 +170,12 @@ def make_plan(
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     models = 2 if critic is not None else 1
     val_episodes = trainer.val_episodes * len(env_spec.tasks)
-    evaluations = _evaluations(config)
+    evaluations = _evaluations(config.trainer)
     nodes = {
         node_id: graph.get_node(node_id).skip_reason for node_id in graph.get_topological_sort()
     }
     return Plan(
-        pipeline=_graph_name(config),
+        pipeline=_graph_name(config.dag),
         nodes=tuple(node_id for node_id, reason in nodes.items() if reason is None),
         skipped=tuple((node_id, reason) for node_id, reason in nodes.items() if reason is not None),
         paths=drawn(graph),
@@ -210,7 +212,7 @@ def make_plan(
         loss=loss,
         critic=critic,
         begins=begins,
-        start=_start(config, env_spec),
+        start=_start(config.actor_rollout_ref.model, config.trainer, env_spec),
         steps=trainer.total_steps,
         max_minutes=trainer.max_minutes,
         file_epochs=trainer.total_epochs if config.data.train_files else None,
@@ -335,8 +337,8 @@ def _hanging(name: str, value: str, *, column: int) -> str:
     return f"  {name:<{column - 2}}" + ("\n" + " " * column).join(text)
 
 
-def _graph_name(config: SiiRLArguments) -> str:
-    own, pipeline = config.dag.own_graph, config.dag.pipeline
+def _graph_name(dag: DagArguments) -> str:
+    own, pipeline = dag.own_graph, dag.pipeline
     return (
         str(pipeline)
         if own is None
@@ -455,9 +457,9 @@ def _render_time(plan: Plan) -> str:
     )
 
 
-def _start(config: SiiRLArguments, env_spec: EnvSpec) -> str | None:
-    path = config.actor_rollout_ref.model.path
-    known = () if path is None or config.trainer.resume is not None else learnt_tasks(path)
+def _start(model: ModelArguments, trainer: TrainingArguments, env_spec: EnvSpec) -> str | None:
+    path = model.path
+    known = () if path is None or trainer.resume is not None else learnt_tasks(path)
     others = [task for task in env_spec.tasks if task not in known]
     if not known or not others:
         return None
@@ -474,13 +476,13 @@ def _start(config: SiiRLArguments, env_spec: EnvSpec) -> str | None:
 
 
 def _disk(config: SiiRLArguments, *, models: int, val_episodes: int) -> float:
-    trainer, parameters = config.trainer, policy_parameters(config)
+    trainer, parameters = config.trainer, policy_parameters(config.actor_rollout_ref.model)
     steps = _steps_at_most(trainer)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
     # the oldest is deleted after the newest is written
     checkpoints = min(written, KEPT_CHECKPOINTS + 1)
     evaluations = min(
-        _evaluations(config) or 1, steps + 2
+        _evaluations(config.trainer) or 1, steps + 2
     )  # one after each step, one before training, one at the end
     of_a_step = min(
         trainer.record_episodes, sizes.trajectories_per_step(config)
@@ -501,9 +503,8 @@ def _steps_at_most(trainer: TrainingArguments) -> int:
     )
 
 
-def _evaluations(config: SiiRLArguments) -> int | None:
+def _evaluations(trainer: TrainingArguments) -> int | None:
     """Number of evaluations; None if the number of steps is open."""
-    trainer = config.trainer
     if trainer.total_steps is None:
         return None
     if trainer.val_episodes == 0:

@@ -32,9 +32,11 @@ from siirl.models import ActionTokenizer
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import check_groups, config_of_group, group_configs, owners
+from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.build import as_text
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
+from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.paths import find
 from siirl.params.references import (
@@ -45,6 +47,8 @@ from siirl.params.references import (
     load_reference,
 )
 from siirl.params.refusals import refuse
+from siirl.params.reward_args import RewardArguments
+from siirl.params.training_args import TrainingArguments
 from siirl.params.weight_files import parameters_in
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
@@ -94,7 +98,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         load_plug_ins(own, graph)
     require_configured_columns(config, graph)
     groups = place(config, graph)
-    refuse(machine_problems(config))
+    refuse(machine_problems(config.cluster, config.env))
     check_loggers(config.trainer.logger)
     begins = check_resume(config)
     plans: dict[int, Plan] = {}
@@ -106,7 +110,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         warnings += [
             *([own_spec.notice] if own_spec.notice else []),
             *warnings_of(own, own_spec),
-            *([] if is_text(own_spec) else _without_videos(own, own_spec)),
+            *([] if is_text(own_spec) else _without_videos(own.env, own.trainer, own_spec)),
         ]
         plans[group] = _plan(own, own_spec, graph, group=group, begins=begins, groups=groups)
     plan = together(plans, shared=owners(config))
@@ -129,9 +133,9 @@ def check_models(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) ->
         with_critic=with_critic,
         with_adapters=config.actor_rollout_ref.model.lora.rank > 0,
     )
-    check_reward(config)
-    check_encoder(config)
-    check_demonstrations(config, spec)
+    check_reward(config.reward)
+    check_encoder(config.reward)
+    check_demonstrations(config.reward, spec)
 
 
 def _plan(
@@ -147,7 +151,7 @@ def _plan(
     loss = ActorLoss(
         config.actor_rollout_ref.actor, horizon=1
     ).describe()  # the horizon is known once the policy is built
-    of_a_gpu = gpu_bytes(config)
+    of_a_gpu = gpu_bytes(config.cluster, config.trainer)
     plan = make_plan(
         config,
         graph,
@@ -182,7 +186,11 @@ def check_resume(config: SiiRLArguments) -> str | None:
         MissingAssetError: There is no such folder.
         CheckpointError: The checkpoint is incomplete.
     """
-    wanted, folder, total = config.trainer.resume, find_resume(config), config.trainer.total_steps
+    wanted, folder, total = (
+        config.trainer.resume,
+        find_resume(config.trainer),
+        config.trainer.total_steps,
+    )
     config.trainer.resume = None if folder is None else str(folder)
     if folder is None:
         return (
@@ -243,14 +251,14 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
     for node in graph.get_nodes():
         own = config_of_group(config, node.agent_group)
         if node.node_role is NodeRole.ADVANTAGE:
-            node.require(_columns_of_estimator(own))
+            node.require(_columns_of_estimator(own.algorithm))
         elif node.node_role is NodeRole.ACTOR and not node.only_forward_compute:
             node.require(["ref_log_prob"] if own.actor_rollout_ref.actor.use_kl_loss else [])
     graph.check_columns()
 
 
-def _columns_of_estimator(config: SiiRLArguments) -> list[str]:
-    parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
+def _columns_of_estimator(algorithm: AlgorithmArguments) -> list[str]:
+    parameters = inspect.signature(ADVANTAGES[algorithm.adv_estimator]).parameters
     return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
 
 
@@ -322,33 +330,33 @@ def check_actions(tokenizer: ActionTokenizer, spec: EnvSpec, *, place: str) -> N
             )
 
 
-def check_reward(config: SiiRLArguments) -> None:
+def check_reward(reward: RewardArguments) -> None:
     """Import a user's reward and check its signature.
 
     Raises:
         ConfigError: It does not exist, its import raises, or it does not take the reward's
             arguments.
     """
-    name = config.reward.name
+    name = reward.name
     if is_reference(name):
         make = load_reference(name, place="reward.name")
-        check_call(make, (config.reward,), {}, place=f"reward.name={name}", call="(config.reward)")
+        check_call(make, (reward,), {}, place=f"reward.name={name}", call="(config.reward)")
 
 
-def check_encoder(config: SiiRLArguments) -> None:
+def check_encoder(reward: RewardArguments) -> None:
     """Load the reward's video encoder if that takes at most a second; workers resolve hub ids.
 
     Raises:
         ConfigError: It is not an encoder.
     """
-    name = config.reward.encoder
-    if name is None or not sizes.needs_video(config):
+    name = reward.encoder
+    if name is None or not sizes.needs_video(reward):
         return
     path = Path(name)
     if ("/" in name and not path.exists()) or _weights_bytes(path) > LOADED_TWICE_BYTES:
         return
     try:
-        make_encoder(config.reward, device=torch.device("cpu"))
+        make_encoder(reward, device=torch.device("cpu"))
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see "
@@ -361,13 +369,13 @@ def _weights_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def check_demonstrations(config: SiiRLArguments, spec: EnvSpec) -> None:
+def check_demonstrations(reward: RewardArguments, spec: EnvSpec) -> None:
     """Open the file of demonstration clips.
 
     Raises:
         ConfigError: It holds no clips, or none of the job's tasks.
     """
-    file = config.reward.demonstrations
+    file = reward.demonstrations
     if file is None:
         return
     place = f"reward.demonstrations={file}"
@@ -386,13 +394,12 @@ def check_demonstrations(config: SiiRLArguments, spec: EnvSpec) -> None:
         )
 
 
-def _without_videos(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
+def _without_videos(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> list[str]:
     """Turn off videos if the environment cannot be rendered; returns a warning."""
-    trainer = config.trainer
     if spec.renders or not (trainer.record_episodes or trainer.record_val_episodes):
         return []
     trainer.record_episodes = trainer.record_val_episodes = 0
-    without_pygame = config.env.name == "gymnasium" and importlib.util.find_spec("pygame") is None
+    without_pygame = env.name == "gymnasium" and importlib.util.find_spec("pygame") is None
     remedy = (
         " Gymnasium draws its small environments with pygame: pip install pygame."
         if without_pygame

@@ -379,7 +379,11 @@ def _sleeps(config: SiiRLArguments) -> bool:
 def _encoder(config: SiiRLArguments) -> float:
     """Weights of the video encoder, in bfloat16 unless asked otherwise; idle it is on the host."""
     reward = config.reward
-    if not sizes.needs_video(config) or reward.encoder_device == "cpu" or reward.encoder is None:
+    if (
+        not sizes.needs_video(config.reward)
+        or reward.encoder_device == "cpu"
+        or reward.encoder is None
+    ):
         return 0.0
     return _stored_bytes(reward.encoder) / (1 if reward.encoder_dtype == "float32" else 2)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError
+from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 from siirl.params.training_args import SiiRLArguments
 
 GRADES = ("success", "return")
@@ -20,15 +21,14 @@ ASK_UNGRADED = ("math", "tools")
 """
 
 
-def grade_of_every_row(config: SiiRLArguments) -> str | None:
+def grade_of_every_row(reward: RewardArguments, custom: CustomRewardArguments) -> str | None:
     """Key of a reward part that is the environment's grade of every row; None without one."""
     parts = [
-        (f"reward.functions[{number}].name", part)
-        for number, part in enumerate(config.reward.functions)
+        (f"reward.functions[{number}].name", part) for number, part in enumerate(reward.functions)
     ]
-    if config.custom_reward_function.name is not None:
-        parts.append(("custom_reward_function.name", {"name": config.custom_reward_function.name}))
-    for place, part in parts or [("reward.name", {"name": config.reward.name})]:
+    if custom.name is not None:
+        parts.append(("custom_reward_function.name", {"name": custom.name}))
+    for place, part in parts or [("reward.name", {"name": reward.name})]:
         if part.get("name") in GRADES and not part.get("data_sources"):
             return f"{place}={part['name']}"
     return None
@@ -42,7 +42,7 @@ def ask_ungraded_rows(config: SiiRLArguments) -> None:
         from_files
         and config.env.name in ASK_UNGRADED
         and UNGRADED not in kwargs
-        and grade_of_every_row(config) is None
+        and grade_of_every_row(config.reward, config.custom_reward_function) is None
     ):
         config.env.kwargs = {**kwargs, UNGRADED: True}
 
@@ -65,7 +65,7 @@ def grading_problems(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlErr
         f"env.kwargs.{UNGRADED}=true uses rows that the environment cannot grade",
         config.algorithm.filter,
     )
-    part = grade_of_every_row(config)
+    part = grade_of_every_row(config.reward, config.custom_reward_function)
     if part is not None:
         yield ConfigError(
             f"{asked}, and {part} is its grade: give your own reward function "

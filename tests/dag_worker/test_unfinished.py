@@ -62,7 +62,7 @@ def test_what_a_living_writer_writes_stays(tmp_path: Path) -> None:
 
 def test_the_next_start_of_the_experiment_removes_it(killed: Path) -> None:
     new = killed.parent.parent / "2026-01-02_00-00-00"
-    remove_rests(parse_config([]), new)
+    remove_rests(parse_config([]).trainer, new)
     assert list(killed.iterdir()) == []
 
 
@@ -73,7 +73,7 @@ def test_a_start_that_resumes_from_another_experiment_removes_it_there(
     (killed / "step_00000001").mkdir()
     (killed / "step_00000001" / "manifest.json").write_text("{}")
     remove_rests(
-        parse_config([f"trainer.resume={killed.parent}"]),
+        parse_config([f"trainer.resume={killed.parent}"]).trainer,
         tmp_path / "other" / "2026-01-02_00-00-00",
     )
     assert sorted(path.name for path in killed.iterdir()) == ["latest", "step_00000001"]

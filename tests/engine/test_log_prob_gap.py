@@ -131,7 +131,14 @@ def after_two_steps(job):
 def test_rounding_stops_no_step_and_leaves_room(job, after_two_steps):
     for metrics in after_two_steps[:2]:
         assert metrics["actor/updates"] == 1.0
-        assert 0.0 < metrics["rollout/log_prob_gap_mean"] < log_prob_gap_bound(job.config) / 2
+        assert (
+            0.0
+            < metrics["rollout/log_prob_gap_mean"]
+            < log_prob_gap_bound(
+                job.config.actor_rollout_ref.rollout, job.config.actor_rollout_ref.model
+            )
+            / 2
+        )
         require_agreement(metrics, job.config)
 
 

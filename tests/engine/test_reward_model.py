@@ -89,7 +89,14 @@ def outcomes(*responses: str) -> EpisodeOutcomes:
 def scores_of(path, *responses, ranks=ONE, **options):
     config = config_of(path, **options)
     return make_text_reward_manager(
-        config, reward_model=make_reward_model(config, device=CPU, ranks=ranks)
+        config,
+        reward_model=make_reward_model(
+            config.reward,
+            config.custom_reward_function,
+            config.reward_model,
+            device=CPU,
+            ranks=ranks,
+        ),
     ).score(outcomes(*responses))
 
 
@@ -151,7 +158,16 @@ def test_a_model_that_nobody_named_is_refused():
 
 
 def test_no_model_is_loaded_where_no_part_is_one():
-    assert make_reward_model(SiiRLArguments(), device=CPU, ranks=ONE) is None
+    assert (
+        make_reward_model(
+            SiiRLArguments().reward,
+            SiiRLArguments().custom_reward_function,
+            SiiRLArguments().reward_model,
+            device=CPU,
+            ranks=ONE,
+        )
+        is None
+    )
 
 
 def of_rank(ranks, path, responses):

@@ -99,9 +99,19 @@ def test_policy_is_another_one_where_any_file_of_its_weights_is(tmp_path: Path) 
     config, files = parse_config(["env=libero"]), [tmp_path / "1", tmp_path / "2"]
     files[0].write_text("a")
     files[1].write_text("bc")
-    assert identity(config, files, notice="")["weights"] == "ba7816bf8f01cfea"
+    assert (
+        identity(config.env, config.actor_rollout_ref.rollout, config.trainer, files, notice="")[
+            "weights"
+        ]
+        == "ba7816bf8f01cfea"
+    )
     files[1].write_text("bd")
-    assert identity(config, files, notice="")["weights"] != "ba7816bf8f01cfea"
+    assert (
+        identity(config.env, config.actor_rollout_ref.rollout, config.trainer, files, notice="")[
+            "weights"
+        ]
+        != "ba7816bf8f01cfea"
+    )
 
 
 def test_episode_is_written_when_it_is_over_and_not_when_its_task_is(tmp_path: Path) -> None:
@@ -126,7 +136,13 @@ def test_other_policy_is_not_mixed_in(tmp_path: Path) -> None:
 def test_episodes_with_other_placements_are_not_mixed_in(tmp_path: Path) -> None:
     """Files from before fixtures stood where the official loop has them do not say so."""
     (tmp_path / "weights").write_text("abc")
-    description = identity(parse_config(["env=libero"]), [tmp_path / "weights"], notice="")
+    description = identity(
+        parse_config(["env=libero"]).env,
+        parse_config(["env=libero"]).actor_rollout_ref.rollout,
+        parse_config(["env=libero"]).trainer,
+        [tmp_path / "weights"],
+        notice="",
+    )
     file = tmp_path / "episodes.jsonl"
     with InferenceEngine(NoPolicy()) as inference:
         rollout = SimpleNamespace(workflow=Player(), inference=inference)
@@ -219,13 +235,13 @@ def test_table_says_whether_it_is_the_whole_protocol(
 
 def test_tables_say_where_fixtures_stand_and_how_images_differ_from_the_official_ones() -> None:
     fast = parse_config(["env=libero", "env.image_size=128", "env.render_quality=fast"])
-    placed, *others = conditions(fast, notice="stand-ins").split("; ")
+    placed, *others = conditions(fast.env, notice="stand-ins").split("; ")
     assert placed.startswith(
         "fixtures of initial state i stand where the official loop (env.seed(0)"
     )
     assert others == ["images of 128 pixels, fast", "the official ones have 256, full", "stand-ins"]
     full = parse_config(["env=libero", "env.image_size=256", "env.render_quality=full"])
-    assert conditions(full, notice="") == placed
+    assert conditions(full.env, notice="") == placed
 
 
 @pytest.mark.parametrize(
@@ -251,6 +267,6 @@ def test_configuration_asks_for_it_by_its_states() -> None:
     from siirl.jobs.libero_protocol import asked_for
 
     config = SimpleNamespace(env=SimpleNamespace(name="libero", states="all"))
-    assert asked_for(config)
+    assert asked_for(config.env)
     config.env.states = "split"
-    assert not asked_for(config)
+    assert not asked_for(config.env)

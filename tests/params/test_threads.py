@@ -27,4 +27,4 @@ def test_command_says_it_before_torch_is_imported_and_leaves_the_users_choice(
         monkeypatch.setenv(name, value)
     said = subprocess.run([sys.executable, "-c", TELL], check=True, capture_output=True, text=True)
     assert said.stdout.strip() == told
-    assert cluster_settings(SiiRLArguments()).env_vars[SPIN_COUNT] == told
+    assert cluster_settings(SiiRLArguments().cluster).env_vars[SPIN_COUNT] == told

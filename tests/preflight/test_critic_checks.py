@@ -120,10 +120,17 @@ def test_a_buffer_that_cannot_be_is_refused(overrides, message):
 
 def test_robots_are_told_that_length_costs_them_nothing():
     config = parse_config([MUJOCO, "pipeline=dapo"])
-    (notice,) = overlong_notices(config, text=False)
+    (notice,) = overlong_notices(config.algorithm, config.env, text=False)
     assert "episodes of env=metaworld" in notice
-    assert overlong_notices(config, text=True) == []
-    assert overlong_notices(parse_config([MUJOCO, "pipeline=grpo"]), text=False) == []
+    assert overlong_notices(config.algorithm, config.env, text=True) == []
+    assert (
+        overlong_notices(
+            parse_config([MUJOCO, "pipeline=grpo"]).algorithm,
+            parse_config([MUJOCO, "pipeline=grpo"]).env,
+            text=False,
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("pipeline", ["grpo", "ppo", "remax"])

@@ -30,7 +30,13 @@ OWN = "custom_reward_function.name=math:sqrt"
     ],
 )
 def test_a_reward_goes_by_the_grade_of_every_row_or_not(words, key):
-    assert grade_of_every_row(parse_config(["env=math", "pipeline=grpo", *words])) == key
+    assert (
+        grade_of_every_row(
+            parse_config(["env=math", "pipeline=grpo", *words]).reward,
+            parse_config(["env=math", "pipeline=grpo", *words]).custom_reward_function,
+        )
+        == key
+    )
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def resume(output_dir: Path, value: str) -> Path | None:
                 "trainer.experiment_name=x",
                 f"trainer.resume={value}",
             ]
-        )
+        ).trainer
     )
 
 

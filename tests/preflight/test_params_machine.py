@@ -165,12 +165,27 @@ WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 def test_a_wide_engine_without_its_gpus_is_refused(
     words: list[str], slots: tuple[int, str], expected: str
 ) -> None:
-    [problem] = tensor_parallel_problems(parse_config([*VLLM, *words]), slots=lambda: slots)
+    [problem] = tensor_parallel_problems(
+        parse_config([*VLLM, *words]).actor_rollout_ref.rollout,
+        parse_config([*VLLM, *words]).cluster,
+        parse_config([*VLLM, *words]).trainer,
+        slots=lambda: slots,
+    )
     assert expected in str(problem)
 
 
 def test_a_wide_engine_has_as_many_gpus_as_it_is_wide() -> None:
     words = ["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=4", "trainer.n_gpus_per_node=2"]
     config = parse_config([*VLLM, *words])
-    assert list(tensor_parallel_problems(config, slots=lambda: (8, "GPU"))) == []
-    assert sizes.gpus_of_rank(config) == 4
+    assert (
+        list(
+            tensor_parallel_problems(
+                config.actor_rollout_ref.rollout,
+                config.cluster,
+                config.trainer,
+                slots=lambda: (8, "GPU"),
+            )
+        )
+        == []
+    )
+    assert sizes.gpus_of_rank(config.actor_rollout_ref.rollout) == 4

@@ -46,7 +46,7 @@ def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: flo
 
 
 def test_a_trajectory_keeps_one_image_a_chunk() -> None:
-    assert image_bytes_per_trajectory(job(), SPEC) == IMAGE_BYTES
+    assert image_bytes_per_trajectory(job().actor_rollout_ref.model, SPEC) == IMAGE_BYTES
 
 
 def test_environments_and_images_that_take_far_more_than_all_memory_are_refused() -> None:

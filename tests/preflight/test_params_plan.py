@@ -114,7 +114,7 @@ def test_ranks_are_told_by_their_machines_and_share_the_cores_of_theirs() -> Non
     ]
     assert "6 on 2 machines (Ray actors, cluster=10.0.0.1:6379)" in one_line(render(plan_of(words)))
     config = parse_config([*JOB, *words])
-    assert [sizes.threads_of_rank(config, cores=cores) for cores in (1, 6, 8)] == [1, 2, 2]
+    assert [sizes.threads_of_rank(config.trainer, cores=cores) for cores in (1, 6, 8)] == [1, 2, 2]
 
 
 def test_epochs_repeat_the_optimiser_steps() -> None:

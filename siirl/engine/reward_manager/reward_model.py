@@ -19,9 +19,9 @@ from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.sharding import repeated_blocks, shard
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.hub import find_on_hub
-from siirl.params import RewardModelArguments, SiiRLArguments
+from siirl.params import RewardModelArguments
 from siirl.params.paths import find
-from siirl.params.reward_args import reward_parts
+from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
 
 KEY = "reward_model.path"
 
@@ -149,7 +149,12 @@ class RewardModel:
 
 
 def make_reward_model(
-    config: SiiRLArguments, *, device: torch.device, ranks: Collectives
+    reward: RewardArguments,
+    custom: CustomRewardArguments,
+    reward_model: RewardModelArguments,
+    *,
+    device: torch.device,
+    ranks: Collectives,
 ) -> RewardModel | None:
     """The reward model of a text job; None if no part of the reward is `model`.
 
@@ -160,16 +165,14 @@ def make_reward_model(
         MissingAssetError: No such folder or hub id.
         CheckpointError: Missing weights, for example a head that was never trained.
     """
-    if not any(
-        part.name == "model" for part in reward_parts(config.reward, config.custom_reward_function)
-    ):
+    if not any(part.name == "model" for part in reward_parts(reward, custom)):
         return None
-    if config.reward_model.path is None:
+    if reward_model.path is None:
         raise ConfigError(
             f"reward.name=model, and {KEY}=null: name a sequence classifier with one output, a "
             "folder or a hub id."
         )
-    return load_reward_model(config.reward_model, device=device, ranks=ranks)
+    return load_reward_model(reward_model, device=device, ranks=ranks)
 
 
 def load_reward_model(

@@ -34,6 +34,8 @@ from siirl.engine.reward_manager.embodied_rewards import EpisodeOutcomes, Memory
 from siirl.engine.reward_manager.reward_worker import FAILED, PING, target_of
 from siirl.errors import ConfigError
 from siirl.params import RewardArguments, SiiRLArguments
+from siirl.params.algorithm_args import AlgorithmArguments
+from siirl.params.data_args import DataArguments
 from siirl.params.reward_args import RewardPart, reward_parts
 
 logger = logging.getLogger(__name__)
@@ -256,7 +258,7 @@ def make_text_reward_manager(
     Raises:
         ConfigError: A part that cannot be used, or reward.manager=dapo without a penalty.
     """
-    overlong = _overlong(config)
+    overlong = _overlong(config.algorithm, config.data)
     if config.reward.manager == "dapo" and overlong is None:
         raise ConfigError(
             "reward.manager=dapo adds a penalty on long responses, and "
@@ -307,9 +309,11 @@ def _make_part(part: RewardPart, reward: RewardArguments, reward_model: Part | N
     return reward_model
 
 
-def _overlong(config: SiiRLArguments) -> Callable[[NDArray[np.int64]], NDArray[np.float32]] | None:
-    settings = config.algorithm.overlong
-    longest = config.data.max_response_length
+def _overlong(
+    algorithm: AlgorithmArguments, data: DataArguments
+) -> Callable[[NDArray[np.int64]], NDArray[np.float32]] | None:
+    settings = algorithm.overlong
+    longest = data.max_response_length
     if settings.penalty == 0:
         return None
     buffer = max(1, longest // OVERLONG_SHARE) if settings.buffer is None else settings.buffer
