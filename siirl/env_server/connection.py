@@ -30,6 +30,12 @@ NUMBER_BYTES = PROOF_BYTES = SECRET_BYTES = 32  # of SHA-256
 HANDSHAKE_DEADLINE_S = 60.0  # takes milliseconds, unless the machine is overloaded
 # six observations of 64 x 64 pixels are 74 kB; the buffer grows for a longer message
 BUFFER_BYTES = 1 << 18
+# a buffer that has grown to at most this size is kept: observations come again and again, videos
+# once an episode
+KEPT_BYTES = 1 << 24
+# An episode's video of 300 frames of 1024 x 1024 pixels has 0.9 GB. A longer message is refused, so
+# that a damaged length does not take all memory.
+MAX_MESSAGE_BYTES = 1 << 32
 # some firewalls drop a connection that is idle for minutes, and a policy update may take longer
 KEEP_ALIVE_S = 60
 
@@ -82,15 +88,21 @@ class ServerEnd:
     def messages(self) -> Iterator[bytes]:
         """Messages until the other side ends the stream or is lost; drops an incomplete message."""
         while (header := self._read(HEADER.size)) is not None:
-            message = self._read(*HEADER.unpack(header))
+            (size,) = HEADER.unpack(header)
+            message = self._read(size) if size <= MAX_MESSAGE_BYTES else None
             if message is None:
                 return
             yield message
 
-    def send(self, message: bytes) -> None:
-        """Send a message; after the connection is lost, do nothing (`messages` ends)."""
+    def send(self, message: bytes, *rest: bytes | memoryview) -> None:
+        """Send a message, whose content continues in `rest`; after the connection is lost, do
+        nothing (`messages` ends).
+        """
+        size = len(message) + sum(len(part) for part in rest)
         with suppress(OSError):
-            self._socket.sendall(HEADER.pack(len(message)) + message)
+            self._socket.sendall(HEADER.pack(size) + message)
+            for part in rest:
+                self._socket.sendall(part)
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +166,15 @@ class ClientEnd(asyncio.BufferedProtocol):
             stack.pop_all()  # the event loop closes it from here on
 
     def send(self, message: bytes) -> None:
-        """Send a message, buffered if necessary; drop it if the connection is lost."""
+        """Send a message, buffered if necessary; drop it if the connection is lost.
+
+        Raises:
+            ValueError: The message is longer than `MAX_MESSAGE_BYTES`.
+        """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"A message has {len(message):,} bytes; at most {MAX_MESSAGE_BYTES:,} are sent."
+            )
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(HEADER.pack(len(message)) + message)
 
@@ -187,6 +207,9 @@ class ClientEnd(asyncio.BufferedProtocol):
                 with received[begin + HEADER.size : end] as message:
                     self._on_message(message)
                 begin = end
+        if end - begin > HEADER.size + MAX_MESSAGE_BYTES:
+            self.abort(ConnectionError(f"it announced a message of {end - begin:,} bytes"))
+            return
         self._keep_from(begin, room=end - begin)
 
     def eof_received(self) -> bool:
@@ -212,7 +235,7 @@ class ClientEnd(asyncio.BufferedProtocol):
     def _keep_from(self, begin: int, *, room: int) -> None:
         """Move the rest of the buffer to its front and make a message of `room` bytes fit."""
         rest = self._buffer[begin : self._filled]
-        if len(self._buffer) != max(BUFFER_BYTES, room):
+        if len(self._buffer) < room or len(self._buffer) > max(KEPT_BYTES, room):
             self._buffer = bytearray(max(BUFFER_BYTES, room))
         self._buffer[: len(rest)] = rest
         self._filled = len(rest)

@@ -2,11 +2,14 @@
 processes; requests and answers bypass Ray.
 
 An actor call costs the two processes more than a millisecond together, compared to six for a
-simulator's chunk of actions: an empty chunk took 1.4 ms of processor time through Ray and takes 0.4
-ms over the direct connection. So a server is an actor with one long call, `serve`, which takes
+simulator's chunk of actions: an empty chunk took 1.4 ms of processor time through Ray and 0.4 ms
+over the direct connection. So a server is an actor with one long call, `serve`, which takes
 requests from the connection (`siirl.env_server.connection`) and answers them one at a time, in
 order. Further requests queue in the connection, so that the simulator never waits for the next
 chunk. Ray reports a process that died, for example of memory exhaustion, as the result of `serve`.
+
+Images of a server on the pool's machine lie in memory that both share
+(`siirl.env_server.shared_area`); those of other machines follow the message on the connection.
 
 The secret of a connection is an argument of the actor. A process that can read those arguments can
 already run code in the cluster.
@@ -19,17 +22,17 @@ RAY_USE_TLS encrypts Ray's traffic, but not this connection.
 """
 
 import asyncio
+import logging
 import os
 import pickle
 import secrets
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
-from ray import cloudpickle
 from ray.exceptions import ActorHandleNotFoundError
 from ray.util import get_node_ip_address
 
@@ -38,9 +41,17 @@ from siirl import stacks
 from siirl.env_server import connection
 from siirl.env_server.connection import Address, ClientEnd
 from siirl.env_server.server import Answers, EnvServer, Raised, Request
+from siirl.env_server.shared_area import AreaHandle, SharedArea, room_of_answer
+from siirl.env_server.wire import UNPICKLABLE, AnswerReader, AnswerWriter, Order, pickled
 from siirl.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 PASSED_ON = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
+# glibc's malloc returns memory of 128 kB and more to the system at once, so that each new image costs
+# 70 us in page faults, and 5 us in memory that was kept. Here it keeps arrays of up to 4 MB, and up
+# to 16 MB of free memory.
+KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 22), "MALLOC_TRIM_THRESHOLD_": str(1 << 24)}
 RAY_WAS_SHUT_DOWN = (
     "Ray was shut down while environment servers were in use: close the EnvPool first."
 )
@@ -48,12 +59,20 @@ RAY_WAS_SHUT_DOWN = (
 # long to wait
 REASON_S = 5.0
 
-# Exceptions of pickling and unpickling: those that `pickle` documents, and those of methods of a
-# user's class.
-UNPICKLABLE = (
-    *(pickle.PickleError, AttributeError, EOFError, ImportError, LookupError),
-    *(ArithmeticError, NameError, RuntimeError, TypeError, ValueError),
-)
+
+class Opened(NamedTuple):
+    """A server whose environments are made."""
+
+    address: Address
+    node: str
+    """Ray's id of the server's machine."""
+    area: AreaHandle | None
+    """Memory for the arrays of its answers; None if they are small or cannot be shared."""
+
+
+class _Call(NamedTuple):
+    reply: "asyncio.Future[Answers]"
+    requests: Sequence[Request]
 
 
 class EnvServerActor:
@@ -73,29 +92,37 @@ class EnvServerActor:
         # images.
         self._loop = asyncio.new_event_loop()
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
+        self._num_envs = num_envs
         self._secret = secret
         stacks.register("environment_server")
 
-    def open(self) -> Raised | Address:
-        """Make the environments (see `EnvServer.open`); returns the address of `serve`."""
+    def open(self) -> Raised | Opened:
+        """Make the environments (see `EnvServer.open`), and listen for `serve`."""
         raised = self._loop.run_until_complete(self._server.open())
         if raised is not None:
             return raised
         self._listener = connection.listen(get_node_ip_address())
         host, port, *_ = self._listener.getsockname()
-        return host, port
+        self._room = room_of_answer(self._server.spec)
+        self._area = SharedArea.make(self._num_envs * self._room) if self._room else None
+        handle = None if self._area is None else self._area.handle
+        return Opened((host, port), _node(), handle)
 
-    def serve(self) -> None:
-        """Answer requests until the pool ends the stream or disconnects; close the environments."""
+    def serve(self, *, shares_area: bool) -> None:
+        """Answer requests until the pool ends the stream or disconnects; close the environments.
+
+        Args:
+            shares_area: Whether the pool has opened the area.
+        """
+        writer = AnswerWriter(area=self._area if shares_area else None, room=self._room)
         with self._loop.run_until_complete(
             connection.accept(self._listener, secret=self._secret)
         ) as pool:
             for message in pool.messages():
-                pool.send(
-                    _message_of(
-                        self._loop.run_until_complete(self._server.handle(pickle.loads(message)))
-                    )
-                )
+                order: Order = pickle.loads(message)
+                answers = self._loop.run_until_complete(self._server.handle(order.requests))
+                content, arrays = writer.message_of(answers, order)
+                pool.send(content, *arrays)
             self._loop.run_until_complete(self._server.close())
 
 
@@ -132,9 +159,11 @@ class RayTransport:
         )
         self._connection = ClientEnd(on_message=self._hand_out, on_lost=self._on_lost)
         # answers arrive in the order of the requests
-        self._waiting: deque[asyncio.Future[Answers]] = deque()
+        self._waiting: deque[_Call] = deque()
+        self._unread: Counter[int] = Counter()  # answers of each environment still to be read
         self._background: list[asyncio.Future[Any]] = []
         self._lost: Exception | None = None  # why sending is no longer possible
+        self._reader = AnswerReader(area=None)
 
     def open(self) -> "asyncio.Future[Raised | None]":
         """See `Transport.open`."""
@@ -154,15 +183,16 @@ class RayTransport:
         if not ray.is_initialized():
             raise RuntimeError(RAY_WAS_SHUT_DOWN)
         try:
-            message = _pickled(requests)
+            message = pickled(self._order_of(requests))
         except UNPICKLABLE as error:
             raise TypeError(f"A request to an environment cannot be pickled: {error}") from error
         reply: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         if self._lost is not None:
             reply.set_exception(self._lost)
             return reply
-        self._waiting.append(reply)
         self._connection.send(message)
+        self._waiting.append(_Call(reply, requests))
+        self._unread.update(request.env for request in requests)
         return reply
 
     def shut(self) -> "asyncio.Future[None]":
@@ -174,24 +204,28 @@ class RayTransport:
     def kill(self) -> None:
         """End the process, even if it holds the GIL or is stopped (then Ray takes 5 s)."""
         self._lost = self._lost or ConnectionError("it was killed")
-        for future in (*self._background, *self._waiting):
+        for future in (*self._background, *(call.reply for call in self._waiting)):
             future.cancel()
         self._connection.abort()
+        self._reader.close()
         # Without Ray its processes have ended, and ray.kill would start another Ray.
         if ray.is_initialized():
             with suppress(ActorHandleNotFoundError):  # the actor belongs to an earlier Ray
                 ray.kill(self._actor, no_restart=True)
 
     async def _open(self) -> Raised | None:
-        opened: Raised | Address = await asyncio.wrap_future(self._actor.open.remote().future())
+        opened: Raised | Opened = await asyncio.wrap_future(self._actor.open.remote().future())
         if isinstance(opened, Raised):
             return opened
-        self._serving = asyncio.wrap_future(self._actor.serve.remote().future())
+        area = self._open_area(opened)
+        self._reader = AnswerReader(area=area)
+        serving = self._actor.serve.remote(shares_area=area is not None)
+        self._serving = asyncio.wrap_future(serving.future())
         self._background.append(self._serving)
         try:
-            await self._connection.connect(opened, secret=self._secret)
+            await self._connection.connect(opened.address, secret=self._secret)
         except OSError as error:
-            host, port = opened
+            host, port = opened.address
             text = (
                 f"its process waits at {host}, port {port}, and cannot be reached there ({error}): "
                 "is that port open between the nodes?"
@@ -200,12 +234,38 @@ class RayTransport:
         self._serving.add_done_callback(lambda _: self._connection.abort())
         return None
 
+    def _open_area(self, opened: Opened) -> SharedArea | None:
+        """Map the server's memory, if it is on this machine."""
+        if opened.area is None or opened.node != _node():
+            return None
+        try:
+            return SharedArea.open(opened.area)
+        except OSError as error:
+            logger.warning(
+                "Images of an environment server are sent over its connection, which takes longer: "
+                "its memory cannot be opened (%s). Server and pool need the same user and the same "
+                "container.",
+                error,
+            )
+            return None
+
+    def _order_of(self, requests: Sequence[Request]) -> Order:
+        """An answer that was not read yet keeps its environment's place: an episode was abandoned
+        while its request was under way.
+        """
+        unread, place_is_free = self._unread.copy(), []
+        for request in requests:
+            place_is_free.append(not unread[request.env])
+            unread[request.env] += 1
+        return Order(list(requests), place_is_free)
+
     def _hand_out(self, message: memoryview) -> None:
-        reply = self._waiting.popleft()
+        reply, requests = self._waiting.popleft()
+        self._unread.subtract(request.env for request in requests)
         if reply.done():  # cancelled
             return
         try:
-            reply.set_result(pickle.loads(message))
+            reply.set_result(self._reader.answers_of(message))
         except UNPICKLABLE as error:
             unreadable = ConnectionError(
                 f"its answer cannot be unpickled here: {type(error).__name__}: {error}"
@@ -214,6 +274,7 @@ class RayTransport:
             self._connection.abort(unreadable)
 
     def _on_lost(self, error: ConnectionError) -> None:
+        self._reader.close()
         self._disconnected.set_result(None)
         if self._lost is None:
             self._background.append(
@@ -223,7 +284,7 @@ class RayTransport:
     async def _fail_waiting(self, error: ConnectionError) -> None:
         """Fail all waiting requests with the reason of the loss."""
         self._lost = await self._reason(error)
-        for reply in self._waiting:
+        for reply, _ in self._waiting:
             if not reply.done():
                 reply.set_exception(self._lost)
         self._waiting.clear()
@@ -240,42 +301,20 @@ class RayTransport:
 def server_environment() -> dict[str, str]:
     """Environment variables of a server's process.
 
-    One OpenMP thread, because there is a server for each core; this process's OpenGL settings; and
-    this process's import paths outside of the interpreter, so that `module:Class` names the same
-    class in both.
+    One OpenMP thread, because there is a server for each core; memory that is reused (`KEEPS`);
+    this process's OpenGL settings; and this process's import paths outside of the interpreter, so
+    that `module:Class` names the same class in both.
     """
     outside = [
         os.path.abspath(path)
         for path in sys.path
         if not path.startswith((sys.prefix, sys.base_prefix))
     ]
-    chosen = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(outside)), **chosen}
+    chosen = {name: os.environ[name] for name in (*PASSED_ON, *KEEPS) if name in os.environ}
+    paths = os.pathsep.join(dict.fromkeys(outside))
+    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **KEEPS, **chosen}
 
 
-def _pickled(value: Any) -> bytes:
-    """Pickle `value`; by cloudpickle if it was defined in a script, a notebook or a function.
-
-    pickle takes half the time of cloudpickle.
-    """
-    try:
-        message = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    except UNPICKLABLE:
-        return cloudpickle.dumps(value)
-    return cloudpickle.dumps(value) if b"__main__" in message else message
-
-
-def _message_of(answers: Answers) -> bytes:
-    """`answers` as a message; an unpicklable value becomes a fault of its environment only."""
-    try:
-        return _pickled(answers)
-    except UNPICKLABLE:
-        return _pickled(answers._replace(values=[_sendable(value) for value in answers.values]))
-
-
-def _sendable(value: Any) -> Any:
-    try:
-        _pickled(value)
-    except UNPICKLABLE as error:
-        return Raised.of(TypeError(f"what it returned cannot be pickled: {error}"))
-    return value
+def _node() -> str:
+    node: str = ray.get_runtime_context().get_node_id()
+    return node

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envs.base import Environment, EpisodeFailed, Frames, Info, Observation, StepResult
+from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
 from envs.registry import make_env
 
 
@@ -75,6 +75,11 @@ class EnvServer:
         """Make the environments; returns the exception if one was raised."""
         (outcome,) = await asyncio.gather(self._make(), return_exceptions=True)
         return _as_answer(outcome)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environments' spec; after `open`."""
+        return self._hosted[0].environment.spec
 
     async def handle(self, requests: Sequence[Request]) -> Answers:
         """Execute `requests` of one or several environments; environments that await overlap."""

@@ -72,7 +72,6 @@ class ServerSupervisor:
         self._starting = asyncio.Lock()
         self._outbox: list[_Waiting] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
-        self._deliveries: set[asyncio.Task[None]] = set()
         self._suspects: set[int] = set()
         self._closed = False
 
@@ -165,9 +164,6 @@ class ServerSupervisor:
             transport.kill()
             # an event loop closes connections in its next iteration, possibly its last
             await asyncio.sleep(0)
-        for delivery in self._deliveries:
-            delivery.cancel()
-        await asyncio.gather(*self._deliveries, return_exceptions=True)
 
     async def _open(self, transport: Transport) -> Transport:
         opening = transport.open()
@@ -213,7 +209,7 @@ class ServerSupervisor:
         transport = self._transport
         while self._outbox and transport is not None:
             if self._suspects and self._calls:
-                return  # `_deliver` calls this again
+                return  # `_on_reply` calls this again
             size = 1 if self._suspects else self._batch_size
             waiting, self._outbox = self._outbox[:size], self._outbox[size:]
             try:
@@ -224,25 +220,33 @@ class ServerSupervisor:
                     _settle(entry.answer, error=error)
                 continue
             self._calls.append(call)
-            in_line = sum(len(earlier.waiting) for earlier in self._calls)
-            delivery = asyncio.get_running_loop().create_task(
-                self._deliver(call, deadline_s=self._deadline_s * in_line)
-            )
-            self._deliveries.add(delivery)
-            delivery.add_done_callback(self._deliveries.discard)
+            self._watch(call)
 
-    async def _deliver(self, call: _Call, *, deadline_s: float) -> None:
-        """Wait for the reply; `deadline_s` includes the earlier requests at the server."""
+    def _watch(self, call: _Call) -> None:
+        """Hand out the reply when it is there; after the deadline the server has hung.
+
+        Callbacks cost a third of a task for each message.
+        """
         generation = self.generation
-        await asyncio.wait({call.reply}, timeout=deadline_s)
-        if call not in self._calls:  # `condemn` has already failed these requests
-            _forget(call.reply)
-            return
+        # the server answers the earlier requests first
+        in_line = sum(len(earlier.waiting) for earlier in self._calls)
+        deadline_s = self._deadline_s * in_line
+        late = asyncio.get_running_loop().call_later(
+            deadline_s, self._on_late, call, deadline_s, generation
+        )
+        call.reply.add_done_callback(lambda _: self._on_reply(call, late, generation))
+
+    def _on_late(self, call: _Call, deadline_s: float, generation: int) -> None:
         if not call.reply.done():
-            _forget(call.reply)
             self.condemn("hung", f"no answer within {deadline_s:g} s", generation=generation)
+
+    def _on_reply(self, call: _Call, late: asyncio.TimerHandle, generation: int) -> None:
+        late.cancel()
+        if call.reply.cancelled():
             return
         error = call.reply.exception()
+        if call not in self._calls:  # `condemn` or `close` has already failed these requests
+            return
         if error is not None:
             self.condemn("died", str(error).partition("\n")[0].rstrip("."), generation=generation)
             return

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import (
+    IMAGES,
     INSTRUCTION,
     PROPRIOCEPTION,
     Environment,
@@ -99,6 +100,24 @@ class WalkEnv(Environment):
             if last or self._steps % request.every == 0:
                 buffer.add(stream, self.render(), self._steps)
         return {"frames": buffer.take()} if self._streams else {}
+
+
+class CameraEnv(WalkEnv):
+    """Shows two images that tell seed, step and position; they are large enough to be shared."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        assert isinstance(self.spec.observation_space, gymnasium.spaces.Dict)
+        parts = dict(self.spec.observation_space.spaces)
+        parts[IMAGES] = gymnasium.spaces.Box(0, 255, (2, 48, 48, 3), np.uint8)
+        space = gymnasium.spaces.Dict(parts)
+        self.spec = EnvSpec(**{**vars(self.spec), "observation_space": space})
+
+    def _observe(self) -> dict[str, Any]:
+        images = np.full((2, 48, 48, 3), self._steps, np.uint8)
+        images[0] += np.uint8(self._seed)
+        images[1, :, :, 0] = np.uint8(int(100 * abs(self._x)) % 256)
+        return {**super()._observe(), IMAGES: images}
 
 
 class FaultyEnv(WalkEnv):

@@ -18,9 +18,11 @@ import pytest
 
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.ray_transport import RayTransport, server_environment
+from siirl.env_server.transports import TRANSPORTS
 from siirl.errors import ConfigError, SimulationFailed
 
 WALK, FAULTY = "probe_envs:WalkEnv", "probe_envs:FaultyEnv"
+CAMERA = "probe_envs:CameraEnv"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,6 +194,89 @@ def test_an_episode_that_always_fails_takes_no_other_with_it(fault, tmp_path):
     assert [results[seed][0] for seed in others] == said_locally(others)
     assert len(list(tmp_path.iterdir())) == 3
     assert stats["env/failures"] == 1
+
+
+class FarTransport(RayTransport):
+    """Takes every server for one on another machine."""
+
+    def _open_area(self, opened):
+        return None
+
+
+def mapped_areas() -> int:
+    with open("/proc/self/maps") as maps:
+        return maps.read().count("siirl-answers")
+
+
+async def seen(pool, seed, *, killed_at=None):
+    """The images of an episode, all kept until its end."""
+    images = []
+    async with pool.slot() as slot:
+        observation, _ = await slot.reset(seed=seed)
+        images.append(observation["images"])
+        for number in range(9):
+            observation, *_, info = await slot.step_chunk(-np.ones((4, 1), np.float32))
+            images.append(observation["images"])
+            if (seed, number) == killed_at:
+                os.kill(info["pid"], signal.SIGKILL)
+    return np.stack(images)
+
+
+async def seen_by(pool, seeds, **options):
+    async with pool:
+        both = await asyncio.gather(*(seen(pool, seed, **options) for seed in seeds))
+        return both, mapped_areas()
+
+
+@pytest.mark.parametrize("cluster", ["ray", "far"])
+def test_images_come_as_they_were_from_shared_memory_and_from_another_machine(cluster, monkeypatch):
+    monkeypatch.setitem(TRANSPORTS, "far", f"{__name__}:FarTransport")
+    pool = make_pool(CAMERA, num_servers=2, envs_per_server=3, cluster=cluster)
+    images, areas = asyncio.run(seen_by(pool, range(6)))
+    expected, _ = asyncio.run(
+        seen_by(make_pool(CAMERA, envs_per_server=3, cluster="local"), range(6))
+    )
+    assert np.array_equal(images, expected)
+    assert areas == {"ray": 2, "far": 0}[cluster]
+    assert mapped_areas() == 0
+
+
+def test_two_pools_of_a_process_share_no_memory_with_each_other():
+    def of_its_own(seeds):
+        return seen_by(make_pool(CAMERA, num_servers=1, envs_per_server=2), seeds)
+
+    async def both():
+        return await asyncio.gather(of_its_own((1, 2)), of_its_own((3, 4)))
+
+    local = make_pool(CAMERA, envs_per_server=2, cluster="local")
+    expected = asyncio.run(seen_by(local, (1, 2, 3, 4)))
+    (first, _), (second, _) = asyncio.run(both())
+    assert np.array_equal([*first, *second], expected[0])
+
+
+def test_a_killed_servers_memory_is_unmapped_and_its_images_come_from_the_next():
+    pool = make_pool(CAMERA, num_servers=1, envs_per_server=2)
+    images, areas = asyncio.run(seen_by(pool, (1, 2), killed_at=(1, 4)))
+    expected, _ = asyncio.run(seen_by(make_pool(CAMERA, cluster="local"), (1, 2)))
+    assert np.array_equal(images, expected)
+    assert areas == 1 and mapped_areas() == 0
+
+
+def test_an_abandoned_step_does_not_spoil_the_next_episodes_images():
+    async def episodes():
+        async with make_pool(CAMERA, {"step_s": 0.05}, num_servers=1) as pool:
+            async with pool.slot() as slot:
+                await slot.reset(seed=7)
+                step = asyncio.create_task(slot.step_chunk(np.ones((4, 1), np.float32)))
+                await asyncio.sleep(0.05)
+                step.cancel()
+            async with pool.slot() as slot:
+                observation, _ = await slot.reset(seed=1)
+                await asyncio.sleep(0.3)
+                return observation["images"]
+
+    images = asyncio.run(episodes())
+    assert set(images[0].flat) == {1}
 
 
 def test_a_server_whose_environment_cannot_be_made_is_an_error_at_start():

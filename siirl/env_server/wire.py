@@ -1,0 +1,186 @@
+"""Messages between a pool and a server: pickles whose large arrays travel beside them.
+
+An array's bytes are left out of the pickle (protocol 5, PEP 574), so that each side copies them
+once. The arrays of an answer lie in memory that both processes share (`SharedArea`), if they are on
+one machine and the place is free, and otherwise follow the message on the connection.
+
+    answers:  length of the head, 8 bytes big-endian | head | arrays that follow
+    head:     pickle of [(pickle of a value, [(place or -1, size) of each array])], busy_s
+
+Each value is a pickle of its own: one that cannot be pickled is a fault of its environment only.
+
+Unpickling can execute code: only an authenticated connection may bring these messages
+(`siirl.env_server.connection`).
+"""
+
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from siirl.env_server.connection import MAX_MESSAGE_BYTES
+from siirl.env_server.recycled import RecycledMemory
+from siirl.env_server.server import Answers, Raised, Request
+from siirl.env_server.shared_area import LARGE, SharedArea, aligned
+
+LENGTH = struct.Struct(">Q")
+FOLLOWS = -1
+"""Place of an array that follows the head."""
+HEAD_ROOM = 1 << 20
+"""Bytes left free in a message for what the head has beside the values."""
+
+# Exceptions of pickling and unpickling: those that `pickle` documents, and those of methods of a
+# user's class.
+UNPICKLABLE = (
+    *(pickle.PickleError, AttributeError, EOFError, ImportError, LookupError),
+    *(ArithmeticError, NameError, RuntimeError, TypeError, ValueError),
+)
+
+
+class Order(NamedTuple):
+    """Requests of one message, and for each whether its environment's place is free."""
+
+    requests: list[Request]
+    place_is_free: list[bool]
+
+
+class AnswerWriter:
+    """The server's end.
+
+    Args:
+        area: Memory that the pool has mapped, or None.
+        room: Bytes of each environment's place in it.
+    """
+
+    def __init__(self, *, area: SharedArea | None, room: int) -> None:
+        self._area = area
+        self._room = room
+
+    def message_of(self, answers: Answers, order: Order) -> tuple[bytes, list[memoryview]]:
+        """The answers to `order` as a message, and the arrays that follow it."""
+        following: list[memoryview] = []
+        packed, left = [], MAX_MESSAGE_BYTES - HEAD_ROOM
+        for value, request, free in zip(answers.values, *order, strict=True):
+            place = request.env * self._room if free and self._area is not None else None
+            content, places = self._pack(value, place=place, left=left, following=following)
+            packed.append((content, places))
+            left -= len(content) + sum(size for where, size in places if where == FOLLOWS)
+        head = pickle.dumps((packed, answers.busy_s), pickle.HIGHEST_PROTOCOL)
+        return LENGTH.pack(len(head)) + head, following
+
+    def _pack(
+        self, value: Any, *, place: int | None, left: int, following: list[memoryview]
+    ) -> tuple[bytes, list[tuple[int, int]]]:
+        """Pickle a value and find a place for each of its arrays."""
+        try:
+            content, arrays = _pickled(value, large=LARGE)
+        except UNPICKLABLE as error:
+            return _fault(f"what it returned cannot be pickled: {error}")
+        size = len(content) + sum(array.nbytes for array in arrays)
+        if size > left:
+            return _fault(
+                f"what it returned has {size:,} bytes, and a message has room for {left:,} more"
+            )
+        places, end = [], 0 if place is None else place + self._room
+        for array in arrays:
+            if place is not None and place + array.nbytes <= end:
+                assert self._area is not None
+                self._area.write(place, array)
+                places.append((place, array.nbytes))
+                place += aligned(array.nbytes)
+            else:
+                following.append(array)
+                places.append((FOLLOWS, array.nbytes))
+        return content, places
+
+
+class AnswerReader:
+    """The pool's end.
+
+    Args:
+        area: The server's memory, or None.
+    """
+
+    def __init__(self, *, area: SharedArea | None) -> None:
+        self._area = area
+        self._memory = RecycledMemory()
+
+    def answers_of(self, message: memoryview) -> Answers:
+        """The answers of a message; their arrays have memory of their own and can be changed.
+
+        Raises:
+            UNPICKLABLE: The message is damaged, or has a value of a type that this process lacks.
+        """
+        if len(message) < LENGTH.size:
+            raise ValueError(f"a message of {len(message)} bytes has no head")
+        begin = LENGTH.size + int(LENGTH.unpack_from(message)[0])
+        packed, busy_s = pickle.loads(message[LENGTH.size : begin])
+        values = []
+        for content, places in packed:
+            arrays = []
+            for place, size in places:
+                if place == FOLLOWS:
+                    if not 0 <= size <= len(message) - begin:
+                        raise ValueError(f"{size} bytes of an array are beyond the message's end")
+                    found = message[begin : begin + size]
+                    begin += size
+                elif self._area is None:
+                    raise ValueError("an array lies in memory that was never shared")
+                else:
+                    found = self._area.content(place, size)
+                arrays.append(self._memory.take(size))
+                arrays[-1].data[:] = found
+            values.append(pickle.loads(content, buffers=arrays))
+        return Answers(values, busy_s)
+
+    def close(self) -> None:
+        """Unmap the server's memory; a second call has no effect."""
+        if self._area is not None:
+            self._area.close()
+
+
+def pickled(value: Any) -> bytes:
+    """Pickle a value with its arrays.
+
+    Raises:
+        UNPICKLABLE: It cannot be pickled.
+    """
+    content, _ = _pickled(value, large=sys.maxsize)
+    return content
+
+
+def _pickled(value: Any, *, large: int) -> tuple[bytes, list[memoryview]]:
+    """Pickle `value` and return its arrays of `large` bytes and more beside it; by cloudpickle if
+    it was defined in a script, a notebook or a function.
+
+    pickle takes half the time of cloudpickle.
+    """
+    try:
+        content, arrays = _without_arrays(pickle.dumps, value, large)
+    except UNPICKLABLE:
+        return _without_arrays(cloudpickle.dumps, value, large)
+    if b"__main__" in content:
+        return _without_arrays(cloudpickle.dumps, value, large)
+    return content, arrays
+
+
+def _without_arrays(
+    dump: Callable[..., bytes], value: Any, large: int
+) -> tuple[bytes, list[memoryview]]:
+    arrays: list[memoryview] = []
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        content = buffer.raw()
+        if content.nbytes < large:
+            return True
+        arrays.append(content)
+        return False
+
+    return dump(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=stays_inside), arrays
+
+
+def _fault(text: str) -> tuple[bytes, list[tuple[int, int]]]:
+    return pickled(Raised.of(TypeError(text))), []
