@@ -57,7 +57,10 @@ def test_a_reward_must_be_a_finite_number(reward):
         ((GOOD, 0.0, 0, False, INFO), "terminated is int 0"),
         ((GOOD, 0.0, False, False, {"success": False}), "executed"),
         ((GOOD, 0.0, False, False, {"success": False, "executed": 9}), "after a chunk of 8"),
-        ((GOOD, 0.0, False, False, {"success": False, "executed": 5}), "but the episode goes on"),
+        (
+            (GOOD, 0.0, False, False, {"success": False, "executed": 5}),
+            "but the episode has not ended",
+        ),
         ((GOOD, 0.0, False, False, {"executed": 8}), "reports_success"),
         ((GOOD, 0.0, False, False, None), "info is NoneType"),
     ],
