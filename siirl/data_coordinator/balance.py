@@ -66,48 +66,29 @@ def get_seqlen_balanced_partitions(
     )
 
 
-def micro_batches_by_budget(
-    lengths: Sequence[int],
-    max_tokens: int,
-    *,
-    min_count: int = 1,
-    num_batches_divided_by: int = 1,
-) -> list[list[int]]:
+def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and
     balance them.
 
     Args:
         lengths: Tokens of each row.
         max_tokens: Budget of a micro-batch.
-        min_count: At least so many, so that all ranks can agree on one number (some may then be
-            empty).
-        num_batches_divided_by: Their number is a multiple of this: interleaved pipeline stages take
-            micro-batches in groups of one size (Megatron's microbatch_group_size_per_vp_stage).
 
     Raises:
-        ConfigError: A row is longer than the budget, or `num_batches_divided_by` < 1.
+        ConfigError: A row is longer than the budget.
     """
-    if num_batches_divided_by < 1:
-        raise ConfigError(f"num_batches_divided_by={num_batches_divided_by} must be at least 1.")
     if lengths and max(lengths) > max_tokens:
         raise ConfigError(
             f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a micro-batch. Raise the budget."
         )
-    multiple = num_batches_divided_by
-    if sum(lengths) <= max_tokens and min_count == multiple == 1:
+    if sum(lengths) <= max_tokens:
         return [list(range(len(lengths)))]
     packed = first_fit_decreasing(lengths, max_tokens)
-    fewest = _round_up(max(1, min_count, -(-sum(lengths) // max_tokens)), multiple)
-    most = max(fewest, _round_up(len(packed), multiple))
-    for count in range(fewest, most + 1, multiple):
+    for count in range(-(-sum(lengths) // max_tokens), len(packed) + 1):
         balanced = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
         if max(sum(lengths[position] for position in part) for part in balanced) <= max_tokens:
             return balanced
-    return packed + [[] for _ in range(most - len(packed))]
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+    return packed
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
