@@ -11,7 +11,8 @@ The order is fixed and the same on every rank, because nodes call collectives. A
 be begun ahead (`siirl.execution.dag.stage`: a text's reward, in processes) is begun when its
 dependencies have run, and called as late as its dependents permit; other nodes run meanwhile. A node that asks for
 more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and no other node; nodes that
-still are to read those ancestors get the rows of all rounds. Left out: what a call of a node is
+still are to read those ancestors get the rows of all rounds, and entry nodes whose rows are joined
+with the asking node's later get the prompts of all rounds. Left out: what a call of a node is
 (DAGWorker).
 """
 
@@ -53,6 +54,8 @@ class _Round:
     done: set[str] = field(default_factory=set)
     prompts: dict[int, TensorDict] = field(default_factory=dict)
     """By agent group."""
+    further: dict[str, list[TensorDict]] = field(default_factory=dict)
+    """Prompts of refills, by the entry node that is to get them, too."""
     begun: dict[str, "_Begun"] = field(default_factory=dict)
     """Nodes whose work has begun and that have not been called."""
 
@@ -131,7 +134,10 @@ class Dataflow:
         if not names or node.node_type is NodeType.DATA_LOAD:
             for name in names:
                 self._release(name, this)
-            return self._prompts(node, this)
+            prompts, of_loader = self._prompts(node, this)
+            for more in this.further.get(node.node_id, ()):
+                prompts = together(prompts, more)
+            return prompts, of_loader
         batches = [this.outputs[name] for name in names]
         writers = {name: this.writers[name] for name in names if name in this.writers}
         for name in names:
@@ -189,6 +195,8 @@ class Dataflow:
         self._check_refill(node, before, this)
         refill = _Round(nodes=frozenset({node.node_id, *before}), more=prompts)
         kept = {name: this.outputs[name] for name in before if name in this.outputs}
+        others = self._entries_met_by(node)
+        self._check_entries(node, others, this)
         for earlier in self.graph.get_nodes():
             if earlier.node_id not in before:
                 continue
@@ -196,7 +204,36 @@ class Dataflow:
             if earlier.node_id in kept:
                 name = earlier.node_id
                 this.outputs[name] = together(kept[name], refill.outputs[name])
+        for name in others:
+            drawn = refill.prompts.get(self.graph.nodes[name].agent_group)
+            if drawn is not None:
+                this.further.setdefault(name, []).append(drawn)
         return self._input(node, refill)
+
+    def _entries_met_by(self, node: Node) -> list[str]:
+        """Nodes on the prompts that do not lead to `node`, and whose rows are joined with its."""
+        lines = {
+            name: {name, *self.graph.get_ancestors(name)} for name in self.graph.nodes
+        }  # each node and all before it
+        joined = [line for line in lines.values() if node.node_id in line]
+        return [
+            name
+            for name, dependencies in self.graph.rev_adj.items()
+            if name not in lines[node.node_id]
+            and node.node_id not in lines[name]
+            and (not dependencies or self.graph.nodes[name].node_type is NodeType.DATA_LOAD)
+            and any(name in line for line in joined)
+        ]
+
+    def _check_entries(self, node: Node, entries: Iterable[str], this: _Round) -> None:
+        for name in entries:
+            if name in {*this.done, *this.begun}:
+                raise ConfigError(
+                    f"Node {node.node_id!r} asks for more prompts after {name!r} has run on those "
+                    "of the step, and their rows are joined later: the join would drop all rows of "
+                    f"the further prompts. Give {node.node_id!r} node_role=DYNAMIC_SAMPLING, so "
+                    f"that it comes first, or let {name!r} depend on it."
+                )
 
     def _check_refill(self, node: Node, before: Iterable[str], this: _Round) -> None:
         for name in before:

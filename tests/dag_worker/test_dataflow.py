@@ -61,6 +61,12 @@ def rollout(batch):
     return batch
 
 
+@columns(requires=["index"], provides=["hint"])
+def hint(batch):
+    batch["hint"] = batch["index"] + 1
+    return batch
+
+
 @columns(provides=["reward"])
 def reward(batch):
     batch["reward"] = batch["score"] + 1
@@ -241,6 +247,25 @@ def test_a_refill_of_rows_that_a_sibling_has_read_is_refused():
     pipeline.add_node("greedy", Sampling(), ["rollout"], provides=[])
     with pytest.raises(ConfigError, match=r"after 'log_prob' has read 'rollout'.*DYNAMIC_SAMPLING"):
         Flow(pipeline).step()
+
+
+def with_a_second_entry(**of_sampling):
+    """rollout -> sampling and, on the prompts, hint -> join."""
+    pipeline = Pipeline("refill").add_node("rollout", rollout).add_node("hint", hint)
+    pipeline.add_node("sampling", Sampling(), ["rollout"], provides=[], **of_sampling)
+    return pipeline.add_node("join", passes, ["sampling", "hint"])
+
+
+def test_a_join_with_a_second_entry_node_has_the_rows_of_all_rounds():
+    flow = Flow(with_a_second_entry(node_role=NodeRole.DYNAMIC_SAMPLING)).step()
+    assert flow.seen["hint"]["index"].tolist() == [0, 1, 10, 11]
+    assert flow.seen["join"]["hint"].tolist() == [1, 2, 11, 12]
+    assert flow.order.count("hint") == 1
+
+
+def test_a_refill_after_a_second_entry_node_of_the_join_has_run_is_refused():
+    with pytest.raises(ConfigError, match=r"after 'hint' has run.*drop.*DYNAMIC_SAMPLING"):
+        Flow(with_a_second_entry()).step()
 
 
 def test_a_refill_that_would_train_twice_is_refused():
