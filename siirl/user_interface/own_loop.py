@@ -19,22 +19,27 @@ from siirl.engine.rollout.generation import GenerationRequest, GenerationRespons
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.rollout import requests_for_prompts
+from siirl.engine.rollout.single_turn import single_turn
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult, RolloutWorkflow, Trajectory
-from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.collectives import Collectives, GroupOfProcesses, OneProcess
 from siirl.engine.training.train_engine import TrainEngine
+from siirl.engine.training.weight_sync import WeightSync
 from siirl.env_server.pool import EnvPool
-from siirl.models.chat import load_chat_tokenizer
+from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.params import ActorArguments, OptimizerArguments
 
 __all__ = [
     "Actor",
     "ActorArguments",
+    "ChatTokenizer",
+    "Collectives",
     "EnvPool",
     "EpisodeRequest",
     "GenerationRequest",
     "GenerationResponse",
+    "GroupOfProcesses",
     "HFEngine",
     "InferenceEngine",
     "OneProcess",
@@ -48,11 +53,13 @@ __all__ = [
     "TextWorkflow",
     "TrainEngine",
     "Trajectory",
+    "WeightSync",
     "grpo_advantage",
     "load_chat_tokenizer",
     "load_language_model",
     "requests_for_prompts",
     "rloo_advantage",
+    "single_turn",
     "text_train_engine",
     "training_seed",
 ]

@@ -140,7 +140,7 @@ class TextWorkflow(RolloutWorkflow):
         space = self.pool.spec.action_space
         return space.max_length if isinstance(space, spaces.Text) else float("inf")
 
-    def _open(self, messages: list[Message], data: EpisodeRequest) -> "_Dialogue":
+    def _open(self, messages: list[Message], data: EpisodeRequest) -> "Dialogue":
         prompt = self._encode_prompt(tuple((entry["role"], entry["content"]) for entry in messages))
         if self.cut_prompts:
             prompt = prompt[-self.max_prompt_length :]
@@ -150,13 +150,13 @@ class TextWorkflow(RolloutWorkflow):
                 f"than data.max_prompt_length={self.max_prompt_length}. Raise it, or leave such "
                 "prompts out."
             )
-        return _Dialogue(prompt=prompt, messages=messages)
+        return Dialogue(prompt=prompt, messages=messages)
 
     def _encode_chat(self, chat: tuple[tuple[Role, str], ...]) -> tuple[int, ...]:
         return self.tokenizer.encode_prompt([message(role, content) for role, content in chat])
 
     async def _speak_all(
-        self, engine: TextEngine, dialogues: "Sequence[_Dialogue]", data: EpisodeRequest
+        self, engine: TextEngine, dialogues: "Sequence[Dialogue]", data: EpisodeRequest
     ) -> list[str]:
         """Run a turn of each agent concurrently; returns their texts."""
         # A single agent runs without a task, which would cost as much as its environment.
@@ -167,7 +167,7 @@ class TextWorkflow(RolloutWorkflow):
         )
 
     async def _speak(
-        self, engine: TextEngine, dialogue: "_Dialogue", data: EpisodeRequest, agent: int
+        self, engine: TextEngine, dialogue: "Dialogue", data: EpisodeRequest, agent: int
     ) -> str:
         """Run one turn of the model, resumed after each interruption; returns its text."""
         start = len(dialogue.tokens)
@@ -200,7 +200,7 @@ class TextWorkflow(RolloutWorkflow):
         dialogue.end_turn(text, start)
         return text
 
-    def _end_at_split_stop(self, dialogue: "_Dialogue", start: int, begun: int) -> None:
+    def _end_at_split_stop(self, dialogue: "Dialogue", start: int, begun: int) -> None:
         """End the turn begun at token `start` if a stop string spans its resumption at `begun`.
 
         Tokens generated after the stop string are dropped.
@@ -211,7 +211,7 @@ class TextWorkflow(RolloutWorkflow):
         if end is not None:
             dialogue.cut(start + end)
 
-    def _listen(self, dialogues: "Sequence[_Dialogue]", observation: Any) -> bool:
+    def _listen(self, dialogues: "Sequence[Dialogue]", observation: Any) -> bool:
         """Append the environment's messages, if every agent then has tokens left to answer."""
         heard = []
         for dialogue, messages in zip(dialogues, self._messages(observation), strict=True):
@@ -223,9 +223,7 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.hear(tokens, messages)
         return True
 
-    def _note(
-        self, dialogues: "Sequence[_Dialogue]", rewards: Any, info: Mapping[str, Any]
-    ) -> None:
+    def _note(self, dialogues: "Sequence[Dialogue]", rewards: Any, info: Mapping[str, Any]) -> None:
         """Record each agent's reward and grading."""
         if self.pool.spec.num_agents == 1:
             dialogues[0].note(rewards, info)
@@ -233,7 +231,7 @@ class TextWorkflow(RolloutWorkflow):
         for dialogue, reward, of_agent in zip(dialogues, rewards, info["agents"], strict=True):
             dialogue.note(reward, of_agent)
 
-    def _leave_unscored(self, dialogues: "Sequence[_Dialogue]", *, graded: bool) -> None:
+    def _leave_unscored(self, dialogues: "Sequence[Dialogue]", *, graded: bool) -> None:
         """End the episode with reward 0 if a text exceeds the environment's limit.
 
         The text is not truncated.
@@ -247,7 +245,7 @@ class TextWorkflow(RolloutWorkflow):
 
     def _trajectory(
         self,
-        dialogue: "_Dialogue",
+        dialogue: "Dialogue",
         data: EpisodeRequest,
         opening: Mapping[str, Any],
         agent: int,
@@ -273,7 +271,7 @@ class TextWorkflow(RolloutWorkflow):
 
 
 @dataclass
-class _Dialogue:
+class Dialogue:
     """The messages and tokens of one agent so far."""
 
     prompt: tuple[int, ...]

@@ -9,7 +9,7 @@ Weights pass one tensor at a time: no rank holds a second whole model for a sync
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ __all__ = [
     "WeightSync",
     "acting_copy",
     "checksum",
+    "receive_weights",
 ]
 
 
@@ -97,7 +98,7 @@ def acting_copy(
 class ActingModule:
     """A module that acts: the trained one itself, or a copy, perhaps in lower precision."""
 
-    def __init__(self, module: nn.Module, *, trained: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, trained: nn.Module | None) -> None:
         self.module = module
         self.trained = trained
 
@@ -133,6 +134,26 @@ class ActingModule:
         for name in taken:
             acting.add(acts[name])
         return [ChecksumPair(trained=trained.value, acting=acting.value)]
+
+
+def receive_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, sent: int) -> None:
+    """Let `module` act with whole weights that another process has sent.
+
+    Args:
+        module: Acts; its weights keep their type.
+        weights: By the trained module's names, in its order.
+        sent: The sender's checksum of `weights`.
+
+    Raises:
+        InvariantError: Other weights arrived or act, or a name is unknown or missing.
+    """
+    arrived = checksum(weights)
+    [pair] = ActingModule(module, trained=None).take_weights(weights.items())
+    if arrived != sent or not pair.agrees:
+        raise InvariantError(
+            f"Weights were sent with the checksum {sent}, arrived with {arrived}, and act with "
+            f"{pair.acting} where {pair.trained} was expected. Report this with the script."
+        )
 
 
 class WeightSync:

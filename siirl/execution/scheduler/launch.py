@@ -414,6 +414,34 @@ def _actor_class(rank_class: type, layout: Layout) -> Any:
     return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(rank_class)
 
 
+class MeetingPoint:
+    """Where the ranks meet for torch.distributed: in a folder that only they may enter, or at a
+    free port of this machine.
+    """
+
+    def __init__(self, *, several_machines: bool) -> None:
+        import socket
+
+        from ray.util import get_node_ip_address
+
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if not several_machines:
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="siirl-meeting-", dir=os.environ.get(PRIVATE_FOLDER)
+            )
+            self.place = f"file://{self._folder.name}/ranks"
+            return
+        node_ip_address: Callable[[], str] = get_node_ip_address
+        with socket.socket() as listener:
+            listener.bind((node_ip_address(), 0))
+            self.place = f"tcp://{node_ip_address()}:{listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
 class _Rank:
     """One rank in its own process."""
 
@@ -425,25 +453,12 @@ class _Rank:
         )  # Ray's handler raises SystemExit at any point of the rank's code
         self.make, self.rank = make, rank
         self.correspondent = Correspondent(post, rank)
-        self.meeting: tempfile.TemporaryDirectory[str] | None = None
+        self.meeting: MeetingPoint | None = None
 
     def meeting_point(self, nodes: int) -> str:
-        """Where the ranks meet for torch.distributed: in a folder that only they may enter, or at a
-        free port of this machine.
-        """
-        import socket
-
-        from ray.util import get_node_ip_address
-
-        if nodes == 1:
-            self.meeting = tempfile.TemporaryDirectory(
-                prefix="siirl-meeting-", dir=os.environ.get(PRIVATE_FOLDER)
-            )
-            return f"file://{self.meeting.name}/ranks"
-        node_ip_address: Callable[[], str] = get_node_ip_address
-        with socket.socket() as listener:
-            listener.bind((node_ip_address(), 0))
-            return f"tcp://{node_ip_address()}:{listener.getsockname()[1]}"
+        """Where the ranks meet for torch.distributed."""
+        self.meeting = MeetingPoint(several_machines=nodes > 1)
+        return self.meeting.place
 
     def run(self, init_method: str) -> Iterator[Any]:
         """Make the worker and hand on what it reports; of ranks but the first, errors alone."""
@@ -453,7 +468,7 @@ class _Rank:
                     yield item
         finally:
             if self.meeting is not None:
-                self.meeting.cleanup()
+                self.meeting.close()
 
 
 class _ReplaceableRank(_Rank):
