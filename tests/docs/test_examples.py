@@ -106,14 +106,34 @@ def test_the_data_trains(file: str, tmp_path: Path) -> None:
     steps(tmp_path, *TEXT, f"data.train_files=[{tmp_path / 'data' / file}]")
 
 
-def test_the_batch_script_is_bash_and_its_command_can_be_parsed() -> None:
-    script = EXAMPLES / "slurm.sbatch"
-    assert (
-        subprocess.run([str(shutil.which("bash")), "-n", str(script)], check=False).returncode == 0
+def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
+    """What the batch script would exec on three nodes, with stand-ins for Slurm's and Ray's commands."""
+    echo = folder / "python"
+    echo.write_text('#!/bin/sh\n[ "$1" = -c ] && echo token || printf "%s\\n" "$@"\n')
+    for name in ("srun", "scontrol", "sleep"):
+        (folder / name).write_text("#!/bin/sh\necho 10.0.0.1\n")
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    activate = folder / "siirl" / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.touch()
+    given = {"SHARED": str(folder), "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
+    done = subprocess.run(
+        [str(shutil.which("bash")), str(EXAMPLES / "slurm.sbatch")],
+        env={"PATH": f"{folder}:/usr/bin:/bin", **given, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    command = script.read_text().split("exec python -m siirl.train ")[1].replace("\\\n", " ")
-    values = {"$address": "10.0.0.1", "$SLURM_JOB_NUM_NODES": "2", "$SHARED": "/shared"}
-    for name, value in values.items():
-        command = command.replace(name, value)
-    config = parse_config([word.replace('"', "") for word in command.split()])
-    assert (config.cluster.address, config.trainer.nnodes) == ("10.0.0.1:6379", 2)
+    lines = done.stdout.splitlines()
+    return lines[lines.index("siirl.train") + 1 :]
+
+
+@pytest.mark.parametrize(("nodes", "groups"), [("0", {}), ("1", {"rollout": 8, "train": 16})])
+def test_the_batch_script_places_groups_over_nodes(
+    tmp_path: Path, nodes: str, groups: dict[str, int]
+) -> None:
+    config = parse_config(words_of_batch_script(tmp_path, ROLLOUT_NODES=nodes))
+    assert (config.cluster.address, config.trainer.nnodes) == ("10.0.0.1:6379", 3)
+    assert config.dag.groups == groups
+    assert config.trainer.max_staleness == (2 if groups else 0)
