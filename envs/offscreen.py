@@ -16,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.perturbed_look import STANDARD, Look, View
+
 RenderQuality = Literal["fast", "full"]
 # Value of MUJOCO_GL to the libraries it needs, one of each group: without an OpenGL library
 # PyOpenGL # finds no function of EGL.
@@ -97,6 +99,8 @@ class SceneRenderer:
         if self._fast:
             _simplify(self._model)
         self._groups = self._model.geom_group.copy()
+        self._materials = self._model.geom_matid.copy()
+        self._colours = self._model.geom_rgba.copy()
         context.make_current()
         self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
@@ -113,19 +117,28 @@ class SceneRenderer:
             ):
                 self._scene.flags[flag] = 0
 
-    def render(self, data: Any, size: int) -> NDArray[np.uint8]:
-        """Render the scene: uint8 [size, size, 3]."""
+    def view(self, data: Any) -> View:
+        """Pose of the camera in the unperturbed scene."""
+        self._mujoco.mjv_updateCamera(self._model, data, self._camera, self._scene)
+        return _view(self._scene)
+
+    def render(self, data: Any, size: int, look: Look = STANDARD) -> NDArray[np.uint8]:
+        """Render the scene as `look` changes it: uint8 [size, size, 3]."""
         mujoco = self._mujoco
         self._gl.make_current()
         if size > self._size:
             mujoco.mjr_resizeOffscreen(size, size, self._context)
             self._size = size
+        self._model.geom_matid[:], self._model.geom_rgba[:] = self._materials, self._colours
+        look.colour(self._model)
         if self._fast:
-            self._model.geom_group[:] = np.where(self._outside(data), HIDDEN_GROUP, self._groups)
+            outside = self._outside(data, look)
+            self._model.geom_group[:] = np.where(outside, HIDDEN_GROUP, self._groups)
         category = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(
             self._model, data, self._options, self._perturb, self._camera, category, self._scene
         )
+        look.change(self._scene)
         viewport, pixels = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
         mujoco.mjr_setBuffer(
             mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context
@@ -139,19 +152,29 @@ class SceneRenderer:
         self._gl.make_current()
         self._context.free()
 
-    def _outside(self, data: Any) -> NDArray[np.bool_]:
+    def _outside(self, data: Any, look: Look) -> NDArray[np.bool_]:
         """Mask [geoms] of bounding spheres outside the camera's square pyramid."""
         self._mujoco.mjv_updateCamera(self._model, data, self._camera, self._scene)
-        left, right = self._scene.camera
-        forward, up = np.array(left.forward), np.array(left.up)
-        offset = data.geom_xpos - (np.array(left.pos) + np.array(right.pos)) / 2
+        look.move_cameras(self._scene)
+        place, forward, up, slope = _view(self._scene)
+        offset = data.geom_xpos - place
         depth, width, height = offset @ forward, offset @ np.cross(forward, up), offset @ up
-        slope = left.frustum_top / left.frustum_near
         radius = self._model.geom_rbound
         beside = np.maximum(np.abs(width), np.abs(height)) - slope * depth > radius * np.hypot(
             1.0, slope
         )
         return (beside | (depth < -radius)) & (radius > 0)  # a plane has no radius
+
+
+def _view(scene: Any) -> View:
+    """Pose between the two eyes of an `MjvScene`."""
+    left, right = scene.camera
+    return View(
+        (np.array(left.pos, np.float64) + np.array(right.pos, np.float64)) / 2,
+        np.array(left.forward, np.float64),
+        np.array(left.up, np.float64),
+        left.frustum_top / left.frustum_near,
+    )
 
 
 def _simplify(model: Any) -> None:

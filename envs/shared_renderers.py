@@ -14,13 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.offscreen import make_context
+from envs.perturbations import Perturbation
+from envs.perturbed_look import Look
 
 
 class Renderer(Protocol):
     """Draws the scene of simulators that were built alike."""
 
-    def render(self, simulator: Any, size: int, camera: str) -> NDArray[np.uint8]:
-        """Render the simulator's scene from `camera`: uint8 [size, size, 3]."""
+    def look(self, simulator: Any, camera: str, perturbation: Perturbation) -> Look:
+        """Draw the look of an episode that starts in the simulator's state."""
+
+    def render(self, simulator: Any, size: int, camera: str, look: Look) -> NDArray[np.uint8]:
+        """Render the simulator's scene from `camera` as `look` changes it: uint8 [size, size, 3]."""
 
     def close(self) -> None:
         """Free its memory in the OpenGL context."""

@@ -13,9 +13,10 @@ import abc
 import ctypes
 import functools
 import gc
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +31,19 @@ from envs.base import (
     Info,
     StepResult,
 )
+from envs.perturbations import (
+    INSTRUCTION as REWORDED,
+)
+from envs.perturbations import (
+    OPTION,
+    SEEN,
+    Perturbation,
+    checked_factors,
+    checked_strength,
+    longest_rewording,
+    reworded,
+)
+from envs.perturbed_look import STANDARD, Look
 from envs.shared_renderers import Renderer, SharedRenderers, renderers_of_thread
 
 
@@ -58,11 +72,23 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         cameras: Names of the cameras of an observation; streams of frames and `render` show the
             first one.
         kept_simulators: Number of cached simulators; the least recently used is dropped. None: all.
+        perturb: Perturbed factors of an episode (`envs.perturbations`).
+        perturb_strength: Scale of their ranges, in (0, 1].
     """
 
     def __init__(
-        self, *, image_size: int, cameras: Sequence[str], kept_simulators: int | None = None
+        self,
+        *,
+        image_size: int,
+        cameras: Sequence[str],
+        kept_simulators: int | None = None,
+        perturb: Sequence[str] = (),
+        perturb_strength: float = 1.0,
     ) -> None:
+        self._factors = checked_factors(perturb)
+        self._strength = checked_strength(perturb_strength)
+        self._perturbation = Perturbation(frozenset(), self._strength, seed=0)
+        self._look: Look = STANDARD
         self._image_size, self._cameras, self._kept = image_size, tuple(cameras), kept_simulators
         self._simulators: dict[str, AnySimulator] = {}
         self._renderers: dict[
@@ -171,9 +197,33 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             raise RuntimeError("There is no episode: call reset first.")
         return self._simulators[self._task]
 
+    def _perturbed(self, options: Mapping[str, Any] | None, *, seed: int) -> Perturbation:
+        """Read the perturbation of an episode that begins; by default all factors."""
+        chosen = checked_factors((options or {}).get(OPTION, self._factors), known=self._factors)
+        self._perturbation = Perturbation(frozenset(chosen), self._strength, seed)
+        return self._perturbation
+
+    def _words(self, instructions: Sequence[str]) -> gymnasium.spaces.Text:
+        """Space of the instructions, with rewordings if the environment has them."""
+        length, characters = max(map(len, instructions)), frozenset("".join(instructions))
+        if REWORDED in self._factors:
+            length, characters = longest_rewording(instructions)
+        return gymnasium.spaces.Text(length, charset=characters)
+
+    @property
+    def _notice(self) -> str:
+        """The environment's perturbations, for `EnvSpec.notice`."""
+        names = ", ".join(self._factors)
+        return f"perturbed: {names} (strength {self._strength:g})" if names else ""
+
     def _begin(self, task: str, streams: dict[str, FrameRequest]) -> tuple[dict[str, Any], Info]:
         """Observation and info of an episode whose simulator has just been reset."""
         self._task, self._streams, self._step, self._ended = task, streams, 0, False
+        self._look = STANDARD
+        if self._perturbation.factors & SEEN:
+            self._look = self._renderer().look(
+                self._running(), self._cameras[0], self._perturbation
+            )
         images, frames = self._images(), FrameBuffer()
         self._add_frames(frames, images)
         return self._observation(images), self._info(success=False, frames=frames)
@@ -182,16 +232,20 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return {camera: self._image(self._image_size, camera) for camera in self._cameras}
 
     def _image(self, size: int, camera: str) -> NDArray[np.uint8]:
-        simulator = self._running()
+        look = self._look if camera == self._cameras[0] else self._look.from_another_camera()
+        return self._renderer().render(self._running(), size, camera, look)
+
+    def _renderer(self) -> Renderer:
+        """The running task's renderer; the first call builds it."""
         assert self._task is not None
         if self._task not in self._renderers:
             self._shared = self._shared or renderers_of_thread()
-            make = functools.partial(self._make_renderer, simulator)
+            make = functools.partial(self._make_renderer, self._running())
             self._renderers[self._task] = self._shared.take(
-                self._scene(self._task), make, size=size
+                self._scene(self._task), make, size=self._image_size
             )
             _return_freed_memory()
-        return self._renderers[self._task].render(simulator, size, camera)
+        return self._renderers[self._task]
 
     def _add_frames(self, frames: FrameBuffer, images: dict[str, NDArray[np.uint8]]) -> None:
         """Adds the due frames; reuses the observation's images for streams of their size."""
@@ -208,8 +262,13 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return {
             IMAGES: np.stack([images[camera] for camera in self._cameras]),
             PROPRIOCEPTION: self._running().proprioception,
-            INSTRUCTION: self._instruction(self._task),
+            INSTRUCTION: self._sentence(self._task),
         }
+
+    def _sentence(self, task: str) -> str:
+        generator = self._perturbation.generator(REWORDED)
+        sentence = self._instruction(task)
+        return sentence if generator is None else reworded(sentence, generator)
 
     def _info(self, *, success: bool, frames: FrameBuffer) -> Info:
         assert self._task is not None

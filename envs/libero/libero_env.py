@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.arguments import checked_seed, nearest, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
@@ -27,6 +28,7 @@ from envs.libero.initial_states import States, state_number
 from envs.libero.rendering import CAMERAS, SceneCameras
 from envs.libero.suites import choose_tasks
 from envs.offscreen import RenderQuality
+from envs.perturbations import OBJECT_POSE, OPTION, Perturbation
 from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
@@ -36,6 +38,7 @@ DEFAULT_SUITE = "object"  # one scene and one skill: the easiest to learn
 ACTION_SIZE = 7
 PROPRIOCEPTION_SIZE = 8
 INIT_STATE = "init_state"
+LARGEST_DISPLACEMENT_M = 0.03  # LIBERO draws an object's place within 1 to 5 cm
 SHARED_STATES = "env.states=all: training and evaluation start from the same initial states"
 CAMERA_SETS = {"both": tuple(CAMERAS), **{name: (name,) for name in CAMERAS}}
 
@@ -54,6 +57,8 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         states: States = "split",
         render_quality: RenderQuality = "fast",
         kept_simulators: int | None = None,
+        perturb: Sequence[str] = (),
+        perturb_strength: float = 1.0,
     ) -> None:
         """Find the assets (may download); simulators and the OpenGL context are made at first use.
 
@@ -73,6 +78,9 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
                 evaluate with the same.
             kept_simulators: Number of cached simulators, 50 MB and more each; by default all. 1
                 suffices if tasks are played one after another.
+            perturb: Factors in which episodes differ from the standard ones (`envs.perturbations`).
+                `object_pose` moves all movable objects together by up to 3 cm in x and y.
+            perturb_strength: Scale of the perturbations, in (0, 1].
 
         Raises:
             ValueError: An unknown name, a task given twice, a number out of range, or incomplete
@@ -98,7 +106,11 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
                     f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}."
                 )
         super().__init__(
-            image_size=image_size, cameras=CAMERA_SETS[camera], kept_simulators=kept_simulators
+            image_size=image_size,
+            cameras=CAMERA_SETS[camera],
+            kept_simulators=kept_simulators,
+            perturb=perturb,
+            perturb_strength=perturb_strength,
         )
         self._tasks = {task.name: task for task in chosen}
         self._limit, self._states, self._quality = max_episode_steps, states, render_quality
@@ -109,20 +121,22 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], Info]:
-        """See `Environment.reset`; options: `task`, `frames`, `init_state` (number of a state).
+        """See `Environment.reset`; options: `task`, `frames`, `perturb`, `init_state` (number
+        of a state).
 
-        By default the seed selects the state (see `states` of the constructor); nothing else is
-        random.
+        By default the seed selects the state (see `states` of the constructor). It also determines
+        perturbations; nothing else is random.
         """
-        task, streams = read_options(options, spec=self.spec, further=(INIT_STATE,))
+        task, streams = read_options(options, spec=self.spec, further=(INIT_STATE, OPTION))
         seed = checked_seed(seed)
         self._ended = True
         simulator = self._simulator(task)
+        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        perturbation = self._perturbed(options, seed=seed)
         number = (options or {}).get(INIT_STATE)
         if number is None:
-            seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
             number = state_number(seed, count=len(simulator.states), states=self._states)
-        simulator.reset(_checked_state(number))
+        simulator.reset(_checked_state(number), displacement=_displacement(perturbation))
         self._state_number = int(number)
         return self._begin(task, streams)
 
@@ -139,16 +153,13 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
     def _make_spec(self) -> EnvSpec:
         shape = (len(self._cameras), self._image_size, self._image_size, 3)
         instructions = [task.instruction for task in self._tasks.values()]
-        words = gymnasium.spaces.Text(
-            max(map(len, instructions)), charset=frozenset("".join(instructions))
-        )
         observation_space = gymnasium.spaces.Dict(
             {
                 IMAGES: gymnasium.spaces.Box(0, 255, shape, np.uint8),
                 PROPRIOCEPTION: gymnasium.spaces.Box(
                     -np.inf, np.inf, (PROPRIOCEPTION_SIZE,), np.float32
                 ),
-                INSTRUCTION: words,
+                INSTRUCTION: self._words(instructions),
             }
         )
         action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
@@ -157,6 +168,7 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         notices = (
             SHORT_NOTICE if self._assets.stand_in else "",
             SHARED_STATES if self._states == "all" else "",
+            self._notice,
         )
         notice = "; ".join(filter(None, notices))
         return EnvSpec(
@@ -194,6 +206,14 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         return SceneCameras(
             model=simulator.model, context=context, quality=self._quality, size=self._image_size
         )
+
+
+def _displacement(perturbation: Perturbation) -> NDArray[np.float64]:
+    """Displacement of the movable objects in x and y [2], in metres."""
+    generator = perturbation.generator(OBJECT_POSE)
+    if generator is None:
+        return np.zeros(2)
+    return perturbation.strength * LARGEST_DISPLACEMENT_M * generator.uniform(-1, 1, 2)
 
 
 def _checked_state(number: Any) -> int:

@@ -49,6 +49,8 @@ STATE = (
     mujoco.mjtState.mjSTATE_INTEGRATION
 )  # all inputs of the next step, including the solver's warm start
 
+AS_STORED = np.zeros(2)
+
 SAMPLED_STEP = 24
 """Physics step of an action, from 1, after which the sensors are read."""
 
@@ -138,12 +140,16 @@ class LiberoSimulator:
         self._substeps = int(self.env.control_timestep / self.env.model_timestep)
         self._sample = self._sensors.read(self.data.qpos.copy())
         self._settled: dict[int, Start] = {}
+        self._displaced: tuple[tuple[int, bytes], Start] | None = None
         self._made = self._snapshot()
         self._placements = draw_placements(self.env, len(self.states))
         self._place(0)
 
-    def reset(self, number: int) -> None:
+    def reset(self, number: int, *, displacement: NDArray[np.float64] = AS_STORED) -> None:
         """Start from initial state `number` after the benchmark's settling; caches the start.
+
+        `displacement` [2] moves all movable objects in x and y, in metres. Of displaced starts the
+        last one is cached.
 
         Raises:
             ValueError: There is no such state.
@@ -156,21 +162,35 @@ class LiberoSimulator:
                 f"{len(self.states)}, numbered from 0."
             )
         self._place(number)
+        if displacement.any():
+            key = (number, displacement.tobytes())
+            if self._displaced is None or self._displaced[0] != key:
+                self._displaced = (key, self._settle(number, displacement))
+            self._restore(self._displaced[1])
+            return
         if number not in self._settled:
-            self.set_state(self.states[number])
-            if self._stand_in and part_objects(self.model, self.data):
-                self._recall(self._made)
-            for _ in range(SETTLE_STEPS):
-                self._advance(WAIT)
-            self._settled[number] = self._snapshot()
+            self._settled[number] = self._settle(number, displacement)
         self._restore(self._settled[number])
+
+    def _settle(self, number: int, displacement: NDArray[np.float64]) -> Start:
+        """Set a stored state, displace its objects, and let them come to rest."""
+        self.set_state(self.states[number], displacement=displacement)
+        if self._stand_in and part_objects(self.model, self.data):
+            self._recall(self._made)
+        for _ in range(SETTLE_STEPS):
+            self._advance(WAIT)
+        return self._snapshot()
 
     def _place(self, number: int) -> None:
         """Put fixtures where they stand with initial state `number`, before a forward pass."""
         self.model.body_pos[:], self.model.body_quat[:] = self._placements[number]
 
-    def set_state(self, state: NDArray[np.float64]) -> None:
+    def set_state(
+        self, state: NDArray[np.float64], *, displacement: NDArray[np.float64] = AS_STORED
+    ) -> None:
         """Set a state [1 + nq + nv] of the benchmark's files, without settling.
+
+        `displacement` [2] is added to x and y of every movable object.
 
         The controller is in the state of LIBERO's reset. It still holds the arm's home pose, so the
         first action is relative to that pose, and during settling the arm moves from the state's
@@ -179,6 +199,8 @@ class LiberoSimulator:
         mujoco.mj_resetData(self.model, self.data)
         self.data.time = state[0]
         self.data.qpos[:] = state[1 : 1 + self.model.nq]
+        for place in self.model.jnt_qposadr[self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]:
+            self.data.qpos[place : place + 2] += displacement
         self.data.qvel[:] = state[1 + self.model.nq :]
         self._recall(self._made)
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.offscreen import RenderQuality, SceneRenderer
+from envs.perturbations import Perturbation
+from envs.perturbed_look import Look, draw_look
 
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
     from envs.libero.libero_simulator import LiberoSimulator
@@ -38,17 +40,32 @@ class SceneCameras:
             model=model, context=context, camera=self._camera, quality=quality, size=size
         )
 
-    def render(self, simulator: "LiberoSimulator", size: int, camera: str) -> NDArray[np.uint8]:
+    def look(self, simulator: "LiberoSimulator", camera: str, perturbation: Perturbation) -> Look:
+        """See `Renderer.look`."""
+        self._pose(simulator, camera)
+        return draw_look(
+            perturbation,
+            model=simulator.model,
+            data=self._data,
+            view=self._renderer.view(self._data),
+        )
+
+    def render(
+        self, simulator: "LiberoSimulator", size: int, camera: str, look: Look
+    ) -> NDArray[np.uint8]:
         """Render the simulator's last sample from `camera`: uint8 [size, size, 3]."""
+        self._pose(simulator, camera)
+        self._renderer.show_lamps(simulator.sample.lamps)
+        return self._renderer.render(self._data, size, look)
+
+    def _pose(self, simulator: "LiberoSimulator", camera: str) -> None:
+        """Compute the poses of the last sample, and select the camera."""
         import mujoco
 
-        sample = simulator.sample
-        self._data.qpos[:] = sample.positions
+        self._data.qpos[:] = simulator.sample.positions
         for poses in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
             poses(simulator.model, self._data)
         self._camera.fixedcamid = self._ids[camera]
-        self._renderer.show_lamps(sample.lamps)
-        return self._renderer.render(self._data, size)
 
     def close(self) -> None:
         """Free what the model took in the OpenGL context."""

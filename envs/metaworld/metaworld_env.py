@@ -24,6 +24,8 @@ from envs.arguments import checked_seed, nearest, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
+from envs.perturbations import OBJECT_POSE, OPTION, Perturbation
+from envs.perturbed_look import Look, draw_look
 from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
@@ -50,9 +52,7 @@ CAMERAS = (
     "behindGripper",
     "gripperPOV",
 )
-WORDS = gymnasium.spaces.Text(
-    max(map(len, INSTRUCTIONS.values())), charset=frozenset("".join(INSTRUCTIONS.values()))
-)
+LARGEST_DISPLACEMENT_M = 0.03  # an object's width beyond the benchmark's range of some 20 cm
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
         camera: str = "table",
         max_episode_steps: int = 120,
         render_quality: RenderQuality = "fast",
+        perturb: Sequence[str] = (),
+        perturb_strength: float = 1.0,
     ) -> None:
         """Check the arguments; simulators and the OpenGL context are made at first use.
 
@@ -90,6 +92,9 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             max_episode_steps: Step limit of an episode; at most Meta-World's 500.
             render_quality: `fast` (see `envs.offscreen`) or `full`, which takes fifty times as long
                 on a CPU. They look different: train and evaluate with the same.
+            perturb: Factors in which episodes differ from the standard ones (`envs.perturbations`).
+                `object_pose` moves object and goal together by up to 3 cm in x and y.
+            perturb_strength: Scale of the perturbations, in (0, 1].
 
         Raises:
             ValueError: An unknown name, a task given twice, or a number out of range.
@@ -126,26 +131,56 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
                 raise ValueError(
                     f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}."
                 )
-        super().__init__(image_size=image_size, cameras=(camera,))
-        self.spec = _spec(tasks=names, image_size=image_size, max_episode_steps=max_episode_steps)
+        super().__init__(
+            image_size=image_size,
+            cameras=(camera,),
+            perturb=perturb,
+            perturb_strength=perturb_strength,
+        )
+        self.spec = self._make_spec(
+            tasks=names, image_size=image_size, max_episode_steps=max_episode_steps
+        )
         self._quality = render_quality
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], Info]:
-        """See `Environment.reset`; options: `task`, `frames`. Seed and task determine the start."""
-        task, streams = read_options(self._canonical(options), spec=self.spec)
+        """See `Environment.reset`; options: `task`, `frames`, `perturb`.
+
+        Seed and task determine the start.
+        """
+        task, streams = read_options(self._canonical(options), spec=self.spec, further=(OPTION,))
         seed = checked_seed(seed)
         self._ended = True
-        self._simulator(task).reset(
-            seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        )
+        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        perturbation = self._perturbed(options, seed=seed)
+        self._simulator(task).reset(seed=seed, displacement=_displacement(perturbation))
         return self._begin(task, streams)
 
     @property
     def state(self) -> NDArray[np.float64]:
         """Return Meta-World's observation [39] with true poses, for experts and oracles only."""
         return self._running().state
+
+    def _make_spec(
+        self, *, tasks: tuple[str, ...], image_size: int, max_episode_steps: int
+    ) -> EnvSpec:
+        observation_space = gymnasium.spaces.Dict(
+            {
+                IMAGES: gymnasium.spaces.Box(0, 255, (1, image_size, image_size, 3), np.uint8),
+                PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
+                INSTRUCTION: self._words(list(INSTRUCTIONS.values())),
+            }
+        )
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
+        return EnvSpec(
+            "metaworld",
+            tasks,
+            observation_space,
+            action_space,
+            max_episode_steps,
+            notice=self._notice,
+        )
 
     def _canonical(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
         options = dict(options or {})
@@ -192,9 +227,22 @@ class _OneCamera:
         )
         self.close = self._renderer.close
 
-    def render(self, simulator: "MetaWorldSimulator", size: int, camera: str) -> NDArray[np.uint8]:
+    def look(
+        self, simulator: "MetaWorldSimulator", camera: str, perturbation: Perturbation
+    ) -> Look:
+        """See `Renderer.look`."""
+        return draw_look(
+            perturbation,
+            model=simulator.model,
+            data=simulator.data,
+            view=self._renderer.view(simulator.data),
+        )
+
+    def render(
+        self, simulator: "MetaWorldSimulator", size: int, camera: str, look: Look
+    ) -> NDArray[np.uint8]:
         """Render the simulator's scene: uint8 [size, size, 3]."""
-        return self._renderer.render(simulator.data, size)
+        return self._renderer.render(simulator.data, size, look)
 
 
 def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
@@ -220,16 +268,12 @@ def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
     return policy
 
 
-def _spec(*, tasks: tuple[str, ...], image_size: int, max_episode_steps: int) -> EnvSpec:
-    observation_space = gymnasium.spaces.Dict(
-        {
-            IMAGES: gymnasium.spaces.Box(0, 255, (1, image_size, image_size, 3), np.uint8),
-            PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
-            INSTRUCTION: WORDS,
-        }
-    )
-    action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
-    return EnvSpec("metaworld", tasks, observation_space, action_space, max_episode_steps)
+def _displacement(perturbation: Perturbation) -> NDArray[np.float64]:
+    """Displacement of object and goal in x and y [2], in metres."""
+    generator = perturbation.generator(OBJECT_POSE)
+    if generator is None:
+        return np.zeros(2)
+    return perturbation.strength * LARGEST_DISPLACEMENT_M * generator.uniform(-1, 1, 2)
 
 
 def _camera(model: Any, name: str) -> Any:

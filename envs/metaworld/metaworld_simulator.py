@@ -40,6 +40,9 @@ STATE = (
 )  # all inputs of the next step, including the solver's warm start
 
 
+AS_DRAWN = np.zeros(2)
+
+
 class Snapshot(NamedTuple):
     """Simulator state that an episode changes."""
 
@@ -67,16 +70,20 @@ class MetaWorldSimulator:
         self.model: mujoco.MjModel = self._env.model
         self.data: mujoco.MjData = self._env.data
         self._made = self._snapshot()
-        self._start: tuple[int, Snapshot] | None = None
+        self._start: tuple[tuple[int, bytes], Snapshot] | None = None
         self._observation: NDArray[np.float64] = np.zeros(39)
 
-    def reset(self, *, seed: int) -> None:
-        """Start the episode of `seed`; caches the last seed's start for a group of rollouts."""
-        if self._start is not None and self._start[0] == seed:
+    def reset(self, *, seed: int, displacement: NDArray[np.float64] = AS_DRAWN) -> None:
+        """Start the episode of `seed`; caches the last start for a group of rollouts.
+
+        `displacement` [2] moves object and goal in x and y, in metres.
+        """
+        key = (seed, displacement.tobytes())
+        if self._start is not None and self._start[0] == key:
             self._restore(self._start[1])
         else:
-            self._draw(seed)
-            self._start = (seed, self._snapshot())
+            self._draw(seed, displacement)
+            self._start = (key, self._snapshot())
         self._observation = self._env._get_obs()
         self._check()
 
@@ -119,7 +126,7 @@ class MetaWorldSimulator:
             sum(np.linalg.norm(there - here) for here, there in itertools.pairwise(places))
         )
 
-    def _draw(self, seed: int) -> None:
+    def _draw(self, seed: int, displacement: NDArray[np.float64]) -> None:
         """Meta-World's reset, which places everything twice, but moving the hand once."""
         env = self._env
         self._restore(self._made)
@@ -129,6 +136,7 @@ class MetaWorldSimulator:
         env.reset_model()
         del env._reset_hand
         env._freeze_rand_vec = True  # the second placement uses the first one's draw
+        env._last_rand_vec = _displaced(env._last_rand_vec, env._random_reset_space, displacement)
         mujoco.mj_resetData(self.model, self.data)
         env.reset_model()
         mujoco.mj_forward(
@@ -163,6 +171,19 @@ class MetaWorldSimulator:
                 f"The simulation of Meta-World task {self.task!r} diverged "
                 f"({', '.join(diverged) or 'not finite'})."
             )
+
+
+def _displaced(
+    drawn: NDArray[np.float64], space: Any, displacement: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Meta-World's draw [3] or [6] (object, goal) with x and y of all parts displaced alike.
+
+    The distance of object and goal stays, on which some tasks insist. An axis that the task keeps
+    fixed for one of them is not displaced.
+    """
+    parts, free = drawn.reshape(-1, 3).copy(), (space.high > space.low).reshape(-1, 3)
+    parts[:, :2] += displacement * free[:, :2].all(axis=0)
+    return parts.reshape(-1)
 
 
 def _own_copies(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,16 @@ class EnvArguments:
         "`fast` (no shadows, reflections, multisampling) or `full`; images differ.",
         choices=RENDER_QUALITIES,
     )
+    perturb: tuple[str, ...] | None = option(
+        None,
+        "Perturbed factors of every episode, for env=metaworld and env=libero: camera, light, "
+        "texture, object_pose, instruction, distractors. An evaluation has a column for each.",
+        unique=True,
+        filled=True,
+    )
+    perturb_strength: float | None = option(
+        None, "Scale of the perturbations' ranges; null: 1.", above=0, maximum=1
+    )
     kwargs: dict[str, Any] = field(
         default_factory=dict,
         metadata=described("Further arguments of the environment's constructor."),

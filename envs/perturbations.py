@@ -1,0 +1,141 @@
+"""Seeded perturbations of a robot's episode: which factors change, by how much.
+
+    env.perturb=[camera,light] env.perturb_strength=0.5
+
+A perturbed episode differs from the standard episode of its seed in the listed factors and in
+nothing else. Each factor draws from its own generator, seeded by the episode's seed, so that a
+factor gives the same change alone and among others, and the rollouts of a group share it.
+`strength` scales every range; 1 is the range given here.
+
+At strength 1:
+
+- `camera`: the first camera orbits by up to 75° and in half of these cases rises by 15°, or moves
+  away to up to twice its distance, or turns by up to 10° about two axes (LIBERO-Plus' ranges);
+- `light`: 0.4 to 2.5 times the intensity, a tint of up to 30 % a channel, another direction by up
+  to 45° (our ranges, as all below);
+- `texture`: surfaces larger than 40 cm (table, floor, walls) get one random colour each;
+- `object_pose`: movable objects are displaced by up to 3 cm in x and y;
+- `instruction`: the sentence gets other verbs and another frame;
+- `distractors`: one to four coloured solids lie in free places of the table; the arm passes
+  through them.
+
+LIBERO-Plus (arXiv 2510.13626, github.com/sylvestf/LIBERO-plus at 4976dc3) lists its camera poses in
+`task_classification.json`: of 1,599 variants 62 % orbit, 20 % change the distance, 18 % turn.
+LIBERO-Plus and LIBERO-PRO (arXiv 2510.03827) have prepared scenes and reworded sentences for the
+other factors; here they are generated, so scores are not comparable with theirs.
+
+Left out: sensor noise and the robot's initial pose, which LIBERO-Plus has.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envs.arguments import nearest
+
+CAMERA, LIGHT, TEXTURE, DISTRACTORS = "camera", "light", "texture", "distractors"
+OBJECT_POSE, INSTRUCTION = "object_pose", "instruction"
+FACTORS = (CAMERA, LIGHT, TEXTURE, OBJECT_POSE, INSTRUCTION, DISTRACTORS)
+SEEN = frozenset((CAMERA, LIGHT, TEXTURE, DISTRACTORS))
+"""Factors that change images only."""
+
+OPTION = "perturb"
+"""Reset option: the factors of one episode, among those of the environment."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """The factors of an episode, and the seed of their draws."""
+
+    factors: frozenset[str]
+    strength: float
+    seed: int
+
+    def generator(self, factor: str) -> np.random.Generator | None:
+        """The generator of `factor`; None if the episode does not have it."""
+        if factor not in self.factors:
+            return None
+        return np.random.default_rng((FACTORS.index(factor), self.seed))
+
+
+def checked_factors(factors: Any, *, known: Sequence[str] = FACTORS) -> tuple[str, ...]:
+    """Return `factors` as a tuple.
+
+    Raises:
+        ValueError: No list of names, an unknown name, or one given twice.
+    """
+    if isinstance(factors, str) or not isinstance(factors, Iterable):
+        raise ValueError(f"perturb must be a list of names, got {factors!r}.")
+    names = tuple(factors)
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"perturb has the unknown factor {name!r}.{nearest(str(name), known)} "
+                f"Known: {', '.join(known) or 'none'}."
+            )
+    if len(set(names)) < len(names):
+        raise ValueError(f"perturb has a factor twice: {', '.join(names)}.")
+    return names
+
+
+def checked_strength(strength: float) -> float:
+    """Return `strength`.
+
+    Raises:
+        ValueError: Not in (0, 1].
+    """
+    if not 0 < strength <= 1:
+        raise ValueError(f"perturb_strength must lie in (0, 1], got {strength}.")
+    return strength
+
+
+# Instructions are short imperative sentences of the benchmarks; longer phrases come first.
+SYNONYMS = {
+    "pick up": ("grab", "take", "lift up"),
+    "put": ("place", "set"),
+    "place": ("put", "set"),
+    "push": ("shove", "slide"),
+    "pull": ("draw", "drag"),
+    "open": ("pull open", "unclose"),
+    "close": ("shut",),
+    "turn on": ("switch on", "start"),
+    "press": ("push down", "hit"),
+    "stack": ("pile",),
+    "move": ("bring",),
+    "reach": ("go to",),
+}
+FRAMES = (
+    "please {}",
+    "could you {}",
+    "your task is to {}",
+    "now {}",
+    "{} , please",
+    "i want you to {}",
+)
+_VERBS = re.compile(rf"\b({'|'.join(SYNONYMS)})\b", re.IGNORECASE)
+
+
+def reworded(instruction: str, generator: np.random.Generator) -> str:
+    """`instruction` with other verbs, in another frame."""
+
+    def synonym(match: re.Match[str]) -> str:
+        choices = SYNONYMS[match.group(1).lower()]
+        return choices[int(generator.integers(len(choices)))]
+
+    sentence = _VERBS.sub(synonym, instruction)
+    frame = FRAMES[int(generator.integers(len(FRAMES)))]
+    return frame.format(sentence[:1].lower() + sentence[1:])
+
+
+def longest_rewording(instructions: Sequence[str]) -> tuple[int, frozenset[str]]:
+    """Bounds of `reworded`: largest number of characters, and all characters."""
+    growth = max(
+        len(synonym) / len(verb) for verb, synonyms in SYNONYMS.items() for synonym in synonyms
+    )
+    length = int(max(map(len, instructions)) * growth) + max(map(len, FRAMES))
+    words = [*FRAMES, *(word for synonyms in SYNONYMS.values() for word in synonyms)]
+    text = "".join([*instructions, *words])
+    return length, frozenset(text + text.lower()) - frozenset("{}")
