@@ -16,7 +16,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +159,11 @@ def replay(
     folder: Path, row: Row, overrides: Sequence[str], frames: FrameRequest, output: Path | None
 ) -> int:
     """Play one episode and write its video; return 0 if it ends as recorded."""
-    actions = actions_of(folder, row)
+    actions, options = recording_of(folder, row)
     config = parse_first(overrides, config_file=folder / CONFIG_FILE)
     import_user_modules(config)
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
-    film, outcome = asyncio.run(play(environment, row, actions, frames))
+    film, outcome = asyncio.run(play(environment, row, actions, options, frames))
     file = output or folder / f"replay_{row['uid'].replace('/', '_')}.mp4"
     sample = VideoSample(
         **{name: row[name] for name in VideoSample.__dataclass_fields__ if name in row}
@@ -188,8 +188,10 @@ def replay(
     return FAILED
 
 
-def actions_of(folder: Path, row: Row) -> NDArray[Any]:
-    """Executed actions next to a video: float32 [T, A], or int64 [T] for a discrete space.
+def recording_of(folder: Path, row: Row) -> tuple[NDArray[Any], dict[str, Any]]:
+    """Executed actions next to a video, and the reset options of their episode.
+
+    Actions are float32 [T, A], or int64 [T] for a discrete space.
 
     Raises:
         MissingAssetError: The run kept none.
@@ -200,18 +202,26 @@ def actions_of(folder: Path, row: Row) -> NDArray[Any]:
             f"The actions are missing of episode {row['uid']} ({file}): the run wrote only its "
             "video."
         )
-    actions = np.asarray(json.loads(file.read_text())["actions"])
-    return actions.astype(np.float32) if actions.dtype.kind == "f" else actions
+    recording = json.loads(file.read_text())
+    actions = np.asarray(recording["actions"])
+    if actions.dtype.kind == "f":
+        actions = actions.astype(np.float32)
+    return actions, recording.get("options", {})  # siirl 0.1 kept no options
 
 
 async def play(
-    environment: Environment, row: Row, actions: NDArray[Any], request: FrameRequest
+    environment: Environment,
+    row: Row,
+    actions: NDArray[Any],
+    options: Mapping[str, Any],
+    request: FrameRequest,
 ) -> tuple[Frames, Outcome]:
     """Simulate the episode in this process, up to its end."""
     film = FrameBuffer()
     try:
         _, info = await environment.reset(
-            seed=row["seed"], options={"task": row["task"], "frames": {STREAM: request}}
+            seed=row["seed"],
+            options={**options, "task": row["task"], "frames": {STREAM: request}},
         )
         film.extend(info["frames"])
         *_, info = await environment.step_chunk(list(actions))

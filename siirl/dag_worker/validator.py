@@ -41,6 +41,7 @@ from siirl.reporting.metrics import Value, Weighted
 from siirl.reporting.statistics import pass_at_k
 
 ALL_TASKS = "all"
+PERTURB = "perturb"  # reset option of `envs.perturbations`
 Thing = TypeVar("Thing")
 
 
@@ -115,11 +116,18 @@ class Validator:
         step: int,
         greedy: bool = False,
         record: bool = True,
+        perturb: Sequence[str] | None = None,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> dict[str, Value]:
-        """Run this rank's share of the episodes, with videos if `record`; return its metrics."""
+        """Run this rank's share of the episodes, with videos if `record`; return its metrics.
+
+        `perturb` selects among the environment's perturbations; None: all.
+        """
         requests = self._requests(
-            step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0
+            step=step,
+            greedy=greedy,
+            recorded=share_of(self.record, self.ranks) if record else 0,
+            perturb=perturb,
         )
         light = _WithoutPictures(
             self.rollout.workflow, show=lambda trajectory: self._show(trajectory, step=step)
@@ -172,9 +180,15 @@ class Validator:
         )
         return scores.reward_by_uid
 
-    def _requests(self, *, step: int, greedy: bool, recorded: int) -> list[EpisodeRequest]:
+    def _requests(
+        self, *, step: int, greedy: bool, recorded: int, perturb: Sequence[str] | None
+    ) -> list[EpisodeRequest]:
         """This rank's episodes, with tasks alternating so that the recorded ones differ in task."""
         kind = "argmax" if greedy else "sampled"
+        options = self.options
+        if perturb is not None:
+            kind += "-" + ("+".join(perturb) or "standard")
+            options = options | {PERTURB: tuple(perturb)}
         several = self.samples > 1 and not greedy
         return [
             EpisodeRequest(
@@ -188,7 +202,7 @@ class Validator:
                 policy_seed=(self.first_seed, prompt.group_id, sample),
                 greedy=greedy,
                 record=sample == 0 and place < recorded,
-                options=self.options | reset_options(prompt.columns()),
+                options=options | reset_options(prompt.columns()),
             )
             for place, prompt in enumerate(self._prompts())
             for sample in range(1 if greedy else self.samples)

@@ -6,6 +6,7 @@ held-out seeds.
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -53,7 +54,7 @@ from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 from siirl.preflight.ungraded_rows import rate_by_grade
-from siirl.reporting.console import cell, score_table, success_table
+from siirl.reporting.console import cell, perturbation_table, score_table, success_table
 from siirl.reporting.metrics import Reduced, reduce_metrics
 from siirl.reporting.progress import Progress
 from siirl.reporting.run_folder import CONFIG_FILE, run_folder
@@ -165,10 +166,11 @@ def on_held_out(
     )
     results: dict[str, Any] = {"success": plain(success), "return": returns}
     tables = []
-    if any(success.values()):
-        tables.append(
-            success_table(f"success on held-out episodes, {seeds}, 95 % intervals", success)
-        )
+    title = f"success on held-out episodes, {seeds}, 95 % intervals"
+    if config.env.perturb is not None:
+        tables += perturbation_tables(title, success)
+    elif any(success.values()):
+        tables.append(success_table(title, success))
     if any(scores.values()):
         results["reward"] = plain(scores)
         parts = " + ".join(
@@ -188,6 +190,24 @@ def on_held_out(
             )
         )
     return results, tables
+
+
+def perturbation_cases(perturb: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
+    """Evaluations by name: standard episodes, each perturbation alone, all together."""
+    if perturb is None:
+        return {"": None}
+    cases: dict[str, Sequence[str] | None] = {"standard": ()}
+    cases |= {factor: (factor,) for factor in perturb}
+    return cases | ({"together": perturb} if len(perturb) > 1 else {})
+
+
+def perturbation_tables(title: str, success: Mapping[str, Success]) -> list[Table]:
+    """One table per kind of action: a column per perturbation, beside the standard episodes."""
+    by_kind: dict[str, dict[str, Success]] = {}
+    for name, found in success.items():
+        kind, _, case = name.partition("/")
+        by_kind.setdefault(kind, {})[case] = found
+    return [perturbation_table(f"{kind}: {title}", columns) for kind, columns in by_kind.items()]
 
 
 def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -313,8 +333,9 @@ def run(
     scores: dict[str, Scores] = {}
     with started(config, folder) as evaluation:
         tasks = evaluation.rollout.pool.spec.tasks
-        for greedy in kinds:
-            kind = "argmax" if greedy else "sampled"
+        cases = perturbation_cases(config.env.perturb)
+        for greedy, (case, perturb) in itertools.product(kinds, cases.items()):
+            kind = ("argmax" if greedy else "sampled") + (f"/{case}" if case else "")
             samples = 1 if greedy else config.trainer.val_samples
             with Progress(
                 f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples
@@ -324,14 +345,16 @@ def run(
                 )  # one kind is enough: the actions that training sees
                 advance = functools.partial(_advance, progress)
                 metrics = evaluation.validator.evaluate(
-                    step=0, greedy=greedy, record=shown, on_done=advance
+                    step=0, greedy=greedy, record=shown, perturb=perturb, on_done=advance
                 )
             reduced = reduce_metrics([metrics])
             success[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
             returns[kind] = mean_returns(reduced, kind="argmax_" if greedy else "")
             scores[kind] = mean_scores(reduced, kind="argmax_" if greedy else "")
             if samples > 1:
-                success[f"any of {samples}"] = evaluations(reduced, kind="any_")
+                success[f"any of {samples}" + (f"/{case}" if case else "")] = evaluations(
+                    reduced, kind="any_"
+                )
     return success, returns, scores
 
 

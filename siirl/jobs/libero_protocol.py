@@ -76,8 +76,8 @@ def suite_words(overrides: Sequence[str]) -> list[str]:
 
 
 def asked_for(env: EnvArguments) -> bool:
-    """Whether a configuration asks for the published protocol."""
-    return env.name == "libero" and env.states == "all"
+    """Whether a configuration asks for the published protocol, which has no perturbations."""
+    return env.name == "libero" and env.states == "all" and env.perturb is None
 
 
 def identity(

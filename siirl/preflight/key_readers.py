@@ -222,6 +222,15 @@ ROWS: tuple[Row, ...] = (
     ("algorithm.filter", ("success_low", "success_high"), _by_rules("success_band")),
     ("algorithm.filter", ("metric",), _by_rules("zero_variance")),
     ("algorithm.filter", ("drop_truncated",), _by_rules()),
+    (
+        "env",
+        ("perturb_strength",),
+        Reader(
+            _not(_is("env.perturb", None)),
+            "with env.perturb, and it is null: name factors such as env.perturb=[camera], or leave "
+            "it out.",
+        ),
+    ),
     ("data", ("val_files", "heldout_share", "num_loader_workers"), FILES),
     (
         "data",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -27,6 +28,13 @@ from siirl.reporting.statistics import (
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
+PERTURBATION_HEADERS = {
+    "object_pose": "object\npose",
+    "instruction": "instruc-\ntion",
+    "distractors": "distrac-\ntors",
+    "together": "all\nthese",
+}
+"""Two-line headers of long names."""
 _STEP_WIDTH = 10
 
 
@@ -205,6 +213,32 @@ def success_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval
     `columns` is, for example, {"before": {...}, "after": {...}}.
     """
     return _interval_table(title, columns)
+
+
+def perturbation_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval]]) -> Table:
+    """Success per task under each perturbation, with intervals of all tasks together.
+
+    Narrow enough for 80 columns with all perturbations of `envs.perturbations`.
+    """
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    table.add_column("task", overflow="fold")
+    for name in columns:
+        table.add_column(PERTURBATION_HEADERS.get(name, name), justify="right", no_wrap=True)
+    tasks = dict.fromkeys(task for found in columns.values() for task in found)
+    for task in sorted(tasks, key=all_last):
+        intervals = [found.get(task) for found in columns.values()]
+        rates = [
+            f"{interval.rate:.0%}" if interval is not None and interval.episodes else "-"
+            for interval in intervals
+        ]
+        table.add_row(cell(task), *rates)
+        if task == "all":
+            bounds = [
+                f"{100 * interval.low:.0f}-{100 * interval.high:.0f}" if interval else ""
+                for interval in intervals
+            ]
+            table.add_row("95 % interval", *bounds)
+    return table
 
 
 def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -> Table:

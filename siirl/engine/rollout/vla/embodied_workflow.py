@@ -58,7 +58,8 @@ class EmbodiedWorkflow(RolloutWorkflow):
         async with self.pool.slot() as slot:
             recorder = _RowRecorder(self.policy, marks_versions=self.marks_versions)
             observation, _ = await slot.reset(
-                seed=data.seed, options={"task": data.task, "frames": streams}
+                seed=data.seed,
+                options={**data.options, "task": data.task, "frames": streams},
             )
             generator = np.random.default_rng(data.policy_seed)
             executed: list[Any] = []
@@ -78,7 +79,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
             instruction=observation.get(INSTRUCTION, ""),
             frames=frames,
             # with the seed, all that siirl.replay needs
-            record={"actions": executed} if filmed else {},
+            record={"actions": executed, "options": dict(data.options)} if filmed else {},
         )
 
     def _request(

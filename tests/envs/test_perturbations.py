@@ -1,0 +1,162 @@
+"""Perturbed episodes differ from the standard ones in the named factors only, by the seed alone."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.checker import check_env
+from envs.libero.libero_env import LiberoEnv
+from envs.metaworld.metaworld_env import MetaWorldEnv
+from envs.metaworld.suite import INSTRUCTIONS
+from envs.perturbations import FACTORS, SEEN, longest_rewording, reworded
+
+SEED = 7
+
+
+@pytest.fixture
+def make():
+    """Makes Meta-World environments, which are closed with the test."""
+    made = []
+
+    def make_env(*tasks, **kwargs):
+        made.append(MetaWorldEnv(tasks=tasks or ("push",), **kwargs))
+        return made[-1]
+
+    yield make_env
+    for env in made:
+        asyncio.run(env.close())
+
+
+def start(env, *factors, seed=SEED):
+    """Observation of the episode of `seed` with `factors`."""
+    observation, _ = asyncio.run(env.reset(seed=seed, options={"perturb": factors}))
+    return observation
+
+
+@pytest.fixture(scope="module")
+def metaworld():
+    env = MetaWorldEnv(tasks=("push", "drawer-open"), perturb=FACTORS)
+    yield env
+    asyncio.run(env.close())
+
+
+@pytest.fixture(scope="module")
+def libero():
+    env = LiberoEnv(suite="object", tasks=(0,), assets="stand_in", image_size=64, perturb=FACTORS)
+    yield env
+    asyncio.run(env.close())
+
+
+@pytest.fixture(params=["metaworld", "libero"])
+def env(request):
+    """Either simulator, with all factors."""
+    return request.getfixturevalue(request.param)
+
+
+def test_an_episode_without_factors_is_the_standard_episode(make):
+    standard, _ = asyncio.run(make().reset(seed=SEED))
+    perturbed = start(make(perturb=FACTORS))
+    assert np.array_equal(standard["images"], perturbed["images"])
+    assert standard["instruction"] == perturbed["instruction"]
+
+
+@pytest.mark.parametrize("factor", sorted(SEEN))
+def test_a_factor_of_the_images_changes_images_only(env, factor):
+    standard, perturbed = start(env), start(env, factor)
+    assert (standard["images"][0] != perturbed["images"][0]).any()
+    assert np.array_equal(standard["proprioception"], perturbed["proprioception"])
+    assert standard["instruction"] == perturbed["instruction"]
+
+
+def test_the_camera_at_the_wrist_does_not_move(libero):
+    standard, perturbed = start(libero), start(libero, "camera")
+    assert np.array_equal(standard["images"][1], perturbed["images"][1])
+
+
+def test_the_instruction_changes_alone(env):
+    standard, perturbed = start(env), start(env, "instruction")
+    assert standard["instruction"] != perturbed["instruction"]
+    assert np.array_equal(standard["images"], perturbed["images"])
+
+
+def test_objects_are_displaced_by_at_most_three_centimetres(libero):
+    start(libero)
+    standard = libero.simulator.data.xpos.copy()
+    start(libero, "object_pose")
+    moved = np.abs(libero.simulator.data.xpos - standard)[:, :2].max()
+    assert 0.001 < moved < 0.035  # settling adds a millimetre or two
+
+
+def test_object_and_goal_move_together(make):
+    env = make(perturb=("object_pose",))
+    start(env)
+    standard = env.state
+    start(env, "object_pose")
+    thing, goal = slice(4, 6), slice(36, 38)
+    displacement = env.state[thing] - standard[thing]
+    assert 0.001 < np.abs(displacement).max() <= 0.03
+    assert env.state[goal] - standard[goal] == pytest.approx(displacement)
+
+
+def test_a_seed_gives_the_same_perturbation_in_any_order(env):
+    first = start(env, *FACTORS)
+    start(env, seed=SEED + 1)
+    again = start(env, *FACTORS)
+    assert np.array_equal(first["images"], again["images"])
+    assert first["instruction"] == again["instruction"]
+
+
+def test_a_factor_draws_the_same_alone_and_among_others(env):
+    assert start(env, "instruction")["instruction"] == start(env, *FACTORS)["instruction"]
+
+
+def test_the_start_of_a_standard_episode_survives_displaced_ones(libero):
+    before = start(libero)["images"]
+    start(libero, "object_pose")
+    assert np.array_equal(start(libero)["images"], before)
+
+
+def test_a_perturbed_environment_passes_the_checker(make):
+    check_env(make(perturb=FACTORS, max_episode_steps=20))
+
+
+def test_the_environment_names_its_perturbations():
+    env = MetaWorldEnv(tasks=("push",), perturb=("light",), perturb_strength=0.5)
+    assert env.spec.notice == "perturbed: light (strength 0.5)"
+
+
+@given(seed=st.integers(0, 2**32 - 1), instruction=st.sampled_from(sorted(INSTRUCTIONS.values())))
+def test_every_rewording_lies_in_the_space(seed, instruction):
+    length, characters = longest_rewording(list(INSTRUCTIONS.values()))
+    sentence = reworded(instruction, np.random.default_rng(seed))
+    assert sentence != instruction
+    assert sentence in spaces.Text(length, charset=characters)
+
+
+@pytest.mark.parametrize(
+    ("factors", "sentence"),
+    [
+        (("camra",), "unknown factor 'camra'.*camera"),
+        ("camera", "must be a list of names, got 'camera'"),
+        (("light", "light"), "a factor twice"),
+    ],
+)
+def test_a_wrong_factor_is_refused(factors, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        MetaWorldEnv(perturb=factors)
+
+
+@pytest.mark.parametrize("strength", [0.0, -1.0, 1.5, float("nan")])
+def test_a_strength_outside_its_range_is_refused(strength):
+    with pytest.raises(ValueError, match="perturb_strength must lie in"):
+        MetaWorldEnv(perturb=("light",), perturb_strength=strength)
+
+
+def test_an_episode_cannot_have_a_factor_that_the_environment_lacks(make):
+    env = make(perturb=("light",))
+    with pytest.raises(ValueError, match="unknown factor 'camera'"):
+        start(env, "camera")
