@@ -69,6 +69,35 @@ def test_returns_are_told_where_there_is_no_success(
     assert f"{found['return']['sampled']['all']:.1f}" in told
 
 
+def test_perturbations_are_evaluated_beside_standard_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "checkpoint=assets/tiny_vla",
+        "env=metaworld",
+        "env.tasks=[drawer-open]",
+        "env.perturb=[camera,instruction]",
+        "env.max_episode_steps=10",
+        "env.num_servers=1",
+        "env.envs_per_server=1",
+        "cluster=local",
+        "trainer.val_episodes=1",
+        "trainer.record_val_episodes=1",
+        f"trainer.output_dir={tmp_path}",
+        "actions=sampled",
+    )
+    assert main(words) == 0
+    cases = ["standard", "camera", "instruction", "together"]
+    assert list(evaluation(tmp_path)["success"]) == [f"sampled/{case}" for case in cases]
+    told = capsys.readouterr().out
+    assert "perturbed: camera, instruction (strength 1)" in " ".join(told.split())
+    options = {
+        tuple(json.loads(file.read_text())["options"]["perturb"])
+        for file in tmp_path.glob("evaluation/*/videos/**/*.json")
+    }
+    assert options == {(), ("camera",), ("instruction",), ("camera", "instruction")}
+
+
 def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_without_them(
     policy: Path, tmp_path: Path
 ) -> None:
