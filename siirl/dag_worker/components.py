@@ -5,6 +5,7 @@ the two kinds. `assembly` combines the objects of a rank.
 """
 
 import abc
+import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from siirl.data_coordinator.learnable import LearnableTaskLoader
 from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
 from siirl.data_coordinator.task_stream import Loader, TaskLoader
 from siirl.engine.actor.actor import Actor
+from siirl.engine.actor.chunk_windows import chunk_windows
 from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.critic.critic import Critic
 from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.collectives import Collectives
-from siirl.engine.training.micro_batches import PrefixGrouping
+from siirl.engine.training.micro_batches import PrefixGrouping, RowCutting
 from siirl.engine.training.train_engine import Scorer, TrainEngine
 from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
@@ -39,7 +41,7 @@ from siirl.params import SiiRLArguments, sizes
 from siirl.params.algorithm_args import KLCtrlArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import ModelArguments
+from siirl.params.model_args import ActorArguments, ModelArguments
 from siirl.reporting.finished_episodes import Recorder
 
 
@@ -156,6 +158,12 @@ def make_task_loader(
 def compute_dtype(model: ModelArguments) -> torch.dtype | None:
     """Dtype of the forward and backward passes; None: the weights' own float32."""
     return torch.bfloat16 if model.dtype == "bfloat16" else None
+
+
+def cut_by_chunk(actor: ActorArguments) -> RowCutting | None:
+    """Build what cuts trajectories into micro-batches; None: they stay whole."""
+    chunks = actor.micro_batch_chunks
+    return None if chunks is None else functools.partial(chunk_windows, chunks=chunks)
 
 
 def make_kl_controller(control: KLCtrlArguments) -> FixedKLController:
@@ -276,6 +284,7 @@ class RankBuilder(abc.ABC):
             micro_batch_size=settings.actor.micro_batch_size,
             micro_batch_tokens=settings.actor.micro_batch_tokens,
             prefix_groups=self.prefix_groups(module),
+            cut=cut_by_chunk(settings.actor),
             temperature=settings.rollout.temperature,
             max_grad_norm=settings.actor.max_grad_norm,
             device=self.device,

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from envs.base import FrameRequest
-from siirl.dag_worker.components import RankBuilder, Rollouts, make_task_loader
+from siirl.dag_worker.components import RankBuilder, Rollouts, cut_by_chunk, make_task_loader
 from siirl.dag_worker.critic_components import make_critic
 from siirl.dag_worker.rollout_collector import return_rollout_metrics, rollout_metrics
 from siirl.dag_worker.validator import Validator
@@ -72,6 +72,7 @@ class EmbodiedBuilder(RankBuilder):
             ranks=self.ranks,
             device=self.device,
             compute_dtype=self.compute_dtype,
+            cut=cut_by_chunk(self.config.actor_rollout_ref.actor),
         )
 
     def longest_response(self, module: Policy) -> int:

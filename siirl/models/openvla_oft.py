@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from envs.libero.openvla import (
     CHUNK_LENGTH,
@@ -60,6 +61,27 @@ COPIED_FILES = (
 START = 1  # Llama's <s>
 STOP = 2  # Llama's </s>
 BLANK = 29_871  # the blank after "Out:", as in training
+EVERYBODY = "siirl_everybody"
+"""Name of `attend_to_everybody` among the attention functions of transformers."""
+
+
+def attend_to_everybody(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **named: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of every place to every other one, or to those of a mask; never causal.
+
+    The signature is that of transformers. Without a mask transformers' own function is causal.
+    """
+    named["is_causal"] = False
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **named)
+
+
+AttentionInterface.register(EVERYBODY, attend_to_everybody)
 
 
 @dataclass(frozen=True)
@@ -141,7 +163,7 @@ class OpenVLAOFT(Policy):
             None if proprioception is None else MLP((len(proprioception.low), width, width))
         )
         self.language_model = AutoModelForCausalLM.from_config(
-            llama, attn_implementation="sdpa", dtype=torch.float32
+            llama, attn_implementation=EVERYBODY, dtype=torch.float32
         )
         if recompute:
             recompute_activations(self.language_model)
@@ -234,9 +256,11 @@ class OpenVLAOFT(Policy):
         there_NS = functional.pad(
             functional.pad(there_NL[:, 1:], (before, 0), value=True), (0, after), value=True
         )
+        mask_N1SS = there_NS[:, None, None].expand(-1, 1, there_NS.shape[1], -1)
         output = self.language_model.model(
             inputs_embeds=embeddings_NSD,
-            attention_mask=there_NS[:, None, None].expand(-1, 1, there_NS.shape[1], -1),
+            # without a mask torch takes its fastest kernel
+            attention_mask=None if bool(there_NL.all()) else mask_N1SS,
             position_ids=there_NS.cumsum(1) - 1,
             use_cache=False,
         ).last_hidden_state

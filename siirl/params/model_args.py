@@ -268,6 +268,14 @@ class ActorArguments:
         minimum=1,
         text_only=FIXED_LENGTHS,
     )
+    micro_batch_chunks: int | None = option(
+        None,
+        "Chunks of one forward pass on a rank, of any trajectories, instead of micro_batch_size; "
+        "null: whole trajectories. Does not change the gradient; a loss or an aggregation that "
+        "needs whole trajectories scores them a second time.",
+        why="small policies take whole trajectories",
+        minimum=1,
+    )
     max_grad_norm: float | None = option(
         1.0,
         "Clip the gradient to this norm; null: do not.",

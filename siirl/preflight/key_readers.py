@@ -32,6 +32,7 @@ NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
     "actor_rollout_ref.model.options": "the model folder defines a language model",
+    "actor_rollout_ref.actor.micro_batch_chunks": "text jobs set micro_batch_tokens",
     "actor_rollout_ref.embodied.recorder_every": NOT_FILMED,
     "actor_rollout_ref.embodied.recorder_size": NOT_FILMED,
     "trainer.record_episodes": NOT_FILMED,
@@ -273,6 +274,24 @@ ROWS: tuple[Row, ...] = (
             _is(f"{ACTOR}.micro_batch_tokens", None),
             f"only if {ACTOR}.micro_batch_tokens is null, and it is "
             f"{{{ACTOR}.micro_batch_tokens}}: set that one, or make it null.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("micro_batch_size",),
+        Reader(
+            _is(f"{ACTOR}.micro_batch_chunks", None),
+            f"only if {ACTOR}.micro_batch_chunks is null, and it is "
+            f"{{{ACTOR}.micro_batch_chunks}}: set that one, or make it null.",
+        ),
+    ),
+    (
+        "critic",
+        ("micro_batch_size",),
+        Reader(
+            _is(f"{ACTOR}.micro_batch_chunks", None),
+            f"only if {ACTOR}.micro_batch_chunks is null, and it is "
+            f"{{{ACTOR}.micro_batch_chunks}}: set that one, or make it null.",
         ),
     ),
     (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),

@@ -19,8 +19,24 @@ from envs.libero.openvla import CHUNK_LENGTH, IMAGE_SIZE
 from siirl.models.openvla_vision import EncoderShape, encoder_shape
 from siirl.params.documents import read_object
 
-DECODERS = {"llama": False, "mistral": False, "qwen2": True}
-"""`model_type` of the decoders whose block is known, and whether q, k and v have a bias."""
+
+@dataclass(frozen=True)
+class Attention:
+    """What tells the attention of known decoders apart."""
+
+    bias: bool = False
+    """Whether q, k and v have a bias."""
+    norms: bool = False
+    """Whether q and k pass an RMSNorm over the entries of a head."""
+
+
+DECODERS = {
+    "llama": Attention(),
+    "mistral": Attention(),
+    "qwen2": Attention(bias=True),
+    "qwen3": Attention(norms=True),
+}
+"""`model_type` of the decoders whose block is known."""
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 LLAMA = {"model_type": "llama", **dict(zip(SIZES, (4096, 11008, 32, 32), strict=True))}
 """Defaults of transformers' LlamaConfig, which the published OpenVLA config.json relies on."""
@@ -58,6 +74,8 @@ class Stack:
     """SwiGLU and RMSNorm as in Llama; else GELU, LayerNorm and biases as in a vision transformer.
     """
     query_bias: bool = False
+    head_norm: int = 0
+    """Entries of a head, if q and k are normalised over them."""
     scaled: bool = False
 
     @property
@@ -75,7 +93,7 @@ class Stack:
         products = sum(inputs * outputs for inputs, outputs in self.linears)
         if self.gated:
             biases = (self.query_width + 2 * self.key_width) * self.query_bias
-            return products + biases + 2 * self.width  # two RMSNorms
+            return products + biases + 2 * self.width + 2 * self.head_norm  # four RMSNorms
         biases = sum(outputs for _, outputs in self.linears)
         norms = 4 * self.width  # two LayerNorms, weight and bias
         return products + biases + norms + 2 * self.width * self.scaled
@@ -97,7 +115,8 @@ class Stack:
         # q, and k and v repeated for the query heads; the kernel's output, and its transpose
         attention = 5 * compute * self.query_width
         gate = 4 * compute * self.hidden  # gate, silu(gate), up, their product
-        return norms + inputs + attention + gate
+        heads = (4 + compute) * (self.query_width + self.key_width) * (self.head_norm > 0)
+        return norms + inputs + attention + heads + gate
 
     def _plain_bytes(self, computing: Computing) -> int:
         width, compute = self.width, computing.compute
@@ -157,7 +176,8 @@ def decoder_shape(config: Mapping[str, Any]) -> ModelShape | None:
         query_width=heads * head,
         key_width=(config.get("num_key_value_heads") or heads) * head,
         gated=True,
-        query_bias=DECODERS[kind],
+        query_bias=DECODERS[kind].bias,
+        head_norm=head * DECODERS[kind].norms,
     )
     tables = 1 if config.get("tie_word_embeddings", False) else 2
     tokens = config["vocab_size"] * width

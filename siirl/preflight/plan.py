@@ -82,6 +82,8 @@ class Plan:
     micro_batch_size: int
     micro_batch_tokens: int | None
     """Token budget, which replaces `micro_batch_size`."""
+    micro_batch_chunks: int | None
+    """Chunk budget, which replaces `micro_batch_size`."""
     epochs: int
     groups: tuple[GroupPlan, ...]
     """Resource groups; none if every rank does everything."""
@@ -205,6 +207,7 @@ def make_plan(
         micro_batches=sizes.micro_batches_per_mini_batch(config, agents=env_spec.num_agents),
         micro_batch_size=actor.micro_batch_size,
         micro_batch_tokens=actor.micro_batch_tokens,
+        micro_batch_chunks=actor.micro_batch_chunks,
         epochs=actor.ppo_epochs,
         groups=tuple(groups),
         max_staleness=trainer.max_staleness,
@@ -410,11 +413,11 @@ def _render_update(plan: Plan) -> str:
         f"a rank takes {counted(plan.micro_batches, 'micro-batch', 'es')} of at most "
         f"{plan.micro_batch_size} for each"
     )
-    if plan.micro_batch_tokens is not None:
-        micro_batches = (
-            "a rank takes micro-batches of at most "
-            f"{counted(plan.micro_batch_tokens, 'token')} for each"
-        )
+    for budget, unit in ((plan.micro_batch_tokens, "token"), (plan.micro_batch_chunks, "chunk")):
+        if budget is not None:
+            micro_batches = (
+                f"a rank takes micro-batches of at most {counted(budget, unit)} for each"
+            )
     return f"{passes}{batches} = {counted(plan.optimiser_steps, 'optimiser step')}; {micro_batches}"
 
 

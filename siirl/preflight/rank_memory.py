@@ -38,6 +38,7 @@ WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
 OPTIMISER_BYTES = 4
 LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
 MOST_RANKS = 64  # eight machines of eight GPUs: the most that a remedy proposes
+FEW_CHUNKS = 8  # observations of a pass: 3,288 places of OpenVLA-OFT, enough to fill a GPU
 OPENVLA_CHUNK = 8  # actions, as published for LIBERO (arXiv 2502.19645, section V)
 
 
@@ -58,7 +59,11 @@ class RankMemory:
 
 
 def rank_memory(
-    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None = None
+    config: SiiRLArguments,
+    spec: EnvSpec,
+    *,
+    shape: ModelShape | None = None,
+    on_gpu: bool = True,
 ) -> RankMemory | None:
     """The table of a rank; None for a model whose shape is unknown.
 
@@ -66,6 +71,7 @@ def rank_memory(
         config: Of the job.
         spec: Of the environment.
         shape: Of the model; None: as in the folder of `actor_rollout_ref.model.path`.
+        on_gpu: Whether AdamW moves many weights at once; on a CPU it moves one after the other.
     """
     shape = model_shape(config) if shape is None else shape
     if shape is None or bool(shape.images) == is_text(spec):
@@ -90,13 +96,14 @@ def rank_memory(
         ("activations", _activations(config, spec, shape)),
     )
     engine = _generation(config, shape) if _sleeps(config) else ()
+    temporary = OPTIMISER_BYTES * sharded if on_gpu else 0.0
     rollout = (*engine, copies, ("encoder", _encoder(config)))
     return RankMemory(
         held=_present(held),
         phases=(
             ("rollout", _present(rollout)),
             ("update", _present(update)),
-            ("optimiser's step", _present((gradients, ("temporary", OPTIMISER_BYTES * sharded)))),
+            ("optimiser's step", _present((gradients, ("temporary", temporary)))),
         ),
     )
 
@@ -206,8 +213,10 @@ def _settings(
     row = config.data.max_prompt_length + config.data.max_response_length
     if actor.micro_batch_tokens is not None and actor.micro_batch_tokens > row:
         yield f"{place}.actor.micro_batch_tokens={row}", lambda job: _set_tokens(job, row)
-    if actor.micro_batch_tokens is None and actor.micro_batch_size > 1:
+    if actor.micro_batch_tokens is actor.micro_batch_chunks is None and actor.micro_batch_size > 1:
         yield f"{place}.actor.micro_batch_size=1", _set_one_row
+    if not is_text(spec) and (actor.micro_batch_chunks or FEW_CHUNKS + 1) > FEW_CHUNKS:
+        yield f"{place}.actor.micro_batch_chunks={FEW_CHUNKS}", _set_few_chunks
     if shape is not None and rollout.name == "vllm":
         least = ceil(row * _token_bytes(config, shape) / GIB)  # vLLM starts if one row fits
         if rollout.kv_cache_gib > least:
@@ -242,6 +251,10 @@ def _set_tokens(config: SiiRLArguments, tokens: int) -> None:
 
 def _set_one_row(config: SiiRLArguments) -> None:
     config.actor_rollout_ref.actor.micro_batch_size = 1
+
+
+def _set_few_chunks(config: SiiRLArguments) -> None:
+    config.actor_rollout_ref.actor.micro_batch_chunks = FEW_CHUNKS
 
 
 def _set_cache(config: SiiRLArguments, size_gib: int) -> None:
@@ -336,7 +349,8 @@ def _places(config: SiiRLArguments, spec: EnvSpec, shape: ModelShape) -> tuple[i
     if is_text(spec):
         row = data.max_prompt_length + data.max_response_length
         return actor.micro_batch_tokens or actor.micro_batch_size * row, 0
-    observations = actor.micro_batch_size * ceil(spec.max_episode_steps / OPENVLA_CHUNK)
+    whole = actor.micro_batch_size * ceil(spec.max_episode_steps / OPENVLA_CHUNK)
+    observations = actor.micro_batch_chunks or whole
     question = config.actor_rollout_ref.model.options.get("question_length", QUESTION_LENGTH)
     return observations * openvla_places(images=_images(config), question=question), observations
 

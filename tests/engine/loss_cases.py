@@ -1,6 +1,7 @@
 """Updates with every policy loss, every aggregation, every KL and some importance weights."""
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -56,10 +57,14 @@ def configurations() -> dict[Case, dict[str, Any]]:
     return cases
 
 
-def gradients(engine: RecordingEngine, batch: TensorDict) -> Found:
+def gradients(
+    engine: RecordingEngine, batch: TensorDict, cases: Collection[Case] | None = None
+) -> Found:
     """Gradient and metrics of an update for each case; the engine's learning rate is `STILL`."""
     found = {}
     for case, config in configurations().items():
+        if cases is not None and case not in cases:
+            continue
         metrics = make_actor(engine, **config).update(batch)
         found[case] = (engine.gradients[-1], metrics)
     return found

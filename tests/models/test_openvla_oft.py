@@ -147,6 +147,23 @@ def test_logits_are_those_of_the_published_computation(folder):
     assert float(logits.detach().std()) > 0.1
 
 
+@pytest.mark.parametrize(
+    ("questions", "masked"),
+    [(("open the drawer", "pick up the bowl"), True), (("open drawer", "pick bowl"), False)],
+)
+def test_only_questions_of_different_length_need_a_mask(folder, questions, masked):
+    policy = policy_of(folder)
+    seen = []
+
+    def note(module, arguments, named):
+        seen.append(named["attention_mask"])
+
+    for layer in policy.language_model.model.layers:
+        layer.register_forward_pre_hook(note, with_kwargs=True)
+    policy(**observed(policy, *questions))
+    assert [mask is not None for mask in seen] == [masked, masked]
+
+
 def test_short_and_long_questions_side_by_side_are_answered_as_alone(folder):
     policy = policy_of(folder)
     rows = observed(

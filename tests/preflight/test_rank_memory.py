@@ -30,6 +30,12 @@ QUESTIONS = dataclasses.replace(
     max_episode_steps=1,
 )
 QWEN = {"model_type": "qwen2", **QWEN_7B}
+# config.json of https://huggingface.co/Qwen/Qwen3-8B
+QWEN3 = {
+    **{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "head_dim": 128},
+    **{"intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    **{"num_key_value_heads": 8, "tie_word_embeddings": False},
+}
 OPENVLA = {"text_config": LLAMA_7B, "timm_model_ids": list(ENCODERS_7B)}
 EIGHTY_GB = 79 * GIB
 
@@ -68,6 +74,13 @@ def test_weights_of_qwen_7b_are_counted_exactly() -> None:
     assert shape.parameters == 7_615_616_512
 
 
+def test_weights_of_qwen3_8b_are_counted_exactly() -> None:
+    """8.19 billion, as its card says (https://huggingface.co/Qwen/Qwen3-8B)."""
+    shape = decoder_shape(QWEN3)
+    assert shape is not None
+    assert shape.parameters == 8_190_735_360
+
+
 def test_weights_of_openvla_7b_are_those_of_the_module(folder: Any) -> None:
     trial = cast("Trial", SimpleNamespace(on_gpu=True, device=torch.device("meta")))
     module = openvla(trial)
@@ -100,20 +113,21 @@ def test_adapters_of_openvla_are_about_as_many_as_published() -> None:
         (torch.bfloat16, False, Computing(compute=2, residual=2)),
     ],
 )
-@pytest.mark.parametrize("key_value_heads", [2, 4])
+@pytest.mark.parametrize(("kind", "key_value_heads"), [("qwen2", 2), ("qwen2", 4), ("qwen3", 2)])
 def test_a_block_keeps_what_autograd_saves_in_it_within_fifteen_percent(
-    dtype: torch.dtype, autocast: bool, computing: Computing, key_value_heads: int
+    dtype: torch.dtype, autocast: bool, computing: Computing, kind: str, key_value_heads: int
 ) -> None:
     config = {
         **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 176},
         **{"num_attention_heads": 4, "num_key_value_heads": key_value_heads},
+        **{"model_type": kind, "head_dim": 16},
     }
     places = 512
     saved = [
         saved_bytes({**config, "num_hidden_layers": blocks}, dtype, autocast, places=places)
         for blocks in (1, 2)
     ]
-    shape = decoder_shape({"model_type": "qwen2", **config, "num_hidden_layers": 2})
+    shape = decoder_shape({**config, "num_hidden_layers": 2})
     assert shape is not None
     measured = (saved[1] - saved[0]) / places
     assert shape.decoder.block_bytes(computing) == pytest.approx(measured, rel=0.15)
@@ -121,10 +135,10 @@ def test_a_block_keeps_what_autograd_saves_in_it_within_fifteen_percent(
 
 def saved_bytes(config: dict[str, Any], dtype: torch.dtype, autocast: bool, *, places: int) -> int:
     """Bytes of the tensors that a forward pass saves, weights left out."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    configured = Qwen2Config(**config, attn_implementation="sdpa")
-    module = Qwen2ForCausalLM(configured).to(dtype).model
+    configured = AutoConfig.for_model(**config, attn_implementation="sdpa")
+    module = AutoModelForCausalLM.from_config(configured).to(dtype).model
     weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
     kept: dict[int, torch.Tensor] = {}  # keeps storages alive, so that addresses stay unique
 
@@ -176,7 +190,17 @@ def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folde
     assert dict(four.held)["acting copy"] == dict(eight.held)["acting copy"]
 
 
-@pytest.mark.parametrize(("trainer", "gib"), [("gpu_libero_one", 54.7), ("gpus_libero", 47.6)])
+def test_fewer_chunks_a_pass_need_less_memory_and_are_a_remedy(folder: Any) -> None:
+    words = (
+        "actor_rollout_ref.actor.micro_batch_chunks=null",
+        "actor_rollout_ref.actor.micro_batch_size=3",
+    )
+    config = libero(folder(OPENVLA), *words, trainer="gpus_libero")
+    (problem,) = gpu_problems(config, LIBERO_10, gpu_bytes=EIGHTY_GB)
+    assert "or actor_rollout_ref.actor.micro_batch_chunks=8" in str(problem)
+
+
+@pytest.mark.parametrize(("trainer", "gib"), [("gpu_libero_one", 42.1), ("gpus_libero", 39.9)])
 def test_presets_of_libero_fit_80_gb_with_openvla_7b(folder: Any, trainer: str, gib: float) -> None:
     """The figure is the one that the preset's file tells."""
     config = libero(folder(OPENVLA), trainer=trainer)

@@ -173,13 +173,20 @@ class Actor:
         other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
         advantage_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
         if not other_terms and float(self.engine.ranks.maximum(advantage_B.sum().cpu())) == 0:
-            return self.engine.train_batch(rows[:0], loss, self.loss.weight)
+            return self.engine.train_batch(
+                rows[:0], loss, self.loss.weight, sums_tokens=self.loss.sums_tokens
+            )
         if self.loss.selects:
             rows = self._with_selection(rows, old_column)
+        of_tokens = self.loss.sums_tokens
         if not self.loss.advantage_only or not len(rows):
-            return self.engine.train_batch(rows, loss, self.loss.weight)
+            return self.engine.train_batch(rows, loss, self.loss.weight, sums_tokens=of_tokens)
         return self.engine.train_batch(
-            rows[advantage_B > 0], loss, self.loss.weight, weight=self.loss.weight(rows)
+            rows[advantage_B > 0],
+            loss,
+            self.loss.weight,
+            weight=self.loss.weight(rows),
+            sums_tokens=of_tokens,
         )
 
     def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:

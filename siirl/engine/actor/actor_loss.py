@@ -51,6 +51,9 @@ ACTOR = "actor_rollout_ref.actor"
 TIMES_ADVANTAGE = frozenset(
     {"vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cispo", "sapo"}
 )
+# Losses of a token that depend on no other token of its row, and aggregations that add tokens up.
+OF_ONE_TOKEN = frozenset({"vanilla", "decoupled", "gpg", "cispo", "sapo"})
+SUMS = frozenset({"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})
 
 
 class ActorLoss:
@@ -113,6 +116,18 @@ class ActorLoss:
     def advantage_only(self) -> bool:
         """Whether zero-advantage rows contribute no gradient (no entropy, KL or drift term)."""
         return self.name in TIMES_ADVANTAGE and self.config.entropy_coef == 0 and not self.uses_kl
+
+    @property
+    def sums_tokens(self) -> bool:
+        """Whether the loss is a sum over tokens, each of which depends on no other.
+
+        Micro-batches may then cut rows (`TrainEngine.train_batch`).
+        """
+        return (
+            self.name in OF_ONE_TOKEN
+            and self.aggregation in SUMS
+            and self.config.importance.level in (None, "token")
+        )
 
     @property
     def uses_kl(self) -> bool:

@@ -125,7 +125,9 @@ class Critic:
                 generator=self.generator,
             )
             steps += [
-                self.engine.train_batch(columns[rows], self._loss(clip_range), _decisions)
+                self.engine.train_batch(
+                    columns[rows], self._loss(clip_range), _decisions, sums_tokens=True
+                )
                 for rows in parts
             ]
         return {**metrics, **_metrics(steps)}

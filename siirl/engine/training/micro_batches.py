@@ -1,4 +1,6 @@
-"""Micro-batches of a rank's rows: of a fixed number of rows, or within a budget of tokens."""
+"""Micro-batches of a rank's rows: of a fixed number of rows, within a budget of tokens, or parts
+that cut rows.
+"""
 
 # B row, P prompt token, T response token
 
@@ -25,6 +27,21 @@ PrefixGrouping = Callable[[TensorDict, int], Sequence[RowGroup]]
 
 Arguments are the batch and the budget; groups of several rows stay within that number of tokens.
 """
+
+
+@dataclass(frozen=True)
+class Part:
+    """Places of some rows that go through the module together; the others do not."""
+
+    rows: Sequence[int]
+    """Ascending row indices."""
+    places_BT: torch.Tensor
+    """Bool, one line for each of `rows`."""
+
+
+RowCutting = Callable[[TensorDict], Sequence[Part]]
+"""Cuts the rows of a batch into parts; every kept token is in exactly one."""
+CUT_MASKS = ("response_mask", "value_mask")
 
 
 def micro_batch_rows(
@@ -77,6 +94,37 @@ def take_rows(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
     if rows[-1] - rows[0] + 1 == len(rows):
         return batch[rows[0] : rows[-1] + 1]
     return batch[torch.as_tensor(rows)]
+
+
+def take_part(batch: TensorDict, part: Part) -> TensorDict:
+    """The rows of a part, with masks that are 0 outside its places."""
+    rows = take_rows(batch, part.rows)
+    return _masked(rows, part.places_BT)
+
+
+def without_places(batch: TensorDict) -> TensorDict:
+    """The same rows, with masks of 0."""
+    return _masked(batch, torch.zeros((), dtype=torch.bool))
+
+
+def _masked(batch: TensorDict, places_BT: torch.Tensor) -> TensorDict:
+    masks = {
+        name: torch.where(places_BT.to(batch[name].device), batch[name], 0)
+        for name in CUT_MASKS
+        if name in batch
+    }
+    return TensorDict({**dict(batch.items()), **masks}, batch_size=batch.batch_size)
+
+
+def rows_added(
+    kept: Sequence[torch.Tensor], rows: Sequence[Sequence[int]], *, size: int
+) -> torch.Tensor:
+    """Sum of the results of parts by row, [size, ...]: each is 0 outside its places."""
+    whole = kept[0].new_zeros((size, *kept[0].shape[1:]))
+    for result, numbers in zip(kept, rows, strict=True):
+        if numbers:
+            whole[torch.as_tensor(numbers, device=whole.device)] += result
+    return whole
 
 
 def rows_in_order(

@@ -33,9 +33,13 @@ from siirl.engine.training.batch_loss import BatchLoss, LossSum, LossTally
 from siirl.engine.training.collectives import Collectives, OneProcess, fail_together
 from siirl.engine.training.micro_batches import (
     PrefixGrouping,
+    RowCutting,
     micro_batch_rows,
+    rows_added,
     rows_in_order,
+    take_part,
     take_rows,
+    without_places,
 )
 from siirl.engine.training.optimizer import build_optimizer, trained_parameters
 from siirl.engine.training.saved_state import SHARDS, export_weights, load_state, state_tensors
@@ -54,6 +58,7 @@ from siirl.params import ActorArguments, OptimizerArguments
 
 # A single overflow of the gradient happens; three in a row mean a broken model.
 SKIPS_IN_A_ROW = 3
+TOKEN_AXES = 2  # row and token
 
 Scores = TypeVar("Scores", TokenScores, torch.Tensor)
 """Output of a scorer for each token: log-prob and entropy of a policy, or the value of a critic."""
@@ -105,6 +110,7 @@ class TrainEngine(Generic[Scores]):
             rows.
         prefix_groups: Groups the rows whose shared prefix the scorer computes once, so that a pass
             does not split them; None: no groups.
+        cut: Cuts rows into parts, which are then the micro-batches; None: rows stay whole.
         temperature: Divides the logits, as in rollout; 1 leaves the model as it is. A critic has 1.
         max_grad_norm: Clip the gradient to this norm; None: no clipping.
         device: Device of this rank.
@@ -124,6 +130,7 @@ class TrainEngine(Generic[Scores]):
         micro_batch_size: int = ActorArguments.micro_batch_size,
         micro_batch_tokens: int | None = None,
         prefix_groups: PrefixGrouping | None = None,
+        cut: RowCutting | None = None,
         temperature: float = 1.0,
         max_grad_norm: float | None = None,
         device: torch.device | str = "cpu",
@@ -143,6 +150,7 @@ class TrainEngine(Generic[Scores]):
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
         self.prefix_groups = prefix_groups
+        self.cut = cut
         self.max_grad_norm = max_grad_norm
         self.compute_dtype = compute_dtype
         self.blocks = blocks
@@ -202,6 +210,7 @@ class TrainEngine(Generic[Scores]):
         loss_weight_fn: LossWeight,
         *,
         weight: torch.Tensor | None = None,
+        sums_tokens: bool = False,
     ) -> TrainStep:
         """Take one optimiser step on the rows of all ranks.
 
@@ -211,13 +220,17 @@ class TrainEngine(Generic[Scores]):
             loss_weight_fn: What a micro-batch adds to the denominator.
             weight: What this rank adds to the denominator, if that is more than `batch`; None:
                 `loss_weight_fn(batch)`.
+            sums_tokens: Whether the loss is a sum over tokens, each of which depends on no other.
+                Otherwise, where rows are cut, all are scored before the first backward pass.
 
         Raises:
             TensorError: Bad numbers on this rank; the other ranks raise InvariantError.
             InvariantError: Gradients were not finite for `SKIPS_IN_A_ROW` steps.
         """
         return self.apply_gradient(
-            self.accumulate_gradient(batch, loss_fn, loss_weight_fn, weight=weight)
+            self.accumulate_gradient(
+                batch, loss_fn, loss_weight_fn, weight=weight, sums_tokens=sums_tokens
+            )
         )
 
     def accumulate_gradient(
@@ -227,6 +240,7 @@ class TrainEngine(Generic[Scores]):
         loss_weight_fn: LossWeight,
         *,
         weight: torch.Tensor | None = None,
+        sums_tokens: bool = False,
     ) -> BatchLoss:
         """Leave the gradient of the whole batch's loss in the weights' `grad`.
 
@@ -238,6 +252,9 @@ class TrainEngine(Generic[Scores]):
         denominator = float(self.ranks.sum(weight.double().cpu()))
         if denominator == 0:
             return BatchLoss(loss=0.0, weight=0.0, sums={}, maxima={})
+        scale = self.gradient_factor / denominator
+        if self.cut is not None and not sums_tokens:
+            return self._through_scores(batch, loss_fn, denominator=denominator, scale=scale)
         tally = LossTally()
         failure: TensorError | None = None
         for micro_batch, rows in self._micro_batches(batch):
@@ -251,9 +268,47 @@ class TrainEngine(Generic[Scores]):
                 failure = failure or error
                 part = LossSum(loss=_numbers(scores).sum())
                 counts = False
-            (part.loss * (self.gradient_factor / denominator if counts else 0.0)).backward()
+            (part.loss * (scale if counts else 0.0)).backward()
             tally.add(part, counts=counts)
         fail_together(self.ranks, failure)
+        return tally.total(self.ranks, weight=denominator)
+
+    def _through_scores(
+        self,
+        batch: TensorDict,
+        loss_fn: LossFunction[Scores],
+        *,
+        denominator: float,
+        scale: float,
+    ) -> BatchLoss:
+        """The gradient of a loss that needs whole rows, from parts of rows.
+
+        All parts are scored first, then the loss has its gradient in the scores, which each part
+        takes into the module in a second pass (the gradient cache of arXiv 2101.06983).
+        """
+        both: torch.Tensor = self.forward(batch, lambda scores, _: _stacked(scores))
+        counts = len(batch) > 0
+        rows = batch if counts else _row_of_zeros(without_texts(batch))
+        rows = _without_observations(rows).to(self.device)
+        values = (both if counts else both.new_zeros((1, *both.shape[1:]))).requires_grad_()
+        tally = LossTally()
+        failure: TensorError | None = None
+        try:
+            part = loss_fn(_unstacked(values), rows)
+            part.loss.backward()
+            tally.add(part, counts=counts)
+        except TensorError as error:
+            failure = error
+        fail_together(self.ranks, failure)
+        for micro_batch, numbers in self._micro_batches(batch):
+            with self._computing():
+                scores = self.scorer(self.module, micro_batch, self.temperature)
+            pull = _stacked(scores)
+            if numbers and values.grad is not None:
+                gradient = values.grad[torch.as_tensor(numbers, device=values.device)]
+                (pull * gradient).sum().mul(scale).backward()
+            else:
+                (pull.sum() * 0.0).backward()
         return tally.total(self.ranks, weight=denominator)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
@@ -331,7 +386,8 @@ class TrainEngine(Generic[Scores]):
 
         Args:
             batch: This rank's rows; if it is empty, so is the result.
-            post_hook: Selects what to keep of a micro-batch's scores; one entry a row.
+            post_hook: Selects what to keep of a micro-batch's scores; one entry a row, which is 0
+                at masked tokens if rows are cut.
             aggregate_fn: Joins the kept tensors of the micro-batches.
         """
         kept = []
@@ -342,6 +398,8 @@ class TrainEngine(Generic[Scores]):
             result = post_hook(scores, micro_batch)
             kept.append(result if rows else result[:0])
             numbers.append(rows)
+        if self.cut is not None:
+            kept, numbers = [rows_added(kept, numbers, size=len(batch))], [range(len(batch))]
         if isinstance(self.module, FSDPModule):
             # without a backward pass the root's weights would stay gathered, and the optimiser
             # would see them whole
@@ -355,6 +413,9 @@ class TrainEngine(Generic[Scores]):
         they repeat a row, or hold zeros on an empty rank.
         """
         batch = without_texts(batch)
+        if self.cut is not None:
+            yield from self._parts(batch, self.cut)
+            return
         parts: list[Sequence[int]] = []
         failure: ConfigError | None = None
         try:
@@ -374,6 +435,19 @@ class TrainEngine(Generic[Scores]):
             yield take_rows(batch, rows).to(self.device), rows
         for _ in range(number - len(parts)):
             yield (batch[:1] if len(batch) else _row_of_zeros(batch)).to(self.device), ()
+
+    def _parts(
+        self, batch: TensorDict, cut: RowCutting
+    ) -> Iterable[tuple[TensorDict, Sequence[int]]]:
+        """`_micro_batches` where rows are cut."""
+        parts = cut(batch) if len(batch) else []
+        number = max(1, int(self.ranks.maximum(torch.tensor(len(parts)))))
+        for part in parts:
+            OCCUPATION.got_on()
+            yield take_part(batch, part).to(self.device), part.rows
+        dummy = without_places(batch[:1] if len(batch) else _row_of_zeros(batch))
+        for _ in range(number - len(parts)):
+            yield dummy.to(self.device), ()
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
         """Autocast to the type of the passes in a single process; in a group FSDP2 casts."""
@@ -455,6 +529,30 @@ class TrainEngine(Generic[Scores]):
 def _numbers(scores: TokenScores | torch.Tensor) -> torch.Tensor:
     """A differentiable tensor of the scores, for a dummy backward pass."""
     return scores if isinstance(scores, torch.Tensor) else scores.log_probs_BT
+
+
+def _stacked(scores: TokenScores | torch.Tensor) -> torch.Tensor:
+    """Scores as one tensor [B, 1 or 2, T]."""
+    if isinstance(scores, torch.Tensor):
+        return scores[:, None]
+    return torch.stack([scores.log_probs_BT, scores.entropy_BT], dim=1)
+
+
+def _unstacked(stacked: torch.Tensor) -> Any:
+    """The inverse of `_stacked`."""
+    if stacked.shape[1] == 1:
+        return stacked[:, 0]
+    return TokenScores(log_probs_BT=stacked[:, 0], entropy_BT=stacked[:, 1])
+
+
+def _without_observations(batch: TensorDict) -> TensorDict:
+    """Columns of one entry a row or a token, which a loss reads; images are large."""
+    columns = {
+        name: value
+        for name, value in batch.items()
+        if isinstance(value, torch.Tensor) and value.ndim <= TOKEN_AXES
+    }
+    return TensorDict(columns, batch_size=batch.batch_size)
 
 
 def _row_of_zeros(empty: TensorDict) -> TensorDict:
