@@ -4,9 +4,10 @@ processes; requests and answers bypass Ray.
 An actor call costs the two processes more than a millisecond together, compared to six for a
 simulator's chunk of actions: an empty chunk took 1.4 ms of processor time through Ray and 0.4 ms
 over the direct connection. So a server is an actor with one long call, `serve`, which takes
-requests from the connection (`siirl.env_server.connection`) and answers them one at a time, in
-order. Further requests queue in the connection, so that the simulator never waits for the next
-chunk. Ray reports a process that died, for example of memory exhaustion, as the result of `serve`.
+requests from the connection (`siirl.env_server.connection`) and answers them one at a time. Further
+requests queue in the connection, so that the simulator never waits for the next chunk. Environments
+that await (tools, graders in processes) are no simulators: further requests are begun meanwhile, and
+each answer is sent when it is there. Ray reports a process that died, for example of memory exhaustion, as the result of `serve`.
 
 Images of a server on the pool's machine lie in memory that both share
 (`siirl.env_server.shared_area`); those of other machines follow the message on the connection.
@@ -22,14 +23,17 @@ RAY_USE_TLS encrypts Ray's traffic, but not this connection.
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import pickle
 import secrets
+import struct
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ray
@@ -39,8 +43,8 @@ from ray.util import get_node_ip_address
 from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
 from siirl import stacks
 from siirl.env_server import connection
-from siirl.env_server.connection import Address, ClientEnd
-from siirl.env_server.server import Answers, EnvServer, Raised, Request
+from siirl.env_server.connection import Address, ClientEnd, ServerEnd
+from siirl.env_server.server import Answered, Answers, EnvServer, Raised, Request
 from siirl.env_server.shared_area import AreaHandle, SharedArea, room_of_answer
 from siirl.env_server.wire import UNPICKLABLE, AnswerReader, AnswerWriter, Order, pickled
 from siirl.errors import ConfigError
@@ -58,6 +62,14 @@ RAY_WAS_SHUT_DOWN = (
 # Ray detects the end of a process within a second; that of a node after half a minute, which is too
 # long to wait
 REASON_S = 5.0
+NUMBER = struct.Struct(">Q")
+"""Before a message to the server: its number."""
+PART = struct.Struct(">QI")
+"""Before a message of answers: number of the message that they answer, and how many; the positions
+there follow, four bytes each.
+"""
+# An environment that has not answered after this time awaits something.
+AWAITS_S = 0.001
 
 
 class Opened(NamedTuple):
@@ -70,9 +82,12 @@ class Opened(NamedTuple):
     """Memory for the arrays of its answers; None if they are small or cannot be shared."""
 
 
-class _Call(NamedTuple):
-    reply: "asyncio.Future[Answers]"
-    requests: Sequence[Request]
+@dataclass(frozen=True)
+class _Call:
+    end: "asyncio.Future[None]"
+    waiting: dict[int, Request]
+    """Requests without an answer, by position."""
+    answered: Answered
 
 
 class EnvServerActor:
@@ -118,12 +133,72 @@ class EnvServerActor:
         with self._loop.run_until_complete(
             connection.accept(self._listener, secret=self._secret)
         ) as pool:
-            for message in pool.messages():
-                order: Order = pickle.loads(message)
-                answers = self._loop.run_until_complete(self._server.handle(order.requests))
-                content, arrays = writer.message_of(answers, order)
-                pool.send(content, *arrays)
+            serving = _Serving(self._server, pool, writer)
+            self._loop.run_until_complete(serving.answer_all())
             self._loop.run_until_complete(self._server.close())
+
+
+class _Serving:
+    """Answers the messages of a connection.
+
+    No method of the actor may be asynchronous, or Ray would run all of them on a loop of its own.
+    """
+
+    def __init__(self, server: EnvServer, pool: ServerEnd, writer: AnswerWriter) -> None:
+        self._server, self._pool, self._writer = server, pool, writer
+
+    async def answer_all(self) -> None:
+        """Answer messages until there are no more.
+
+        While nothing is under way, the thread waits in the connection itself, which takes the least
+        time; otherwise another thread waits there.
+        """
+        messages = self._pool.messages()
+        reading: asyncio.Future[bytes | None] | None = None
+        running: set[asyncio.Future[None]] = set()
+        while True:
+            if reading is None and not running:
+                message = next(messages, None)
+            else:
+                reading = reading or asyncio.ensure_future(asyncio.to_thread(next, messages, None))
+                either: set[asyncio.Future[Any]] = {reading, *running}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                running = _rest(running)
+                if not reading.done():
+                    continue
+                message, reading = reading.result(), None
+            if message is None:
+                break
+            running.add(asyncio.ensure_future(self._answer(message)))
+            await asyncio.wait(running, timeout=AWAITS_S, return_when=asyncio.FIRST_COMPLETED)
+            running = _rest(running)
+        for task in running:
+            task.cancel()
+
+    async def _answer(self, message: bytes) -> None:
+        (number,) = NUMBER.unpack_from(message)
+        order: Order = pickle.loads(memoryview(message)[NUMBER.size :])
+
+        def send(positions: Sequence[int], answers: Answers) -> None:
+            part = Order(
+                [order.requests[position] for position in positions],
+                [order.place_is_free[position] for position in positions],
+            )
+            content, arrays = self._writer.message_of(answers, part)
+            head = PART.pack(number, len(positions)) + struct.pack(
+                f">{len(positions)}I", *positions
+            )
+            self._pool.send(head + content, *arrays)
+
+        await self._server.handle(order.requests, send)
+
+
+def _rest(tasks: set[asyncio.Future[None]]) -> set[asyncio.Future[None]]:
+    """Those that are not done; an error of the server's own is raised."""
+    for task in tasks:
+        if task.done():
+            task.result()
+    return {task for task in tasks if not task.done()}
 
 
 class RayTransport:
@@ -158,8 +233,9 @@ class RayTransport:
             },
         )
         self._connection = ClientEnd(on_message=self._hand_out, on_lost=self._on_lost)
-        # answers arrive in the order of the requests
-        self._waiting: deque[_Call] = deque()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, _Call] = {}
+        """Calls by number."""
         self._unread: Counter[int] = Counter()  # answers of each environment still to be read
         self._background: list[asyncio.Future[Any]] = []
         self._lost: Exception | None = None  # why sending is no longer possible
@@ -173,7 +249,7 @@ class RayTransport:
         self._background.append(opening)
         return opening
 
-    def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
+    def send(self, requests: Sequence[Request], answered: Answered) -> "asyncio.Future[None]":
         """See `Transport.send`.
 
         Raises:
@@ -186,14 +262,15 @@ class RayTransport:
             message = pickled(self._order_of(requests))
         except UNPICKLABLE as error:
             raise TypeError(f"A request to an environment cannot be pickled: {error}") from error
-        reply: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._lost is not None:
-            reply.set_exception(self._lost)
-            return reply
-        self._connection.send(message)
-        self._waiting.append(_Call(reply, requests))
+            end.set_exception(self._lost)
+            return end
+        number = next(self._numbers)
+        self._connection.send(NUMBER.pack(number) + message)
+        self._waiting[number] = _Call(end, dict(enumerate(requests)), answered)
         self._unread.update(request.env for request in requests)
-        return reply
+        return end
 
     def shut(self) -> "asyncio.Future[None]":
         """See `Transport.shut`: the server closes its end when the environments are closed."""
@@ -204,7 +281,7 @@ class RayTransport:
     def kill(self) -> None:
         """End the process, even if it holds the GIL or is stopped (then Ray takes 5 s)."""
         self._lost = self._lost or ConnectionError("it was killed")
-        for future in (*self._background, *(call.reply for call in self._waiting)):
+        for future in (*self._background, *(call.end for call in self._waiting.values())):
             future.cancel()
         self._connection.abort()
         self._reader.close()
@@ -260,18 +337,27 @@ class RayTransport:
         return Order(list(requests), place_is_free)
 
     def _hand_out(self, message: memoryview) -> None:
-        reply, requests = self._waiting.popleft()
-        self._unread.subtract(request.env for request in requests)
-        if reply.done():  # cancelled
-            return
+        call: _Call | None = None
         try:
-            reply.set_result(self._reader.answers_of(message))
-        except UNPICKLABLE as error:
+            number, count = PART.unpack_from(message)
+            call = self._waiting[number]
+            positions = struct.unpack_from(f">{count}I", message, PART.size)
+            answers = self._reader.answers_of(message[PART.size + 4 * count :])
+            self._unread.subtract(call.waiting.pop(position).env for position in positions)
+        except (*UNPICKLABLE, struct.error) as error:
             unreadable = ConnectionError(
                 f"its answer cannot be unpickled here: {type(error).__name__}: {error}"
             )
-            reply.set_exception(unreadable)
+            if call is not None and not call.end.done():
+                call.end.set_exception(unreadable)
             self._connection.abort(unreadable)
+            return
+        if not call.end.done():  # cancelled
+            call.answered(positions, answers)
+        if not call.waiting:
+            del self._waiting[number]
+            if not call.end.done():
+                call.end.set_result(None)
 
     def _on_lost(self, error: ConnectionError) -> None:
         self._reader.close()
@@ -284,9 +370,9 @@ class RayTransport:
     async def _fail_waiting(self, error: ConnectionError) -> None:
         """Fail all waiting requests with the reason of the loss."""
         self._lost = await self._reason(error)
-        for reply, _ in self._waiting:
-            if not reply.done():
-                reply.set_exception(self._lost)
+        for call in self._waiting.values():
+            if not call.end.done():
+                call.end.set_exception(self._lost)
         self._waiting.clear()
 
     async def _reason(self, error: ConnectionError) -> Exception:

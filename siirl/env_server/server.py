@@ -10,7 +10,7 @@ Left out: deadlines, replacement and replay. They belong to the client, which ou
 import asyncio
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -52,12 +52,16 @@ class Raised(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Results of a batch of requests."""
+    """Results of requests of one batch that were ready together."""
 
     values: list[Any]
-    """One entry per request, in their order: its result, or `Raised`."""
+    """One entry per request: its result, or `Raised`."""
     busy_s: float
     """Seconds that the server worked since its last answers."""
+
+
+Answered = Callable[[Sequence[int], Answers], object]
+"""Called with the positions of requests in their batch, and with their answers."""
 
 
 class EnvServer:
@@ -81,10 +85,26 @@ class EnvServer:
         """The environments' spec; after `open`."""
         return self._hosted[0].environment.spec
 
-    async def handle(self, requests: Sequence[Request]) -> Answers:
-        """Execute `requests` of one or several environments; environments that await overlap."""
-        outcomes = await asyncio.gather(*map(self._carry_out, requests), return_exceptions=True)
-        return Answers([_as_answer(outcome) for outcome in outcomes], self._clock.take())
+    async def handle(self, requests: Sequence[Request], answered: Answered) -> None:
+        """Execute `requests` of one or several environments; environments that await overlap.
+
+        `answered` is called with each answer as soon as it is there, so that a slow environment
+        delays no other; answers that are ready at the same time share a call.
+        """
+        tasks = {
+            asyncio.ensure_future(self._carry_out(request)): position
+            for position, request in enumerate(requests)
+        }
+        pending = set(tasks)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                ready = sorted(done, key=tasks.__getitem__)
+                values = [_answer_of(task) for task in ready]
+                answered([tasks[task] for task in ready], Answers(values, self._clock.take()))
+        finally:  # cancelled
+            for task in pending:
+                task.cancel()
 
     async def close(self) -> None:
         """Close every environment, even if some raise."""
@@ -104,6 +124,13 @@ class EnvServer:
         async with hosted.turn:
             with self._clock:
                 return await hosted.carry_out(request)
+
+
+def _answer_of(task: "asyncio.Task[Any]") -> Any:
+    if task.cancelled():  # by the environment itself
+        return Raised.of(asyncio.CancelledError())
+    error = task.exception()
+    return _as_answer(task.result() if error is None else error)
 
 
 def _as_answer(outcome: Any) -> Any:

@@ -2,15 +2,17 @@
 
 Simultaneous requests of several environments travel in one message, because a message costs the two
 processes some tenths of a millisecond; a policy that answers a batch of observations causes such
-requests. A message has at most half of a server's environments, so that the server works on the
-other half while the policy computes for the first.
+requests. Answers come one by one or together, as the environments have them. A message has at most
+half of a server's environments, so that the server works on the other half while the policy
+computes for the first.
 
 `siirl.env_server.slot` decides how a failure affects the episodes of the server.
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -42,8 +44,8 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    waiting: list[_Waiting]
-    reply: "asyncio.Future[Answers]"
+    waiting: dict[int, _Waiting]
+    """By position in the message; those without an answer."""
 
 
 class ServerSupervisor:
@@ -121,12 +123,12 @@ class ServerSupervisor:
         logger.warning("Environment server %s is replaced: %s (%s).", self.name, kind, detail)
         self.last_fault = f"{kind}: server {self.name}: {detail}"
         if culprits is None:
-            culprits = {waiting.request.env for call in self._calls for waiting in call.waiting}
+            culprits = {waiting.request.env for waiting in self._unanswered()}
             self._suspects |= culprits
         transport, self._transport = self._transport, None
         self.generation += 1
         transport.kill()
-        lost = [waiting for call in self._calls for waiting in call.waiting] + self._outbox
+        lost = [*self._unanswered(), *self._outbox]
         self._calls, self._outbox = [], []
         for waiting in lost:
             charged = waiting.request.env in culprits
@@ -151,7 +153,7 @@ class ServerSupervisor:
             self._opening_transport.kill()  # its waiters fail at once
         async with self._starting:
             transport, self._transport = self._transport, None
-        for waiting in [waiting for call in self._calls for waiting in call.waiting] + self._outbox:
+        for waiting in [*self._unanswered(), *self._outbox]:
             _settle(
                 waiting.answer,
                 error=RuntimeError("The pool was closed while an episode was running."),
@@ -209,54 +211,68 @@ class ServerSupervisor:
         transport = self._transport
         while self._outbox and transport is not None:
             if self._suspects and self._calls:
-                return  # `_on_reply` calls this again
+                return  # `_on_end` calls this again
             size = 1 if self._suspects else self._batch_size
             waiting, self._outbox = self._outbox[:size], self._outbox[size:]
+            call = _Call(dict(enumerate(waiting)))
+            answered = functools.partial(self._on_answers, call, self.generation)
             try:
-                call = _Call(waiting, transport.send([entry.request for entry in waiting]))
+                sent = transport.send([entry.request for entry in waiting], answered)
             except (TypeError, ValueError, RuntimeError) as error:
                 # not picklable, or no connection: the requests must fail instead of waiting forever
                 for entry in waiting:
                     _settle(entry.answer, error=error)
                 continue
             self._calls.append(call)
-            self._watch(call)
+            self._watch(call, sent)
 
-    def _watch(self, call: _Call) -> None:
-        """Hand out the reply when it is there; after the deadline the server has hung.
+    def _unanswered(self) -> list[_Waiting]:
+        return [waiting for call in self._calls for waiting in call.waiting.values()]
+
+    def _watch(self, call: _Call, sent: "asyncio.Future[None]") -> None:
+        """Note the end of a call; after the deadline the server has hung.
 
         Callbacks cost a third of a task for each message.
         """
         generation = self.generation
-        # the server answers the earlier requests first
-        in_line = sum(len(earlier.waiting) for earlier in self._calls)
-        deadline_s = self._deadline_s * in_line
+        # the server begins the earlier requests first
+        deadline_s = self._deadline_s * len(self._unanswered())
         late = asyncio.get_running_loop().call_later(
-            deadline_s, self._on_late, call, deadline_s, generation
+            deadline_s, self._on_late, sent, deadline_s, generation
         )
-        call.reply.add_done_callback(lambda _: self._on_reply(call, late, generation))
+        sent.add_done_callback(lambda _: self._on_end(call, sent, late, generation))
 
-    def _on_late(self, call: _Call, deadline_s: float, generation: int) -> None:
-        if not call.reply.done():
+    def _on_late(self, sent: "asyncio.Future[None]", deadline_s: float, generation: int) -> None:
+        if not sent.done():
             self.condemn("hung", f"no answer within {deadline_s:g} s", generation=generation)
 
-    def _on_reply(self, call: _Call, late: asyncio.TimerHandle, generation: int) -> None:
+    def _on_end(
+        self,
+        call: _Call,
+        sent: "asyncio.Future[None]",
+        late: asyncio.TimerHandle,
+        generation: int,
+    ) -> None:
         late.cancel()
-        if call.reply.cancelled():
+        if sent.cancelled():
             return
-        error = call.reply.exception()
+        error = sent.exception()
         if call not in self._calls:  # `condemn` or `close` has already failed these requests
             return
         if error is not None:
             self.condemn("died", str(error).partition("\n")[0].rstrip("."), generation=generation)
             return
         self._calls.remove(call)
-        self._hand_out(call, call.reply.result(), generation)
         self._flush()
 
-    def _hand_out(self, call: _Call, answers: Answers, generation: int) -> None:
+    def _on_answers(
+        self, call: _Call, generation: int, positions: Sequence[int], answers: Answers
+    ) -> None:
+        if call not in self._calls:
+            return
         self._busy_s += answers.busy_s
-        for (request, answer), value in zip(call.waiting, answers.values, strict=True):
+        answered = [call.waiting.pop(position) for position in positions]
+        for (request, answer), value in zip(answered, answers.values, strict=True):
             if not isinstance(value, Raised):
                 _settle(answer, value=value)
             elif value.kind == "mistake":

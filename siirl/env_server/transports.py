@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
-from siirl.env_server.server import Answers, EnvServer, Raised, Request
+from siirl.env_server.server import Answered, EnvServer, Raised, Request
 from siirl.errors import UnknownNameError
 
 TRANSPORTS: dict[str, str] = {
@@ -34,8 +34,11 @@ class Transport(Protocol):
     def open(self) -> "asyncio.Future[Raised | None]":
         """Make the environments; must be the first call."""
 
-    def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
-        """Execute requests; the server works on calls in the order of sending."""
+    def send(self, requests: Sequence[Request], answered: Answered) -> "asyncio.Future[None]":
+        """Execute requests; `answered` gets each answer when it is there, the future the end.
+
+        The server begins calls in the order of sending; those that await overlap.
+        """
 
     def shut(self) -> "asyncio.Future[None]":
         """Close the environments; must be the last call before `kill`."""
@@ -71,9 +74,9 @@ class LocalTransport:
         """See `Transport.open`."""
         return self._run(self._server.open())
 
-    def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
+    def send(self, requests: Sequence[Request], answered: Answered) -> "asyncio.Future[None]":
         """See `Transport.send`."""
-        return self._run(self._server.handle(requests))
+        return self._run(self._server.handle(requests, answered))
 
     def shut(self) -> "asyncio.Future[None]":
         """See `Transport.shut`."""

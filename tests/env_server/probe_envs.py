@@ -231,3 +231,38 @@ class InterruptedEnv(WalkEnv):
     ) -> tuple[Any, dict[str, Any]]:
         signal.raise_signal(signal.SIGINT)
         return await super().reset(seed=seed, options=options)
+
+
+class GatedEnv(WalkEnv):
+    """Waits in a step with the action 1 until the file `gate` is there."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self._gate = Path(gate)
+
+    async def step(self, action: Any) -> StepResult:
+        while float(action[0]) == 1.0 and not self._gate.exists():
+            await asyncio.sleep(0.001)
+        return await super().step(action)
+
+
+async def answers_around_a_gate(pool, gate):
+    """Order of answers where one environment of two waits for what follows the other's."""
+    said = []
+
+    async def episode(action, after):
+        async with pool.slot() as slot:
+            await slot.reset(seed=0)
+            ready.append(action)
+            while len(ready) < 2:  # so that both requests share a message
+                await asyncio.sleep(0)
+            await slot.step_chunk(np.full((1, 1), action, np.float32))
+            said.append(action)
+            for _ in range(after):  # further messages, while the other environment waits
+                await slot.step_chunk(np.zeros((1, 1), np.float32))
+            gate.touch()
+
+    ready: list[float] = []
+    async with pool:
+        await asyncio.gather(episode(1.0, 0), episode(0.0, 2))
+    return said

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from probe_envs import WalkEnv
+from probe_envs import WalkEnv, answers_around_a_gate
 from virtual_time import run_in_virtual_time
 
 from envs.base import FrameRequest
@@ -457,7 +457,7 @@ def test_an_interrupt_is_never_an_answer():
     loop = asyncio.new_event_loop()
     server = EnvServer(env_name="probe_envs:InterruptedEnv", env_kwargs={}, num_envs=1)
     loop.run_until_complete(server.open())
-    handling = loop.create_task(server.handle([Request(0, "reset", (7, {}))]))
+    handling = loop.create_task(server.handle([Request(0, "reset", (7, {}))], print))
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(handling)
     with pytest.raises(
@@ -465,3 +465,9 @@ def test_an_interrupt_is_never_an_answer():
     ):  # and not a fault of the environment, for the loop that runs on to close it
         loop.run_until_complete(handling)
     loop.close()
+
+
+def test_an_environment_that_awaits_delays_no_other_of_its_server(tmp_path):
+    gate = tmp_path / "gate"
+    pool = local_pool("probe_envs:GatedEnv", {"gate": str(gate)}, num_servers=1, envs_per_server=4)
+    assert asyncio.run(answers_around_a_gate(pool, gate)) == [0.0, 1.0]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from probe_envs import answers_around_a_gate
 
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.ray_transport import RayTransport, server_environment
@@ -448,3 +449,9 @@ def test_without_a_ray_connection_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"call ray\.init\(\)"):
         asyncio.run(make_pool().start())
+
+
+def test_an_environment_that_awaits_delays_no_other_of_its_server(tmp_path):
+    gate = tmp_path / "gate"
+    pool = make_pool("probe_envs:GatedEnv", {"gate": str(gate)}, num_servers=1, envs_per_server=4)
+    assert asyncio.run(answers_around_a_gate(pool, gate)) == [0.0, 1.0]
