@@ -120,3 +120,29 @@ def test_without_a_token_nothing_is_said(
     monkeypatch.setenv("HOME", str(tmp_path))
     keep_token_private()
     assert not caplog.messages
+
+
+IMPORTED_BEFORE = """
+import ray
+from ray._private import ray_constants
+from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
+from siirl.execution.scheduler.launch import ClusterSettings, prepare_environment
+
+def read():
+    token = AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
+    asks = get_authentication_mode() == AuthenticationMode.TOKEN
+    return asks, ray_constants.ENABLE_RAY_CLUSTER, token
+
+before = read()
+prepare_environment(ClusterSettings(address=None, env_vars={}))
+print([first != second for first, second in zip(before, read())], read()[:2])
+"""
+
+
+def test_a_ray_that_was_imported_before_takes_the_runs_token_and_the_loopback(token: Path) -> None:
+    """A user's module may import Ray, and a token of another cluster may lie in the home folder."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_BEFORE], env=mine, capture_output=True, text=True
+    )
+    assert done.stdout == "[True, True, True] (True, False)\n", done.stderr

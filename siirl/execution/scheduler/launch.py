@@ -6,9 +6,11 @@ dies, the others, which would wait for it for ever, are ended too. `local` runs 
 process, for a debugger; Ray is not imported then.
 """
 
+import importlib
 import logging
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -103,17 +105,37 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         RunFailed: Ray does not start on this machine, or fails later.
     """
     keep_token_private()
-    for name, value in (
-        AS_A_JOB
-        | (private_environment() if settings.address is None else TO_CONNECT | _credentials())
-    ).items():
-        os.environ.setdefault(name, value)
+    prepare_environment(settings)
     with (
         private_folder() if settings.address is None else nullcontext() as folder,
         StoppedWatch(),
         _connected(settings, folder),
     ):
         yield
+
+
+def prepare_environment(settings: ClusterSettings) -> None:
+    """Set the environment variables of Ray that the user has not set."""
+    for_cluster = private_environment() if settings.address is None else TO_CONNECT | _credentials()
+    for name, value in (AS_A_JOB | for_cluster).items():
+        os.environ.setdefault(name, value)
+    read_environment_again()
+
+
+def read_environment_again() -> None:
+    """Let Ray read its environment variables again if a user's module has imported it already.
+
+    Ray 2.60 reads them when it is imported: an earlier import would leave it without the run's
+    token, and listening on all interfaces.
+    """
+    if "ray" not in sys.modules:
+        return
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    importlib.reload(ray_constants)
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
