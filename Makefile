@@ -3,12 +3,12 @@
 #   PYTHON=python3.11   the interpreter behind .venv
 #   TORCH_BUILD=cpu     `cpu`: torch without CUDA (200 MB), from TORCH_INDEX; `cuda`: PyPI's build with its CUDA libraries (3 GB)
 #   TORCH_INDEX=URL     where the CPU build lies; an index that pip is configured with, or a folder of wheels, is looked at as well
-#   JOBS=2              processes that share the tests
+#   JOBS=3              processes that share the tests; some always wait, so there is one more than CI's two cores
 
 PYTHON      ?= python3.11
 TORCH_BUILD ?= cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-JOBS        ?= 2
+JOBS        ?= 3
 
 SHELL := /bin/bash
 .SHELLFLAGS := -e -u -o pipefail -c
@@ -66,7 +66,7 @@ docs: setup $(SITE)
 
 # The tests build the site and follow its links.
 test: lint browser $(SITE) $(VLLM)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not slow'
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow'
 
 test-slow: setup system $(TESTING) $(SITE) $(VLLM)
 	$(BIN)/python -m pytest -q -m slow

@@ -65,6 +65,20 @@ REGISTRIES = (
 )
 
 
+# Folders with the longest files, which start first, so that no process is left with one at the end.
+LONGEST_FIRST = ("main_job", "dag_worker", "engine", "env_server", "examples", "gpu_checks", "envs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the folders of `LONGEST_FIRST` in front; pytest-xdist hands files out in this order."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def registries_afterwards_as_before() -> Iterator[None]:
     """Names that a test registers, or a user's module that it imports, are forgotten."""
@@ -82,6 +96,30 @@ def registries_afterwards_as_before() -> Iterator[None]:
 def repository() -> Path:
     """Root folder of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def ray_in_this_process() -> Iterator[None]:
+    """A Ray with two cores, for the tests of a file. It asks for no token: Ray 2.60 would write one
+    to the home folder.
+    """
+    import ray
+
+    from siirl.execution.scheduler.launch import read_environment_again
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        read_environment_again()  # a test before may have left another mode
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=100 * 2**20,
+        )
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

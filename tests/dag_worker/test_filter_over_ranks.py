@@ -38,9 +38,13 @@ def rows_of(rank: int) -> TensorDict:
     lengths = torch.tensor(LENGTHS[rank])[:, None]
     mask_BT = (torch.arange(6) < lengths).long()
     uids = NonTensorStack(*[f"{rank}-{row}" for row in range(len(lengths))])
-    return TensorDict(
-        {"uid": uids, "responses": mask_BT * 7, "response_mask": mask_BT}, batch_size=[len(lengths)]
-    )
+    columns = {
+        "uid": uids,
+        "index": torch.zeros(len(lengths), dtype=torch.int64),
+        "responses": mask_BT * 7,
+        "response_mask": mask_BT,
+    }
+    return TensorDict(columns, batch_size=[len(lengths)])
 
 
 class OneStage:

@@ -76,22 +76,11 @@ class Worker:
         self.exchange.load_state_dict(state)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session():
-    """A Ray session for this file."""
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-    )
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("ray_in_this_process")
 
 
 @pytest.fixture(scope="module")
-def workers():
+def workers(ray_in_this_process):
     """Two workers that no test kills."""
     return [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(2)]
 

@@ -56,13 +56,8 @@ def test_reused_simulators_give_the_episodes_of_fresh_ones():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_in_this_process")
 def test_one_two_and_four_server_processes_give_the_same_episodes():
-    import ray
-
     wanted = digests("local", 1, 1)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
-        for num_servers in (1, 2, 4):
-            assert digests("ray", num_servers, 2) == wanted
-    finally:
-        ray.shutdown()
+    for num_servers in (1, 2, 4):
+        assert digests("ray", num_servers, 2) == wanted

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,16 +25,7 @@ WALK, FAULTY = "probe_envs:WalkEnv", "probe_envs:FaultyEnv"
 CAMERA = "probe_envs:CameraEnv"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster() -> Iterator[None]:
-    """A Ray instance with two cores; no server reserves one of them."""
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
+pytestmark = pytest.mark.usefixtures("ray_in_this_process")
 DEADLINE_S = 5.0  # where an environment hangs; a sound one answers within milliseconds
 
 
