@@ -90,10 +90,21 @@ def test_what_declares_and_checks_a_job_needs_no_torch_either(tmp_path: Path) ->
         "envs.math",
         "pipelines",
         "siirl.train",
+        "siirl.engine.reward_worker",  # imported by every process of a reward function
     )
     assert "siirl.preflight.early_checks" in imported(
         *names, blocked=SIMULATORS_AND_CLUSTERS + LEARNING, cwd=tmp_path
     )
+
+
+def test_a_worker_starts_without_what_only_some_jobs_need() -> None:
+    """They would be a quarter of the time in which it imports."""
+    of_some_jobs = ("transformers", "accelerate", "scipy", "sklearn")
+    show = "import sys, siirl.dag_worker.dagworker; print(*{*sys.argv} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", show, *of_some_jobs], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n"
 
 
 def test_a_blocked_package_cannot_be_imported(tmp_path: Path) -> None:

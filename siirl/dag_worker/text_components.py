@@ -22,7 +22,6 @@ from siirl.engine.reward_manager import RewardManager
 from siirl.engine.reward_manager.reward_model import make_reward_model
 from siirl.engine.reward_manager.text_rewards import make_text_reward_manager, text_columns
 from siirl.engine.rollout.generation import TextEngine
-from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import make_text_workflow
 from siirl.engine.rollout.vllm.vllm_engine import AsyncVLLMEngine, VLLMEngine
@@ -245,6 +244,9 @@ class TextBuilder(RankBuilder):
             "compute_dtype": self.compute_dtype,
         }
         if settings.name == "hf":
+            # imports transformers, which jobs of robots need not wait for
+            from siirl.engine.rollout.hf.hf_engine import HFEngine
+
             return HFEngine(**arguments), model
         engine_class = AsyncVLLMEngine if settings.mode == "async" else VLLMEngine
         engine = engine_class(

@@ -11,8 +11,6 @@ from typing import Any
 
 import safetensors
 import torch
-from accelerate import init_empty_weights
-from transformers import GenerationConfig
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.adapters import adapted_layers, add_adapters
@@ -145,7 +143,8 @@ def plan_causal_lm(
     None if the files have other names than the model, which transformers then converts, or if they
     are not here yet: `read_causal_lm` reads those.
     """
-    from transformers import AutoModelForCausalLM
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     folder = Path(source) if Path(source).is_dir() else cached_folder(source)
     if folder is None or not weight_files(folder):

@@ -93,14 +93,16 @@ nodes:
     assert [step["policy/version"] for step in steps] == [1.0, 2.0, 3.0]
 
 
+OWN_REWARD = """
 def half_of_right(data_source, solution_str, ground_truth, extra_info=None):
-    """A reward function of a user's own, which processes run."""
     return 0.5 * (solution_str == ground_truth)
+"""
 
 
-def test_a_reward_in_processes_beside_the_reference_gives_the_chains_rewards(job) -> None:
+def test_a_reward_in_processes_beside_the_reference_gives_the_chains_rewards(job, tmp_path) -> None:
+    (tmp_path / "own.py").write_text(OWN_REWARD)
     own = (
-        "custom_reward_function.path=" + __file__,
+        f"custom_reward_function.path={tmp_path}/own.py",
         "custom_reward_function.name=half_of_right",
         "reward.num_workers=1",
     )

@@ -12,8 +12,8 @@ from siirl.engine.reward_manager import (
     make_reward_manager,
     make_text_reward_manager,
 )
-from siirl.engine.reward_manager.reward_worker import checked, judged
 from siirl.engine.reward_manager.text_rewards import text_columns
+from siirl.engine.reward_worker import checked, judged
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import CustomRewardArguments, RewardArguments, SiiRLArguments
 from siirl.params.algorithm_args import OverlongArguments

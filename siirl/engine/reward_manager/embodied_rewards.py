@@ -10,7 +10,7 @@ included.
 import importlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from envs.archives import MEBIBYTE, check_archive
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import RewardArguments
-from vjepa.released_reward import score_as_released
-from vjepa.reward import RewardOutput, TrajectoryReward
 from vjepa.reward_settings import TrajectoryRewardConfig
+
+# SciPy and scikit-learn take a fifth of the imports' time of a run, and only these need them.
+if TYPE_CHECKING:
+    from vjepa.reward import RewardOutput, TrajectoryReward
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class VideoReward:
     ranks_failures = True
     looks_at_all_ranks = True
 
-    def __init__(self, reward: TrajectoryReward) -> None:
+    def __init__(self, reward: "TrajectoryReward") -> None:
         self.reward = reward
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
@@ -211,6 +213,8 @@ class ReleasedVideoReward(Memoryless):
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
+        from vjepa.released_reward import score_as_released
+
         columns = _reward_columns(outcomes, outcomes.video_embedding_BD)
         return _with_oracle_metrics(score_as_released(**columns), outcomes)
 
@@ -272,6 +276,8 @@ def make_reward_manager(
         )
     if config.name == "srpo_released":
         return ReleasedVideoReward()
+    from vjepa.reward import TrajectoryReward
+
     names = [setting.name for setting in fields(TrajectoryRewardConfig)]
     settings = TrajectoryRewardConfig(**{name: getattr(config, name) for name in names})
     if config.name == "oracle":
@@ -343,7 +349,7 @@ def _reward_columns(
     }
 
 
-def _with_oracle_metrics(output: RewardOutput, outcomes: EpisodeOutcomes) -> RewardScores:
+def _with_oracle_metrics(output: "RewardOutput", outcomes: EpisodeOutcomes) -> RewardScores:
     """Rewards and metrics of a trajectory reward.
 
     If the environment reports the true distance, metrics include the rank correlation with it.

@@ -1,7 +1,7 @@
 """Rewards of text: a weighted sum of parts, each of which scores the episodes of its own rank.
 
 Parts are the environment's verdict (success, return), user functions, and a reward model. Functions
-run in killable processes (`envs.worker_pool`, `siirl.engine.reward_manager.reward_worker`): if one
+run in killable processes (`envs.worker_pool`, `siirl.engine.reward_worker`): if one
 raises, hangs, dies, or returns an invalid score, its sample is dropped and counted, never given a
 number. Managers (`reward.manager`): naive has one process, parallel has several, dapo is parallel
 with the penalty on long responses (`algorithm.overlong`). Without functions there is no process.
@@ -31,7 +31,7 @@ from envs.worker_pool import (
 )
 from siirl.algos.overlong import overlong_penalty
 from siirl.engine.reward_manager.embodied_rewards import EpisodeOutcomes, Memoryless, RewardScores
-from siirl.engine.reward_manager.reward_worker import FAILED, PING, target_of
+from siirl.engine.reward_worker import FAILED, PING, target_of
 from siirl.errors import ConfigError
 from siirl.params import RewardArguments, SiiRLArguments
 from siirl.params.algorithm_args import AlgorithmArguments
