@@ -131,11 +131,11 @@ def read_environment_again() -> None:
     if "ray" not in sys.modules:
         return
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
 
     importlib.reload(ray_constants)
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = importlib.import_module("ray._raylet")  # has no types
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
