@@ -1,7 +1,7 @@
 """Runs that are killed, stopped, interrupted and starved at random moments: does every one of them
 end right?
 
-    # 80 trials, three quarters of an hour on two quiet cores
+    # 88 trials, three quarters of an hour on two quiet cores
     python -m benchmarks.fault_fuzz
     python -m benchmarks.fault_fuzz --only 17                    # one of them again
     python -m benchmarks.fault_fuzz --only "GCS killed"          # all of a kind
@@ -94,7 +94,7 @@ def draw(number: int, seed: int) -> Trial:
     fault = FAULTS[kind]
     cluster = "ray" if "local" not in fault.clusters or rng.random() < SHARE_ON_RAY else "local"
     ranks = 1 if cluster == "local" else max(fault.least_ranks, rng.choice([1, 2]))
-    job = Job(rng.choice(list(JOBS)), cluster=cluster, ranks=ranks)
+    job = Job(rng.choice(list(JOBS)), cluster=cluster, ranks=ranks, separate=fault.separate)
     return Trial(
         number=number,
         kind=kind,
@@ -320,7 +320,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=80)
+    parser.add_argument("--trials", type=int, default=88)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--from",

@@ -4,6 +4,7 @@ uninterrupted run of each comes out with.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,9 @@ from benchmarks.processes import RAY_AGENTS, processes_of_session
 
 STEPS = 6
 LAST = f"step_{STEPS:08d}"
-# of one command; the longest takes half a minute on two idle cores, and a dead GCS is waited for as
-# long
-LIMIT_S = 300.0
+# of one command, for hangs alone: the longest takes half a minute on two idle cores, and a dead GCS
+# is waited for as long
+LIMIT_S = 1200.0
 GONE_WITHIN_S = 60.0
 RESULTS_OF_TRAINING = ("*/model.safetensors", "*/shards/*.distcp")  # weights and moments
 EXPERIMENT = "fuzz"
@@ -85,6 +86,8 @@ class Job:
     name: str
     cluster: str = "local"
     ranks: int = 1
+    separate: bool = False
+    """Whether one rank rolls out and the other trains, in lockstep."""
 
     def words(self) -> tuple[str, ...]:
         """Its command line, but for the folder of its results."""
@@ -93,10 +96,12 @@ class Job:
             f"env.num_servers={self.ranks}",
             f"cluster={self.cluster}",
         )
-        return (*COMMON, *JOBS[self.name], *servers)
+        groups = ("dag.groups={rollout: 1, train: 1}",) if self.separate else ()
+        return (*COMMON, *JOBS[self.name], *servers, *groups)
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.cluster}, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        return f"{self.name}, {self.cluster}, {ranks}{' in groups' if self.separate else ''}"
 
 
 class Command:
@@ -210,7 +215,7 @@ class References:
             RuntimeError: It does not run through even without a fault.
         """
         if job not in self._made:
-            outputs = self.folder / f"{job.name}_{job.cluster}_{job.ranks}"
+            outputs = self.folder / re.sub(r"\W+", "_", str(job))
             outputs.mkdir(parents=True)
             command = Command(job, outputs=outputs, log=outputs / "text")
             status, seconds = command.wait(), time.monotonic() - command.begun

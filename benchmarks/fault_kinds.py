@@ -21,6 +21,7 @@ from benchmarks.fault_jobs import Command
 KILLED, FAILED, REFUSED = -signal.SIGKILL, 1, 2
 DRIVER = ""
 RANK, SERVER, RAYLET, GCS = "ray::_Rank", "ray::EnvServerActor", "raylet/raylet ", "gcs/gcs_server "
+ROLLOUT_RANK = "ray::_ReplaceableRank"
 LOCAL_OR_RAY, ON_RAY = ("local", "ray"), ("ray",)
 MEGABYTE, BLOCK = 1 << 20, 4096
 LOOK_EVERY_S = 0.002
@@ -79,6 +80,8 @@ class Fault:
     """With which the command may end beside 0."""
     clusters: Sequence[str] = LOCAL_OR_RAY
     least_ranks: int = 1
+    separate: bool = False
+    """Whether the job's rollouts and its training have ranks of their own."""
     words: tuple[str, ...] = ()
     """Further words of the job's command line."""
     disk: Callable[[Path], "contextmanager[Path]"] = plain_folder  # type: ignore[valid-type]
@@ -208,6 +211,12 @@ FAULTS: dict[str, Fault] = {
     "rank killed": Fault(send(signal.SIGKILL, RANK), frozenset({FAILED}), ON_RAY),
     "rank killed before ranks meet": Fault(
         kill_at_birth, frozenset({FAILED}), ON_RAY, least_ranks=2
+    ),
+    "rollout rank of a group killed": Fault(
+        send(signal.SIGKILL, ROLLOUT_RANK), frozenset(), ON_RAY, least_ranks=2, separate=True
+    ),
+    "training rank of a group killed": Fault(
+        send(signal.SIGKILL, RANK), frozenset({FAILED}), ON_RAY, least_ranks=2, separate=True
     ),
     "rank stopped": Fault(
         send(signal.SIGSTOP, RANK), frozenset({FAILED}), ON_RAY, words=("trainer.hang_minutes=0.3",)
