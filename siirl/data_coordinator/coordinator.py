@@ -253,11 +253,7 @@ class DataCoordinator:
 
     def expire(self) -> int:
         """Give back all leases that are past their time; returns the number of samples."""
-        return sum(
-            self._give_back(lease_id)
-            for lease_id in self._leases.past(self._clock())
-            if lease_id in self._leases  # giving one back may close others
-        )
+        return sum(self._give_back(lease_id) for lease_id in self._leases.past(self._clock()))
 
     def seconds_to_next_expiry(self) -> float | None:
         """Time until a lease may expire; None without leases."""

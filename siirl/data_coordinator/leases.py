@@ -56,9 +56,10 @@ class LeaseBook:
 
     def renew(self, lease_id: int, *, now: float) -> Lease:
         """Start its time anew."""
-        record = self._records[lease_id]
-        record.deadline = now + self.lease_seconds
-        heapq.heappush(self._deadlines, (record.deadline, lease_id))
+        record, deadline = self._records[lease_id], now + self.lease_seconds
+        if record.deadline != deadline:  # one entry of the heap: two would be past together
+            record.deadline = deadline
+            heapq.heappush(self._deadlines, (deadline, lease_id))
         return record.lease
 
     def close(self, lease_id: int) -> tuple[Lease, list[Entry], int | None]:
@@ -83,9 +84,6 @@ class LeaseBook:
     def of_holder(self, holder: str) -> list[int]:
         """Open leases of a worker."""
         return sorted(self._by_holder.get(holder, ()))
-
-    def __contains__(self, lease_id: int) -> bool:
-        return lease_id in self._records
 
     def past(self, now: float) -> list[int]:
         """Open leases whose time is over."""

@@ -346,6 +346,16 @@ def test_asking_again_renews_a_lease():
     assert coordinator.expire() == 0
 
 
+def test_a_lease_that_is_renewed_in_the_same_moment_is_given_back_once():
+    clock = Clock()
+    coordinator = DataCoordinator(lease_seconds=10, clock=clock)
+    two_sources(coordinator)
+    held = coordinator.get_partition(KEY, PartitionRequest(2), rank=0)
+    coordinator.get_partition(KEY, PartitionRequest(2), rank=0)
+    clock.now += 10
+    assert coordinator.expire() == len(held.infos)
+
+
 def test_late_worker_learns_that_its_lease_was_given_back():
     coordinator = DataCoordinator()
     put(coordinator, "a")
