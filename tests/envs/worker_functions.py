@@ -53,7 +53,7 @@ def process_id(_: Any) -> int:
     return os.getpid()
 
 
-def start_sleeper(_: Any) -> None:
+def start_sleeper(seconds: str) -> None:
     """Leave a process behind whose command line says who it is, and hang."""
-    os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "98765.4321")
+    os.spawnlp(os.P_NOWAIT, "sleep", "sleep", seconds)
     time.sleep(600)
