@@ -69,6 +69,13 @@ FIRST_CONTACT = {
         "debatable label, `|x| = 4` for 4, was then taken out. The rule was changed because of "
         "these misses, so the table is not held out."
     ),
+    "held_out_4": (
+        "First contact (the rule of commit ef6fd0e, before any of these cases was looked at): "
+        "146 of 204 right accepted, 71.6 % (65.0 to 77.3), and 11 of 212 wrong accepted, 5.2 % "
+        "(2.9 to 9.0); math-verify 132 and 56, the last number 96 and 51. One wrong case that "
+        "held_out_3 has as well was then taken out. The rule was changed because of these misses, "
+        "so the table is not held out."
+    ),
 }
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")

@@ -17,10 +17,19 @@ from envs.math.conversions import converted, same_amount, units_of_the_kind
 from envs.math.dress import undressed
 from envs.math.expressions import NoExpression, compute
 from envs.math.introductions import introduces, is_label
-from envs.math.notation import NOTATION, as_interval, as_list, in_latex, numeral
+from envs.math.notation import (
+    NOTATION,
+    as_interval,
+    as_list,
+    in_brackets_of,
+    in_latex,
+    numeral,
+    with_named_sets,
+    with_parameter_of,
+)
 from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity, same_units
-from envs.math.questions import asked_base, asked_units, asks_percentage, contradicts
+from envs.math.questions import asked_base, asked_units, asks_percentage, contradicts, echoes
 from envs.math.statements import APPROXIMATELY, EQUALS, Part, Rounded, read_statement, without_label
 from envs.math.vocabulary import CHANGING
 
@@ -66,6 +75,8 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
         return int(truth) == int(answer)
     if _same_text(truth, answer):
         return True
+    if question and echoes(undressed(answer), question, truth=truth):
+        return False
     number = truth_quantity(truth)
     if number is None:
         return _mathematics_agrees(truth, answer, question=question)
@@ -217,7 +228,8 @@ def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
 
 
 def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
-    answer = as_interval(truth, without_label(answer))
+    truth, answer = with_named_sets(truth), with_named_sets(without_label(answer))
+    answer = as_interval(truth, in_brackets_of(truth, with_parameter_of(truth, answer)))
     if "pmatrix" in truth:
         answer = answer.replace("{bmatrix}", "{pmatrix}")
     if _same_text(truth, answer):

@@ -83,6 +83,10 @@ OPERATED = re.compile(
 )
 
 
+LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
+"""Between the boxes of several solutions."""
+
+
 class MarkedAnswer(NamedTuple):
     """The text after the last mark."""
 
@@ -195,6 +199,8 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
         )
         if undressed(opened) and not introduces(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
+    elif solutions := _solutions(text, [*inner, mark]):
+        content = ", ".join(solutions)
     elif inner:
         spoilt = spoilt or undressed(_content(text, inner[-1].end)[0]) != undressed(content)
     elif is_rough(lead) and _has_decimals(content):
@@ -212,6 +218,15 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
     if not sentence:
         return MarkedAnswer(content.strip(), mark.start, spoilt)
     return _with_sentence(content, sentence, mark, spoilt=spoilt, question=question)
+
+
+def _solutions(text: str, boxes: list[Mark]) -> list[str]:
+    """The contents of boxes that are a list of different solutions; [] where they are none."""
+    read = [_content(text, box.end) for box in boxes]
+    gaps = [text[end : box.start] for (_, end), box in zip(read[:-1], boxes[1:], strict=True)]
+    contents = list(dict.fromkeys(content for content, _ in read))
+    listed = len(contents) > 1 and all(LISTED.fullmatch(gap) for gap in gaps)
+    return contents if listed else []
 
 
 def _with_sentence(

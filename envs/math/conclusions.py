@@ -16,10 +16,10 @@ from envs.math.approximation import size_of
 from envs.math.contrasts import contrasted
 from envs.math.conversions import read_compound
 from envs.math.dress import EMPHASISED, MARKUP, undressed
-from envs.math.languages import in_english, leads_elsewhere
-from envs.math.leads import changes, denies, is_rough
-from envs.math.notation import in_latex
-from envs.math.plain_text import DRESS
+from envs.math.languages import after_conclusion, in_english, leads_elsewhere
+from envs.math.leads import ASKS_A_BOUND, BOUND, changes, denies, is_rough
+from envs.math.notation import in_latex, numeral
+from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import read_quantity, stem, words_of
 from envs.math.sentences import SENTENCE_END
 from envs.math.statements import ASKS_THE_REST, KEPT, PARTED, read_statement
@@ -40,18 +40,39 @@ PLEASANTRY = re.compile(
     r"\$?\\(?:blacksquare|square|qed)\$?|\u220e|\u25a0|q\.?e\.?d|done|[\u2705\u2713\u2714])[^0-9]{0,160}$",
     re.IGNORECASE,
 )
+QUOTED = re.compile(r"^> ?(?=\*\*|\$)")
+ROW = re.compile(r"\|([^|]*[A-Za-z][^|]*)\|([^|]*[0-9][^|]*)\|")
+CHECK = re.compile(
+    r"[*_]{0,2}(?:check|verification|to (?:check|verify))\b[^:]{0,40}:", re.IGNORECASE
+)
+DENIED = re.compile(
+    r"\b(?:not|no|wrong|but|however)\b|n['\u2019]t\b|[\u2260\u2717\u2718\u274c]|\\neq?\b",
+    re.IGNORECASE,
+)
+NAMED_SET = re.compile(
+    r"(?<=\bis )all (?:real numbers|reals)$|(?<=\bare )no (?:real )?solutions$|(?<=\bhas )no (?:real )?solutions?$"
+)
+SYSTEM = re.compile(
+    r"(?<![\w$])\$?(?!(?P<same>[a-z]) ?=.*(?P=same) ?=)[a-z] ?= ?-?[0-9][0-9./]*\$?(?:,? and |, )\$?[a-z] ?= ?-?[0-9][0-9./]*\$?$"
+)
+"""`x = 3 and y = -2`, two letters."""
 DIGITS = re.compile(r"[0-9][0-9.,]*")
 NUMBER = re.compile(r"[-+$\u20ac\u00a3]{0,2}\.?[0-9]")
+YES_OR_NO = re.compile(r"(Yes|No)\b(?:, (?!wait|but|or|maybe)|[.!]*$)")
+ASKS_YES_OR_NO = re.compile(
+    r"(?:^|[.!?] +|, )(?:is|are|was|were|do|does|did|can|could|will|has|have|must|should)\b[^.!?]*\?\s*$",
+    re.IGNORECASE,
+)
 CHOICE = re.compile(r"\(?([A-J])\)?\.?")
 OPTION = re.compile(
     r"(?:\b(?:option|choice)(?: is)?:? \(?(?P<named>[A-J])\)?(?: is (?:the )?correct(?: (?:one|option|choice))?)?"
     r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final) (?:answer|option|choice))$"
 )
 TEXT = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+)?")
-MATRIX = re.compile(r"\\(?:begin|end)\{[a-z]?matrix\}")
+MATRIX = re.compile(r"\\(?:begin|end)\{(?:[a-z]?matrix|cases)\}")
 JOINT = re.compile(r"(?<=[0-9})$]),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z] ?=|-?[0-9\\]))")
 MATHEMATICAL = re.compile(
-    r"[0-9]|\\(?:pi|infty|frac|sqrt)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
+    r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
 )
 CONTRACTED = re.compile(r"\b(it|that|this|there|he|she)['\u2019]s\b", re.IGNORECASE)
 LABEL = re.compile(r"(?P<label>[A-Za-z][A-Za-z ']{0,80}?)\s*[:=]\s*(?P<value>.*[0-9].*)", re.DOTALL)
@@ -69,7 +90,7 @@ DOUBT = re.compile(
 PROVISIONAL = words(
     """
     far best worst yet first next initially intermediate partial provisional temporary temporarily
-    example instance suppose imagine previous previously earlier wrong naive bound limit upper lower
+    example instance suppose imagine previous previously earlier wrong naive bound upper lower
     possible option options candidate candidates trial attempt step subtotal before without except
     supposed expected meant original old try trying test consider choose pick let let's second
     another other others also say given hint note check twice half double triple thrice claim claims
@@ -79,7 +100,7 @@ PROVISIONAL = words(
 """Words of a sentence whose number is no final answer; those of the question are harmless."""
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
-    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\(?:sqrt|[dt]?frac|pi)(?![a-z])"
+    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\(?:sqrt|[dt]?frac|pi)(?![a-z])|(?:sqrt|exp)\("
     r"|[-\u2212]?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
     rf"|(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
@@ -100,6 +121,10 @@ WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 LIMITING = re.compile(
     r"\b(?:every|each|per|by|all|these|those|this|my|part|step)[\s$\\(]*$", re.IGNORECASE
 )
+DATE = re.compile(
+    r"\b(?:Jan|Febr)uary $|\b(?:March|April|May|June|July|August) $|\b(?:Septem|Octo|Novem|Decem)ber $"
+)
+"""`bought on July 12` names a day."""
 STATED = re.compile(
     r"\b(?:is|are|was|were|has|have|had|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}-?[0-9][0-9.,]*(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
     re.IGNORECASE,
@@ -136,14 +161,16 @@ def _last_lines(text: str, *, whole: bool) -> list[str]:
     """
     thought, closed, said = text.rpartition("</think>")
     text = said if closed else text
+    text = text.rpartition("<|message|>")[2]  # the last channel of a chat template
     if "<think>" in text:
         return []
     text = ENVIRONMENT.sub("\n", text)
     lines = [
-        line.strip(" \t\r&") for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()
+        QUOTED.sub("", _row(line.strip(" \t\r&")))
+        for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()
     ]
     lines = [line for line in lines if line and (line in FENCES or not RULE.fullmatch(line))]
-    while lines and PLEASANTRY.match(lines[-1]):
+    while lines and (PLEASANTRY.match(lines[-1]) or _is_check(lines)):
         lines.pop()
     opening = FENCES.get(lines[-1]) if lines else None
     if opening is not None:
@@ -159,6 +186,17 @@ def _last_lines(text: str, *, whole: bool) -> list[str]:
     return lines if whole or thought else lines[1:]
 
 
+def _row(line: str) -> str:
+    """A row `| **Total** | **37** |` of a table as `Total: 37`; another line unchanged."""
+    row = ROW.fullmatch(line)
+    return line if row is None else f"{row[1].strip(' *_')}: {row[2].strip()}"
+
+
+def _is_check(lines: list[str]) -> bool:
+    """Whether the last of `lines` confirms an answer that stands above it."""
+    return len(lines) > 1 and CHECK.match(lines[-1]) is not None and not DENIED.search(lines[-1])
+
+
 def _alone(line: str, *, question: str, whole: bool) -> str | None:
     """The value that `line` is, without its dress; None where it holds anything else."""
     if ITEM.match(line) or CUT_OFF.search(line):
@@ -171,7 +209,7 @@ def _alone(line: str, *, question: str, whole: bool) -> str | None:
         or read_compound(inside, question=question) is not None
     ):
         return inside
-    if CHOICE.fullmatch(inside) or _is_mathematics(inside):
+    if CHOICE.fullmatch(inside) or _is_mathematics(inside) or numeral(inside) is not None:
         return inside
     inside = inside.replace("**", "")
     parts = read_statement(inside, question=question) if NUMBER.match(inside) else ()
@@ -285,6 +323,9 @@ def _concluded(sentence: str, *, question: str) -> str | None:
     sentence = contrast.answer if contrast is not None else sentence
     for emphasised in EMPHASISED:
         sentence = emphasised.sub(r"\2", sentence)
+    said = YES_OR_NO.match(sentence)
+    if said is not None and ASKS_YES_OR_NO.search(question):
+        return said[1]
     exclaimed = WORDS.search(sentence) is not None  # `18!` alone is a factorial
     sentence = re.sub(r"(?<=\S)[.!*_\s]*$" if exclaimed else r"(?<=\S)[.*_\s]*$", "", sentence)
     labelled = LABEL.fullmatch(sentence)
@@ -292,8 +333,16 @@ def _concluded(sentence: str, *, question: str) -> str | None:
     if labelled is not None and named and not _is_plain_label(labelled["label"], question=question):
         return None
     option = OPTION.search(sentence)
-    if option is not None and not _is_provisional(sentence[: option.start()], question=question):
-        return str(option["named"] or option["first"])
+    if option is not None:
+        lead = sentence[: option.start()]
+        doubtful = denies(lead) or _is_provisional(lead, question=question)
+        return None if doubtful else str(option["named"] or option["first"])
+    named = NAMED_SET.search(sentence)
+    if named is not None and not _is_provisional(sentence[: named.start()], question=question):
+        return named[0]
+    system = SYSTEM.search(sentence)
+    if system is not None and not _is_provisional(sentence[: system.start()], question=question):
+        return system[0]
     for start in VALUE.finditer(sentence):
         lead, value = sentence[: start.start()], sentence[start.start() :]
         value = _without_circumstances(value, question=question)
@@ -303,17 +352,25 @@ def _concluded(sentence: str, *, question: str) -> str | None:
             parts = (
                 ASKS_THE_REST.search(question) and PARTED.search(lead) and not KEPT.search(sentence)
             )
-            if parts or LIMITING.search(lead):
+            if parts or LIMITING.search(lead) or DATE.search(lead):
                 return None
             if is_rough(lead):
                 return f"\\approx {value}"
-            return None if denies(lead) or changes(lead, question=question) else value
+            if denies(lead):
+                return None
+            joined = not _is_tuple(value) and changes(lead, question=question)
+            return None if joined else value
     return None
+
+
+def _is_tuple(value: str) -> bool:
+    """Whether `value` is a point or a set, which no preposition joins to another number."""
+    return re.fullmatch(r"\((?=.*,).*\)|\\langle.*|\\\{.*", undressed(value), re.DOTALL) is not None
 
 
 def _concluded_elsewhere(sentence: str, *, question: str) -> str | None:
     """The only number, with its unit, of the last clause of a `sentence` in another language."""
-    clause = re.split(r"[,;:](?![0-9])", sentence)[-1]
+    clause = after_conclusion(re.split(r"[,;:](?![0-9])", plain(sentence))[-1])
     english = in_english(clause, question=question)
     if english is None or len(DIGITS.findall(english)) != 1 or OPERATED.search(english):
         return None
@@ -363,7 +420,9 @@ def _is_value(text: str, *, question: str) -> bool:
 def _is_provisional(lead: str, *, question: str) -> bool:
     """Whether the words before a value make it no final one, or another value stands among them."""
     said = [word.lower() for word in WORDS.findall(lead)]
-    if (PROVISIONAL | HEDGES - {"should"}) & set(said) - _words_asked(question):
+    bound = BOUND.search(lead.rstrip(" $\\(")) is not None and ASKS_A_BOUND.search(question)
+    harmless = _words_asked(question) | ({"at", "most", "least"} if bound else set())
+    if (PROVISIONAL | HEDGES - {"should"}) & set(said) - harmless:
         return True
     unsolved = lead.rstrip().endswith("=") and OPERATED.search(
         re.split(r"[,;]|\b(?:so|thus|therefore|hence|that)\b", lead, flags=re.IGNORECASE)[-1]

@@ -17,6 +17,7 @@ NOT = re.compile(
     r"(?:,? +|,? *\()(?:and not|but not|not|rather than|instead of|as opposed to)\s+(?P<denied>[^()]{1,80}?)\)?[\s.$]*$",
     re.IGNORECASE,
 )
+NOT_BUT = re.compile(r"\bnot ([^\s,;]{1,20}),? but ([^\s,;]{1,20})(?=[\s.$]*$)", re.IGNORECASE)
 SEPARATOR = re.compile(
     r"\s*\(|\s*[,;]\s+|\s+[-\u2013\u2014]\s+|\s*\u2014\s*|\s+(?=(?:as|because|since|while|where|after|and)\b)"
 )
@@ -59,6 +60,7 @@ def contrasted(text: str) -> Contrast | None:
     """`text` as an answer and a denied value, or None where nothing is explicitly denied at its
     end.
     """
+    text = NOT_BUT.sub(r"\2, not \1", text)
     denied = NOT.search(text)
     if denied is not None and _is_value(denied["denied"]):
         return Contrast(text[: denied.start()], denied["denied"])

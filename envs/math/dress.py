@@ -8,6 +8,7 @@ MARKUP = re.compile(
     r"<\|[^|>]{1,40}\|>|</?(?:eos|answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|<<[^<>]{0,80}>>|\\n(?![a-z])",
     re.IGNORECASE,
 )
+COLOURED = re.compile(r"\\(?:text)?color ?\{[a-zA-Z]+\}")
 PAIRS = (
     *(
         ("$$", "$$"),
@@ -48,6 +49,7 @@ def undressed(text: str) -> str:
     without signs that end a sentence.
     """
     before = None
+    text = COLOURED.sub("", text) if "color" in text else text
     text = MARKUP.sub(" ", text) if "<" in text or "\\n" in text else text
     text = (
         text.removesuffix("</s>") if "<s>" not in text else text

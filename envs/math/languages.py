@@ -12,6 +12,7 @@ simple-evals for MGSM.
 """
 
 import re
+from fractions import Fraction
 
 from envs.math.vocabulary import words
 
@@ -104,9 +105,11 @@ VERBS_ELSEWHERE = words(
     """
     hay son tiene tienen es est sont ont ist sind hat haben são tem há è sono ha hanno cuesta kostet
     gana ganan paga pagan necesita vende compra gagne paie coûte verdient bezahlt zahlt braucht
-    verkauft guadagna paga ganha custa verdient betaalt
+    verkauft guadagna paga ganha custa verdient betaalt queda quedan sobran reste restent bleibt
+    bleiben resta restano restam sobram produce produit
     """
 )
+HARMLESS_ELSEWHERE = LINKS_ELSEWHERE | VERBS_ELSEWHERE | words(COPULAS)
 CHANGING_ELSEWHERE = words(
     """
     o u ó ou oder oppure или або hoặc atau au_ veya mil miles mille tausend тысяч тысяча тысячи
@@ -210,6 +213,18 @@ UNIT = re.compile(
     ),
     re.IGNORECASE,
 )
+SCALES_ELSEWHERE = {
+    **dict.fromkeys(["mil", "mille", "tausend", "тысяч", "тысячи", "тысяча", "千"], 1000),
+    **dict.fromkeys(["万", "萬", "만"], 10_000),
+    **dict.fromkeys(["亿", "億", "억"], 100_000_000),
+}
+SCALED = re.compile(
+    rf"(?<![0-9.,])(?P<number>[0-9]+(?:\.[0-9]+)?)\s?(?P<scale>{'|'.join(SCALES_ELSEWHERE)})(?![0-9a-zа-я])",
+    re.IGNORECASE,
+)
+"""A scale is a part of the number, as `million` is in English."""
+INTRODUCTION = re.compile("^[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+(?=[-0-9$])")
+"""Words before the number in a script that puts no spaces between them."""
 ENDING = re.compile(rf"\s?(?:{_any_of(ENDINGS)})$")
 COUNTED = re.compile(
     rf"(?<=[0-9])\s?(?:{_any_of(CLASSIFIERS)})(?P<noun>[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{{0,6}})"
@@ -247,12 +262,19 @@ def may_be_foreign(text: str) -> bool:
 
 def concludes(lead: str) -> bool:
     """Whether the words of a clause before a foreign mark lead to the answer and nothing else."""
-    clause = COMPUTED.sub("", re.split(r"[,;:](?![0-9])", lead.strip(" \t*_#>-"))[-1])
+    clauses = re.split(r"[,;:](?![0-9])|\.(?=[^\s0-9])", lead.strip(" \t*_#>-"))
+    clause = COMPUTED.sub("", clauses[-1])
     if CONCLUDING_CHARACTERS.fullmatch(clause):
         return True
     return all(word.lower() in CONCLUDING for word in WORD.findall(clause)) and not re.search(
         r"[0-9]", clause
     )
+
+
+def after_conclusion(clause: str) -> str:
+    """`clause` without the words for `therefore` at its beginning, in a script without spaces."""
+    opening = CONCLUDING_CHARACTERS.match(clause)
+    return clause if opening is None else clause[opening.end() :]
 
 
 def changes_elsewhere(text: str) -> bool:
@@ -292,20 +314,28 @@ def in_english(statement: str, *, question: str) -> str | None:
         True
     """
     statement = ENDING.sub("", statement.strip().rstrip("。."))
+    statement = SCALED.sub(_in_full, statement)
     if changes_elsewhere(COUNTED.sub(lambda match: match["noun"], statement)):
         return None
     statement = COUNTED.sub(
         " ", UNIT.sub(lambda match: f" {SPELLINGS[match[0].lower()]} ", statement)
     )
+    statement = INTRODUCTION.sub("", statement)
     stems = {_stem(word) for word in WORD.findall(question)}
     harmless = [
         word
         for word in WORD.findall(COMMAND.sub(" ", statement))
-        if word.lower() in LINKS_ELSEWHERE | VERBS_ELSEWHERE or _stem(word) in stems
+        if word.lower() in HARMLESS_ELSEWHERE or _stem(word) in stems
     ]
     for word in harmless:
         statement = re.sub(rf"(?<![^\W\d_\\]){re.escape(word)}(?![^\W\d_])", " ", statement)
     return " ".join(statement.split())
+
+
+def _in_full(scaled: re.Match[str]) -> str:
+    """`3万` as 30000."""
+    number = Fraction(scaled["number"]) * SCALES_ELSEWHERE[scaled["scale"].lower()]
+    return str(number) if number.denominator == 1 else scaled[0]
 
 
 def _stem(word: str) -> str:

@@ -93,17 +93,23 @@ PLACING = words(
 )
 """Commands that may stand before the answer."""
 DRESSED = re.compile(
-    r"(?:\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|color|textcolor|large|Large|huge)"
+    r"(?:\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|color|f?box(?:ed)?|textcolor|large|Large|huge)"
     r"(?:\{[a-z]*\})?\s*\{|\\begin\{[a-z*]+\}|(?<![A-Za-z}])[{(]|&|\\\\|\\left\s*\()\s*$"
 )
 NUMBERING = re.compile(r"[#*\s]*[0-9]{1,2}[.)]\s*$")
+
+
+EXCLUDING = re.compile(
+    r"\b(?:rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|eliminat(?:e|es|ed|ing))\b", re.IGNORECASE
+)
+"""`We can rule out option B`."""
 
 
 def denies(lead: str) -> bool:
     """Whether the words directly before a mark make it doubtful, or its sentence denies it."""
     if not lead.strip():
         return False
-    if DENIED.search(lead) or IGNORING.search(lead):
+    if any(form.search(lead) for form in (DENIED, IGNORING, EXCLUDING)):
         return True
     clause = RELATIVE.sub(" ", re.split(r"[,;]", plain(lead))[-1])
     said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]

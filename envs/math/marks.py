@@ -14,7 +14,7 @@ from envs.math.languages import FOREIGN_MARK, may_be_foreign
 MAX_MARKS = 8  # of the last marks, one that marks an answer is sought
 MARK = re.compile(
     r"""
-    (?P<hash>\#\#\#\#+)
+    (?P<hash>\#\#\#\#+(?:[ *_]{0,4}(?:final[ ])?answer[*_]{0,2}:?[ \t]*$)?)
     | (?P<box>\\(?:f|b|frame)?box(?:ed)?(?![a-z]))
     | (?P<tag><answer>|\[answer\])
     | (?P<short>^[*_ \t]{0,8}(?-i:A)[*_]{0,2}:)

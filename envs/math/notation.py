@@ -46,6 +46,28 @@ LOWERED = "₀₁₂₃₄₅₆₇₈₉"
 EXPONENT, INDEX = re.compile(f"[{RAISED}]+"), re.compile(f"[{LOWERED}]+")
 LEVEL = str.maketrans(RAISED + LOWERED, "0123456789+-n0123456789")
 ROOT = re.compile(r"(?P<sign>[√∛]) ?(?:\((?P<inner>[^()]*)\)|(?P<single>[0-9]+|[a-zπ]))")
+POWER = re.compile(r"(?<=[0-9A-Za-z)]) ?\*\* ?(?=[-0-9A-Za-z(])")
+PROGRAM_ROOT = re.compile(r"(?<![A-Za-z\\])sqrt\(([^()]*)\)")
+PROGRAM_EXPONENTIAL = re.compile(r"(?<![A-Za-z])\\?exp ?\(([^()]*)\)")
+SETS = (
+    (
+        re.compile(r"\\varnothing(?![a-z])|\\\{\s*\\\}|\u2205|\bno (?:real )?solutions?\b"),
+        "\\\\emptyset",
+    ),
+    (
+        re.compile(r"\\mathbb ?\{?R\}?|\u211d|\ball (?:real numbers|reals)\b"),
+        "(-\\\\infty,\\\\infty)",
+    ),
+)
+"""Names of sets."""
+SET = re.compile(r"\s*(?:\\left ?)?\\\{(.*?)(?:\\right ?)?\\\}\s*", re.DOTALL)
+TUPLE = re.compile(r"\s*(?:\\left ?)?\((.*?)(?:\\right ?)?\)\s*", re.DOTALL)
+ANGLED = re.compile(r"\s*(?:\\left ?)?\\langle(.*?)(?:\\right ?)?\\rangle\s*", re.DOTALL)
+COLUMN = re.compile(
+    r"\s*\\begin\{(?P<kind>[pb])matrix\}[^&]*\\end\{(?P=kind)matrix\}\s*", re.DOTALL
+)
+CASES = re.compile(r"\\(?:begin|end)\{cases\}")
+PARAMETER = re.compile(r",?\s*([a-z])\s*(?:\\in|\u2208)\s*(?:\\mathbb ?\{?Z\}?|\u2124)")
 NOTATION = frozenset(SPELLINGS) | frozenset(RAISED + LOWERED + "√∛\u2044\u2215" + MINUSES)
 """Characters outside of ASCII that `in_latex` spells."""
 
@@ -62,7 +84,9 @@ UP_TO = re.compile(rf"[a-z]\s*{BELOW.format('to')}\s*(?P<high>[^<>]+)")
 DOWN_TO = re.compile(rf"[a-z]\s*{ABOVE.format('from')}\s*(?P<low>[^<>]+)")
 JOINT = re.compile(r",?\s+(?:or|and)\s+")
 ROOT_LABEL = re.compile(r"\s*([A-Za-z](?:_\{?[0-9]\}?)?)\s*=")
-NUMERAL = re.compile(r"(?P<digits>[0-9A-Fa-f]+)\s*_\s*\{?\s*(?P<base>[0-9]+|[a-z]+)\s*\}?")
+NUMERAL = re.compile(
+    r"(?P<digits>[0-9A-Fa-f]+)\s*(?:_\s*\{?\s*|\((?:in )?base |in base )(?P<base>[0-9]+|[a-z]+)\s*[})]?"
+)
 
 
 class Numeral(NamedTuple):
@@ -74,6 +98,7 @@ class Numeral(NamedTuple):
 
 def in_latex(text: str) -> str:
     r"""`text` with unicode mathematics as LaTeX: `2√5` as `2\sqrt{5}`, `x²` as `x^{2}`."""
+    text = POWER.sub("^", PROGRAM_ROOT.sub(r"\\sqrt{\1}", PROGRAM_EXPONENTIAL.sub(r"e^{\1}", text)))
     if text.isascii():
         return text
     text = ROOT.sub(_root, unslashed(text))
@@ -103,6 +128,57 @@ def as_list(truth: str, answer: str) -> str:
     if len(labels - {""}) > 1:
         return answer
     return ",".join(ROOT_LABEL.sub("", element, count=1).strip() for element in elements)
+
+
+def with_named_sets(text: str) -> str:
+    r"""`text` with names of sets in one notation: `\mathbb{R}` as `(-\infty,\infty)`."""
+    for names, notation in SETS:
+        text = names.sub(notation, text)
+    return text
+
+
+def in_brackets_of(truth: str, answer: str) -> str:
+    r"""`answer` with the brackets of `truth`: `1, 3 \text{ and } 7` as `\{1,3,7\}`, `x = 4, y = 7` as
+    `(4,7)`, `\langle 1,2 \rangle` as a column; others unchanged.
+    """
+    column, angled = COLUMN.fullmatch(truth), ANGLED.fullmatch(answer.strip("$ "))
+    if column is not None and angled is not None:
+        rows = "\\\\".join(_elements(angled[1]))
+        return f"\\begin{{pmatrix}}{rows}\\end{{pmatrix}}"
+    whole = SET.fullmatch(truth)
+    if whole is not None and "\\{" not in answer and not answer.lstrip("$ ").startswith("{"):
+        listed = as_list(whole[1], answer)
+        return answer if listed == answer and "," not in answer else f"\\{{{listed}\\}}"
+    whole = TUPLE.fullmatch(truth)
+    values = _values_in_order(answer) if whole is not None else []
+    if whole is not None and len(values) == len(_elements(whole[1])):
+        return f"({','.join(values)})"
+    return answer
+
+
+def _values_in_order(text: str) -> list[str]:
+    r"""The values of `x = 4, y = 7`, if their letters are in the order of the alphabet."""
+    text = CASES.sub(" ", text).replace("\\\\", ",").replace("$", " ")
+    for joint in reversed(_outside_brackets(JOINT, text)):
+        text = f"{text[: joint.start()]},{text[joint.end() :]}"
+    parts = [part.strip() for part in _elements(text) if part.strip()]
+    labels = [match[1] for part in parts if (match := ROOT_LABEL.match(part))]
+    if len(labels) < 2 or len(labels) != len(parts) or labels != sorted(set(labels)):
+        return []
+    return [ROOT_LABEL.sub("", part, count=1).strip() for part in parts]
+
+
+def with_parameter_of(truth: str, answer: str) -> str:
+    r"""`answer` with the integer parameter of `truth`: `2\pi k, k \in \mathbb{Z}` for
+    `2\pi n, n \in \mathbb{Z}`.
+    """
+    wanted, said = PARAMETER.search(truth), PARAMETER.search(answer.replace("$", ""))
+    if wanted is None or said is None:
+        return answer
+    bare = PARAMETER.sub("", answer.replace("$", ""), count=1)
+    renamed = re.sub(rf"(?<![A-Za-z\\]){said[1]}(?![A-Za-z])", wanted[1], bare)
+    named = "=" in truth
+    return f"{renamed if named else ROOT_LABEL.sub('', renamed, count=1)}{wanted[0]}"
 
 
 def as_interval(truth: str, answer: str) -> str:

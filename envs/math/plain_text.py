@@ -13,9 +13,11 @@ GROUPING = re.compile(
 )
 SPACED_GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3})+(?![0-9/]|\.[0-9]{4})")
 DRESS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox)"
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox|underline)"
     r" ?\{([^{}]*)\}"
 )
+MEASURED = re.compile(r"\\(?:SI|qty) ?\{([^{}]*)\} ?\{([^{}]*)\}")
+POWER_OF_TEN = re.compile("(?<=10)[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 REPEATING = re.compile(r"([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar) ?\{([0-9]{1,30})\}")
 FRACTION = re.compile(r"\\[dtc]?frac *(?:\{ *(-?[0-9]+) *\} *\{ *([0-9]+) *\}|([0-9]) *([0-9]))")
 PLAIN = (
@@ -39,6 +41,7 @@ PLAIN = (
     (re.compile(r"²"), "^2"),
     (re.compile(r"³"), "^3"),
     (re.compile(r"\bper cent\b"), "%"),
+    (re.compile(r"(?<=[0-9]) out of (?=[0-9]+$)"), "/"),
 )
 FRACTIONS = "1/2 1/3 2/3 1/4 3/4 1/5 2/5 3/5 4/5 1/6 5/6 1/7 1/8 3/8 5/8 7/8 1/9 1/10"
 VULGAR = dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒", FRACTIONS.split(), strict=True))
@@ -54,6 +57,7 @@ def plain(text: str) -> str:
     if text.isascii() and not set(text) & set("\\{$~' "):
         return text
     text = GROUPING.sub(",", TIE.sub(" ", unslashed(text)))
+    text = MEASURED.sub(r"\1 \2", POWER_OF_TEN.sub(_power_of_ten, text))
     for _ in range(3):
         text = DRESS.sub(r" \1 ", text)
     text = REPEATING.sub(_fraction, text)
@@ -76,6 +80,11 @@ def unslashed(text: str) -> str:
         ),
         text,
     )
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    """`10⁵` as `10^5`."""
+    return f"^{match[0].translate(DIGITS).replace(chr(0x207B), '-')}"
 
 
 def _space(match: re.Match[str]) -> str:

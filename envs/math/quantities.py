@@ -39,7 +39,7 @@ NUMBER = re.compile(
     (?:
       (?P<mixed>[0-9]{1,9})(?:\ and)?\ (?P<top>[0-9]{1,9})/(?P<bottom>[0-9]{1,9})
     | (?P<european>[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2} | [0-9]+,(?:[0-9]{1,2}|[0-9]{4,}) | 0,[0-9]+)(?![0-9,])
-    | (?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]+)?(?P<decimals>\.[0-9]+)?
+    | (?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?![0-9,]) | [0-9]+)?(?P<decimals>\.[0-9]+)?
       (?:\ ?/\ ?(?P<denominator>[0-9]+) | [eE](?P<e>[-+]?[0-9]{1,2})(?![0-9A-Za-z])
         | \ ?[*x]\ ?10\^\{?(?P<power>[-+]?[0-9]{1,2})\}?)?
     )
@@ -77,6 +77,7 @@ RATE = re.compile(
     r"(?:\b(?:per|each|every|an?)\b|/) ?(?P<per>[A-Za-z]+)|\b(?P<adverb>each|apiece|hourly|daily|weekly|monthly|yearly)\b",
     re.IGNORECASE,
 )
+POWER = re.compile(r"\^ ?\{? ?([23])|\b(?:square|cubic)\b", re.IGNORECASE)
 ENDING = re.compile(r"(?:ies|es|ing|ed|s|e|y)$")
 
 
@@ -98,6 +99,8 @@ class Quantity(NamedTuple):
     """
     compound: bool = False
     """Whether it was written in several units; `units` has the largest."""
+    power: int = 0
+    """2 for an area, 3 for a volume; 0 where neither is written."""
 
 
 def read_quantity(text: str, *, question: str = "") -> Quantity | None:
@@ -129,6 +132,7 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
         places,
         _counted(tail),
         _rate(tail, units),
+        power=_power(tail),
     )
 
 
@@ -140,6 +144,8 @@ def is_unit(text: str, *, question: str = "") -> bool:
 
 def same_units(first: Quantity, second: Quantity) -> bool:
     """Whether the units do not contradict: equal, or one leaves out what the other says."""
+    if first.power and second.power and first.power != second.power:
+        return False
     return all(a == b for a, b in zip(first.units, second.units, strict=False))
 
 
@@ -275,6 +281,11 @@ def _counted(tail: str) -> tuple[str, ...]:
         elif nouns or word in LINKS:
             break
     return tuple(nouns)
+
+
+def _power(tail: str) -> int:
+    written = POWER.search(tail)
+    return 0 if written is None else int(written[1] or (2 if written[0].lower() == "square" else 3))
 
 
 def _rate(tail: str, units: tuple[str, ...]) -> tuple[str, ...]:

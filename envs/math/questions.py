@@ -88,6 +88,15 @@ BASE = re.compile(r"\bbase[- ]?\$?([0-9]+|[a-z]+)|\b(binary|octal|hexadecimal)\b
 BASES = {"binary": 2, "octal": 8, "hexadecimal": 16, "sixteen": 16}
 
 
+DRESS_OF_AN_EXPRESSION = re.compile(
+    r"[\s{}]|\\\\(?:left|right|displaystyle)(?![a-z])|\\\\[,;:! ()\[\]]"
+)
+TO_EVALUATE = (
+    r"(?:whatis|compute|evaluate|calculate|simplify|factor|expand|write|express|reduce|find)"
+    r"(?:thevalueof|theexpression|thefraction)?"
+)
+
+
 class Asked(NamedTuple):
     """The quantity that a question asks for."""
 
@@ -172,6 +181,25 @@ def _asking(question: str) -> str:
     """The sentence of `question` that asks: the last one with a question mark, or the last one."""
     asking = ASKING_SENTENCE.findall(question) or LAST_SENTENCE.findall(question)
     return str(asking[-1]) if asking else ""
+
+
+def echoes(answer: str, question: str, *, truth: str) -> bool:
+    """Whether `answer` is the expression that `question` wants worked out: `17 * 23` where it asks
+    what 17 * 23 is, and the truth is not that itself.
+    """
+    if _squeezed(answer) == _squeezed(truth):
+        return False
+    answer, question = _squeezed(answer).strip("$"), _squeezed(question[:20_000])
+    if not re.search(r"[-+*/^\\(]", answer.removeprefix("-")):
+        return False
+    return re.search(rf"{TO_EVALUATE}\$*{re.escape(answer)}(?![0-9a-z^*/(])", question) is not None
+
+
+def _squeezed(text: str) -> str:
+    text = DRESS_OF_AN_EXPRESSION.sub("", text).rstrip(".,;").lower()
+    for spelling, sign in (("\\times", "*"), ("\\cdot", "*"), ("\u00d7", "*"), ("dfrac", "frac")):
+        text = text.replace(spelling, sign)
+    return text
 
 
 def asked_for(quantity: Quantity, question: str) -> bool:

@@ -84,7 +84,6 @@ def test_a_number_that_is_marked_last_is_found_after_any_text(text, number, mark
     "text",
     [
         "\\boxed{3} or \\boxed{4}",
-        "\\boxed{3}, \\boxed{4}",
         "\\boxed{4} is wrong",
         "\\boxed{4} squared",
         "\\boxed{4}^2",
@@ -106,6 +105,19 @@ def test_a_number_that_is_marked_last_is_found_after_any_text(text, number, mark
 )
 def test_doubt_alternative_or_retraction_around_a_mark_spoils_it(text):
     assert marked_answer(text).spoilt
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("The roots are $\\boxed{6}$ and $\\boxed{-6}$.", "6, -6"),
+        ("\\boxed{3}, \\boxed{4}", "3, 4"),
+        ("$$\\boxed{\\boxed{102}}$$", "102"),
+    ],
+)
+def test_boxes_in_a_list_or_in_one_another_are_one_answer(text, read):
+    found = marked_answer(text)
+    assert (found.text, found.spoilt) == (read, False)
 
 
 @pytest.mark.parametrize(

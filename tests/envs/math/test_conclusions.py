@@ -161,3 +161,35 @@ def test_megabytes_of_anything_take_linear_time(text):
     began = time.process_time()
     concluded_answer(text)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "question"),
+    [
+        ("So the result is:\n\n> **33**", "33", ""),
+        ("| Day | Eggs |\n|---|---|\n| Mon | 12 |\n| **Total** | **37** |", "37", ""),
+        ("So x = 13.\n\nCheck: 2·13 - 6 = 26 - 6 = 20.", "13", "Solve 2x - 6 = 20."),
+        ("Yes, such a colouring exists.", "\\text{Yes}", "Does such a colouring exist?"),
+        ("So she can buy at most 11 pencils.", "11", "What is the greatest number of pencils?"),
+        ("The lines meet at $(3, -0.5)$.", "(3,-\\frac{1}{2})", ""),
+        ("The domain is all real numbers.", "(-\\infty,\\infty)", ""),
+        ("So the count is not 70 but 71.", "71", ""),
+        ("Die Lösung ist 12'500.", "12500", ""),
+    ],
+)
+def test_an_ending_of_another_form_answers(grader, text, reference, question):
+    assert grade(grader, text, reference, question).correct
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "question"),
+    [
+        ("So x = 13.\n\nCheck: 2·13 - 6 is not 21.", "13", "Solve 2x - 6 = 21."),
+        ("We can rule out option B.", "B", ""),
+        ("So each friend gets 7 candies from the bag that she bought on July 12.", "12", ""),
+        ("So she can buy at most 11 pencils.", "11", "How many pencils does she buy?"),
+        ("So the count is not 70 but 71.", "70", ""),
+    ],
+)
+def test_an_ending_that_asserts_something_else_answers_nothing(grader, text, reference, question):
+    assert not grade(grader, text, reference, question).correct

@@ -35,8 +35,8 @@ def grader():
     grader.close()
 
 
-def grade(grader, text, truth, style="rule"):
-    return asyncio.run(grader.grade(text, truth=truth, style=style))
+def grade(grader, text, truth, style="rule", question=""):
+    return asyncio.run(grader.grade(text, truth=truth, style=style, question=question))
 
 
 @pytest.mark.parametrize(
@@ -243,3 +243,67 @@ def test_countdown_is_computed(grader, text, verdict):
 def test_truth_that_no_grader_can_use_is_refused(truth, style, sentence):
     with pytest.raises(ValueError, match=sentence):
         check_truth(truth, style=style)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "truth"),
+    [
+        ("What is $17 \\times 23$?", "17 \\times 23", "391"),
+        ("Compute $\\sqrt{784}$.", "\\sqrt{784}", "28"),
+        ("Factor $x^2-x-2$ completely.", "x^2-x-2", "(x+1)(x-2)"),
+        ("Write $\\frac{8}{12}$ in lowest terms.", "\\frac{8}{12}", "\\frac{2}{3}"),
+    ],
+)
+def test_the_expression_of_the_question_is_no_answer_to_it(grader, question, answer, truth):
+    assert not grade(grader, f"\\boxed{{{answer}}}", truth, question=question).correct
+    assert grade(grader, f"\\boxed{{{truth}}}", truth, question=question).correct
+
+
+def test_an_expression_that_cannot_be_worked_out_further_answers_its_question(grader):
+    question = "Simplify $\\sqrt{7}$."
+    assert grade(grader, "\\boxed{\\sqrt7}", "\\sqrt{7}", question=question).correct
+
+
+@pytest.mark.parametrize(
+    ("unit", "right"), [("cm^3", True), ("cubic cm", True), ("cm^2", False), ("square cm", False)]
+)
+def test_an_area_is_no_volume(grader, unit, right):
+    assert grade(grader, f"\\boxed{{27\\text{{ {unit}}}}}", "27\\text{ cm}^3").correct is right
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("\\{1,3,7\\}", "$1$, $3$ and $7$"),
+        ("(4,7)", "\\begin{cases} x = 4 \\\\ y = 7 \\end{cases}"),
+        ("(3,-2)", "x = 3 and y = -2"),
+        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\langle 1, 2\\rangle"),
+        ("(-\\infty,\\infty)", "\\mathbb{R}"),
+        ("\\emptyset", "\\varnothing"),
+        ("3x^2+2", "3*x**2 + 2"),
+        ("e^2", "exp(2)"),
+        ("2\\pi n, n\\in\\mathbb{Z}", "x = 2\\pi k, k \\in \\mathbb{Z}"),
+        ("2516_8", "2516 (base 8)"),
+        ("\\frac{3}{8}", "3 out of 8"),
+        ("9.8", "\\SI{9.8}{m/s^2}"),
+        ("93", "\\color{blue}{93}"),
+        ("150000", "Rs. 1,50,000"),
+    ],
+)
+def test_another_notation_of_the_same_is_right(grader, truth, answer):
+    assert grade(grader, f"#### {answer}", truth).correct
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("\\{1,3,7\\}", "$1$ and $3$"),
+        ("(4,7)", "x = 7 and y = 4"),
+        ("(3,-2)", "y = 3 and x = -2"),
+        ("(-\\infty,\\infty)", "(0,\\infty)"),
+        ("2516_8", "2516 (base 7)"),
+        ("3", "\\boxed{3}, \\boxed{4}"),
+    ],
+)
+def test_other_values_in_such_a_notation_are_wrong(grader, truth, answer):
+    assert not grade(grader, f"#### {answer}", truth).correct
