@@ -337,12 +337,10 @@ def _concluded(sentence: str, *, question: str) -> str | None:
         lead = sentence[: option.start()]
         doubtful = denies(lead) or _is_provisional(lead, question=question)
         return None if doubtful else str(option["named"] or option["first"])
-    named = NAMED_SET.search(sentence)
-    if named is not None and not _is_provisional(sentence[: named.start()], question=question):
-        return named[0]
-    system = SYSTEM.search(sentence)
-    if system is not None and not _is_provisional(sentence[: system.start()], question=question):
-        return system[0]
+    for form in (NAMED_SET, SYSTEM):
+        whole = form.search(sentence)
+        if whole is not None and not _is_provisional(sentence[: whole.start()], question=question):
+            return whole[0]
     for start in VALUE.finditer(sentence):
         lead, value = sentence[: start.start()], sentence[start.start() :]
         value = _without_circumstances(value, question=question)
