@@ -34,6 +34,7 @@ from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.micro_batches import PrefixGrouping, RowCutting
+from siirl.engine.training.sharding import Sharding
 from siirl.engine.training.train_engine import Scorer, TrainEngine
 from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
@@ -289,6 +290,12 @@ class RankBuilder(abc.ABC):
             max_grad_norm=settings.actor.max_grad_norm,
             device=self.device,
             compute_dtype=self.compute_dtype,
+            sharding=Sharding(
+                reshard_after_forward=settings.actor.reshard_after_forward,
+                reduce_once=settings.actor.reduce_once,
+                shard_ranks=settings.actor.fsdp_size,
+            ),
+            offload=settings.actor.offload_optimizer if trained else settings.ref.offload,
         ).initialize()
 
     def actor(self, engine: TrainEngine[TokenScores]) -> Actor:

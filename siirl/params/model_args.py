@@ -202,6 +202,30 @@ class ActorArguments:
         choices=("fsdp",),
         refused={"megatron": "weights are sharded by FSDP2; take fsdp"},
     )
+    reshard_after_forward: bool = option(
+        True,
+        "Free a block's gathered weights after its forward pass, and gather them again for the "
+        "backward pass. Several ranks.",
+        why="memory of one block instead of the whole model; false saves a third of the traffic",
+    )
+    reduce_once: bool = option(
+        False,
+        "Sum gradients over ranks after the last micro-batch of an optimiser step instead of after "
+        "each. Several ranks.",
+        why="each rank would keep a whole gradient",
+    )
+    fsdp_size: int | None = option(
+        None,
+        "Ranks that share one copy of the weights, gradients and moments; groups of so many hold a "
+        "copy each. null: all ranks share one.",
+        why="least memory; a machine's ranks are faster where its network is slow",
+        minimum=1,
+    )
+    offload_optimizer: bool = option(
+        False,
+        "Keep Adam's moments in host memory except during the optimiser's step.",
+        why="8 bytes a trained weight to copy there and back in each step",
+    )
     loss: str = option(
         "vanilla", "Policy loss.", why="PPO's clipped ratio", choices=POLICY_LOSSES, plug_in=True
     )
@@ -402,6 +426,11 @@ class RefArguments:
         None,
         "Folder of the reference policy; null: the policy's initial weights.",
         why="the KL then measures drift",
+    )
+    offload: bool = option(
+        False,
+        "Keep the reference policy in host memory except during its passes.",
+        why="4 bytes a weight to copy there and back in each step",
     )
 
 

@@ -47,6 +47,7 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Errors that follow from the configuration alone."""
     return [
         *_ranks(config),
+        *_copies(config),
         *_batches(config.data, config.actor_rollout_ref.actor),
         *_evaluation(config.trainer),
         *_algorithm(config),
@@ -96,6 +97,15 @@ def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"{ACTOR}.ppo_mini_batch_size={config.actor_rollout_ref.actor.ppo_mini_batch_size} x "
             f"{ROLLOUT}.n={config.actor_rollout_ref.rollout.n} = {mini_batch} trajectories are "
             f"not divisible by {ranks_text}: change one of them."
+        )
+
+
+def _copies(config: SiiRLArguments) -> Iterator[SiirlError]:
+    size, ranks = config.actor_rollout_ref.actor.fsdp_size, sizes.training_ranks(config)
+    if size is not None and ranks % size:
+        yield ConfigError(
+            f"{ACTOR}.fsdp_size={size} must divide the {ranks} ranks that train: groups of so many "
+            "hold a copy of the weights each."
         )
 
 

@@ -446,6 +446,23 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     (
+        ACTOR,
+        ("reshard_after_forward", "reduce_once", "fsdp_size"),
+        Reader(
+            lambda config: sizes.training_ranks(config) > 1 or config.trainer.force_process_group,
+            "by sharded training, and this job trains on one rank: leave it out.",
+        ),
+    ),
+    (
+        "actor_rollout_ref.ref",
+        ("offload",),
+        Reader(
+            sizes.needs_reference,
+            f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
+            "or leave it out.",
+        ),
+    ),
+    (
         "trainer",
         ("force_process_group",),
         Reader(

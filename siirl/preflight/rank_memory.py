@@ -78,24 +78,32 @@ def rank_memory(
         return None
     adapters = _adapters(config, shape)
     trained = adapters or shape.parameters
-    sharded = trained / sizes.ranks(config)
-    weights = (shape.parameters + adapters) / sizes.ranks(config)
+    actor, reference = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
+    sharing = actor.fsdp_size or sizes.ranks(config)
+    sharded = trained / sharing
+    weights = (shape.parameters + adapters) / sharing
+    moments = ("Adam", MOMENTS_BYTES * sharded)
     held = (
         ("weights", WEIGHT_BYTES * weights),
-        ("Adam", MOMENTS_BYTES * sharded),
-        ("reference", WEIGHT_BYTES * weights * _has_own_reference(config)),
+        *(() if actor.offload_optimizer else (moments,)),
+        (
+            "reference",
+            WEIGHT_BYTES * weights * _has_own_reference(config) * (not reference.offload),
+        ),
         ("acting copy", _acting_copy(config, shape)),
         *(() if _sleeps(config) else _generation(config, shape)),
     )
     copies = ("autocast's copies", _autocast_copies(config, shape))
     gradients = ("gradients", WEIGHT_BYTES * sharded)
+    accumulated = WEIGHT_BYTES * (trained if actor.reduce_once and _in_group(config) else sharded)
     update = (
-        gradients,
+        ("gradients", accumulated),
         copies,
         ("gathered blocks", _gathered(config, shape)),
         ("activations", _activations(config, spec, shape)),
     )
     engine = _generation(config, shape) if _sleeps(config) else ()
+    arriving = (moments,) if actor.offload_optimizer else ()
     temporary = OPTIMISER_BYTES * sharded if on_gpu else 0.0
     rollout = (*engine, copies, ("encoder", _encoder(config)))
     return RankMemory(
@@ -103,7 +111,7 @@ def rank_memory(
         phases=(
             ("rollout", _present(rollout)),
             ("update", _present(update)),
-            ("optimiser's step", _present((gradients, ("temporary", temporary)))),
+            ("optimiser's step", _present((gradients, ("temporary", temporary), *arriving))),
         ),
     )
 
@@ -230,6 +238,8 @@ def _settings(
                 functools.partial(_set_ranks, machines=machines),
             )
             break
+    if not actor.offload_optimizer:
+        yield f"{place}.actor.offload_optimizer=true", _offload_moments
     if model.lora.rank == 0:
         yield f"{place}.model.lora.rank={LORA_RANK}", _adapt
 
@@ -255,6 +265,10 @@ def _set_one_row(config: SiiRLArguments) -> None:
 
 def _set_few_chunks(config: SiiRLArguments) -> None:
     config.actor_rollout_ref.actor.micro_batch_chunks = FEW_CHUNKS
+
+
+def _offload_moments(config: SiiRLArguments) -> None:
+    config.actor_rollout_ref.actor.offload_optimizer = True
 
 
 def _set_cache(config: SiiRLArguments, size_gib: int) -> None:
@@ -318,7 +332,10 @@ def _gathered(config: SiiRLArguments, shape: ModelShape) -> float:
     if not _in_group(config):
         # the block at work, whose frozen weights are cast
         return 0.0 if trains_all else float(compute * shape.largest_block)
-    units = shape.other_parameters + 2 * shape.largest_block
+    blocks = 2 * shape.largest_block
+    if not config.actor_rollout_ref.actor.reshard_after_forward:
+        blocks = shape.parameters - shape.other_parameters
+    units = shape.other_parameters + blocks
     gradients = (shape.other_parameters + shape.largest_block) * trains_all
     return float(compute * units + (compute + 4) * gradients)
 

@@ -114,6 +114,10 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
         (
+            ["actor_rollout_ref.actor.fsdp_size=4", "trainer.n_gpus_per_node=2"],
+            "fsdp_size=4 must divide the 2 ranks that train",
+        ),
+        (
             ["trainer.val_seed_offset=899970"],
             "takes seeds up to 900069, but those from 900000 on belong to demonstrations and training",
         ),

@@ -190,6 +190,26 @@ def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folde
     assert dict(four.held)["acting copy"] == dict(eight.held)["acting copy"]
 
 
+def test_options_of_sharding_move_what_they_say(folder: Any) -> None:
+    actor = "actor_rollout_ref.actor"
+    path = folder(OPENVLA)
+
+    def of(*words: str) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+        table = rank_memory(libero(path, *words, trainer="gpus_libero"), LIBERO_10)
+        assert table is not None
+        return dict(table.held), {name: dict(parts) for name, parts in table.phases}
+
+    held, phases = of()
+    assert of(f"{actor}.fsdp_size=4")[0]["weights"] == 2 * held["weights"]
+    away, step = of(f"{actor}.offload_optimizer=true")
+    assert "Adam" not in away
+    assert step["optimiser's step"]["Adam"] == held["Adam"]
+    once = of(f"{actor}.reduce_once=true")[1]
+    assert once["update"]["gradients"] == 8 * phases["update"]["gradients"]
+    whole = of(f"{actor}.reshard_after_forward=false")[1]["update"]["gathered blocks"]
+    assert whole > phases["update"]["gathered blocks"] + 12 * GIB
+
+
 def test_fewer_chunks_a_pass_need_less_memory_and_are_a_remedy(folder: Any) -> None:
     words = (
         "actor_rollout_ref.actor.micro_batch_chunks=null",

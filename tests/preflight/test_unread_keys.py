@@ -66,7 +66,10 @@ ALWAYS_READ = {
     ),
     *(
         f"{ACTOR}.{name}"
-        for name in ("ppo_mini_batch_size", "micro_batch_tokens", "max_grad_norm", "use_kl_loss")
+        for name in (
+            *("ppo_mini_batch_size", "micro_batch_tokens", "max_grad_norm", "use_kl_loss"),
+            "offload_optimizer",
+        )
     ),
     *(f"{ACTOR}.optim.{name}" for name in ("lr", "weight_decay", "scheduler", "beta1", "beta2")),
     *(

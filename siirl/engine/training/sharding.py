@@ -7,17 +7,35 @@ issue 162338); so the reduction is measured, not assumed.
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from siirl.engine.training.collectives import Collectives
-from siirl.errors import InvariantError
+from siirl.errors import ConfigError, InvariantError
 from siirl.models.adapters import Adaptable
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How FSDP2 shards a module; the gradient does not depend on it."""
+
+    reshard_after_forward: bool = True
+    """Free a block's whole weights after its forward pass, and gather them again for the backward
+    pass.
+    """
+    reduce_once: bool = False
+    """Reduce gradients over ranks after the last micro-batch of an optimiser step only."""
+    shard_ranks: int | None = None
+    """Ranks that share one copy of the module, which other ranks replicate; None: all."""
+
+
+AS_SHIPPED = Sharding()
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
@@ -41,6 +59,7 @@ def shard(
     device: torch.device,
     compute_dtype: torch.dtype | None,
     blocks: Iterable[nn.Module],
+    sharding: Sharding = AS_SHIPPED,
 ) -> None:
     """Shard `module` over the ranks in place: first its blocks, then the rest.
 
@@ -51,29 +70,50 @@ def shard(
         compute_dtype: Type of weights and activations in the passes; None: the type of the weights.
             Gradients are summed in float32.
         blocks: Parts whose weights are gathered only while they compute.
+        sharding: How.
     """
     require_equal_weights(module, ranks=ranks)
     # FSDP2 warns about every module that returns a view, because its output must not be changed in
     # place; no scorer does that.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    mesh = mesh_of(ranks, device=device, shard_ranks=sharding.shard_ranks)
     for part in (*blocks, module):
-        _fully_shard(part, ranks=ranks, device=device, compute_dtype=compute_dtype)
+        # the root computes first and last: FSDP2 keeps it after the forward pass by default
+        reshard = None if part is module else sharding.reshard_after_forward
+        _fully_shard(part, mesh=mesh, compute_dtype=compute_dtype, reshard_after_forward=reshard)
+
+
+def mesh_of(ranks: Collectives, *, device: torch.device, shard_ranks: int | None) -> DeviceMesh:
+    """The ranks in one line; or in lines of `shard_ranks` neighbours that hold a copy each.
+
+    Raises:
+        ConfigError: Copies of different size.
+    """
+    assert ranks.group is not None
+    if shard_ranks is None or shard_ranks == ranks.size:
+        return DeviceMesh.from_group(ranks.group, device.type)
+    if ranks.size % shard_ranks:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.fsdp_size={shard_ranks} must divide the {ranks.size} ranks "
+            "that train the model."
+        )
+    shape = (ranks.size // shard_ranks, shard_ranks)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def _fully_shard(
     module: nn.Module,
     *,
-    ranks: Collectives,
-    device: torch.device,
+    mesh: DeviceMesh,
     compute_dtype: torch.dtype | None,
+    reshard_after_forward: bool | None = None,
 ) -> None:
-    assert ranks.group is not None
-    mesh = DeviceMesh.from_group(ranks.group, device.type)
     reduce_dtype = None if compute_dtype is None else torch.float32
     fully_shard(
         module,
         mesh=mesh,
         mp_policy=MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype),
+        reshard_after_forward=reshard_after_forward,
     )
 
 
@@ -115,7 +155,11 @@ class _Probe(nn.Module):
 
 
 def measure_reduction(
-    *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None = None
+    *,
+    ranks: Collectives,
+    device: torch.device,
+    compute_dtype: torch.dtype | None = None,
+    shard_ranks: int | None = None,
 ) -> float:
     """Factor of a loss that turns FSDP2's reduced gradient into the sum over ranks.
 
@@ -126,7 +170,8 @@ def measure_reduction(
         InvariantError: The reduction is neither a sum nor an average.
     """
     probe = _Probe().to(device)
-    _fully_shard(probe, ranks=ranks, device=device, compute_dtype=compute_dtype)
+    mesh = mesh_of(ranks, device=device, shard_ranks=shard_ranks)
+    _fully_shard(probe, mesh=mesh, compute_dtype=compute_dtype)
     probe(torch.tensor(float(ranks.rank + 1), device=device)).backward()
     gradients = [weight.grad for weight in probe.parameters() if weight.grad is not None]
     return reduction_factor(

@@ -41,11 +41,14 @@ from siirl.engine.training.micro_batches import (
     take_rows,
     without_places,
 )
-from siirl.engine.training.optimizer import build_optimizer, trained_parameters
+from siirl.engine.training.offload import Offloaded
+from siirl.engine.training.optimizer import MOMENTS, build_optimizer, trained_parameters
 from siirl.engine.training.saved_state import SHARDS, export_weights, load_state, state_tensors
 from siirl.engine.training.schedules import learning_rate_factor, warmup_length
 from siirl.engine.training.shard_files import StagedParts, stage, write_metadata, write_parts
 from siirl.engine.training.sharding import (
+    AS_SHIPPED,
+    Sharding,
     full_tensor,
     measure_reduction,
     repeated_blocks,
@@ -60,6 +63,7 @@ from siirl.params import ActorArguments, OptimizerArguments
 SKIPS_IN_A_ROW = 3
 TOKEN_AXES = 2  # row and token
 
+Thing = TypeVar("Thing")
 Scores = TypeVar("Scores", TokenScores, torch.Tensor)
 """Output of a scorer for each token: log-prob and entropy of a policy, or the value of a critic."""
 Scores_co = TypeVar("Scores_co", TokenScores, torch.Tensor, covariant=True)
@@ -117,6 +121,9 @@ class TrainEngine(Generic[Scores]):
         compute_dtype: Type of the passes; None: the type of the weights. Weights, gradients and
             moments keep the type of the weights.
         blocks: Returns the parts of a module that are gathered one at a time on several ranks.
+        sharding: How the module is sharded on several ranks.
+        offload: Keep in host memory what is idle: moments outside of the optimiser's step, or the
+            weights of a module that only scores outside of its passes.
     """
 
     def __init__(
@@ -136,6 +143,8 @@ class TrainEngine(Generic[Scores]):
         device: torch.device | str = "cpu",
         compute_dtype: torch.dtype | None = None,
         blocks: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks,
+        sharding: Sharding = AS_SHIPPED,
+        offload: bool = False,
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size={micro_batch_size} must be at least 1.")
@@ -154,6 +163,8 @@ class TrainEngine(Generic[Scores]):
         self.max_grad_norm = max_grad_norm
         self.compute_dtype = compute_dtype
         self.blocks = blocks
+        self.sharding = sharding
+        self.offloaded = Offloaded(self._idle_tensors) if offload else None
         self.device = torch.device(device)
         self.optimizer: torch.optim.AdamW | None = None
         self.gradient_factor = 1.0
@@ -173,7 +184,10 @@ class TrainEngine(Generic[Scores]):
         move_to(self.module.eval(), self.device)
         if self.ranks.group is not None:
             self.gradient_factor = measure_reduction(
-                ranks=self.ranks, device=self.device, compute_dtype=self.compute_dtype
+                ranks=self.ranks,
+                device=self.device,
+                compute_dtype=self.compute_dtype,
+                shard_ranks=self.sharding.shard_ranks,
             )
             blocks = self.blocks(self.module)
             shard(
@@ -182,6 +196,7 @@ class TrainEngine(Generic[Scores]):
                 device=self.device,
                 compute_dtype=self.compute_dtype,
                 blocks=blocks,
+                sharding=self.sharding,
             )
         materialise(self.module, self.device)
         if self.optim is not None:
@@ -194,6 +209,8 @@ class TrainEngine(Generic[Scores]):
             self.optimizer = build_optimizer(self.module, self.optim)
             # raises for an impossible schedule before the first rollout
             self.learning_rate()
+        if self.offloaded is not None:
+            self.offloaded.leave()
         return self
 
     def destroy(self) -> None:
@@ -257,8 +274,9 @@ class TrainEngine(Generic[Scores]):
             return self._through_scores(batch, loss_fn, denominator=denominator, scale=scale)
         tally = LossTally()
         failure: TensorError | None = None
-        for micro_batch, rows in self._micro_batches(batch):
+        for (micro_batch, rows), last in _with_end(self._micro_batches(batch)):
             counts = bool(rows)
+            self._reduces(last)
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             try:
@@ -300,7 +318,8 @@ class TrainEngine(Generic[Scores]):
         except TensorError as error:
             failure = error
         fail_together(self.ranks, failure)
-        for micro_batch, numbers in self._micro_batches(batch):
+        for (micro_batch, numbers), last in _with_end(self._micro_batches(batch)):
+            self._reduces(last)
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             pull = _stacked(scores)
@@ -333,7 +352,8 @@ class TrainEngine(Generic[Scores]):
             self._clip(gradients, norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
+            with self._with_moments():
+                self.optimizer.step()
             self.steps += 1
         self.module.zero_grad(set_to_none=True)
         return TrainStep(batch=batch_loss, applied=finite, grad_norm=norm, learning_rate=rate)
@@ -392,18 +412,19 @@ class TrainEngine(Generic[Scores]):
         """
         kept = []
         numbers = []
-        for micro_batch, rows in self._micro_batches(batch):
-            with self._computing():
-                scores = self.scorer(self.module, micro_batch, self.temperature)
-            result = post_hook(scores, micro_batch)
-            kept.append(result if rows else result[:0])
-            numbers.append(rows)
+        with self._scoring():
+            for micro_batch, rows in self._micro_batches(batch):
+                with self._computing():
+                    scores = self.scorer(self.module, micro_batch, self.temperature)
+                result = post_hook(scores, micro_batch)
+                kept.append(result if rows else result[:0])
+                numbers.append(rows)
+            if isinstance(self.module, FSDPModule):
+                # without a backward pass the root's weights would stay gathered, and the optimiser
+                # would see them whole
+                self.module.reshard()
         if self.cut is not None:
             kept, numbers = [rows_added(kept, numbers, size=len(batch))], [range(len(batch))]
-        if isinstance(self.module, FSDPModule):
-            # without a backward pass the root's weights would stay gathered, and the optimiser
-            # would see them whole
-            self.module.reshard()
         return aggregate_fn(rows_in_order(kept, numbers))
 
     def _micro_batches(self, batch: TensorDict) -> Iterable[tuple[TensorDict, Sequence[int]]]:
@@ -449,6 +470,29 @@ class TrainEngine(Generic[Scores]):
         for _ in range(number - len(parts)):
             yield dummy.to(self.device), ()
 
+    def _idle_tensors(self) -> Iterator[torch.Tensor]:
+        """What leaves the device between uses: moments, or the weights of a module that scores."""
+        if self.optim is None:
+            yield from self.module.parameters()
+        elif self.optimizer is not None:
+            for state in self.optimizer.state.values():
+                yield from (state[kind] for kind in MOMENTS)
+
+    def _with_moments(self) -> contextlib.AbstractContextManager[None]:
+        if self.offloaded is None or self.optim is None:
+            return contextlib.nullcontext()
+        return self.offloaded.resident()
+
+    def _scoring(self) -> contextlib.AbstractContextManager[None]:
+        if self.offloaded is None or self.optim is not None:
+            return contextlib.nullcontext()
+        return self.offloaded.resident()
+
+    def _reduces(self, last: bool) -> None:
+        """Reduce the gradient of the next backward pass over ranks, or leave it for a later one."""
+        if self.sharding.reduce_once and isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(last)
+
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
         """Autocast to the type of the passes in a single process; in a group FSDP2 casts."""
         if self.compute_dtype is None or self.ranks.group is not None:
@@ -482,8 +526,9 @@ class TrainEngine(Generic[Scores]):
         Args:
             copy: Copy them to host memory, so that training can go on while they are written.
         """
-        tensors = state_tensors(self.module, self.optimizer, steps=self.steps)
-        return stage(tensors, ranks=self.ranks, copy=copy)
+        with self._with_moments():
+            tensors = state_tensors(self.module, self.optimizer, steps=self.steps)
+            return stage(tensors, ranks=self.ranks, copy=copy or self.offloaded is not None)
 
     def save(self, folder: Path) -> None:
         """Write weights, moments and the number of steps into `folder` (see `saved_state`).
@@ -519,7 +564,8 @@ class TrainEngine(Generic[Scores]):
         """
         failure: CheckpointError | None = None
         try:
-            self.steps = load_state(folder, self.module, self.optimizer)
+            with self._with_moments():
+                self.steps = load_state(folder, self.module, self.optimizer)
         except CheckpointError as error:
             failure = error
         fail_together(self.ranks, failure)
@@ -529,6 +575,16 @@ class TrainEngine(Generic[Scores]):
 def _numbers(scores: TokenScores | torch.Tensor) -> torch.Tensor:
     """A differentiable tensor of the scores, for a dummy backward pass."""
     return scores if isinstance(scores, torch.Tensor) else scores.log_probs_BT
+
+
+def _with_end(things: Iterable[Thing]) -> Iterator[tuple[Thing, bool]]:
+    """Each thing, and whether it is the last."""
+    before: list[Thing] = []
+    for thing in things:
+        if before:
+            yield before.pop(), False
+        before.append(thing)
+    yield from ((thing, True) for thing in before)
 
 
 def _stacked(scores: TokenScores | torch.Tensor) -> torch.Tensor:
