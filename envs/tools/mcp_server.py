@@ -1,31 +1,29 @@
-"""Tools of an MCP server (https://modelcontextprotocol.io), started here, over standard streams.
+"""Tools of an MCP server (https://modelcontextprotocol.io): one that is started here, over standard
+streams, or one at an address, over streamable HTTP.
 
 With `fresh` (the default) every episode that calls a tool has its own server process, so episodes
-share no state. A server that dies or hangs during a call is replaced at the next call, and the
-model gets an error. One that does not start fails its episode (`ToolsMissing`); the message has the
-end of its standard error. Its children end with it (`supervisor`), and its output that is no MCP is
-dropped (`garbage`). The client refuses requests to the user (sampling, elicitation). Left out:
-servers over HTTP.
+share no state; at an address it has its own session. A server that dies or hangs during a call is
+replaced at the next call, and the model gets an error; one at an address is connected to again. One
+that cannot be reached fails its episode (`ToolsMissing`); the message has the end of its standard
+error. A process's children end with it (`supervisor`), and its output that is no MCP is dropped
+(`garbage`). The client refuses requests to the user (sampling, elicitation).
 """
 
 import asyncio
-import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
+import httpx2
+from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
 from pydantic import ValidationError
 
 from envs.arguments import checked_deadline
+from envs.server_address import checked_url, read_token
 from envs.tools.calls import ToolDescription
-from envs.tools.error_stream import ErrorStream
-from envs.tools.garbage import GarbageCount
+from envs.tools.mcp_links import Address, Link, Process
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
-SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
 MAX_PAGES = 100  # of a server's list of tools
 
 
@@ -35,10 +33,12 @@ class MCPTools(Toolset):
     def __init__(
         self,
         *,
-        command: str,
+        command: str | None = None,
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        url: str | None = None,
+        token_file: str | None = None,
         deadline_s: float = 10.0,
         start_deadline_s: float = 40.0,
         fresh: bool = True,
@@ -51,6 +51,9 @@ class MCPTools(Toolset):
             args: Its arguments.
             env: Further environment variables.
             cwd: Its working folder.
+            url: Address of a server that runs already, instead of `command`:
+                `http://HOST:PORT/mcp`.
+            token_file: File with the bearer token for it.
             deadline_s: Deadline of a call in seconds.
             start_deadline_s: Deadline in seconds for listing the server's tools; together with a
                 call's below env.deadline_s (60), after which the whole env server is replaced.
@@ -58,19 +61,16 @@ class MCPTools(Toolset):
                 without state.
             replayable: Whether the same calls get the same answers, so that interrupted episodes
                 can be repeated.
+
+        Raises:
+            ValueError: Neither a program nor an address, both, or a token file that cannot be read.
         """
-        checked_deadline(f"deadline_s of {command!r}", deadline_s)
-        checked_deadline(f"start_deadline_s of {command!r}", start_deadline_s)
-        self.replayable = replayable
-        supervisor, *supervised = [*SUPERVISOR, command, *args]
-        self._parameters = StdioServerParameters(
-            command=supervisor,
-            args=supervised,
-            env=dict(env or {}),
-            cwd=cwd,
-            encoding_error_handler="replace",
+        self._server = _server(
+            command=command, args=args, env=env, cwd=cwd, url=url, token_file=token_file
         )
-        self._shown = " ".join([command, *args])
+        checked_deadline(f"deadline_s of {str(self._server)!r}", deadline_s)
+        checked_deadline(f"start_deadline_s of {str(self._server)!r}", start_deadline_s)
+        self.replayable = replayable
         self._deadline_s, self._start_deadline_s, self._fresh = deadline_s, start_deadline_s, fresh
         self._connection: _Connection | None = None
         self._used = False
@@ -136,7 +136,7 @@ class MCPTools(Toolset):
         if self._connection is not None and not self._connection.is_open():
             self._drop()
         if self._connection is None:
-            connection = _Connection(self._parameters, GarbageCount(self._shown))
+            connection = _Connection(self._server.link())
             try:
                 await connection.open(deadline_s=self._start_deadline_s)
                 self._connection = connection
@@ -147,6 +147,7 @@ class MCPTools(Toolset):
                 ValidationError,
                 RuntimeError,
                 ExceptionGroup,
+                httpx2.HTTPError,
             ) as error:
                 raise ToolsMissing(self._complaint("did not start", error, connection)) from error
             finally:
@@ -155,15 +156,9 @@ class MCPTools(Toolset):
         return self._connection
 
     def _complaint(self, what: str, error: BaseException, connection: "_Connection") -> str:
-        said = connection.errors.tail()
-        standard_error = (
-            f"The end of its standard error:\n{said}"
-            if said
-            else "It wrote nothing to its standard error."
-        )
         return (
-            f"The MCP server {self._shown!r} {what}: {_first_cause(error)}."
-            f"{connection.garbage.sentence()} {standard_error}"
+            f"The MCP server {str(self._server)!r} {what}: {_first_cause(error)}."
+            f"{connection.link.said()}"
         )
 
     def _drop(self) -> None:
@@ -181,9 +176,8 @@ class MCPTools(Toolset):
 class _Connection:
     """A server and its client, in one task: the client's contexts must exit in the same task."""
 
-    def __init__(self, parameters: StdioServerParameters, garbage: GarbageCount) -> None:
-        self._parameters, self.garbage = parameters, garbage
-        self.errors = ErrorStream()  # until `close`
+    def __init__(self, link: Link) -> None:
+        self.link = link
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -230,19 +224,37 @@ class _Connection:
                 self._task.cancel()  # it has not reached the wait for `_closing`
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
-            self.errors.close()
+            self.link.close()
 
     async def _live(self) -> None:
-        self.garbage.watch()
-        async with Client(self._transport()) as client:
+        async with Client(self.link.streams()) as client:
             self._ready.set_result(client)
             await self._closing.wait()
 
-    @asynccontextmanager
-    async def _transport(self) -> AsyncGenerator[Any, None]:
-        async with stdio_client(self._parameters, errlog=self.errors.write_end) as streams:
-            self.errors.write_end.close()  # the server has inherited it
-            yield streams
+
+def _server(
+    *,
+    command: str | None,
+    args: Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    url: str | None,
+    token_file: str | None,
+) -> Process | Address:
+    """The server of `MCPTools`'s arguments."""
+    if (command is None) == (url is None):
+        raise ValueError(
+            "an MCP server has either command (a program that is started) or url (an address): "
+            f"got command={command!r} and url={url!r}."
+        )
+    if command is not None:
+        if token_file is not None:
+            raise ValueError(f"token_file={token_file!r} is for a server with url: leave it out.")
+        return Process(command, tuple(args), dict(env or {}), cwd)
+    if args or env or cwd is not None:
+        raise ValueError(f"args, env and cwd are for a program, and {url} runs already.")
+    address = checked_url(url, key="url", token_key="token_file", server="an MCP server")
+    return Address(address, None if token_file is None else read_token(token_file))
 
 
 def _text(result: CallToolResult) -> str:

@@ -3,6 +3,7 @@
 tools:
   - my_module:my_function                                      # a Python function
   - {mcp: {command: my-server, args: [--quiet], fresh: false}} # the tools of an MCP server; see `envs.tools.mcp_server`
+  - {mcp: {url: http://127.0.0.1:8000/mcp}}                    # one that runs already
   - {program: envs.tools.sandboxed:sandboxed, memory_mib: 256} # a tool that runs Python; a factory of a `ProgramRunner`, its arguments
 """
 
@@ -16,7 +17,7 @@ from envs.tools.functions import FunctionTools
 from envs.tools.sandboxed import ProgramTool
 from envs.tools.toolset import Toolset
 
-KINDS = "module:function, {mcp: {command: …}}, {program: module:factory, …}"
+KINDS = "module:function, {mcp: {command: …}}, {mcp: {url: …}}, {program: module:factory, …}"
 
 
 def make_toolsets(tools: Sequence[str | Mapping[str, Any]], *, deadline_s: float) -> list[Toolset]:

@@ -1,0 +1,62 @@
+"""Addresses and tokens of HTTP servers that a configuration names.
+
+A token comes from a file, because the run folder holds the configuration.
+"""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAX_TOKEN_BYTES = 4096
+
+
+def checked_url(url: object, *, key: str, token_key: str, server: str) -> str:
+    """`url` without a slash at its end.
+
+    Args:
+        url: The address.
+        key: Its configuration key, for messages.
+        token_key: Configuration key of the token's file.
+        server: Kind of the server, with its article.
+
+    Raises:
+        ValueError: No http address, or one with a password, which would be written into the run
+            folder.
+    """
+    text = str(url).rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{key}={url} must be the address of {server}: http://HOST:PORT.")
+    if "@" in parts.netloc:
+        raise ValueError(
+            f"{key} has a user or a password, which the run folder would show: put the token into "
+            f"a file and name it in {token_key}."
+        )
+    return text
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` is on this machine, where no proxy is asked."""
+    return urlsplit(url).hostname in LOOPBACK
+
+
+def read_token(file: str) -> str:
+    """The first line of a token's file.
+
+    Raises:
+        ValueError: No such file, or one without a token.
+    """
+    path = Path(file).expanduser()
+    try:
+        with path.open("rb") as stream:
+            token = stream.read(MAX_TOKEN_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"The token file {path} cannot be read: {error}.") from error
+    if not token or not token.isprintable() or " " in token:
+        raise ValueError(f"The token file {path} holds no token: one line of visible characters.")
+    return token
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """The header that carries a token."""
+    return {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,131 @@
+"""Ways to an MCP server: a process started here, over standard streams, or an address, over
+streamable HTTP.
+
+A link belongs to one connection. Left out: OAuth, and the older transport with server-sent events.
+"""
+
+import abc
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from mcp import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from envs.server_address import authorization, is_loopback
+from envs.tools.error_stream import ErrorStream
+from envs.tools.garbage import GarbageCount
+
+SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
+MAX_EVENT_BYTES = 64 << 20  # of one result; the client's own bound of 1 MiB ends the connection
+
+
+class Link(abc.ABC):
+    """One connection's way to its server."""
+
+    @abc.abstractmethod
+    def streams(self) -> AbstractAsyncContextManager[Any]:
+        """Connect; the context holds the streams of `mcp.Client`."""
+
+    @abc.abstractmethod
+    def said(self) -> str:
+        """Sentences about the server's own words, for an error message; may be empty."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release what the link holds, after the context."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A server that each connection starts, with its children (`envs.tools.supervisor`)."""
+
+    command: str
+    args: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str | None
+
+    def __str__(self) -> str:
+        return " ".join([self.command, *self.args])
+
+    def link(self) -> Link:
+        """A link that starts it."""
+        supervisor, *supervised = [*SUPERVISOR, self.command, *self.args]
+        parameters = StdioServerParameters(
+            command=supervisor,
+            args=supervised,
+            env=dict(self.env),
+            cwd=self.cwd,
+            encoding_error_handler="replace",
+        )
+        return _StdioLink(parameters, GarbageCount(str(self)))
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server that others run; each connection is a session of it."""
+
+    url: str
+    token: str | None
+
+    def __str__(self) -> str:
+        return self.url
+
+    def link(self) -> Link:
+        """A link to it."""
+        return _HttpLink(self)
+
+
+class _StdioLink(Link):
+    def __init__(self, parameters: StdioServerParameters, garbage: GarbageCount) -> None:
+        self._parameters, self._garbage = parameters, garbage
+        self._errors = ErrorStream()  # until `close`
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncGenerator[Any, None]:
+        self._garbage.watch()
+        async with stdio_client(self._parameters, errlog=self._errors.write_end) as streams:
+            self._errors.write_end.close()  # the server has inherited it
+            yield streams
+
+    def said(self) -> str:
+        said = self._errors.tail()
+        end = (
+            f"The end of its standard error:\n{said}"
+            if said
+            else "It wrote nothing to its standard error."
+        )
+        return f"{self._garbage.sentence()} {end}"
+
+    def close(self) -> None:
+        self._errors.close()
+
+
+class _HttpLink(Link):
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncGenerator[Any, None]:
+        url = self._address.url
+        async with (
+            httpx2.AsyncClient(
+                headers=authorization(self._address.token),
+                timeout=None,  # every call has the toolset's deadline
+                trust_env=not is_loopback(url),
+            ) as client,
+            streamable_http_client(
+                url, http_client=client, max_sse_event_size=MAX_EVENT_BYTES
+            ) as streams,
+        ):
+            yield streams
+
+    def said(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,117 @@
+"""Tools of an MCP server at an address, over streamable HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.tools.mcp_server import MCPTools
+from envs.tools.tool_env import ToolEnv
+from envs.tools.toolset import ToolError, ToolsMissing
+from tests.envs.tools.http_server import LONG, PlainHttpServer
+
+
+def with_tools(
+    play: Callable[[MCPTools], Awaitable[Any]], server: PlainHttpServer, **arguments: Any
+) -> Any:
+    async def run() -> Any:
+        tools = MCPTools(url=server.url, **arguments)
+        try:
+            await tools.descriptions()
+            return await play(tools)
+        finally:
+            await tools.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["JSON", "event stream"])
+def test_ten_mebibytes_are_a_result(streams: bool) -> None:
+    with PlainHttpServer(streams=streams) as server:
+        text = with_tools(lambda tools: tools.call("long", {}), server, deadline_s=60.0)
+    assert len(text) == LONG
+
+
+def test_the_token_of_a_file_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    with PlainHttpServer(token="secret") as server:
+        token_file = str(tmp_path / "token")
+        assert with_tools(lambda tools: tools.call("greet", {}), server, token_file=token_file)
+    assert server.tokens == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "sentence"),
+    [("fail", "it cannot"), ("wait", "no answer within 0.3 s"), ("nonsense", "something else")],
+)
+def test_a_call_that_fails_is_an_error_for_the_model(tool: str, sentence: str) -> None:
+    deadline_s = 0.3 if tool == "wait" else 30.0
+    with PlainHttpServer() as server, pytest.raises(ToolError, match=sentence):
+        with_tools(lambda tools: tools.call(tool, {}), server, deadline_s=deadline_s)
+
+
+def test_a_server_that_went_away_is_an_error_and_one_that_came_back_is_used_again() -> None:
+    async def play(tools: MCPTools) -> str:
+        port = server.port
+        await asyncio.to_thread(server.stop)
+        with pytest.raises((ToolError, ToolsMissing)):
+            await tools.call("greet", {})
+        await asyncio.to_thread(server.start, port=port)
+        return await tools.call("greet", {})
+
+    with PlainHttpServer() as server:
+        assert with_tools(play, server) == "hello"
+
+
+def test_each_episode_that_calls_a_tool_has_a_session_of_its_own() -> None:
+    async def play(tools: MCPTools) -> None:
+        for _ in range(3):
+            await tools.start_episode()
+            await tools.call("greet", {})
+
+    with PlainHttpServer() as server:
+        with_tools(play, server)
+    assert server.sessions == 3
+
+
+@pytest.mark.parametrize("token", [None, "secret"], ids=["no server", "no token"])
+def test_a_server_that_gives_no_tools_fails_the_episode_with_its_address(token: str | None) -> None:
+    with PlainHttpServer(token=token) as server:
+        if token is None:
+            server.stop()
+        with pytest.raises(ToolsMissing, match=f"The MCP server '{server.url}' did not start"):
+            with_tools(lambda tools: tools.call("greet", {}), server)
+        if token is None:
+            server.start(port=0)
+
+
+def test_an_environment_calls_a_tool_at_an_address() -> None:
+    async def play(url: str) -> Any:
+        env = ToolEnv(tasks=["sums-2"], tools=[{"mcp": {"url": url}}])
+        await env.reset(seed=1)
+        result = await env.step('<tool_call>{"name": "greet"}</tool_call>')
+        await env.close()
+        return result[0]["messages"]
+
+    with PlainHttpServer() as server:
+        assert asyncio.run(play(server.url)) == [{"role": "tool", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({}, "either command .* or url"),
+        ({"command": "a", "url": "http://a"}, "either command .* or url"),
+        ({"command": "a", "token_file": "b"}, "token_file='b' is for a server with url"),
+        ({"url": "http://a", "args": ["b"]}, "args, env and cwd are for a program"),
+        ({"url": "a"}, "must be the address of an MCP server"),
+        ({"url": "http://a:b@c"}, "put the token into a file"),
+        ({"url": "http://a", "token_file": "/nowhere"}, "cannot be read"),
+    ],
+    ids=str,
+)
+def test_arguments_that_contradict_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        MCPTools(**arguments)
