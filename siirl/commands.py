@@ -66,6 +66,12 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         ("--help", "--every", "--size", "--output"),
         configures=True,
     ),
+    "serve": Subcommand(
+        "siirl.serve",
+        "serve an environment to other trainers, by OpenEnv's protocol",
+        ("--help", "port=", "host=", "sessions=", "token_file=", "max_message_mib="),
+        configures=True,
+    ),
     "report": Subcommand(
         "siirl.report",
         "write a run's report.html again, compare runs, export curves, or show rollouts",

@@ -12,11 +12,11 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from envs.base import EnvSpec
-from envs.openenv.session import LOOPBACK, REFUSED_STATUS, authorization
+from envs.openenv.session import REFUSED_STATUS
 from envs.openenv.wire import SPEC, spec_from_json
+from envs.server_address import authorization, is_loopback
 from envs.text import shortened
 
 MAX_BYTES = 8 << 20
@@ -66,27 +66,6 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
         ) from error
 
 
-def checked_url(url: object) -> str:
-    """`url` without a slash at its end.
-
-    Raises:
-        ValueError: No http address, or one with a password, which would be written into the run
-            folder.
-    """
-    text = str(url).rstrip("/")
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(
-            f"env.url={url} must be the address of an OpenEnv server: http://HOST:PORT."
-        )
-    if "@" in parts.netloc:
-        raise ValueError(
-            "env.url has a user or a password, which the run folder would show: put the token into "
-            "a file and name it in env.kwargs.token_file."
-        )
-    return text
-
-
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -95,7 +74,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
     """The document at `/schema`; None if there is none."""
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-    if urlsplit(url).hostname in LOOPBACK:
+    if is_loopback(url):
         handlers.append(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url + SCHEMA, headers=authorization(token))
     try:

@@ -14,24 +14,23 @@ simulated again from its seed instead. Left out: frames for videos, and rows of 
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
 from envs.arguments import checked_deadline, checked_seed
 from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
-from envs.openenv.description import checked_url, describe
+from envs.openenv.description import describe
 from envs.openenv.session import ServerFault, ServerRefused, Session
 from envs.openenv.space_play import SpacePlay
 from envs.openenv.text_form import TextForm
 from envs.openenv.text_play import TextPlay
+from envs.server_address import checked_url, read_token
 
 MAX_TURNS = 16
 MAX_MESSAGE_MIB = 64  # below openenv-core's own 100; an image of 4096x4096 is 64
 MAX_OBSERVATION_CHARACTERS = 16_384
 DEADLINE_S, CONNECT_DEADLINE_S = 30.0, 20.0  # together below env.deadline_s, 60
-MAX_TOKEN_BYTES = 4096
 
 
 class _Play(Protocol):
@@ -97,7 +96,10 @@ class OpenEnvEnv(Environment):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
         checked_deadline("deadline_s", deadline_s)
         checked_deadline("connect_deadline_s", connect_deadline_s)
-        url, token = checked_url(url), None if token_file is None else read_token(token_file)
+        url = checked_url(
+            url, key="env.url", token_key="env.kwargs.token_file", server="an OpenEnv server"
+        )
+        token = None if token_file is None else read_token(token_file)
         described = describe(url, token=token, deadline_s=connect_deadline_s)
         self._play: _Play
         if described.spec is not None:
@@ -205,23 +207,6 @@ class OpenEnvEnv(Environment):
         if self.spec.replayable and isinstance(error, ServerFault):
             raise error
         raise EpisodeFailed(str(error).rstrip(".")) from error
-
-
-def read_token(file: str) -> str:
-    """The first line of a token's file.
-
-    Raises:
-        ValueError: No such file, or one without a token.
-    """
-    path = Path(file).expanduser()
-    try:
-        with path.open("rb") as stream:
-            token = stream.read(MAX_TOKEN_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"The token file {path} cannot be read: {error}.") from error
-    if not token or not token.isprintable() or " " in token:
-        raise ValueError(f"The token file {path} holds no token: one line of visible characters.")
-    return token
 
 
 def _refuse_text_arguments(**arguments: Any) -> None:

@@ -6,8 +6,9 @@ JSON texts `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": …}`
 because the package requires gradio, fastmcp, openai and pandas; the protocol needs `websockets`.
 
 Answers carry no number, so an answer after the deadline would be taken for that of the next message.
-The session therefore closes the connection after every fault, and `reset` opens another. Left out:
-the stateless HTTP routes `/reset` and `/step`, which play no episode.
+The session therefore closes the connection after every fault, and `reset` opens another. Its
+coroutines run in `network_loop`, where pings are answered while nothing is asked. Left out: the
+stateless HTTP routes `/reset` and `/step`, which play no episode.
 """
 
 import asyncio
@@ -25,13 +26,14 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
+from envs.openenv.network_loop import over_network
+from envs.server_address import authorization, is_loopback
 from envs.text import shortened
 
 CAPACITY_REACHED = "CAPACITY_REACHED"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two attempts to connect
 CLOSE_S = 1.0  # for a farewell
 TOO_BIG = 1009  # close code of RFC 6455, section 7.4.1
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 REFUSED_STATUS = (401, 403)
 
 
@@ -84,25 +86,7 @@ class Session:
             ServerFault: No session in time, or a fault of the server.
             ServerRefused: The environment refuses `data`.
         """
-        clock = asyncio.get_running_loop()
-        give_up, pause_s = clock.time() + self._connect_deadline_s, FIRST_PAUSE_S
-        while True:
-            try:
-                return await self.ask("reset", data, answer="observation")
-            except ServerRefused as refused:
-                if refused.code != CAPACITY_REACHED:
-                    raise
-                failure: RuntimeError = Unreachable(
-                    f"The server at {self._url} has no free session: {refused}. Give it more, or "
-                    "lower env.envs_per_server"
-                )
-                await self.close()
-            except Unreachable as unreachable:
-                failure = unreachable
-            if clock.time() + pause_s > give_up:
-                raise failure
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return await over_network(self._reset(data))
 
     async def ask(
         self, kind: str, data: Mapping[str, Any] | None = None, *, answer: str
@@ -113,6 +97,36 @@ class Session:
             ServerFault: The connection is closed.
             ServerRefused: An error of the server; the connection stays.
         """
+        return await over_network(self._ask(kind, data, answer=answer))
+
+    async def close(self) -> None:
+        """Leave the server; a second call does nothing."""
+        await over_network(self._close())
+
+    async def _reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        clock = asyncio.get_running_loop()
+        give_up, pause_s = clock.time() + self._connect_deadline_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._ask("reset", data, answer="observation")
+            except ServerRefused as refused:
+                if refused.code != CAPACITY_REACHED:
+                    raise
+                failure: RuntimeError = Unreachable(
+                    f"The server at {self._url} has no free session: {refused}. Give it more, or "
+                    "lower env.envs_per_server"
+                )
+                await self._close()
+            except Unreachable as unreachable:
+                failure = unreachable
+            if clock.time() + pause_s > give_up:
+                raise failure
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _ask(
+        self, kind: str, data: Mapping[str, Any] | None = None, *, answer: str
+    ) -> dict[str, Any]:
         message = {"type": kind} if data is None else {"type": kind, "data": data}
         answered = False
         try:
@@ -129,18 +143,17 @@ class Session:
             raise self._ended(kind, error) from error
         finally:
             if not answered:  # the answer may still come, also if the caller was cancelled
-                await self.close()
+                await self._close()
         try:
             return _data_of(received, answer=answer)
         except ValueError as error:
-            await self.close()
+            await self._close()
             raise ServerFault(
                 f"The server at {self._url} answered {kind!r} with something else than OpenEnv's "
                 f"protocol: {error}"
             ) from error
 
-    async def close(self) -> None:
-        """Leave the server; a second call does nothing."""
+    async def _close(self) -> None:
         socket, self._socket = self._socket, None
         if socket is None:
             return
@@ -158,7 +171,7 @@ class Session:
                 f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/ws",
                 additional_headers=authorization(self._token),
                 max_size=self._max_message_bytes,
-                proxy=None if parts.hostname in LOOPBACK else True,
+                proxy=None if is_loopback(self._url) else True,
                 compression=None,  # most servers are near; deflate costs more than it saves
                 ping_interval=None,  # a server may compute longer than a ping waits: `deadline_s`
                 open_timeout=None,  # `deadline_s` as well
@@ -191,11 +204,6 @@ class Session:
         if error.rcvd is not None and error.rcvd.code == TOO_BIG:
             return ServerFault(f"The server at {self._url} refuses a message of that size")
         return Unreachable(f"The server at {self._url} went away during {kind!r}")
-
-
-def authorization(token: str | None) -> dict[str, str]:
-    """The header that carries a token."""
-    return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def _data_of(received: str | bytes, *, answer: str) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gymnasium import spaces
+
 from envs.arguments import checked_action, checked_tasks, nearest
 from envs.base import EnvSpec, EpisodeFailed, Info, Observation, StepResult
 from envs.openenv.replies import Reply, read_reply
@@ -81,12 +83,12 @@ class SpacePlay:
             raise self._other(error) from error
 
     def _observation(self, reply: Reply) -> Observation:
+        shown: Any = {name: value for name, value in reply.observation.items() if name != INFO}
+        space = self.spec.observation_space
+        if not isinstance(space, spaces.Dict):
+            shown = shown.get(OBSERVATION)
         try:
-            return from_json(
-                reply.observation.get(OBSERVATION),
-                self.spec.observation_space,
-                where="the observation",
-            )
+            return from_json(shown, space, where="the observation")
         except ValueError as error:
             raise self._other(error) from error
 

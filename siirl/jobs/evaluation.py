@@ -26,6 +26,7 @@ from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError
 from siirl.execution.scheduler.watchdog import OwnWatch
+from siirl.jobs.cluster_session import session
 from siirl.jobs.libero_protocol import (
     EPISODES_FILE,
     STATES,
@@ -40,7 +41,7 @@ from siirl.jobs.libero_protocol import (
     run_protocol,
     suite_words,
 )
-from siirl.jobs.training_run import places_to_look, session
+from siirl.jobs.training_run import places_to_look
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text

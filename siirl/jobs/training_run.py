@@ -2,10 +2,9 @@
 
 import dataclasses
 import functools
-import os
 import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import GET
 from siirl.execution.scheduler.launch import (
-    ClusterSettings,
     Replacement,
-    ray_session,
     run_local,
     run_on_ray,
 )
@@ -34,18 +31,16 @@ from siirl.execution.scheduler.placement import Layout, machines, require_machin
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
+from siirl.jobs.cluster_session import session
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
-from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import to_tree
 from siirl.params.printable import printable
-from siirl.params.threads import short_waits
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.group_placement import scheduled
 from siirl.preflight.machine import device_slots
-from siirl.preflight.ray_address import resolve_address
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
     TEXT_COLUMNS,
@@ -143,11 +138,6 @@ def remove_rests(trainer: TrainingArguments, run_folder: Path) -> None:
         folders.add(resolve_checkpoint(Path(trainer.resume)).parent)
     for folder in folders:
         remove_unfinished(folder)
-
-
-def session(cluster: ClusterArguments) -> AbstractContextManager[None]:
-    """Ray session for `cluster`; empty with cluster=local."""
-    return nullcontext() if cluster.mode == "local" else ray_session(cluster_settings(cluster))
 
 
 def layout_of(config: SiiRLArguments) -> Layout:
@@ -254,15 +244,6 @@ def _connect(
     redistribution: Callable[..., Redistribution], coordinator: Any, ranks: int, rank: int
 ) -> Redistribution:
     return redistribution(coordinator, rank=rank, ranks=ranks)
-
-
-def cluster_settings(cluster: ClusterArguments) -> ClusterSettings:
-    """Where processes run by `cluster`; each has one OpenMP thread, as they share cores."""
-    address = None if cluster.address is None else resolve_address(cluster.address)
-    told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
-    return ClusterSettings(
-        address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **told}
-    )
 
 
 def show_summary(

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from siirl.jobs.training_run import cluster_settings
+from siirl.jobs.cluster_session import cluster_settings
 from siirl.params import SiiRLArguments
 from siirl.params.threads import SPIN_COUNT
 

@@ -78,6 +78,13 @@ class ScriptedServer:
         """Go away."""
         asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result()
 
+    def ping(self) -> None:
+        """Wait until the latest client answers a ping."""
+        asyncio.run_coroutine_threadsafe(self._ping(), self._loop).result()
+
+    async def _ping(self) -> None:
+        await (await self._latest.ping())
+
     async def _listen(self, port: int) -> Server:
         return await serve(self._talk, "127.0.0.1", port, process_request=self._get, max_size=None)
 
@@ -95,6 +102,7 @@ class ScriptedServer:
 
     async def _talk(self, connection: ServerConnection) -> None:
         self.connections += 1
+        self._latest = connection
         try:
             async for text in connection:
                 message = json.loads(text)

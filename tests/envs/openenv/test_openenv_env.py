@@ -246,6 +246,16 @@ def test_a_server_that_comes_back_gets_the_next_episode() -> None:
         assert asyncio.run(play(server))[1] == 1.0
 
 
+def test_pings_are_answered_while_the_environment_waits_for_the_policy() -> None:
+    """Its loop stands still meanwhile; uvicorn closes a connection that is silent for 40 s."""
+    with ScriptedServer(Echo()) as server, asyncio.Runner() as runner:
+        env = OpenEnvEnv(url=server.url)
+        runner.run(env.reset(seed=1))
+        server.ping()
+        assert runner.run(env.step("word1"))[1] == 1.0
+        runner.run(env.close())
+
+
 def test_reset_waits_for_a_free_session() -> None:
     refusals, echo = [error("CAPACITY_REACHED", "no free session")] * 2, Echo()
 

@@ -1,0 +1,319 @@
+"""Serves an environment of siirl by OpenEnv's protocol, to openenv-core's clients and to env=openenv.
+
+    server = OpenEnvServer(pool, token=token, max_message_bytes=4 << 20, seed=1)
+    async with server.listening("127.0.0.1", 8000):
+        await stop.wait()
+
+Each WebSocket session (`/ws`) has a slot of the pool: an environment of its own, in a process of its
+own where the pool has one environment a server. A server that dies is replaced, and its episode is
+replayed, so a client sees an answer that took longer (`siirl.env_server.slot`). GET `/schema`,
+`/metadata` and `/health` describe the server. All but `/health` need the token, as
+`Authorization: Bearer TOKEN` or as the password of basic authentication.
+
+The forms are those of `envs.openenv.wire`. A reset takes `seed`, `episode_id` and the environment's
+options, a step `text` or `action`, or `actions` for a chunk. Left out: TLS (a reverse proxy or an SSH
+tunnel has it), the stateless routes POST `/reset` and `/step`, MCP tools, rows of prompt files,
+frames for videos, and the ground truth.
+"""
+
+import base64
+import binascii
+import hmac
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from envs.arguments import checked_action
+from envs.base import EnvSpec
+from envs.openenv.session import CAPACITY_REACHED
+from envs.openenv.space_play import ACTIONS, INFO, OBSERVATION
+from envs.openenv.wire import SPEC, from_json, info_to_json, spec_to_json, to_json
+from envs.text import GROUND_TRUTH, shortened
+from siirl import __version__
+from siirl.env_server.pool import EnvPool
+from siirl.env_server.slot import Slot
+from siirl.errors import SiirlError
+
+Message = dict[str, Any]
+
+MAX_CHUNK = 1024  # actions of one step
+# A trainer may compute for minutes in the thread that answers pings.
+PING_EVERY_S, PING_TIMEOUT_S = 20.0, 600.0
+KEPT_HERE = ("row", "frames")  # options of reset that JSON cannot hold
+TRY_LATER = 1013  # close code, IANA's registry of WebSocket close codes
+UNAUTHORIZED = {"WWW-Authenticate": 'Basic realm="siirl serve", charset="UTF-8"'}
+
+
+class Mistake(ValueError):
+    """A message of the client that has no answer but an error; the session goes on."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class OpenEnvServer:
+    """The sessions of one environment."""
+
+    def __init__(self, pool: EnvPool, *, token: str, max_message_bytes: int, seed: int) -> None:
+        """Check that the environment's spec has a JSON form.
+
+        Args:
+            pool: Its slots are the sessions; it starts servers as sessions need them.
+            token: What a client must send.
+            max_message_bytes: Largest message of a client.
+            seed: Seeds the seeds of episodes that come without one.
+
+        Raises:
+            ValueError: A space or a number of agents that OpenEnv cannot express.
+        """
+        self._pool, self._token, self._max_message_bytes = pool, token.encode(), max_message_bytes
+        self._documents = {
+            "/schema": _schema(pool.spec),
+            "/metadata": {
+                "name": pool.spec.name,
+                "description": f"siirl's environment {pool.spec.name}",
+                "version": __version__,
+            },
+        }
+        self._seeds = np.random.default_rng(seed)
+        self.num_sessions = 0
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+        """Answer clients meanwhile; yields the port, which is free if `port` is 0.
+
+        Raises:
+            OSError: The address is taken, or is none of this machine.
+        """
+        server: Server = await serve(
+            self._talk,
+            host,
+            port,
+            process_request=self._answer_request,
+            max_size=self._max_message_bytes,
+            max_queue=1,  # a client waits for its answer; more would only hold memory
+            compression=None,
+            ping_interval=PING_EVERY_S,
+            ping_timeout=PING_TIMEOUT_S,
+        )
+        try:
+            yield int(next(iter(server.sockets)).getsockname()[1])
+        finally:
+            server.close()
+            await server.wait_closed()
+
+    def _answer_request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer GET; None lets a WebSocket session begin."""
+        path = request.path.partition("?")[0]
+        if path == "/health":
+            return _document(connection, {"status": "healthy"})
+        if not is_authorized(request.headers, token=self._token):
+            refusal = connection.respond(HTTPStatus.UNAUTHORIZED, "siirl serve: no valid token\n")
+            refusal.headers.update(UNAUTHORIZED)
+            return refusal
+        if path in self._documents:
+            return _document(connection, self._documents[path])
+        if path != "/ws":
+            return connection.respond(HTTPStatus.NOT_FOUND, f"siirl serve has no {path[:80]}\n")
+        return None
+
+    async def _talk(self, connection: ServerConnection) -> None:
+        try:
+            if self.num_sessions >= self._pool.num_slots:
+                await connection.send(json.dumps(self._full()))
+                await connection.close(TRY_LATER)
+                return
+            self.num_sessions += 1
+            try:
+                async with self._pool.slot() as slot:
+                    await self._serve(connection, slot)
+            finally:
+                self.num_sessions -= 1
+        except ConnectionClosed:
+            return  # the client has gone; its environment is free again
+
+    async def _serve(self, connection: ServerConnection, slot: Slot) -> None:
+        episode = _Episode(slot, spec=self._pool.spec, draw_seed=self._draw_seed)
+        async for text in connection:
+            try:
+                kind, data = _read(text)
+                if kind == "close":
+                    return
+                answer = await episode.answer(kind, data)
+            except Mistake as mistake:
+                answer = _error(mistake.code, str(mistake))
+            except ValueError as refusal:
+                answer = _error("VALIDATION_ERROR", str(refusal))
+            except (SiirlError, RuntimeError) as failure:
+                answer = _error("EXECUTION_ERROR", str(failure))
+            await connection.send(json.dumps(answer))
+
+    def _draw_seed(self) -> int:
+        return int(self._seeds.integers(2**31))
+
+    def _full(self) -> Message:
+        sessions = self._pool.num_slots
+        return {
+            "type": "error",
+            "data": {
+                "message": f"all {sessions} sessions are taken: start siirl serve with more "
+                "(sessions=)",
+                "code": CAPACITY_REACHED,
+                "active_sessions": self.num_sessions,
+                "max_sessions": sessions,
+            },
+        }
+
+
+class _Episode:
+    """The episodes of one session, one after the other."""
+
+    def __init__(self, slot: Slot, *, spec: EnvSpec, draw_seed: Any) -> None:
+        self._slot, self._spec, self._draw_seed = slot, spec, draw_seed
+        self._state: Message = {"episode_id": None, "step_count": 0}
+
+    async def answer(self, kind: str, data: Message) -> Message:
+        match kind:
+            case "reset":
+                return await self._reset(data)
+            case "step":
+                return await self._step(data)
+            case "state":
+                return {"type": "state", "data": self._state}
+            case "mcp":
+                return _without_tools(data)
+        raise Mistake("UNKNOWN_TYPE", f"unknown message type {shortened(kind)}")
+
+    async def _reset(self, data: Message) -> Message:
+        options = {name: value for name, value in data.items() if value is not None}
+        episode_id, seed = options.pop("episode_id", None), options.pop("seed", None)
+        if seed is not None and (type(seed) is not int or seed < 0):
+            raise Mistake("VALIDATION_ERROR", f"seed must be 0 or more, got {shortened(seed)}")
+        for name in KEPT_HERE:
+            if name in options:
+                raise Mistake("VALIDATION_ERROR", f"siirl serve takes no option {name!r}")
+        seed = self._draw_seed() if seed is None else seed
+        observation, info = await self._slot.reset(seed=seed, options=options)
+        self._state = {
+            "episode_id": None if episode_id is None else str(episode_id),
+            "step_count": 0,
+            "seed": seed,
+            "task": info.get("task"),
+        }
+        return _observed(observation, info, reward=None, done=False)
+
+    async def _step(self, data: Message) -> Message:
+        actions = _actions(data, space=self._spec.action_space)
+        observation, reward, terminated, truncated, info = await self._slot.step_chunk(actions)
+        self._state["step_count"] += int(info["executed"])
+        flags = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        done = bool(terminated or truncated)
+        return _observed(observation, {**info, **flags}, reward=float(reward), done=done)
+
+
+def is_authorized(headers: Headers, *, token: bytes) -> bool:
+    """Whether a request has the token; takes as long for a wrong one."""
+    scheme, _, given = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            return False
+    elif scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given.encode(), token)
+
+
+def _schema(spec: EnvSpec) -> Message:
+    """The document of `/schema`: JSON schemas, with the spec for clients that are siirl."""
+    space = spec.observation_space
+    if isinstance(space, spaces.Dict) and INFO in space.spaces:
+        raise ValueError(f"an entry {INFO!r} of the observation would hide the infos: rename it")
+    if isinstance(spec.action_space, spaces.Text):
+        field, form = "text", {"type": "string"}
+    else:
+        field, form = "action", {"description": str(spec.action_space)}
+    return {
+        "action": {
+            "title": spec.name,
+            "type": "object",
+            "properties": {field: form, ACTIONS: {"type": "array", "description": "a chunk"}},
+            "required": [field],
+            SPEC: spec_to_json(spec),
+        },
+        "observation": {"type": "object", "description": str(space)},
+        "state": {"type": "object"},
+    }
+
+
+def _actions(data: Message, *, space: spaces.Space[Any]) -> list[Any]:
+    """The actions of a step, checked: a wrong one costs no episode."""
+    single = "text" if isinstance(space, spaces.Text) else "action"
+    match data:
+        case {"actions": list(given)} if 0 < len(given) <= MAX_CHUNK:
+            pass
+        case _ if single in data:
+            given = [data[single]]
+        case _:
+            raise Mistake(
+                "VALIDATION_ERROR",
+                f"a step takes {single!r}, or {ACTIONS!r} with 1 to {MAX_CHUNK} of them, got "
+                f"{shortened(data)}",
+            )
+    return [
+        checked_action(from_json(action, space, where=f"action {number}"), space=space)
+        for number, action in enumerate(given)
+    ]
+
+
+def _observed(
+    observation: Any, info: Mapping[str, Any], *, reward: float | None, done: bool
+) -> Message:
+    shown = observation if isinstance(observation, Mapping) else {OBSERVATION: observation}
+    told = {name: value for name, value in info.items() if name != GROUND_TRUTH}
+    return {
+        "type": "observation",
+        "data": {
+            "observation": {**to_json(shown), INFO: info_to_json(told)},
+            "reward": reward,
+            "done": done,
+        },
+    }
+
+
+def _read(text: str | bytes) -> tuple[str, Message]:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Mistake("INVALID_JSON", f"invalid JSON: {error}") from error
+    kind = message.get("type") if isinstance(message, dict) else None
+    data = message.get("data", {}) if isinstance(message, dict) else None
+    if not isinstance(kind, str) or not isinstance(data, dict):
+        raise Mistake("VALIDATION_ERROR", "a message is {type, data}")
+    return kind, data
+
+
+def _without_tools(data: Message) -> Message:
+    error = {"code": -32601, "message": "siirl serve has no MCP tools"}  # JSON-RPC: no such method
+    return {"type": "mcp", "data": {"jsonrpc": "2.0", "id": data.get("id"), "error": error}}
+
+
+def _error(code: str, text: str) -> Message:
+    return {"type": "error", "data": {"message": " ".join(text.split()), "code": code}}
+
+
+def _document(connection: ServerConnection, document: Message) -> Response:
+    response = connection.respond(HTTPStatus.OK, json.dumps(document))
+    del response.headers["Content-Type"]
+    response.headers["Content-Type"] = "application/json"
+    return response

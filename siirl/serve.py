@@ -1,0 +1,254 @@
+"""`python -m siirl.serve env=…`: serves an environment by OpenEnv's protocol.
+
+    siirl serve env=metaworld port=8000
+    siirl serve env=sandbox port=8000 sessions=16 token_file=my_token
+
+Clients are openenv-core, every trainer that uses it, and siirl's own env=openenv. Each session has an
+environment in a process of its own. All words but these are those of `siirl.train`; only the groups
+env and cluster matter:
+
+    port=8000             TCP port; 0 takes a free one
+    host=127.0.0.1        address to listen at: this machine alone. Another one exposes the server to
+                          the network, without encryption
+    sessions=4            clients at once; a further one is told that all are taken
+    token_file=FILE       file with the token that clients must send; made if it does not exist. By
+                          default below the cache folder ($SIIRL_CACHE, or ~/.cache/siirl)
+    max_message_mib=4     largest message of a client
+
+Exit status: 1 failed, 2 refused, 130, 143 or 129 when a signal ends it.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from siirl import interrupts
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.interrupts import STOP, leave
+from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.printable import printable
+from siirl.params.refusals import REFUSALS
+
+if TYPE_CHECKING:
+    from siirl.env_server.pool import EnvPool
+
+WORDS: Mapping[str, str] = {
+    "port": "8000",
+    "host": "127.0.0.1",
+    "sessions": "4",
+    "token_file": "",
+    "max_message_mib": "4",
+}
+"""The command's own words and their defaults."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LARGEST_PORT, MOST_SESSIONS, LARGEST_MESSAGE_MIB = 65_535, 1024, 1024
+TOKEN_BYTES, SHORTEST_TOKEN = 32, 16
+MAX_TOKEN_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and for how many the server answers."""
+
+    host: str
+    port: int
+    sessions: int
+    token_file: Path
+    max_message_mib: int
+
+    @classmethod
+    def of(cls, words: Mapping[str, str]) -> "Place":
+        """Read the command's own words.
+
+        Raises:
+            ConfigError: A value out of range.
+        """
+        port = _number("port", words["port"], least=0, most=LARGEST_PORT)
+        if not words["host"]:
+            raise ConfigError(
+                "host= names no address: take 127.0.0.1, or 0.0.0.0 for all networks."
+            )
+        return cls(
+            host=words["host"],
+            port=port,
+            sessions=_number("sessions", words["sessions"], least=1, most=MOST_SESSIONS),
+            token_file=Path(words["token_file"] or _default_token_file(port)).expanduser(),
+            max_message_mib=_number(
+                "max_message_mib", words["max_message_mib"], least=1, most=LARGEST_MESSAGE_MIB
+            ),
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if {"--help", "-h"} & set(words):
+        print(__doc__)
+        return 0
+    try:
+        own, words = _take(words)
+        flags = [word for word in words if word.startswith("-")]
+        if flags:
+            raise UnknownNameError.of(kind="flag", name=flags[0], known=["--help"])
+        if not any(word.startswith(("env=", "env.name=")) for word in words):
+            raise ConfigError("No environment given. Set env=NAME: siirl serve env=math port=8000.")
+        serve(Place.of(own), words)
+    except REFUSALS as error:
+        return end(REFUSED, str(error), error)
+    except (SiirlError, OSError) as error:
+        return end(FAILED, f"the server failed: {error}", error)
+    except KeyboardInterrupt as interrupt:
+        return end(interrupted(interrupt), "interrupted", interrupt)
+    except BrokenPipeError:
+        return end_without_reader()
+    return 0 if STOP.number is None else 128 + STOP.number
+
+
+def serve(place: Place, overrides: Sequence[str]) -> None:
+    """Answer clients until a signal requests a stop.
+
+    Raises:
+        ConfigError: The environment cannot be served, or the address is taken.
+    """
+    # slow on a cold disk; Ctrl-C works meanwhile
+    from siirl.env_server.pool import EnvPool
+    from siirl.jobs.cluster_session import session
+    from siirl.params.env_spec import describe_env
+    from siirl.params.parser import parse_config
+
+    config = parse_config(overrides)
+    describe_env(config)
+    token = token_of(place.token_file)
+    with session(config.cluster):
+        pool = EnvPool(
+            config.env.name,
+            config.env.constructor_kwargs(),
+            num_servers=place.sessions,
+            envs_per_server=1,
+            cluster=config.cluster.mode,
+            deadline_s=config.env.deadline_s,
+            max_replays=config.env.max_replays,
+        )
+        with interrupts.first_finish(config.trainer.grace_s):
+            asyncio.run(_answer(place, pool, token=token, seed=config.trainer.seed))
+
+
+async def _answer(place: Place, pool: "EnvPool", *, token: str, seed: int) -> None:
+    from siirl.env_server.openenv_server import OpenEnvServer
+
+    try:
+        server = OpenEnvServer(
+            pool, token=token, max_message_bytes=place.max_message_mib << 20, seed=seed
+        )
+    except ValueError as error:
+        raise ConfigError(f"This environment cannot be served: {error}") from error
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        with STOP.waking(lambda: loop.call_soon_threadsafe(stopped.set)):
+            if STOP.requested:
+                return
+            async with server.listening(place.host, place.port) as port:
+                print(printable(_greeting(place, pool.spec.name, port)), flush=True)
+                await stopped.wait()
+    except OSError as error:
+        raise ConfigError(
+            f"host={place.host} port={place.port} cannot be listened at ({error}): take another."
+        ) from error
+    finally:
+        await pool.close()
+
+
+def token_of(file: Path) -> str:
+    """The token in `file`; makes the file, readable for its owner alone, if there is none.
+
+    Raises:
+        ConfigError: The file cannot be used, others can read it, or its token is short.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return _read_token(file)
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(f"{token}\n")
+    except OSError as error:
+        raise ConfigError(f"token_file={file} cannot be used: {error}.") from error
+    return token
+
+
+def _read_token(file: Path) -> str:
+    with file.open("rb") as stream:
+        mode = os.fstat(stream.fileno()).st_mode
+        token = stream.read(MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            f"token_file={file} can be read by other users (mode {stat.S_IMODE(mode):o}): "
+            f"chmod 600 {file}"
+        )
+    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"token_file={file} holds no token of at least {SHORTEST_TOKEN} visible characters: "
+            "remove the file, and a new one is made."
+        )
+    return token
+
+
+def _greeting(place: Place, env: str, port: int) -> str:
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    lines = [
+        f"siirl: env={env} at http://{host}:{port}, {place.sessions} sessions, until Ctrl-C",
+        f"token  {place.token_file}",
+        f"client siirl train env=openenv env.url=http://{host}:{port} "
+        f"env.kwargs.token_file={place.token_file}",
+    ]
+    if place.host not in LOOPBACK:
+        lines.append(
+            "warning: other machines can reach this address, and the token and all messages "
+            "travel without encryption: use it in a trusted network only."
+        )
+    return "\n".join(lines)
+
+
+def _default_token_file(port: int) -> str:
+    general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("SIIRL_CACHE") or Path(general) / "siirl")
+    return str(folder / "serve" / f"{port}.token")
+
+
+def _number(name: str, text: str, *, least: int, most: int) -> int:
+    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
+        raise ConfigError(f"{name}={text} must be a whole number from {least} to {most}.")
+    return int(text)
+
+
+def _take(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The command's own words with their defaults, and the other words."""
+    own = dict(WORDS)
+    others = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name in WORDS:
+            own[name] = value
+        else:
+            others.append(word)
+    return own, others
+
+
+def command() -> None:
+    """Entry of the process; signals may end it."""
+    interrupts.listen()
+    logging.basicConfig(level=logging.WARNING, format="siirl: %(message)s")
+    leave(main())
+
+
+if __name__ == "__main__":
+    command()
