@@ -1,18 +1,22 @@
 """Accounting of a step on this rank: throughput over the whole step, waiting, memory by holder.
 
 Recorded after every training step. Throughput counts all time of the step, as verl's
-`perf/throughput` does: a rank that waits for another one is slow. Left out: MFU, and memory that
-autograd holds during an update, which is in the peak alone.
+`perf/throughput` does: a rank that waits for another one is slow. MFU is that of the actor's update
+alone, waiting included. Left out: memory that autograd holds during an update, which is in the peak
+alone.
 """
 
+import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from siirl.dag_worker.context import StageContext
+from siirl.engine.training.device_peaks import TERA, peak_of
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule
 from siirl.occupation import OCCUPATION, Occupation
@@ -68,6 +72,27 @@ class StepAccount:
         if self._device.type == "cuda":
             found["memory/gpu_peak_bytes"] = torch.cuda.max_memory_allocated(self._device)
         return found
+
+
+@contextlib.contextmanager
+def work_of_update(
+    engine: TrainEngine[Any], *, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[dict[str, float]]:
+    """Fills the yielded metrics with the speed of the update in the block.
+
+    `perf/mfu` is the work of the model over time and the peak that the GPU's maker states for the
+    type of the passes (PaLM, arXiv 2204.02311, appendix B); a device without a stated peak has none.
+    """
+    before, began = engine.flops, clock()
+    found: dict[str, float] = {}
+    yield found
+    if before is None or engine.flops is None or engine.flops == before:
+        return
+    speed = (engine.flops - before) / (clock() - began)
+    found["perf/update_tflops_per_s"] = speed / TERA
+    peak = peak_of(engine.device, engine.compute_dtype or torch.float32)
+    if peak is not None:
+        found["perf/mfu"] = speed / peak
 
 
 def held_bytes(context: StageContext) -> dict[str, Value]:

@@ -38,6 +38,7 @@ from siirl.engine.training.sharding import Sharding
 from siirl.engine.training.train_engine import Scorer, TrainEngine
 from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
+from siirl.models.training_flops import training_flops
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.algorithm_args import KLCtrlArguments
 from siirl.params.data_args import DataArguments
@@ -296,6 +297,7 @@ class RankBuilder(abc.ABC):
                 shard_ranks=settings.actor.fsdp_size,
             ),
             offload=settings.actor.offload_optimizer if trained else settings.ref.offload,
+            work=training_flops,
         ).initialize()
 
     def actor(self, engine: TrainEngine[TokenScores]) -> Actor:

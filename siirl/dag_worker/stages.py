@@ -26,6 +26,7 @@ from siirl.algos.advantages import (
 )
 from siirl.algos.kl import kl_estimate
 from siirl.algos.trajectories import reward_at_finish
+from siirl.dag_worker.accounting import work_of_update
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import (
@@ -386,9 +387,10 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     if context.step <= context.config.trainer.critic_warmup:
         return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
     # an agent that shares the weights may have taken steps since they were synced
-    metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
+    with work_of_update(context.actor.engine) as speed:
+        metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
     require_agreement(metrics, context.config)
-    return NodeOutput(batch=batch, metrics=metrics)
+    return NodeOutput(batch=batch, metrics={**metrics, **speed})
 
 
 @stage(NodeType.BARRIER_SYNC)

@@ -10,7 +10,6 @@ from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.gpu_checks.shapes import (
     QUESTION,
-    encoders_of,
     observations,
     openvla,
     trajectories,
@@ -93,7 +92,7 @@ def _update(trial: Trial, policy: OpenVLAOFT, *, passes: int) -> None:
     metrics = update(engine, batch)
     trial.wait_for_device()
     seconds = time.perf_counter() - begin
-    forward = openvla_flops(policy, encoders=encoders_of(trial), question=QUESTION)
+    forward = openvla_flops(policy, question=QUESTION)
     flops = passes * rows * chunks * forward
     trained = sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
     frozen = sum(weight.numel() for weight in policy.parameters()) - trained

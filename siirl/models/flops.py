@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from siirl.models.openvla_oft import OpenVLAOFT
-from siirl.models.openvla_vision import EncoderShape, encoder_shape
+from siirl.models.openvla_vision import EncoderShape
 from siirl.models.tiny_vla import ConvEncoder, TinyVLA
 from vjepa.vision_transformer import VideoTransformerConfig
 
@@ -103,12 +103,12 @@ def image_flops(shape: EncoderShape, *, patches: int) -> int:
     return (shape.blocks - 1) * block + 2 * patches * 3 * shape.patch**2 * shape.width
 
 
-def openvla_flops(policy: OpenVLAOFT, *, encoders: tuple[str, ...], question: int) -> int:
+def openvla_flops(policy: OpenVLAOFT, *, question: int) -> int:
     """OpenVLA-OFT on one observation, whose question has `question` tokens."""
     patches = policy.vision_backbone.patches
     seen = policy.images * patches
     images = policy.images * sum(
-        image_flops(encoder_shape(name), patches=patches) for name in encoders
+        image_flops(shape, patches=patches) for shape in policy.vision_backbone.shapes
     )
     projector = seen * _linear_flops(policy.projector)
     state = 0 if policy.proprio_projector is None else _linear_flops(policy.proprio_projector)

@@ -87,6 +87,7 @@ class VisionBackbone(nn.Module):
             if len(shapes) > 1
             else None
         )
+        self.shapes = tuple(shapes)
         self.width = sum(shape.width for shape in shapes)
         self.patches = self.featurizer.patches
         self.register_buffer("means", torch.tensor(means).view(-1, 3, 1, 1), persistent=False)

@@ -300,6 +300,12 @@ METRICS: dict[str, Metric] = {
     "perf/throughput": Metric(
         _RANK_MEAN, "tokens of prompts and responses a second and rank, over the whole step"
     ),
+    "perf/update_tflops_per_s": Metric(
+        _RANK_MEAN, "work of the model in the actor's update, a second and rank (1e12 operations)"
+    ),
+    "perf/mfu": Metric(
+        _RANK_MEAN, "the same over the peak that the GPU's maker states; only with a known GPU"
+    ),
     "perf/env_steps_per_s": Metric(
         _RANK_MEAN, "environment steps a second and rank, over the whole step"
     ),

@@ -1,8 +1,9 @@
 """Accounting of a step: throughput over its whole time, and the share of it that a rank waits."""
 
+import pytest
 import torch
 
-from siirl.dag_worker.accounting import StepAccount
+from siirl.dag_worker.accounting import StepAccount, work_of_update
 from siirl.occupation import Occupation
 from siirl.reporting.metrics import Weighted
 
@@ -63,3 +64,26 @@ def test_robots_have_no_token_throughput():
     step, _, clock = account()
     clock.now = 1.0
     assert "perf/throughput" not in step.metrics([{"env/steps": 3.0}])
+
+
+class Engine:
+    """An engine on a CPU that has counted some work."""
+
+    device = torch.device("cpu")
+    compute_dtype = None
+    flops: float | None = 1e12
+
+
+def test_the_speed_of_an_update_is_its_work_over_its_time():
+    engine, clock = Engine(), Clock()
+    with work_of_update(engine, clock=clock) as found:
+        engine.flops, clock.now = 7e12, 3.0
+    assert found == {"perf/update_tflops_per_s": 2.0}  # and no MFU: a CPU has no stated peak
+
+
+@pytest.mark.parametrize("after", [1e12, None])
+def test_an_update_without_counted_work_has_no_speed(after):
+    engine, clock = Engine(), Clock()
+    with work_of_update(engine, clock=clock) as found:
+        engine.flops, clock.now = after, 3.0
+    assert found == {}

@@ -16,6 +16,7 @@ from tiny_training import (
 from torch import nn
 
 from siirl.algos.log_probs import TokenScores
+from siirl.engine.actor.chunk_windows import chunk_windows
 from siirl.engine.training.batch_loss import LossSum
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.optimizer import decayed_names
@@ -284,3 +285,13 @@ def test_a_missing_weight_file_is_refused_with_what_is_there(tmp_path):
 def test_a_micro_batch_of_no_rows_is_refused():
     with pytest.raises(ConfigError, match="micro_batch_size=0"):
         make_engine(micro_batch_size=0)
+
+
+@pytest.mark.parametrize("cut", [None, lambda batch: chunk_windows(batch, chunks=1)])
+def test_work_of_the_rows_that_pass_adds_up(cut):
+    def chunks(module, micro_batch):
+        return float(micro_batch["response_mask"].unflatten(1, (4, -1)).any(-1).sum())
+
+    engine = make_engine(work=chunks, cut=cut, micro_batch_size=1)
+    make_actor(engine).update(trajectories(3))  # of 1, 3 and 4 executed chunks
+    assert engine.flops == 8.0

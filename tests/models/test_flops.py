@@ -11,7 +11,7 @@ from siirl.models.flops import decoder_flops, openvla_flops, tiny_vla_flops, vid
 from siirl.models.language_model import load_language_model
 from siirl.models.policy_loader import build_policy
 from siirl.models.tiny_vla import load_policy
-from tests.models.tiny_openvla import ENCODERS, know_tiny_encoders, write_checkpoint
+from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
 from vjepa.encoders import random_network
 
 
@@ -68,7 +68,7 @@ def test_openvla_oft(monkeypatch, tmp_path):
         "instruction_ids": torch.from_numpy(policy.tokenize_instruction("open drawer"))[None],
     }
     question = int((observation["instruction_ids"] != policy.padding).sum())
-    expected = openvla_flops(policy, encoders=tuple(ENCODERS), question=question)
+    expected = openvla_flops(policy, question=question)
     assert counted(policy, **observation) == pytest.approx(expected, rel=2e-3)
 
 

@@ -124,6 +124,8 @@ class TrainEngine(Generic[Scores]):
         sharding: How the module is sharded on several ranks.
         offload: Keep in host memory what is idle: moments outside of the optimiser's step, or the
             weights of a module that only scores outside of its passes.
+        work: Operations of a training pass over a micro-batch; they add up in `flops`. None: not
+            counted.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class TrainEngine(Generic[Scores]):
         blocks: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks,
         sharding: Sharding = AS_SHIPPED,
         offload: bool = False,
+        work: Callable[[nn.Module, TensorDict], float | None] | None = None,
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size={micro_batch_size} must be at least 1.")
@@ -166,6 +169,8 @@ class TrainEngine(Generic[Scores]):
         self.sharding = sharding
         self.offloaded = Offloaded(self._idle_tensors) if offload else None
         self.device = torch.device(device)
+        self.work = work
+        self.flops: float | None = None if work is None else 0.0
         self.optimizer: torch.optim.AdamW | None = None
         self.gradient_factor = 1.0
         self.steps = 0
@@ -277,6 +282,7 @@ class TrainEngine(Generic[Scores]):
         for (micro_batch, rows), last in _with_end(self._micro_batches(batch)):
             counts = bool(rows)
             self._reduces(last)
+            self._count_work(micro_batch, counts=counts)
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             try:
@@ -320,6 +326,7 @@ class TrainEngine(Generic[Scores]):
         fail_together(self.ranks, failure)
         for (micro_batch, numbers), last in _with_end(self._micro_batches(batch)):
             self._reduces(last)
+            self._count_work(micro_batch, counts=bool(numbers))
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             pull = _stacked(scores)
@@ -487,6 +494,12 @@ class TrainEngine(Generic[Scores]):
         if self.offloaded is None or self.optim is not None:
             return contextlib.nullcontext()
         return self.offloaded.resident()
+
+    def _count_work(self, micro_batch: TensorDict, *, counts: bool) -> None:
+        if self.work is None or self.flops is None or not counts:
+            return
+        work = self.work(self.module, micro_batch)
+        self.flops = None if work is None else self.flops + work
 
     def _reduces(self, last: bool) -> None:
         """Reduce the gradient of the next backward pass over ranks, or leave it for a later one."""
