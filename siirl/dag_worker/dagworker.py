@@ -34,6 +34,7 @@ from siirl.dag_worker.metric_values import plain_record
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.reward_columns import place_rewards
+from siirl.dag_worker.step_trace import traced_step
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -390,14 +391,12 @@ class DAGWorker:
         return self.ranks.broadcast_object(late)
 
     def _profiled(self) -> AbstractContextManager[Any]:
-        """torch.profiler in the steps of `profiler.steps`, on rank 0."""
+        """A trace of all ranks in the steps of `profiler.steps`."""
         profiler = self.config.profiler
-        if not profiler.enable or self.global_steps not in profiler.steps or self.ranks.rank != 0:
+        if not profiler.enable or self.global_steps not in profiler.steps:
             return nullcontext()
         folder = self.run_folder / "profile"
-        return torch.profiler.profile(
-            on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder))
-        )
+        return traced_step(folder, step=self.global_steps, ranks=self.ranks)
 
 
 def prepare_process(config: SiiRLArguments) -> torch.device:

@@ -7,9 +7,13 @@ from siirl.params.fields import option
 
 @dataclass
 class ProfilerArguments:
-    """torch.profiler on selected steps; traces go to the run folder."""
+    """torch.profiler on selected steps; a Chrome trace of all ranks goes to the run folder."""
 
-    enable: bool = option(False, "Profile the worker of rank 0.", why="slows a step")
+    enable: bool = option(
+        False,
+        "Write a trace of each of these steps over all ranks, for Perfetto.",
+        why="slows a step",
+    )
     steps: tuple[int, ...] = option(
         (2,),
         "Training steps to profile, from 1 on.",
