@@ -5,8 +5,9 @@ Two forms, distinguished by their columns:
 - **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model`
   ({style, ground_truth}); `ability` and `extra_info` are optional. Other columns are
     ignored, with a log message.
-- **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math): `question`
-  and `answer`, with the solution and, in its last line, `#### x`.
+- **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math) or parquet
+  as on the Hub (openai/gsm8k): `question` and `answer`, with the solution and, in its last line,
+  `#### x`.
 
 Opening a file reads only its index; a rank reads its own rows (`rows(start, stop)`). Every fault is
 a ValueError with file, row and remedy. Left out: shuffling, sharding and chat templates, which
@@ -16,6 +17,7 @@ belong to the data loader.
 import abc
 import array
 import bisect
+import functools
 import json
 import logging
 import math
@@ -160,7 +162,7 @@ def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path} to read prompts from.")
     if path.suffix == ".parquet":
-        return ParquetPrompts(path)
+        return ParquetPrompts(path, gsm8k_instruction=gsm8k_instruction)
     if path.suffix == ".jsonl":
         return JsonLinesPrompts(path, gsm8k_instruction=gsm8k_instruction)
     raise ValueError(
@@ -184,25 +186,29 @@ def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
 
 
 class ParquetPrompts(PromptFile):
-    """Prompt columns in parquet; decodes only row groups with requested rows."""
+    """Prompt columns or GSM8K in parquet; decodes only row groups with requested rows."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION) -> None:
+        self.path, self._instruction = path, gsm8k_instruction
         try:
-            self._file = parquet.ParquetFile(
-                path, read_dictionary=text_columns(parquet.read_metadata(path), COLUMNS)
-            )
+            metadata = parquet.read_metadata(path)
+            self._is_gsm8k = set(GSM8K_COLUMNS) <= set(metadata.schema.to_arrow_schema().names)
+            known = GSM8K_COLUMNS if self._is_gsm8k else COLUMNS
+            self._file = parquet.ParquetFile(path, read_dictionary=text_columns(metadata, known))
         except pyarrow.ArrowInvalid as error:
             raise ValueError(
                 f"{path} is no readable parquet file ({error}). Write it anew, or remove it from "
                 "the list."
             ) from error
-        _check_columns(self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path)
+        if not self._is_gsm8k:
+            _check_columns(
+                self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path
+            )
         self._starts = [0]
         for group in range(self._file.num_row_groups):
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
         _check_not_empty(len(self), path)
-        self._names = [name for name in COLUMNS if name in self._file.schema_arrow.names]
+        self._names = [name for name in known if name in self._file.schema_arrow.names]
         self._rows_at_once = [
             self._check_group(group) for group in range(self._file.num_row_groups)
         ]
@@ -213,6 +219,8 @@ class ParquetPrompts(PromptFile):
 
     def data_sources(self) -> list[str]:
         """See `PromptFile.data_sources`."""
+        if self._is_gsm8k:
+            return [GSM8K_SOURCE] * len(self)
         pieces = (
             piece
             for group in range(self._file.num_row_groups)
@@ -306,9 +314,10 @@ class ParquetPrompts(PromptFile):
     def _read(
         self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]
     ) -> list[PromptRow]:
+        read = functools.partial(_gsm8k_row, self._instruction) if self._is_gsm8k else PromptRow.of
         named = zip(numbers, table.to_pylist(), strict=True)
         return [
-            _of_row(PromptRow.of, entry, path=self.path, place=self.place(number))
+            _of_row(read, entry, path=self.path, place=self.place(number))
             for number, entry in named
         ]
 
@@ -369,7 +378,7 @@ class JsonLinesPrompts(PromptFile):
 
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
         """See `PromptFile.select`."""
-        read = self._gsm8k_row if self._is_gsm8k else PromptRow.of
+        read = functools.partial(_gsm8k_row, self._instruction) if self._is_gsm8k else PromptRow.of
         for row, entry in zip(rows, self._objects(rows), strict=True):
             yield self._read(read, entry, row)
 
@@ -382,21 +391,22 @@ class JsonLinesPrompts(PromptFile):
                 stream.seek(self._positions[row])
                 yield _json_object(stream.readline(), path=self.path, place=self.place(row))
 
-    def _gsm8k_row(self, entry: Mapping[str, Any]) -> PromptRow:
-        for name in GSM8K_COLUMNS:
-            if not isinstance(entry.get(name), str) or not entry[name].strip():
-                raise ValueError(f"{name!r} must be text, got {shortened(entry.get(name))}")
-        solution, mark, answer = entry["answer"].rpartition("####")
-        if not mark or not answer.strip():
-            raise ValueError(
-                f"'answer' must end in a line `#### x`, got {shortened(entry['answer'][-60:])}"
-            )
-        return PromptRow(
-            data_source=GSM8K_SOURCE,
-            prompt=(message("user", f"{entry['question'].strip()}\n{self._instruction}".strip()),),
-            ground_truth=answer.strip(),
-            extra_info={"solution": solution.strip()},
+
+def _gsm8k_row(instruction: str, entry: Mapping[str, Any]) -> PromptRow:
+    for name in GSM8K_COLUMNS:
+        if not isinstance(entry.get(name), str) or not entry[name].strip():
+            raise ValueError(f"{name!r} must be text, got {shortened(entry.get(name))}")
+    solution, mark, answer = entry["answer"].rpartition("####")
+    if not mark or not answer.strip():
+        raise ValueError(
+            f"'answer' must end in a line `#### x`, got {shortened(entry['answer'][-60:])}"
         )
+    return PromptRow(
+        data_source=GSM8K_SOURCE,
+        prompt=(message("user", f"{entry['question'].strip()}\n{instruction}".strip()),),
+        ground_truth=answer.strip(),
+        extra_info={"solution": solution.strip()},
+    )
 
 
 def _of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> Any:

@@ -44,7 +44,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "warm-start": Subcommand(
         "siirl.warm_start",
-        "make an initial policy from expert demonstrations or right answers",
+        "make an initial policy from demonstrations or right answers",
         (
             *(
                 "--help",
@@ -56,14 +56,17 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
                 "--learning-rate",
                 "--stop-at",
             ),
-            *("--fit-proprioception", "--clips", "--expert"),
+            *("--fit-proprioception", "--clips", "--expert", "--lerobot", "--lerobot-cameras"),
         ),
         configures=True,
     ),
     "replay": Subcommand(
         "siirl.replay",
-        "simulate recorded episodes again and film them",
-        ("--help", "--every", "--size", "--output"),
+        "simulate recorded episodes again, and film them or write a LeRobot data set",
+        (
+            *("--help", "--every", "--size", "--output"),
+            *("--lerobot", "--lerobot-version", "--fps"),
+        ),
         configures=True,
     ),
     "serve": Subcommand(
@@ -79,6 +82,11 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
             *("--help", "--export", "--output"),
             *("--rollouts", "--step", "--kind", "--failures", "--count"),
         ),
+    ),
+    "export": Subcommand(
+        "siirl.export",
+        "write a policy as a folder for transformers and the Hugging Face Hub",
+        ("--help", "--output", "--dtype", "--license", "--file-gb", "--base"),
     ),
     "doctor": Subcommand(
         "siirl.doctor", "check what this machine has and lacks for the jobs", ("--help",)

@@ -4,10 +4,10 @@
     python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00
     python -m siirl.evaluate checkpoint=assets/tiny_vla env=metaworld trainer.val_episodes=100
 
-`checkpoint` is a policy folder, a checkpoint or a run folder; a run's configuration then becomes
-the default. All other words are those of `siirl.train`. `actions=sampled|argmax|both` selects the
-kind of action. Results go to `evaluation.json` in a new run folder, with videos of
-`trainer.record_val_episodes` episodes.
+`checkpoint` is a policy folder (`hf://owner/name` on the Hub), a checkpoint or a run folder; a
+run's configuration then becomes the default. All other words are those of `siirl.train`.
+`actions=sampled|argmax|both` selects the kind of action. Results go to `evaluation.json` in a new
+run folder, with videos of `trainer.record_val_episodes` episodes.
 
 `env=libero env.suite=…` runs LIBERO's published protocol: all tasks of the suites from all 50
 initial states (`env.tasks=` and `env.states=split` select fewer). `resume=FOLDER` continues an
@@ -23,6 +23,7 @@ from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
+from siirl.params.paths import find
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
         policy, before = (
-            Path(checkpoint).expanduser(),
+            find(checkpoint),
             None if resume is None else Path(resume).expanduser(),
         )
         from siirl.jobs.evaluation import (

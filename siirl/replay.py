@@ -4,6 +4,8 @@
     python -m siirl.replay outputs/run/TIME
     python -m siirl.replay outputs/run/TIME val-000000-sampled-000003 --size 512 --every 1
     python -m siirl.replay outputs/run/TIME 000004-00000037-000 env.render_quality=full
+    # every recorded success as a LeRobot data set, with an observation for each step
+    python -m siirl.replay outputs/run/TIME --lerobot my_dataset
 
 It records every frame, in a larger size or from another camera. The run has written seed and
 actions next to the video, so no policy or checkpoint is needed. Overrides that change the physics
@@ -41,6 +43,7 @@ from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_
 from siirl.reporting.run_folder import CONFIG_FILE
 
 STREAM = "replay"
+VERSIONS = ("v2.1", "v3.0")
 FRAMES_PER_SECOND = 20
 NEEDED = {
     "uid",
@@ -82,10 +85,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=None,
         help="video file; by default replay_<uid>.mp4 in the run folder",
     )
+    parser.add_argument(
+        "--lerobot",
+        type=Path,
+        metavar="FOLDER",
+        help="write the recorded successes as a LeRobot data set instead of a video",
+    )
+    parser.add_argument(
+        "--lerobot-version", choices=VERSIONS, default=VERSIONS[-1], help="its layout (v3.0)"
+    )
+    parser.add_argument(
+        "--fps", type=int, default=FRAMES_PER_SECOND, help="its frames a second (20)"
+    )
     flags = parser.parse_intermixed_args(argv)
     try:
         check_frames(flags)
         rows = recorded(flags.folder)
+        if flags.lerobot is not None:
+            if flags.uid is not None and "=" in flags.uid:  # all episodes, and an override
+                flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]
+            from siirl.jobs.recorded_data_set import write_recorded  # pyarrow takes a while
+
+            return write_recorded(flags, rows, recording_of=recording_of)
         if flags.uid is None:
             show(rows)
             return 0

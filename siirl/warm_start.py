@@ -1,9 +1,11 @@
 """`python -m siirl.warm_start`: makes a policy folder to start RL from.
 
     python -m siirl.warm_start --output my_policy env=metaworld env.tasks='[drawer-open,door-open]'
+    python -m siirl.warm_start --output my_policy env=libero --lerobot hf://OWNER/DATASET
     python -m siirl.warm_start --output my_model env=math env.tasks='[sums-3]'
 
-VLA policies learn from demonstrations of scripted experts, language models from answers.
+VLA policies learn from demonstrations of scripted experts or of a LeRobot data set, language models
+from answers.
 Environment and policy come from the same configuration as training (`env=`, `model=`,
 `trainer.seed`, `trainer.blind`); settings of the warm start are flags. Deterministic for a seed. If
 the start is too good for RL to improve, use fewer demonstrations and updates.
@@ -144,6 +146,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--expert",
         help="module:function: task name -> (environment -> action); default: the shipped expert",
+    )
+    parser.add_argument(
+        "--lerobot",
+        metavar="DATASET",
+        help="robots: demonstrations from a LeRobot data set, a folder or hf://owner/name, instead "
+        "of an expert's; --demonstrations then limits them",
+    )
+    parser.add_argument(
+        "--lerobot-cameras",
+        metavar="NAME,NAME",
+        help="its cameras in the environment's order; by default the first ones",
     )
     parser.add_argument(
         "overrides", nargs="*", help="group=option and key=value, as for siirl.train"

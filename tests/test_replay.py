@@ -11,7 +11,18 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from envs.base import PROPRIOCEPTION, Environment, EnvSpec, FrameRequest, Frames, StepResult
+from envs.base import (
+    IMAGES,
+    INSTRUCTION,
+    PROPRIOCEPTION,
+    Environment,
+    EnvSpec,
+    FrameRequest,
+    Frames,
+    StepResult,
+)
+from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet
+from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.params.parser import parse_config, to_yaml
 from siirl.replay import main, show
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
@@ -208,3 +219,72 @@ def test_the_table_of_episodes_cannot_command_the_terminal(
     shown = capsys.readouterr().out
     assert not {"\x1b", "\r", "\x07"} & set(shown)
     assert "[/red]" in shown
+
+
+class FilmedWalk(WalkEnv):
+    """The walk with pictures and an instruction."""
+
+    def __init__(self, drift: float = 0.0) -> None:
+        super().__init__(drift)
+        self.spec.observation_space.spaces |= {
+            IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8),
+            INSTRUCTION: gymnasium.spaces.Text(20),
+        }
+
+    async def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start."""
+        return await super().reset(seed=seed, options={"frames": {}, **options})
+
+    def _observation(self) -> dict[str, Any]:
+        return {
+            **super()._observation(),
+            IMAGES: self.render()[None],
+            INSTRUCTION: "go right",
+        }
+
+
+def filmed_run(folder: Path) -> Path:
+    run = recorded_run(folder, [1.0, 1.0, 0.5, 0.5], success=True)
+    config = (run / CONFIG_FILE).read_text().replace("WalkEnv", "FilmedWalk")
+    (run / CONFIG_FILE).write_text(config)
+    return run
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_recorded_success_becomes_a_lerobot_episode(version: str, tmp_path: Path) -> None:
+    run, folder = filmed_run(tmp_path / "run"), tmp_path / "data"
+    words = ["--lerobot", str(folder), "--lerobot-version", version]
+    assert main([str(run), *words]) == 0
+    data = RobotDataSet(folder)
+    assert tasks_of(data, tasks=["right"]) == {"go right": "right"}
+    (episode,) = data.read(cameras=data.cameras)
+    assert episode.actions[:, 0].tolist() == [1.0, 1.0, 0.5, 0.5]
+    assert episode.state[:, 0].tolist() == [7.0, 8.0, 9.0, 9.5]
+    np.testing.assert_allclose(episode.images.mean((1, 2, 3, 4)), [0, 20, 40, 60], atol=3)
+
+
+def test_an_episode_that_takes_another_course_is_no_demonstration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--lerobot", str(tmp_path / "data"), "env.kwargs={drift: 1.0}"]
+    assert main([str(filmed_run(tmp_path / "run")), *words]) == 1
+    assert "1 episodes ended differently and are left out: a/b" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "needs observations of pictures and proprioception"),
+        (["nothing"], "recorded no success nothing"),
+        (["--fps=0"], "--fps 0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_a_data_set_is_refused(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True)
+    assert main([str(run), *words, "--lerobot", str(tmp_path / "data")]) == 2
+    assert sentence in capsys.readouterr().err

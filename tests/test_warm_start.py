@@ -3,6 +3,7 @@ cannot do is said.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -212,3 +213,36 @@ def test_a_number_out_of_range_is_refused(tmp_path, capsys, flag):
     with pytest.raises(SystemExit, match="2"):
         main(["--output", str(tmp_path), flag])
     assert f"error: argument {flag.partition('=')[0]}: " in capsys.readouterr().err
+
+
+LEROBOT = Path(__file__).parent / "lerobot" / "v21"
+TWICE = "--lerobot-cameras=observation.images.front,observation.images.front"
+RECORDED = ("env.tasks=[drawer-open,button-press]", *ROBOT[2:3], *SHORT, "--lerobot", str(LEROBOT))
+
+
+def test_a_policy_is_cloned_from_a_lerobot_data_set(tmp_path):
+    assert main(["--output", str(tmp_path / "policy"), *RECORDED]) == 0
+    notes = json.loads((tmp_path / "policy" / "config.json").read_text())["notes"]
+    assert (notes["tasks"], notes["demonstrations"]) == (["drawer-open"], 1)
+    assert notes["observations"] == 12
+    load_policy(tmp_path / "policy")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["env.tasks=[button-press]"], "has no episode of the tasks button-press. It has drawer"),
+        (["--lerobot-cameras=top"], "has the cameras observation.images.front, and 'metaworld' 1"),
+        (["--demonstrations=door-open=1"], "--demonstrations door-open=1: the tasks (env.tasks)"),
+        (["--expert=mine:expert"], "drop one"),
+        (["--lerobot=assets"], "cannot be read"),
+        (["env=libero", TWICE], "has 4 numbers of observation.state, and environment 'libero"),
+        (["env=math"], "is no robot; leave it out"),
+    ],
+)
+def test_a_data_set_that_does_not_fit_is_refused(tmp_path, capsys, words, told):
+    of_metaworld = not any(word.startswith("env=") for word in words)
+    line = [*(RECORDED if of_metaworld else RECORDED[2:]), *words]
+    assert main(["--output", str(tmp_path / "policy"), *line]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "policy").exists()

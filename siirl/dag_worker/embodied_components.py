@@ -1,6 +1,7 @@
 """Builds the objects of a VLA policy's rank; the counterpart of `text_components`."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ class EmbodiedBuilder(RankBuilder):
         encoder = None if reward.demonstrations is None else self.encoder
         return make_reward_manager(
             reward,
-            demonstrations=demonstration_embeddings(reward, encoder),
+            demonstrations=demonstration_embeddings(reward, encoder, tasks=self.spec.tasks),
             tasks=self.spec.tasks,
         )
 
@@ -193,7 +194,9 @@ def make_encoder(reward: RewardArguments, *, device: torch.device) -> VideoEncod
     """Load the reward's video encoder for a rank on `device`; None if it has none."""
     if reward.encoder is None:
         return None
-    return load_video_encoder(reward.encoder, computing=encoder_computing(reward, device=device))
+    return load_video_encoder(
+        str(find(reward.encoder)), computing=encoder_computing(reward, device=device)
+    )
 
 
 def encoder_computing(reward: RewardArguments, *, device: torch.device) -> Computing:
@@ -214,7 +217,7 @@ def encoder_computing(reward: RewardArguments, *, device: torch.device) -> Compu
 
 
 def demonstration_embeddings(
-    reward: RewardArguments, encoder: VideoEncoder | None
+    reward: RewardArguments, encoder: VideoEncoder | None, *, tasks: Sequence[str]
 ) -> dict[str, NDArray[np.float32]]:
     """Embeddings [N, D] of demonstration clips by task; empty without `reward.demonstrations`."""
     file = reward.demonstrations
@@ -225,7 +228,5 @@ def demonstration_embeddings(
             f"reward.demonstrations={file} is compared with videos, which "
             f"reward.name={reward.name} does not use."
         )
-    return {
-        task: encoder.encode(clips)
-        for task, clips in load_demonstration_clips(str(find(file))).items()
-    }
+    clips = load_demonstration_clips(str(find(file)), tasks=tasks, every=reward.frame_every)
+    return {task: encoder.encode(of_task) for task, of_task in clips.items()}

@@ -1,4 +1,4 @@
-"""Warm starts before RL: VLA policies from demonstrations of scripted experts, text from answers.
+"""Warm starts before RL: VLA policies from demonstrations, text from answers.
 
 Implements `python -m siirl.warm_start` after argument parsing. Left out: the training itself
 (`siirl.imitation.behaviour_cloning`, `siirl.imitation.sft`).
@@ -27,6 +27,7 @@ from siirl.imitation.behaviour_cloning import (
     collect_demonstration,
     fit_scale,
 )
+from siirl.imitation.lerobot_demonstrations import read_demonstrations
 from siirl.imitation.sft import warm_start_on_answers
 from siirl.imitation.sft_examples import SFT_SOURCES
 from siirl.models.policy_loader import build_policy, save_policy
@@ -58,6 +59,8 @@ def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: st
         MissingAssetError: The machine lacks an asset.
     """
     if config.env.name in SFT_SOURCES:
+        if flags.lerobot is not None:
+            raise ConfigError(f"--lerobot: env.name={config.env.name} is no robot; leave it out.")
         run_answers(flags, config, command=command)
     else:
         check_robot(config)
@@ -97,26 +100,17 @@ def check_robot(config: SiiRLArguments) -> None:
 
 
 def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
-    """Collect demonstrations, clone, save."""
+    """Collect or read demonstrations, clone, save."""
     torch.set_num_threads(1)
     _fill(flags, updates=300, batch_rows=128, learning_rate=1e-3)
-    own_expert, first_seed = EXPERTS.get(config.env.name, (None, OTHER_FIRST_SEED))
-    reference = flags.expert or own_expert
-    if reference is None:
-        raise ConfigError(
-            f"env.name={config.env.name} has no shipped scripted experts: give --expert "
-            "module:function."
-        )
-    environment = make_env(config.env.name, **config.env.constructor_kwargs())
-    experts = make_experts(reference, environment.spec.tasks)
     with Progress() as progress, ExitStack() as stack:
-        stack.callback(
-            lambda: asyncio.run(environment.close())
-        )  # otherwise OpenGL reports errors at interpreter exit
+        source = (
+            _Experts(flags, config, stack) if flags.lerobot is None else _Recorded(flags, config)
+        )
         policy = build_policy(
             config.actor_rollout_ref.model.policy,
             path=None,
-            spec=environment.spec,
+            spec=source.spec,
             seed=config.trainer.seed,
             options=config.actor_rollout_ref.model.options,
         )
@@ -125,9 +119,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
                 f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to "
                 "fit; leave it out."
             )
-        demonstrations = _collect(
-            flags, config.trainer, environment, experts, progress, first_seed=first_seed
-        )
+        demonstrations = source.demonstrations(progress)
         data = CloningData.from_demonstrations(demonstrations, policy)
         if policy.proprioception_layer is not None and flags.fit_proprioception:
             fit_scale(policy.proprioception_layer, data.proprioception)
@@ -135,16 +127,70 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
             data.pixel_values.zero_()
         final = _clone(flags, config.trainer, policy, data, progress)
     counts = {"demonstrations": len(demonstrations), "observations": len(data.tokens)}
-    notes = {"command": command, "tasks": list(experts), **counts, **final}
+    tasks = list(dict.fromkeys(demonstration.task for demonstration in demonstrations))
+    notes = {"command": command, "tasks": tasks, **counts, **final}
     save_policy(
         policy, flags.output, notes=notes, dtype=torch.float16
     )  # half the size in a repository; training uses float32
     if flags.clips is not None:
         _save_clips(flags.clips, demonstrations)
     print(
-        f"Saved {flags.output}: {final['token_accuracy']:.0%} of the experts' tokens. "
+        f"Saved {flags.output}: {final['token_accuracy']:.0%} of the demonstrated tokens. "
         f"Measure it: python -m siirl.evaluate checkpoint={flags.output}"
     )
+
+
+class _Experts:
+    """Demonstrations that scripted experts give in the environment."""
+
+    def __init__(self, flags: argparse.Namespace, config: SiiRLArguments, stack: ExitStack) -> None:
+        own_expert, self.first_seed = EXPERTS.get(config.env.name, (None, OTHER_FIRST_SEED))
+        reference = flags.expert or own_expert
+        if reference is None:
+            raise ConfigError(
+                f"env.name={config.env.name} has no shipped scripted experts: give --expert "
+                "module:function, or --lerobot DATASET."
+            )
+        self.flags, self.config = flags, config
+        self.environment = make_env(config.env.name, **config.env.constructor_kwargs())
+        stack.callback(
+            lambda: asyncio.run(self.environment.close())
+        )  # otherwise OpenGL reports errors at interpreter exit
+        self.spec = self.environment.spec
+        self.experts = make_experts(reference, self.spec.tasks)
+
+    def demonstrations(self, progress: Progress) -> list[Demonstration]:
+        """Successful episodes of every task."""
+        return _collect(
+            self.flags,
+            self.config.trainer,
+            self.environment,
+            self.experts,
+            progress,
+            first_seed=self.first_seed,
+        )
+
+
+class _Recorded:
+    """Demonstrations of a LeRobot data set."""
+
+    def __init__(self, flags: argparse.Namespace, config: SiiRLArguments) -> None:
+        if flags.expert is not None:
+            raise ConfigError("--expert gives demonstrations, and --lerobot has some: drop one.")
+        self.flags, self.spec = flags, describe_env(config)
+
+    def demonstrations(self, progress: Progress) -> list[Demonstration]:
+        """The data set's episodes of the environment's tasks."""
+        bar = progress.add_task("reading demonstrations", total=None)
+        cameras = self.flags.lerobot_cameras
+        found = read_demonstrations(
+            self.flags.lerobot,
+            self.spec,
+            cameras=None if cameras is None else cameras.split(","),
+            most=self.flags.demonstrations,
+        )
+        progress.update(bar, total=len(found), completed=len(found))
+        return found
 
 
 def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:

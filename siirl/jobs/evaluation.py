@@ -20,11 +20,10 @@ from rich.text import Text
 
 from siirl import interrupts, stacks
 from siirl.dag_worker.assembly import build_evaluation
-from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.components import Evaluation
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.engine.training.collectives import OneProcess
-from siirl.errors import CheckpointError, ConfigError
+from siirl.errors import ConfigError
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.jobs.cluster_session import session
 from siirl.jobs.libero_protocol import (
@@ -41,6 +40,7 @@ from siirl.jobs.libero_protocol import (
     run_protocol,
     suite_words,
 )
+from siirl.jobs.policy_place import locate
 from siirl.jobs.training_run import places_to_look
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
@@ -58,7 +58,7 @@ from siirl.preflight.ungraded_rows import rate_by_grade
 from siirl.reporting.console import cell, perturbation_table, score_table, success_table
 from siirl.reporting.metrics import Reduced, reduce_metrics
 from siirl.reporting.progress import Progress
-from siirl.reporting.run_folder import CONFIG_FILE, run_folder
+from siirl.reporting.run_folder import run_folder
 from siirl.reporting.statistics import (
     MeanInterval,
     SuccessInterval,
@@ -288,25 +288,6 @@ def by_protocol(
         "episodes_per_task": STATES,
         "conditions": below,
     }, tables
-
-
-def locate(checkpoint: Path) -> tuple[Path, Path | None]:
-    """Policy folder of `checkpoint`, and the configuration of its run if it is part of one.
-
-    Raises:
-        CheckpointError: The path is no policy folder, checkpoint or run folder, or it is damaged.
-    """
-    if (checkpoint / "config.json").is_file():
-        return checkpoint, None
-    if not checkpoint.is_dir():
-        raise CheckpointError(
-            f"checkpoint={checkpoint}: the folder does not exist. Give a policy folder, a "
-            "checkpoint, or a run folder."
-        )
-    folder = resolve_checkpoint(checkpoint)
-    read_manifest(folder)
-    config_file = folder.parent.parent / CONFIG_FILE
-    return folder / "actor", config_file if config_file.is_file() else None
 
 
 @contextlib.contextmanager

@@ -81,6 +81,13 @@ class StoredTensors:
         """Shape of each tensor."""
         return {name: stored.shape for name, stored in self.tensors.items()}
 
+    @property
+    def types(self) -> dict[str, tuple[torch.dtype, torch.Size]]:
+        """Type and shape of each tensor."""
+        return {
+            name: (stored.dtype, torch.Size(stored.shape)) for name, stored in self.tensors.items()
+        }
+
     def fill(self, name: str, target: torch.Tensor) -> None:
         """Copy the tensor, or this rank's part of it, into `target`, in its type.
 

@@ -13,10 +13,16 @@ class DataArguments:
     """Tasks or prompts of a step."""
 
     train_files: tuple[str, ...] = option(
-        (), "Files with training prompts (parquet or jsonl).", unique=True, text_only=NO_FILES
+        (),
+        "Files or folders with training prompts (parquet or jsonl), or data sets of the Hub.",
+        unique=True,
+        text_only=NO_FILES,
     )
     val_files: tuple[str, ...] = option(
-        (), "Files with held-out prompts.", unique=True, text_only=NO_FILES
+        (),
+        "Files, folders or data sets of the Hub with held-out prompts.",
+        unique=True,
+        text_only=NO_FILES,
     )
     train_batch_size: int = option(
         512,

@@ -94,7 +94,7 @@ class ModelArguments:
     )
     path: str | None = option(
         None,
-        "Policy folder (config.json, model.safetensors); null: new weights.",
+        "Policy folder (config.json, model.safetensors), or hf://owner/name; null: new weights.",
         why="env= chooses a fitting folder",
     )
     options: dict[str, Any] = field(

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from siirl.params.hub_place import SCHEME, hub_place
+
 PACKAGE = Path(__file__).resolve().parent.parent
 ASSETS = "assets"
 
@@ -24,9 +26,19 @@ def asset_path(name: str) -> Path:
 
 
 def find(path: str) -> Path:
-    """The file or folder that a config key names: as it is; or, for `assets/...`, the shipped one
-    wherever siirl is installed.
+    """The file or folder that a config key names: as it is; for `assets/...`, the shipped one
+    wherever siirl is installed; for `hf://...`, its copy in the Hub's cache.
+
+    Raises:
+        ConfigError: `hf://` with something else than a place behind it.
+        MissingAssetError: A place that the Hub does not serve.
     """
+    if path.startswith(SCHEME):
+        from siirl.params.hub_files import local_copy
+
+        place = hub_place(path, place="path")
+        assert place is not None
+        return local_copy(place, key="path")[0]
     given = Path(path).expanduser()
     if given.parts[:1] == (ASSETS,) and not given.exists():
         return asset_path(str(Path(*given.parts[1:])))

@@ -19,6 +19,7 @@ from siirl.preflight.agent_checks import (
     unread_of_agents,
 )
 from siirl.preflight.config_checks import config_problems, environment_problems
+from siirl.preflight.hub_pins import names_of_hub, pin_hub_places
 from siirl.preflight.machine import device_problems, process_problems, require_linux
 from siirl.preflight.needed_files import file_problems
 from siirl.preflight.ungraded_rows import ask_ungraded_rows
@@ -98,12 +99,11 @@ def _check(
     check_domain: Callable[[EnvSpec], Sequence[SiirlError]],
 ) -> EnvSpec:
     require_linux()
-    errors: list[SiirlError] = [
-        *_machine_problems(config),
-        *config_problems(config),
-        *file_problems(config),
-        *unread,
-    ]
+    errors: list[SiirlError] = [*_machine_problems(config), *config_problems(config), *unread]
+    if next(names_of_hub(config), None) is not None:
+        refuse(errors)  # before anything is downloaded
+        pin_hub_places(config)
+    errors += file_problems(config)
     if not config.env.name or _lacks_id(config.env):
         refuse(errors)  # config_problems reports it; without a name there is no spec
     ask_ungraded_rows(config)

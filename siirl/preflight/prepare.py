@@ -380,11 +380,13 @@ def check_demonstrations(reward: RewardArguments, spec: EnvSpec) -> None:
         return
     place = f"reward.demonstrations={file}"
     try:
-        tasks = load_demonstration_clips(str(find(file)))
+        tasks = load_demonstration_clips(
+            str(find(file)), tasks=spec.tasks, every=reward.frame_every
+        )
     except (AttributeError, MemoryError, ValueError, *DAMAGE) as error:
         raise ConfigError(
             f"{place} holds no clips ({error}): make some with python -m siirl.warm_start "
-            "--clips FILE."
+            "--clips FILE, or name a LeRobot data set."
         ) from error
     if not tasks.keys() & set(spec.tasks):
         raise ConfigError(

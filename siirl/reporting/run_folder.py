@@ -15,6 +15,7 @@ from siirl.params.parser import to_yaml
 from siirl.params.refusals import REFUSALS
 from siirl.params.resume_line import way_on
 from siirl.params.training_args import SiiRLArguments
+from siirl.reporting.origin import ORIGIN_FILE, write_origin
 
 CONFIG_FILE, PLAN_FILE, GRAPH_FILE = "config.yaml", "plan.txt", "graph.json"
 PROBE_FILE = ".probe"
@@ -36,7 +37,7 @@ def run_folder(
     measure_free: Callable[[Path], int] = free_bytes,
     describe: Callable[[Path], str] | None = None,
 ) -> Iterator[Path]:
-    """Make the run folder with config.yaml; remove it if the run ends without results.
+    """Make the run folder with config.yaml and origin.json; remove it if the run ends without results.
 
     A second run within the same second gets its own folder. The exception of a run that ends early
     gets a note on how to resume.
@@ -66,6 +67,7 @@ def run_folder(
             folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
             _write_probe(folder / PROBE_FILE)
             (folder / CONFIG_FILE).write_text(to_yaml(config))
+            write_origin(folder)
             free = measure_free(folder)
             if free < needed_bytes:
                 raise ConfigError(
@@ -100,7 +102,7 @@ def _leave(folder: Path, made: list[Path], describe: Callable[[Path], str]) -> s
     """Remove a folder without results; else return the note about it."""
     stacks.remove_empty(folder / stacks.FOLDER)
     if {entry.name for entry in folder.iterdir()} <= {
-        *(CONFIG_FILE, PLAN_FILE, GRAPH_FILE, PROBE_FILE)
+        *(CONFIG_FILE, ORIGIN_FILE, PLAN_FILE, GRAPH_FILE, PROBE_FILE)
     }:
         _take_back(folder, made)
         return ""

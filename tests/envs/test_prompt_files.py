@@ -98,6 +98,17 @@ def test_gsm8k_is_read_as_it_ships(tmp_path):
     assert read.extra_info["solution"].endswith("1080")
 
 
+def test_gsm8k_in_parquet_is_the_same_as_in_jsonl(tmp_path):
+    rows = [{"question": "How many?", "answer": "three\n#### 3", "other": 1}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    in_parquet, in_jsonl = (
+        open_prompts(file)
+        for file in (tmp_path / "train.parquet", write(tmp_path / "train.jsonl", rows))
+    )
+    assert in_parquet.rows(0, 1) == in_jsonl.rows(0, 1)
+    assert in_parquet.data_sources() == in_jsonl.data_sources()
+
+
 def test_blank_lines_are_skipped_and_lines_still_numbered_as_in_the_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n" + json.dumps(columns()) + "\n\n" + json.dumps(columns(prompt=[])) + "\n")

@@ -1,6 +1,7 @@
 """The run folder: unique, tried out, and gone again where it cannot be used."""
 
 import errno
+import importlib.metadata
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from siirl.errors import ConfigError, RunFailed
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
+from siirl.reporting.origin import command_line, read_origin
 from siirl.reporting.run_folder import run_folder
 
 NOON = datetime(2026, 11, 21, 12, 0, 0)
@@ -32,8 +34,19 @@ def make_run_folder(config: SiiRLArguments, **arguments: Any) -> Path:
 def test_it_is_named_by_experiment_and_time_and_holds_the_configuration(tmp_path: Path) -> None:
     folder = make_run_folder(config_for(tmp_path), needed_bytes=0, now=lambda: NOON)
     assert folder == tmp_path / "name" / "2026-11-21_12-00-00"
-    assert [entry.name for entry in folder.iterdir()] == ["config.yaml"]
+    assert {entry.name for entry in folder.iterdir()} == {"config.yaml", "origin.json"}
     assert parse_config(config_file=folder / "config.yaml") == config_for(tmp_path)
+
+
+def test_the_origin_of_a_run_names_the_command_without_paths_of_programs(tmp_path: Path) -> None:
+    assert command_line(["/v/bin/python", "/v/bin/siirl", "train", "a=[1, 2]"]) == (
+        "siirl train 'a=[1, 2]'"
+    )
+    assert command_line(["/v/bin/python", "-m", "siirl.train"]) == "python -m siirl.train"
+    folder = make_run_folder(config_for(tmp_path), needed_bytes=0)
+    assert read_origin(folder)["versions"]["torch"] == importlib.metadata.version("torch")
+    (folder / "origin.json").unlink()
+    assert read_origin(folder) == {}
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ configuration's key, then file and row.
 """
 
 import bisect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +14,12 @@ from typing import Any
 
 from envs.prompt_files import PromptFile, PromptRow, open_prompts, require_truth
 from siirl.errors import ConfigError, MissingAssetError
+from siirl.params.hub_files import local_copy
+from siirl.params.hub_place import DATASET, hub_place
 
+TRAIN_FILES = "data.train_files"
+SPLITS = {"training": ("train",), "held-out": ("test", "validation", "val", "valid", "dev")}
+"""Names of splits on the Hub, by what siirl does with them."""
 CheckRow = Callable[[PromptRow], object]
 """Raises ValueError for a row that the environment cannot ask: `EnvSpec.check_row`."""
 
@@ -89,13 +95,59 @@ def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
     """
     if not names:
         raise ConfigError(f"{key}=[] names no file to read prompts from.")
-    paths = [Path(name).expanduser().resolve() for name in names]
-    repeated = [name for name, path in zip(names, paths, strict=True) if paths.count(path) > 1]
+    paths = [path for name in names for path in prompt_paths(name, key=key)]
+    resolved = [path.resolve() for path in paths]
+    repeated = [path for path, end in zip(paths, resolved, strict=True) if resolved.count(end) > 1]
     if repeated:
         raise ConfigError(
             f"{key} names {repeated[0]} more than once: its prompts would count double. Name it once."
         )
     return PromptFiles(paths, key=key)
+
+
+def prompt_paths(name: str, *, key: str) -> list[Path]:
+    """The files of an entry of `key`: a file; or of a folder the files of the key's split.
+
+    Files of a split begin with its name, as on the Hub (`train-00000-of-00001.parquet`), or lie in
+    a folder of that name. `hf://...` is downloaded.
+
+    Raises:
+        ConfigError: A folder in which no file belongs to the split, or files of several folders do.
+        MissingAssetError: A place that the Hub does not serve.
+    """
+    place = hub_place(name, place=key, kind=DATASET)
+    path = Path(name).expanduser().resolve()
+    if place is not None:
+        path = local_copy(place, key=key)[0]  # a link; what it points to has no ending
+    if not path.is_dir():
+        return [path]
+    split = "training" if key == TRAIN_FILES else "held-out"
+    found = [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.suffix in (".parquet", ".jsonl")
+        and _split_of(file.relative_to(path)) in SPLITS[split]
+    ]
+    folders = sorted({str(file.parent.relative_to(path)) for file in found})
+    if len(folders) > 1:
+        raise ConfigError(
+            f"{key}={name} has {split} files in several folders: {', '.join(folders)}. Name one: "
+            f"{name}/{folders[0]}"
+        )
+    if not found:
+        names = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+        raise ConfigError(
+            f"{key}={name} is a folder without {split} files (*.parquet or *.jsonl whose name "
+            f"begins with {', '.join(SPLITS[split])}). It has {names}. Name a file of it."
+        )
+    return found
+
+
+def _split_of(file: Path) -> str:
+    """`train` of `train-00000-of-00001.parquet`, `train_1.jsonl` and `train/0.parquet`."""
+    own = re.split(r"[-_.]", file.name)[0]
+    known = {name for names in SPLITS.values() for name in names}
+    return own if own in known else file.parent.name
 
 
 def _open(path: Path, key: str) -> PromptFile:

@@ -8,6 +8,7 @@ included.
 # B episode (of all ranks), D channel of the video embedding
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.archives import MEBIBYTE, check_archive
+from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, is_robot_data_set
+from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import RewardArguments
 from vjepa.reward_settings import TrajectoryRewardConfig
@@ -310,15 +313,25 @@ def _own_manager(config: RewardArguments) -> RewardManager:
     return manager
 
 
-def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
-    """Clips of successful demonstrations by task, from the npz of `python -m siirl.warm_start`.
+def load_demonstration_clips(
+    file: str, *, tasks: Sequence[str] = (), every: int = 8
+) -> dict[str, list[NDArray[np.uint8]]]:
+    """Clips of successful demonstrations by task: uint8 [frames, height, width, 3].
 
-    Its keys are `<task>/<number>`.
+    They come from the npz of `python -m siirl.warm_start --clips`, with keys `<task>/<number>`, or
+    from the first camera of a LeRobot data set.
+
+    Args:
+        file: The npz, or the folder of the data set.
+        tasks: Of the environment; episodes of others in a data set are left out.
+        every: Frames between two of a clip from a data set (`reward.frame_every`).
 
     Raises:
         MissingAssetError: No such file.
-        ValueError: Not an npz, or more than `MOST_CLIP_BYTES` unpacked.
+        ValueError: Neither of them, or more than `MOST_CLIP_BYTES` unpacked.
     """
+    if is_robot_data_set(Path(file)):
+        return _recorded_clips(RobotDataSet(Path(file)), tasks=tasks, every=every)
     if not Path(file).is_file():
         raise MissingAssetError(
             f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start "
@@ -329,6 +342,26 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
     clips: dict[str, list[NDArray[np.uint8]]] = {}
     for key in sorted(archive.files):
         clips.setdefault(key.rsplit("/", 1)[0], []).append(archive[key])
+    return clips
+
+
+def _recorded_clips(
+    data: RobotDataSet, *, tasks: Sequence[str], every: int
+) -> dict[str, list[NDArray[np.uint8]]]:
+    if not data.cameras:
+        raise ValueError(f"{data.folder} has no camera, and clips are compared by their pictures.")
+    names = tasks_of(data, tasks=tasks)
+    episodes = [place.index for place in data.episodes if place.task in names]
+    clips: dict[str, list[NDArray[np.uint8]]] = {}
+    size = 0
+    for episode in data.read(cameras=data.cameras[:1], every=every, state=None, episodes=episodes):
+        size += episode.images.nbytes
+        if size > MOST_CLIP_BYTES:
+            raise ValueError(
+                f"{data.folder} unpacks to more than {MOST_CLIP_BYTES >> 20} MiB: keep fewer "
+                "episodes, or raise reward.frame_every."
+            )
+        clips.setdefault(names[episode.task], []).append(episode.images[:, 0])
     return clips
 
 

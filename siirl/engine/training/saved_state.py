@@ -8,7 +8,7 @@ from the shards on disk, one tensor at a time. Checkpoints of siirl 0.1 have `op
 instead of `shards/`; their parts are read from the two files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -54,26 +54,42 @@ def state_tensors(
     return tensors
 
 
+class ShardedWeights:
+    """The weights in an engine's shards; one whole tensor is read at a time.
+
+    Args:
+        folder: The folder `shards/` of an engine.
+
+    Raises:
+        CheckpointError: Damaged or foreign shards.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._shards = ShardFolder(folder)
+        self.types = {
+            name.removeprefix(MODEL): place
+            for name, place in self._shards.stored().items()
+            if name.startswith(MODEL)
+        }
+        """Type and shape of each weight."""
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A whole weight in its stored type, in host memory."""
+        dtype, shape = self.types[name]
+        tensor = torch.empty(shape, dtype=dtype)
+        self._shards.read_into({f"{MODEL}{name}": tensor})
+        return tensor
+
+
 def export_weights(folder: Path) -> None:
     """Write `model.safetensors` from the shards of an engine's folder, one tensor at a time.
 
     Raises:
         OSError: It cannot be written.
     """
-    shards = ShardFolder(folder / SHARDS)
-    stored = {
-        name.removeprefix(MODEL): place
-        for name, place in shards.stored().items()
-        if name.startswith(MODEL)
-    }
-
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, (dtype, shape) in stored.items():
-            tensor = torch.empty(shape, dtype=dtype)
-            shards.read_into({f"{MODEL}{name}": tensor})
-            yield name, tensor
-
-    write_tensors_in_turn(folder / MODEL_FILE, stored, tensors())
+    weights = ShardedWeights(folder / SHARDS)
+    in_turn = ((name, weights.whole(name)) for name in weights.types)
+    write_tensors_in_turn(folder / MODEL_FILE, weights.types, in_turn)
 
 
 def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | None) -> int:

@@ -1,0 +1,309 @@
+"""Reads LeRobot data sets (github.com/huggingface/lerobot), layouts v2.1 and v3.0.
+
+    meta/info.json     features, frames a second, patterns of file names
+    meta/tasks.*       tasks by number: jsonl in v2.1, parquet in v3.0
+    meta/episodes*     episodes and, in v3.0, their places in shared files
+    data/              numbers of every frame, parquet; pictures too if a camera has no videos
+    videos/            mp4 of a camera: an episode a file in v2.1, several in v3.0
+
+Videos are decoded by ffmpeg in one pass over each file, at the size that is asked for. Nothing of
+the lerobot package is needed. Every fault is a ValueError with file and remedy. Left out: layouts
+before v2.1, depth maps, statistics, and features other than cameras, one state and one action.
+"""
+
+# T frame of an episode, C camera, H height, W width, A action dimension, P proprioceptive value
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from PIL import Image
+from pyarrow import parquet
+
+from siirl.data_coordinator.lerobot.video_frames import VideoFile
+
+INFO, TASK_NAMES = "meta/info.json", "meta/siirl_tasks.json"
+"""The second is siirl's own: the environment's task name of each instruction."""
+VERSIONS = ("v2.1", "v3.0")
+STATE, ACTION = "observation.state", "action"
+INDEX, LENGTH = "episode_index", "length"
+SHARED_DATA = "data/"
+"""Head of the columns of v3.0's table of episodes that name the parquet file."""
+REMEDY = "Download or record the data set again."
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+
+@dataclass(frozen=True)
+class RobotEpisode:
+    """One episode, a row for each frame that was asked for."""
+
+    index: int
+    task: str
+    """The instruction."""
+    images: NDArray[np.uint8]
+    """[T, C, H, W, 3]"""
+    state: NDArray[np.float32]
+    """[T, P]"""
+    actions: NDArray[np.float32]
+    """[T, A]"""
+
+
+@dataclass(frozen=True)
+class EpisodePlace:
+    """Where the frames of an episode are."""
+
+    index: int
+    task: str
+    length: int
+    data: Path
+    videos: Mapping[str, tuple[Path, float]]
+    """File of each camera, and the second at which the episode begins in it."""
+
+
+class RobotDataSet:
+    """A data set on this machine.
+
+    Args:
+        folder: The folder that holds `meta/`.
+
+    Raises:
+        ValueError: Not a LeRobot data set of a known layout, or a damaged one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info = _object(folder / INFO)
+        version = self.info.get("codebase_version")
+        if version not in VERSIONS:
+            raise ValueError(
+                f"{folder / INFO} has codebase_version {version!r}; known are "
+                f"{' and '.join(VERSIONS)}. Convert it with the lerobot package."
+            )
+        try:
+            self.fps = float(self.info["fps"])
+            features: Mapping[str, Any] = self.info["features"]
+            self.cameras = tuple(
+                name for name, feature in features.items() if feature["dtype"] in ("video", "image")
+            )
+            """Names of the cameras, in the order of info.json."""
+            self._in_videos = {name for name in self.cameras if features[name]["dtype"] == "video"}
+            self.features = {name: tuple(feature["shape"]) for name, feature in features.items()}
+            """Shape of each feature."""
+            episodes = self._places_2() if version == "v2.1" else self._places_3()
+            self.episodes = tuple(sorted(episodes, key=lambda place: place.index))
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"{folder / 'meta'} is incomplete: {error!r}. {REMEDY}") from error
+
+    @property
+    def task_names(self) -> Mapping[str, str]:
+        """The environment's name of each instruction, if siirl wrote the data set; else empty."""
+        file = self.folder / TASK_NAMES
+        return {str(k): str(v) for k, v in _object(file).items()} if file.is_file() else {}
+
+    def read(
+        self,
+        *,
+        cameras: Sequence[str],
+        size: Size | None = None,
+        every: int = 1,
+        state: str | None = STATE,
+        episodes: Sequence[int] | None = None,
+    ) -> Iterator[RobotEpisode]:
+        """Read episodes, one in memory at a time; files that hold several are read in one pass.
+
+        Args:
+            cameras: Names of `self.cameras`, in the order of the images.
+            size: Height and width that pictures are scaled to; None: as they are.
+            every: Frames between two that are kept; the last one is kept always.
+            state: Feature of proprioception; None for none, then P is 0.
+            episodes: Numbers of the episodes; None: all.
+
+        Raises:
+            ValueError: A missing or damaged file.
+        """
+        wanted = [place for place in self.episodes if episodes is None or place.index in episodes]
+        open_videos: dict[str, VideoFile] = {}
+        try:
+            for place in sorted(wanted, key=lambda place: (str(place.data), place.index)):
+                rows = self._rows(place, cameras, state)
+                kept = kept_frames(place.length, every)
+                images = [
+                    self._film(open_videos, place, camera, kept, size)
+                    if camera in self._in_videos
+                    else _pictures(rows[camera], kept, size)
+                    for camera in cameras
+                ]
+                yield RobotEpisode(
+                    index=place.index,
+                    task=place.task,
+                    images=np.stack(images, axis=1),
+                    state=_numbers(rows, state, kept),
+                    actions=_numbers(rows, ACTION, kept),
+                )
+        finally:
+            for video in open_videos.values():
+                video.close()
+
+    def _film(
+        self,
+        open_videos: dict[str, VideoFile],
+        place: EpisodePlace,
+        camera: str,
+        kept: Sequence[int],
+        size: Size | None,
+    ) -> NDArray[np.uint8]:
+        file, start = place.videos[camera]
+        video = open_videos.get(camera)
+        if video is None or video.file != file:
+            if video is not None:
+                video.close()
+            height, width = self.features[camera][:2]
+            video = open_videos[camera] = VideoFile(file, stored=(height, width), size=size)
+        first = round(start * self.fps)
+        return video.take([first + number for number in kept])
+
+    def _rows(
+        self, place: EpisodePlace, cameras: Sequence[str], state: str | None
+    ) -> pyarrow.Table:
+        columns = [ACTION, INDEX, *([state] if state else [])]
+        columns += [camera for camera in cameras if camera not in self._in_videos]
+        try:
+            table = parquet.read_table(
+                place.data, columns=columns, filters=[(INDEX, "=", place.index)]
+            )
+        except (OSError, pyarrow.ArrowException) as error:
+            raise ValueError(f"{place.data} cannot be read: {error}. {REMEDY}") from error
+        missing = [name for name in columns if name not in table.schema.names]
+        if missing or len(table) != place.length:
+            found = f"no {missing[0]}" if missing else f"{len(table)} frames"
+            raise ValueError(
+                f"{place.data} has {found} of episode {place.index}, of {place.length} frames. "
+                f"{REMEDY}"
+            )
+        return table
+
+    def _places_2(self) -> Iterator[EpisodePlace]:
+        for row in _lines(self.folder / "meta/episodes.jsonl"):
+            index = int(row[INDEX])
+            words = {"episode_chunk": index // int(self.info["chunks_size"]), INDEX: index}
+            yield EpisodePlace(
+                index=index,
+                task=str(row["tasks"][0]),
+                length=int(row[LENGTH]),
+                data=self._inside(self.info["data_path"], words),
+                videos={
+                    camera: (
+                        self._inside(self.info["video_path"], {**words, "video_key": camera}),
+                        0.0,
+                    )
+                    for camera in self._in_videos
+                },
+            )
+
+    def _places_3(self) -> Iterator[EpisodePlace]:
+        part = [f"videos/{camera}/" for camera in self._in_videos]
+        columns = [INDEX, "tasks", LENGTH]
+        for name in ("chunk_index", "file_index"):
+            columns += [f"{prefix}{name}" for prefix in (SHARED_DATA, *part)]
+        columns += [f"{prefix}from_timestamp" for prefix in part]
+        files = sorted((self.folder / "meta/episodes").glob("*/*.parquet"))
+        if not files:
+            raise ValueError(f"{self.folder} has no meta/episodes. {REMEDY}")
+        for file in files:
+            try:
+                rows = parquet.read_table(file, columns=columns).to_pylist()
+            except (OSError, pyarrow.ArrowException) as error:
+                raise ValueError(f"{file} cannot be read: {error}. {REMEDY}") from error
+            for row in rows:
+                yield EpisodePlace(
+                    index=int(row[INDEX]),
+                    task=str(row["tasks"][0]),
+                    length=int(row[LENGTH]),
+                    data=self._shared_file(self.info["data_path"], row, SHARED_DATA),
+                    videos={
+                        camera: (
+                            self._shared_file(
+                                self.info["video_path"], row, f"videos/{camera}/", camera
+                            ),
+                            float(row[f"videos/{camera}/from_timestamp"]),
+                        )
+                        for camera in self._in_videos
+                    },
+                )
+
+    def _shared_file(
+        self, pattern: str, row: Mapping[str, Any], prefix: str, camera: str = ""
+    ) -> Path:
+        words = {name: int(row[f"{prefix}{name}"]) for name in ("chunk_index", "file_index")}
+        return self._inside(pattern, {**words, "video_key": camera})
+
+    def _inside(self, pattern: str, words: Mapping[str, Any]) -> Path:
+        """A file of the data set; patterns of a foreign info.json may not lead out of it."""
+        name = str(pattern).format(**words)
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{self.folder / INFO} names {name}, outside of the data set.")
+        return self.folder / name
+
+
+def is_robot_data_set(folder: Path) -> bool:
+    """Whether a folder has the head of a LeRobot data set."""
+    return (folder / INFO).is_file()
+
+
+def kept_frames(length: int, every: int) -> list[int]:
+    """Numbers of each `every`-th frame, and of the last."""
+    return sorted({*range(0, length, every), length - 1})
+
+
+def _numbers(rows: pyarrow.Table, name: str | None, kept: Sequence[int]) -> NDArray[np.float32]:
+    if name is None:
+        return np.zeros((len(kept), 0), np.float32)
+    try:
+        values = np.asarray(rows[name].to_pylist(), np.float32)
+    except ValueError as error:
+        raise ValueError(f"{name} has rows of different lengths: {error}. {REMEDY}") from error
+    return values.reshape(len(rows), -1)[list(kept)]
+
+
+def _pictures(
+    column: pyarrow.ChunkedArray, kept: Sequence[int], size: Size | None
+) -> NDArray[np.uint8]:
+    """Decoded pictures of a parquet column."""
+    pictures = []
+    for number in kept:
+        try:
+            with Image.open(io.BytesIO(column[number].as_py()["bytes"])) as picture:
+                scaled = picture.convert("RGB")
+        except (OSError, TypeError, KeyError) as error:
+            raise ValueError(f"A picture cannot be read: {error}. {REMEDY}") from error
+        if size is not None and scaled.size != (size[1], size[0]):
+            scaled = scaled.resize((size[1], size[0]), Image.Resampling.BOX)
+        pictures.append(np.asarray(scaled))
+    return np.stack(pictures)
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {error}. {REMEDY}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds no JSON object. {REMEDY}")
+    return found
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.strip():
+                yield json.loads(line)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {error}. {REMEDY}") from error

@@ -1,0 +1,101 @@
+"""`siirl export`: writes a trained policy as a folder that transformers and the Hub read.
+
+    siirl export outputs/run/2026-11-21_12-00-00 --output my_model --license apache-2.0
+    hf upload OWNER/NAME my_model
+
+RUN is a run folder (its newest checkpoint), a checkpoint, or a policy folder. The folder holds
+weights with adapters merged, configuration, tokenizer, and a model card with results, command and
+versions. Nothing is sent anywhere: `hf upload` does that. Read the card first; the command and the
+configuration in the folder contain paths of this machine.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from siirl import interrupts
+from siirl.errors import SiirlError
+from siirl.interrupts import leave
+from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
+from siirl.params.paths import find
+from siirl.params.refusals import REFUSALS
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
+    flags = _parser().parse_args(argv)
+    try:
+        import torch  # slow; Ctrl-C works meanwhile
+
+        from siirl.jobs.hub_folder import write_hub_folder
+
+        folder = write_hub_folder(
+            find(flags.run),
+            flags.output,
+            dtype=None if flags.dtype is None else getattr(torch, flags.dtype),
+            most_bytes=round(flags.file_gb * 1e9),
+            licence=flags.license,
+            base=None if flags.base is None else find(flags.base),
+        )
+    except REFUSALS as error:
+        return end(REFUSED, str(error), error)
+    except (SiirlError, OSError, ValueError) as error:
+        return end(FAILED, f"the export failed: {error}", error)
+    except KeyboardInterrupt as interrupt:
+        return end(interrupted(interrupt), "interrupted", interrupt)
+    print(f"Wrote {folder}. Read {folder / 'README.md'}, then: hf upload OWNER/NAME {folder}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="siirl export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="run folder, checkpoint or policy folder")
+    parser.add_argument("--output", required=True, type=Path, help="folder to write; new or empty")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="type of the weights; by default as stored, which is float32 for a trained policy",
+    )
+    parser.add_argument(
+        "--license",
+        default="unknown",
+        help="licence in the model card, an identifier of the Hub such as apache-2.0 (unknown)",
+    )
+    parser.add_argument(
+        "--file-gb",
+        type=gigabytes,
+        default=5.0,
+        help="largest weight file, in GB; more files get an index (5)",
+    )
+    parser.add_argument(
+        "--base",
+        help="OpenVLA-OFT: the published checkpoint (a folder, or hf://owner/name), for the weights that siirl does not load; by "
+        "default the run's actor_rollout_ref.model.path",
+    )
+    return parser
+
+
+def gigabytes(text: str) -> float:
+    """A size above 0."""
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
+    return value
+
+
+def command() -> None:
+    """Entry of the process; signals may end it."""
+    interrupts.listen()
+    leave(main())
+
+
+if __name__ == "__main__":
+    command()

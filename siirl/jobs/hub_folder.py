@@ -1,0 +1,315 @@
+"""Writes a policy as a folder for the Hugging Face Hub, from a checkpoint or a policy folder.
+
+    README.md               model card: results, command, versions, data, licence
+    config.json             and what else the policy needs beside its weights, tokenizer included
+    model.safetensors       or several files with model.safetensors.index.json
+    siirl_config.yaml       configuration of the run
+
+A language model has transformers' layout, an OpenVLA-OFT its authors', with the projector of
+proprioception in a file of its own and with the weights that no pass reads, which come from the
+published checkpoint. LoRA adapters are merged. Weights are read from a checkpoint's shards and
+written one tensor at a time. Left out: the upload (`hf upload`), and the critic.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from siirl import interrupts
+from siirl.engine.training.saved_state import SHARDS, ShardedWeights
+from siirl.engine.training.tensor_files import write_tensors_in_turn
+from siirl.errors import CheckpointError, ConfigError
+from siirl.jobs.model_card import Card, model_card, read_training
+from siirl.jobs.policy_place import locate
+from siirl.models.adapters import (
+    ADAPTER,
+    ADAPTER_FILE,
+    merged,
+    name_without_adapters,
+    stored_adapters,
+)
+from siirl.models.openvla_checkpoint import (
+    STATE_PROJECTOR,
+    STATE_PROJECTOR_FILE,
+    unused,
+)
+from siirl.models.stored_tensors import StoredTensors
+from siirl.params.documents import read_object
+from siirl.params.model_args import LoraArguments
+from siirl.params.weight_files import INDEX_FILE, WHOLE_FILE, weight_files
+
+CONFIG_FILE, CARD_FILE, RUN_CONFIG_FILE = "config.json", "README.md", "siirl_config.yaml"
+UNREAD = "vision_backbone.featurizer.norm.weight"
+"""One of the weights of an OpenVLA that no pass reads."""
+COMPANIONS = (".json", ".jinja", ".model", ".txt", ".py")
+"""Endings of the files that lie beside weights and are copied: configuration, tokenizer, code."""
+Types = dict[str, tuple[torch.dtype, torch.Size]]
+
+
+class Weights(Protocol):
+    """Named tensors on disk."""
+
+    @property
+    def types(self) -> Types:
+        """Type and shape of each, in their order in the files."""
+
+    def whole(self, name: str) -> torch.Tensor:
+        """One of them, in host memory."""
+
+
+class MergedWeights:
+    """Weights of a model with LoRA adapters, as those of a model without.
+
+    Args:
+        stored: Under the names of the model with adapters.
+        lora: Settings of the adapters.
+        transposed: Layers whose weight is [in, out].
+    """
+
+    def __init__(
+        self, stored: Weights, lora: LoraArguments, *, transposed: Collection[str]
+    ) -> None:
+        self._stored, self._lora, self._transposed = stored, lora, transposed
+        self._names = {
+            plain: name
+            for name in stored.types
+            if (plain := name_without_adapters(name)) is not None
+        }
+        self.types = {plain: stored.types[name] for plain, name in self._names.items()}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A weight, with the change of its adapter if it has one."""
+        stored = self._names[name]
+        layer = stored.removesuffix(".base_layer.weight")
+        if layer == stored:
+            return self._stored.whole(stored)
+        adapter = [f"{layer}.{matrix}.{ADAPTER}.weight" for matrix in ("lora_A", "lora_B")]
+        parts = {part: self._stored.whole(part) for part in (stored, *adapter)}
+        return merged(parts, self._lora, transposed=self._transposed)[name]
+
+
+class JoinedWeights:
+    """Tensors of several sources; a name of an earlier one wins."""
+
+    def __init__(self, *sources: Weights) -> None:
+        self._of = {name: source for source in reversed(sources) for name in source.types}
+        self.types = {name: source.types[name] for name, source in self._of.items()}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """See `Weights.whole`."""
+        return self._of[name].whole(name)
+
+
+class SomeWeights:
+    """The tensors of a source with some of its names."""
+
+    def __init__(self, source: Weights, names: Collection[str]) -> None:
+        self.types = {name: place for name, place in source.types.items() if name in names}
+        self.whole = source.whole
+
+
+def write_hub_folder(
+    checkpoint: Path,
+    output: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    most_bytes: int,
+    licence: str,
+    base: Path | None = None,
+) -> Path:
+    """Write the folder, which appears when it is complete.
+
+    Args:
+        checkpoint: A run folder, a checkpoint, or a policy folder.
+        output: The folder; new or empty.
+        dtype: Type of the floating-point weights; None: as they are stored.
+        most_bytes: Size of a weight file, unless one tensor is larger.
+        licence: Identifier of the model card, for example `apache-2.0`.
+        base: The published OpenVLA-OFT that training began from; None: the run's
+            `actor_rollout_ref.model.path`.
+
+    Raises:
+        CheckpointError: No policy, or a damaged one.
+        ConfigError: `output` is not empty, or the published weights are missing.
+        OSError: `output` cannot be written.
+    """
+    if output.is_dir() and any(output.iterdir()):
+        raise ConfigError(f"--output {output} is not empty: name a new folder.")
+    policy, config_file = locate(checkpoint)
+    description = read_object(policy / CONFIG_FILE, remedy="Copy or download the folder again.")
+    training = read_training(config_file, checkpoint=policy.parent)
+    lora = stored_adapters(policy)
+    weights = _stored_weights(policy)
+    if lora is not None:
+        weights = MergedWeights(weights, lora, transposed=_transposed(description))
+    with _appearing(output) as folder:
+        if description.get("model_type") == "openvla":
+            published = base or (training and training.base_folder) or policy
+            copy_companions(published, folder)
+            weights = with_unread_weights(weights, published=published)
+            write_state_projector(weights, folder, published=published, dtype=dtype)
+            names = [name for name in weights.types if not name.startswith(STATE_PROJECTOR)]
+            weights = SomeWeights(weights, names)
+        copy_companions(policy, folder)
+        write_weights(weights, folder, dtype=dtype, most_bytes=most_bytes)
+        if dtype is not None:
+            _name_type(folder / CONFIG_FILE, dtype)
+        card = Card(name=output.name, description=description, licence=licence, training=training)
+        (folder / CARD_FILE).write_text(model_card(card), encoding="utf-8")
+        if config_file is not None:
+            shutil.copyfile(config_file, folder / RUN_CONFIG_FILE)
+    return output
+
+
+@contextmanager
+def _appearing(output: Path) -> Iterator[Path]:
+    """A folder that gets its name when the block ends, and is removed if it fails."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+
+    def remove() -> str:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        return ""
+
+    with interrupts.last_words(remove):
+        try:
+            yield unfinished
+            unfinished.chmod(0o755)  # mkdtemp creates folders with mode 0700
+            unfinished.rename(output)
+        finally:
+            remove()
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Copy configuration, tokenizer and code that lie beside weights."""
+    for file in sorted(source.iterdir()):
+        if file.suffix in COMPANIONS and file.name not in (INDEX_FILE, ADAPTER_FILE):
+            shutil.copyfile(file, folder / file.name)
+
+
+def with_unread_weights(weights: Weights, *, published: Path) -> Weights:
+    """Add the weights of the published checkpoint that no pass reads.
+
+    Raises:
+        ConfigError: Neither has them.
+    """
+    files = StoredTensors(weight_files(published))
+    unread = [name for name in files.types if unused(name) and name not in weights.types]
+    whole = JoinedWeights(weights, SomeWeights(files, unread))
+    if UNREAD not in whole.types:
+        raise ConfigError(
+            f"{published} has no {UNREAD}: the published layout has the encoders' last blocks and "
+            "norms, which siirl does not load. Name the published checkpoint by --base FOLDER."
+        )
+    return whole
+
+
+def write_state_projector(
+    weights: Weights, folder: Path, *, published: Path, dtype: torch.dtype | None
+) -> None:
+    """Write the projector of proprioception as its authors do: `module.` before each name."""
+    found = sorted(published.glob(STATE_PROJECTOR_FILE))
+    name = found[0].name if found else STATE_PROJECTOR_FILE.replace("*", "latest")
+    tensors = {
+        f"module.{each.removeprefix(STATE_PROJECTOR)}": _cast(weights.whole(each), dtype)
+        for each in weights.types
+        if each.startswith(STATE_PROJECTOR)
+    }
+    if not tensors and found:  # `weights` are published ones, which have the file already
+        loaded = torch.load(found[0], map_location="cpu", weights_only=True)
+        tensors = {each: _cast(tensor, dtype) for each, tensor in loaded.items()}
+    if tensors:
+        torch.save(tensors, folder / name)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+def write_weights(
+    weights: Weights, folder: Path, *, dtype: torch.dtype | None, most_bytes: int
+) -> None:
+    """Write safetensors files of at most `most_bytes`, one tensor at a time.
+
+    Several files get an index (huggingface_hub, "Serialization").
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    types = {
+        name: (dtype if dtype is not None and stored.is_floating_point else stored, shape)
+        for name, (stored, shape) in weights.types.items()
+    }
+    parts = _parts(types, most_bytes)
+    names = [
+        f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)
+    ]
+    for name, part in zip([WHOLE_FILE] if len(parts) == 1 else names, parts, strict=True):
+        in_turn = ((each, _cast(weights.whole(each), dtype)) for each in part)
+        write_tensors_in_turn(folder / name, {each: types[each] for each in part}, in_turn)
+    if len(parts) > 1:
+        index = {
+            "metadata": {"total_size": sum(_bytes(*place) for place in types.values())},
+            "weight_map": {
+                each: name for name, part in zip(names, parts, strict=True) for each in part
+            },
+        }
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _parts(types: Types, most_bytes: int) -> list[list[str]]:
+    """Names by file, in their order."""
+    parts: list[list[str]] = [[]]
+    size = 0
+    for name, place in types.items():
+        if parts[-1] and size + _bytes(*place) > most_bytes:
+            parts.append([])
+            size = 0
+        parts[-1].append(name)
+        size += _bytes(*place)
+    return parts
+
+
+def _bytes(dtype: torch.dtype, shape: torch.Size) -> int:
+    return dtype.itemsize * shape.numel()
+
+
+def _stored_weights(policy: Path) -> Weights:
+    """The weights of a policy folder or an engine's folder.
+
+    Raises:
+        CheckpointError: There are none, or damaged ones.
+    """
+    if (policy / SHARDS).is_dir():
+        return ShardedWeights(policy / SHARDS)
+    files = weight_files(policy)
+    if not files:
+        raise CheckpointError(f"{policy} has no *.safetensors: name another checkpoint.")
+    return StoredTensors(files)
+
+
+def _transposed(description: Mapping[str, Any]) -> list[str]:
+    """Layers of a language model whose weight is [in, out]: GPT-2's; none of other policies."""
+    if "model_type" not in description or description["model_type"] == "openvla":
+        return []
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**description)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return [name for name, part in model.named_modules() if type(part).__name__ == "Conv1D"]
+
+
+def _name_type(file: Path, dtype: torch.dtype) -> None:
+    """Set the type that transformers loads the weights in, where config.json has one."""
+    content = read_object(file, remedy="Copy the folder again.")
+    for key in ("dtype", "torch_dtype"):
+        if key in content:
+            content[key] = str(dtype).removeprefix("torch.")
+    file.write_text(json.dumps(content, indent=2) + "\n")

