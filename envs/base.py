@@ -64,8 +64,13 @@ class EnvSpec:
     replayed.
     """
     num_agents: int = 1
-    """Number of acting agents N; for N > 1, `step` takes N actions and returns N observations and
-    rewards.
+    """Number of acting agents N. For N > 1, `step` takes N actions and returns N observations and an
+    array of N rewards. An agent whose observation is None waits: its next action is None. So agents
+    act together, in turn, or both; until the episode ends at least one acts.
+    """
+    agent_names: tuple[str, ...] = ()
+    """Names of agents with different roles, in their order; empty for one agent, or several of one
+    role. Success of the episode is that of the first.
     """
     check_row: Callable[[Any], object] | None = None
     """Raises ValueError for a prompt row (`envs.prompt_files.PromptRow`) that
@@ -91,6 +96,38 @@ class EnvSpec:
                 raise ValueError(
                     f"{type(self).__name__}.{name} must be {expected}, got {reprlib.repr(value)}."
                 )
+        if self.agent_names and len(self.agent_names) != self.num_agents:
+            raise ValueError(
+                f"{type(self).__name__}.agent_names {self.agent_names} must name all of the "
+                f"{self.num_agents} agents (num_agents)."
+            )
+
+
+def acting_agents(observation: Observation, *, spec: EnvSpec) -> list[int]:
+    """Numbers of the agents that act next: all with an observation."""
+    if spec.num_agents == 1:
+        return [0]
+    return [agent for agent, entry in enumerate(observation) if entry is not None]
+
+
+def checked_turns(action: Any, *, acting: Sequence[int], spec: EnvSpec) -> list[Any]:
+    """The actions of a step, one an agent and None for those that wait.
+
+    Raises:
+        ValueError: Not one entry an agent, an action out of turn, or none from an acting agent.
+    """
+    if not isinstance(action, list | tuple) or len(action) != spec.num_agents:
+        raise ValueError(
+            f"step needs a list of {spec.num_agents} actions, one an agent, got "
+            f"{type(action).__name__}."
+        )
+    for agent, entry in enumerate(action):
+        name = spec.agent_names[agent] if spec.agent_names else str(agent)
+        if entry is None and agent in acting:
+            raise ValueError(f"It is the turn of agent {name!r}, and its action is None.")
+        if entry is not None and agent not in acting:
+            raise ValueError(f"Agent {name!r} waits, so its action must be None.")
+    return list(action)
 
 
 def _is_name(value: object) -> bool:
@@ -99,6 +136,14 @@ def _is_name(value: object) -> bool:
 
 def _are_tasks(value: object) -> bool:
     return isinstance(value, tuple | list) and len(value) > 0 and all(map(_is_name, value))
+
+
+def _are_agents(value: object) -> bool:
+    return (
+        isinstance(value, tuple | list)
+        and all(map(_is_name, value))
+        and len(set(value)) == len(value) != 1
+    )
 
 
 def _is_count(value: object) -> bool:
@@ -132,6 +177,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "renders": _FLAG,
     "replayable": _FLAG,
     "num_agents": _COUNT,
+    "agent_names": (_are_agents, "a tuple of distinct names, or empty"),
     "check_row": (lambda value: value is None or callable(value), "a function, or None"),
     "leaves_ungraded": _FLAG,
     "notice": (lambda value: isinstance(value, str), "text"),

@@ -17,7 +17,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs.base import Environment, EnvSpec, FrameRequest, Frames, Info, Observation
+from envs.base import (
+    Environment,
+    EnvSpec,
+    FrameRequest,
+    Frames,
+    Info,
+    Observation,
+    acting_agents,
+)
 
 CHECK_STEPS = 12  # of the compared episodes
 CHUNK = 5
@@ -57,8 +65,9 @@ async def _check(env: Environment, *, seed: int) -> None:
             reference,
             "the same seed and actions gave another episode: it must not depend on what ran before",
         )
-        chunked = await _play(env, seed=seed, actions=actions, chunk=CHUNK)
-        _check_chunks(chunked, reference)
+        if not any(_waits(played[0]) for played in reference):
+            chunked = await _play(env, seed=seed, actions=actions, chunk=CHUNK)
+            _check_chunks(chunked, reference)
     await _check_every_task(env, seed=seed)
     await _check_refusals(env, seed=seed, actions=actions)
     await _check_frames(env, seed=seed, actions=actions)
@@ -91,10 +100,15 @@ async def _play(env: Environment, *, seed: int, actions: Sequence[Any], chunk: i
     """Resets, plays `actions` in chunks (1: by `step`), checks and copies every value."""
     observation, info = await _reset(env, seed=seed)
     played: list[Any] = [copy.deepcopy((observation, info))]
+    acted: set[int] = set()
     for start in range(0, len(actions), chunk):
         part = actions[start : start + chunk]
-        result = await (env.step(part[0]) if chunk == 1 else env.step_chunk(part))
+        acted.update(acting_agents(observation, spec=env.spec))
+        turn = _in_turn(part[0], observation)
+        result = await (env.step(turn) if chunk == 1 else env.step_chunk(part))
         _check_step(env.spec, result)
+        _check_unearned(env.spec, result[1], acted)
+        observation = result[0]
         played.append(copy.deepcopy(result))
         if result[2] or result[3]:
             break
@@ -110,7 +124,7 @@ async def _reset(
         f"reset must return (observation, info), got {result!r}",
     )
     observation, info = result
-    _check_observation(env.spec, observation, "reset")
+    _check_observation(env.spec, observation, "reset", ended=False)
     _require(isinstance(info, dict), f"info of reset must be a dict, got {info!r}")
     _require("task" in info, "info of reset must name the `task`")
     _require_picklable(result, "the result of reset")
@@ -123,7 +137,7 @@ def _check_step(spec: EnvSpec, result: Any) -> None:
         f"step must return five values, got {result!r}",
     )
     observation, reward, terminated, truncated, info = result
-    _check_observation(spec, observation, "step")
+    _check_observation(spec, observation, "step", ended=bool(terminated) or bool(truncated))
     rewards = [reward] if spec.num_agents == 1 else reward
     for value in rewards:
         _require(
@@ -144,14 +158,44 @@ def _check_step(spec: EnvSpec, result: Any) -> None:
     _require_picklable(result, "the result of step")
 
 
-def _check_observation(spec: EnvSpec, observation: Observation, where: str) -> None:
+def _check_unearned(spec: EnvSpec, reward: Any, acted: set[int]) -> None:
+    """An agent is rewarded for what it did: before its first action there is nothing to reward."""
+    if spec.num_agents == 1:
+        return
+    for agent, value in enumerate(reward):
+        _require(
+            agent in acted or value == 0,
+            f"agent {agent} got the reward {value!r} before its first action",
+        )
+
+
+def _waits(observation: Observation) -> bool:
+    return isinstance(observation, (list, tuple)) and any(entry is None for entry in observation)
+
+
+def _in_turn(action: Any, observation: Observation) -> Any:
+    """The action without those of agents that wait."""
+    if not _waits(observation):
+        return action
+    return [
+        None if seen is None else entry for entry, seen in zip(action, observation, strict=True)
+    ]
+
+
+def _check_observation(spec: EnvSpec, observation: Observation, where: str, *, ended: bool) -> None:
     observations = [observation] if spec.num_agents == 1 else observation
     _require(
         len(observations) == spec.num_agents,
         f"{where} must return one observation an agent ({spec.num_agents})",
     )
+    _require(
+        ended or bool(acting_agents(observation, spec=spec)),
+        f"after {where} every agent's observation is None, so nobody acts, and the episode has not "
+        "ended",
+    )
     for entry in observations:
-        _check_member(spec.observation_space, entry, f"the observation of {where}")
+        if entry is not None or spec.num_agents == 1:
+            _check_member(spec.observation_space, entry, f"the observation of {where}")
 
 
 def _check_member(space: spaces.Space[Any], value: Any, what: str) -> None:
@@ -183,7 +227,8 @@ async def _check_own_buffers(env: Environment, *, seed: int, actions: Sequence[A
     observation, _ = await env.reset(seed=seed)
     for action in actions[:CHUNK]:
         kept.append((observation, copy.deepcopy(observation)))
-        observation, _, terminated, truncated, _ = await env.step(action)
+        turn = _in_turn(action, observation)
+        observation, _, terminated, truncated, _ = await env.step(turn)
         if terminated or truncated:
             break
     for returned, copied in kept:
@@ -246,15 +291,20 @@ async def _check_refusals(env: Environment, *, seed: int, actions: Sequence[Any]
         ValueError,
         "reset with an unknown option",
     )
-    await env.reset(seed=seed)
+    opening, _ = await env.reset(seed=seed)
     await _must_raise(env.step_chunk([]), ValueError, "step_chunk without actions")
+    if _waits(opening):
+        silent = [None] * env.spec.num_agents
+        await _must_raise(env.step(silent), ValueError, "step without an action of who acts")
+        await _must_raise(env.step(actions[0]), ValueError, "step with an action out of turn")
     for what, action in _bad_actions(env.spec.action_space):
         bad = action if env.spec.num_agents == 1 else [action] * env.spec.num_agents
-        await _must_raise(env.step(bad), ValueError, f"step with {what}")
+        await _must_raise(env.step(_in_turn(bad, opening)), ValueError, f"step with {what}")
     if env.spec.replayable:
-        refused = await env.step(actions[0])
+        turn = _in_turn(actions[0], opening)
+        refused = await env.step(turn)
         await env.reset(seed=seed)
-        clean = await env.step(actions[0])
+        clean = await env.step(turn)
         _require_equal(refused[:4], clean[:4], "an action that was refused changed the episode")
 
 
@@ -340,18 +390,31 @@ def _frames(info: Info, stream: str) -> Frames:
 async def _check_end(env: Environment, *, seed: int) -> None:
     limit = env.spec.max_episode_steps
     actions = _random_actions(env.spec, seed=seed, steps=limit)
-    await env.reset(seed=seed)
-    result = await env.step_chunk(actions)
-    _check_step(env.spec, result)
-    _, _, terminated, truncated, info = result
-    _require(
-        terminated or truncated, f"the episode did not end within spec.max_episode_steps={limit}"
-    )
-    _require(
-        info["executed"] <= limit,
-        f"the episode had {info['executed']} steps, more than spec.max_episode_steps={limit}",
-    )
+    observation, _ = await env.reset(seed=seed)
+    if _waits(observation):
+        ended = await _play_turns(env, observation, actions)
+    else:
+        result = await env.step_chunk(actions)
+        _check_step(env.spec, result)
+        _, _, terminated, truncated, info = result
+        ended = terminated or truncated
+        _require(
+            info["executed"] <= limit,
+            f"the episode had {info['executed']} steps, more than spec.max_episode_steps={limit}",
+        )
+    _require(ended, f"the episode did not end within spec.max_episode_steps={limit}")
     await _must_raise(env.step(actions[0]), RuntimeError, "step after the end of the episode")
+
+
+async def _play_turns(env: Environment, observation: Observation, actions: Sequence[Any]) -> bool:
+    """Play an episode whose agents act in turn, one step at a time; whether it ended."""
+    for action in actions:
+        result = await env.step(_in_turn(action, observation))
+        _check_step(env.spec, result)
+        observation, _, terminated, truncated, _ = result
+        if terminated or truncated:
+            return True
+    return False
 
 
 def _random_actions(spec: EnvSpec, *, seed: int, steps: int = CHECK_STEPS) -> list[Any]:

@@ -7,8 +7,9 @@
 - **Action**: the model's text of one turn, a `str`; may be empty.
 - **Info of a step**: `task`, `success`, `reward_parts` ({name: float}, whose sum is the reward) and
   `verdict` (the grader's finding, a word or sentence). With several agents, `agents` is a list of
-    such dicts, one per agent, and `success` is whether all succeeded. For an ungraded episode
-    (`EnvSpec.leaves_ungraded`), `success` is None and the reward is 0 without parts.
+    such dicts, one per agent, and `success` is whether all succeeded; an entry is None if the step
+    says nothing of an agent. For an ungraded episode (`EnvSpec.leaves_ungraded`), `success` is None
+    and the reward is 0 without parts.
 
 An episode that cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates
 and token budgets, which belong to the rollout.
@@ -101,6 +102,7 @@ def text_spec(
     max_turns: int,
     max_action_characters: int,
     num_agents: int = 1,
+    agent_names: Sequence[str] = (),
     replayable: bool = True,
     check_row: Callable[[Any], object] | None = None,
     leaves_ungraded: bool = False,
@@ -112,7 +114,8 @@ def text_spec(
         tasks: Names that `reset(options={"task": …})` accepts.
         max_turns: Model turns after which an episode is truncated.
         max_action_characters: Longest text that `step` takes; longer ones are refused.
-        num_agents: Models that answer in the same step.
+        num_agents: Models that act in an episode.
+        agent_names: Their roles, if they differ; see `EnvSpec`.
         replayable: Whether seed and texts determine the episode; False if tools have outside state.
         check_row: Raises ValueError for a row that `reset(options={"row": …})` would refuse.
         leaves_ungraded: Whether `success` may be None; see `EnvSpec`.
@@ -126,6 +129,7 @@ def text_spec(
         renders=False,
         replayable=replayable,
         num_agents=num_agents,
+        agent_names=tuple(agent_names),
         check_row=check_row,
         leaves_ungraded=leaves_ungraded,
     )

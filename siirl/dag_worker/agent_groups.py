@@ -9,11 +9,14 @@ recordings in the folder `agent_N`, and weights in `actor_N` of a checkpoint.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
+from siirl.engine.rollout.generation import TextEngine
+from siirl.engine.rollout.text_team import seat
+from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError, ConfigError
 from siirl.execution.dag import TaskGraph
@@ -44,6 +47,8 @@ class AgentGroups:
 
     groups: Mapping[int, WorkerComponents]
     checkpoints: CheckpointManager
+    rolling_out: frozenset[int]
+    """Groups that draw prompts and play episodes; others get rows of these."""
 
     @property
     def first(self) -> WorkerComponents:
@@ -66,10 +71,14 @@ class AgentGroups:
 
     def start(self) -> None:
         """Start the environments, and act with the current weights."""
-        for components in self.groups.values():
+        for components in self.players():
             components.rollout.start()
         for components in self.groups.values():
             components.context.weights.sync()
+
+    def players(self) -> list[WorkerComponents]:
+        """Components of the groups that roll out."""
+        return [self.groups[group] for group in sorted(self.rolling_out)]
 
     def set_progress(self, progress: float) -> None:
         """See `WorkerComponents.set_progress`."""
@@ -78,9 +87,7 @@ class AgentGroups:
 
     def passes(self) -> float:
         """Passes of the group that has passed over its prompts most often."""
-        return max(
-            components.context.require_loader().passes() for components in self.groups.values()
-        )
+        return max(components.context.require_loader().passes() for components in self.players())
 
     def state(self) -> dict[str, Any]:
         """State of the next step; of one group it is that group's."""
@@ -123,6 +130,7 @@ def build_groups(
 ) -> AgentGroups:
     """Build all agent groups of the graph, and their common checkpoints."""
     numbers = graph.agent_groups()
+    drawing = frozenset(node.agent_group for node in graph.get_entry_nodes())
     if len(numbers) == 1:
         [alone] = numbers
         components = build(
@@ -130,7 +138,7 @@ def build_groups(
             run_folder=run_folder,
             with_critic=needs_critic(graph),
         )
-        return AgentGroups({alone: components}, components.checkpoints)
+        return AgentGroups({alone: components}, components.checkpoints, drawing)
     owner_of = owners(config)
     groups: dict[int, WorkerComponents] = {}
     for group in sorted(numbers, key=lambda number: (number in owner_of, number)):
@@ -148,7 +156,22 @@ def build_groups(
             sharers=[config_of_group(config, each) for each in sharing],
         )
     groups = {number: groups[number] for number in numbers}
-    return AgentGroups(groups, _together(groups.values(), run_folder, ranks))
+    _seat(groups, config)
+    return AgentGroups(groups, _together(groups.values(), run_folder, ranks), drawing)
+
+
+def _seat(groups: Mapping[int, WorkerComponents], config: SiiRLArguments) -> None:
+    """Let the groups play their roles in each other's environments."""
+    seats = {
+        group: (cast(TextEngine, components.rollout.engine), workflow.tokenizer)
+        for group, components in groups.items()
+        if isinstance(workflow := components.rollout.workflow, TextWorkflow)
+    }
+    for group, components in groups.items():
+        played_by = config_of_group(config, group).env.played_by
+        if played_by:
+            players = [seats[player] for player in played_by]
+            seat(components.rollout, players, lockstep=config.trainer.deterministic)
 
 
 def _together(

@@ -40,6 +40,7 @@ from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
 from siirl.models.training_flops import training_flops
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.agents import rows_per_episode
 from siirl.params.algorithm_args import KLCtrlArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
@@ -301,11 +302,12 @@ class RankBuilder(abc.ABC):
         ).initialize()
 
     def actor(self, engine: TrainEngine[TokenScores]) -> Actor:
-        """Build the actor on an engine; mini-batches count prompts, and every agent adds a row."""
+        """Build the actor on an engine; mini-batches count prompts, which give a row an agent."""
         return Actor(
             engine=engine,
             config=self.config.actor_rollout_ref.actor,
-            rollouts_per_prompt=self.config.actor_rollout_ref.rollout.n * self.spec.num_agents,
+            rollouts_per_prompt=self.config.actor_rollout_ref.rollout.n
+            * rows_per_episode(self.spec),
             seed=self.config.trainer.seed,
             horizon=self.longest_response(engine.module),
         )

@@ -346,7 +346,8 @@ class DAGWorker:
         yield Activity("evaluating on held-out episodes")
         begin = time.perf_counter()
         with OCCUPATION.doing(f"evaluates step {self.global_steps}"):
-            for number, group in self.groups.groups.items():
+            for number in sorted(self.groups.rolling_out):
+                group = self.groups.of(number)
                 for greedy in group.validator.kinds:
                     found = group.validator.evaluate(
                         step=self.global_steps, greedy=greedy, record=not greedy

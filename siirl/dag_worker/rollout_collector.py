@@ -128,15 +128,19 @@ def share_of(count: int, ranks: Collectives) -> int:
 
 
 def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
-    """Metrics of a rollout before any filter, over all simulated episodes."""
+    """Metrics of a rollout before any filter, over all simulated episodes.
+
+    Where agents have roles, success and return are those of the first.
+    """
     rows = [trajectory.row for trajectory in result.trajectories]
-    graded = [row for row in rows if row.get("graded", True)]
+    leading = [row for row in rows if row.get("agent", 0) == 0]
+    graded = [row for row in leading if row.get("graded", True)]
     successes: dict[str, list[float]] = {}
     for row in graded:
         successes.setdefault(task_name(row["task_name"]), []).append(float(row["complete"]))
     seconds, passes = stats["seconds"], stats["policy_forward_passes"]
     return {
-        "rollout/episodes": float(len(rows)),
+        "rollout/episodes": float(len(leading)),
         "rollout/success_rate": _mean(float(row["complete"]) for row in graded),
         **{f"rollout/{task}/success_rate": _mean(values) for task, values in successes.items()},
         "rollout/return": _mean(row["env_return"] for row in graded),

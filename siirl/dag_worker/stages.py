@@ -39,7 +39,7 @@ from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardScores, TextRewardManager
-from siirl.errors import InvariantError
+from siirl.errors import ConfigError, InvariantError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
 from siirl.models.row_flops import flops_of_rows
@@ -140,6 +140,23 @@ def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
         "env/failed_episodes": output.metrics["env/failed_episodes"],
     }
     return NodeOutput(batch=prompts, metrics=metrics)
+
+
+@stage(NodeType.COMPUTE, requires=["uid"])
+def own_rows(*, batch: TensorDict, agent_group: int) -> NodeOutput:
+    """The rows that this node's agent group played in an environment of several agents.
+
+    Raises:
+        ConfigError: No node before it rolls out such an environment.
+    """
+    if "agent_group" not in batch.keys():
+        raise ConfigError(
+            "own_rows needs the column agent_group, which rollouts have whose environment names "
+            "its agents (EnvSpec.agent_names, env.played_by): take the node out."
+        )
+    groups = batch["agent_group"].tolist()
+    own = select_rows(batch, [row for row, group in enumerate(groups) if group == agent_group])
+    return NodeOutput(batch=own, metrics={"data/trajectories": float(len(own))})
 
 
 @stage(NodeType.PUT_TO_BUFFER, requires=["uid"])

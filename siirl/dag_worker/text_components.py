@@ -33,6 +33,7 @@ from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.weights import move_to
 from siirl.params import SiiRLArguments
+from siirl.params.agents import rows_per_episode
 from siirl.params.model_args import ModelArguments
 from siirl.params.reward_args import reward_parts
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
@@ -86,7 +87,7 @@ class TextBuilder(RankBuilder):
             ranks=self.ranks,
             device=self.device,
             compute_dtype=self.compute_dtype,
-            agents=self.spec.num_agents,
+            agents=rows_per_episode(self.spec),
             micro_batch_tokens=self.config.actor_rollout_ref.actor.micro_batch_tokens,
             prefix_groups=prefix_groups_of(trunk),
         )
@@ -170,8 +171,10 @@ class TextBuilder(RankBuilder):
     ) -> Rollouts:
         """Build what runs and records episodes on an engine; rows have what the reward reads."""
         config = self.config
+        roles = {"played_by": config.env.played_by} if config.env.played_by else {}
         workflow = make_text_workflow(
             config.actor_rollout_ref.rollout.workflow,
+            **roles,
             pool=pool,
             tokenizer=self.tokenizer,
             max_prompt_length=config.data.max_prompt_length,

@@ -36,6 +36,7 @@ from siirl.engine.rollout.workflow import (
     trajectories_of,
 )
 from siirl.engine.training.collectives import Collectives
+from siirl.params.agents import rows_per_episode
 from siirl.reporting.finished_episodes import Recorder
 from siirl.reporting.metrics import Value, Weighted
 from siirl.reporting.statistics import pass_at_k
@@ -142,14 +143,18 @@ class Validator:
         ]
         rewards = {} if self.reward is None else self._rewards(RolloutResult(ungraded), self.reward)
         self.recorder.write(rewards)
-        outcomes = [_outcome(trajectory) for trajectory in result.trajectories]
+        outcomes = [
+            _outcome(trajectory)
+            for trajectory in result.trajectories
+            if trajectory.row.get("agent", 0) == 0  # of agents with roles, the first
+        ]
         metrics = evaluation_metrics(
             outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success
         )
         if self.samples > 1 and not greedy and self.rollout.pool.spec.reports_success:
             graded = [outcome for outcome in outcomes if outcome.graded]
             metrics |= pass_at_k_metrics(
-                graded, samples=self.samples * self.rollout.pool.spec.num_agents
+                graded, samples=self.samples * rows_per_episode(self.rollout.pool.spec)
             )
         if self.reward is not None:
             scores = [

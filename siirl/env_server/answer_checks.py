@@ -100,6 +100,8 @@ def _fault_of_observations(observation: Any, *, spec: EnvSpec) -> str | None:
             f"{spec.num_agents} agents"
         )
     for entry in observation:
+        if entry is None:  # the agent waits
+            continue
         fault = fault_of_observation(entry, spec.observation_space)
         if fault is not None:
             return fault

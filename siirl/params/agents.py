@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from envs.base import EnvSpec
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.training_args import SiiRLArguments
 
@@ -85,6 +86,11 @@ def first_config(config: SiiRLArguments) -> SiiRLArguments:
 def owners(config: SiiRLArguments) -> dict[int, int]:
     """For each agent group that acts with another's weights, which group's."""
     return _shares(entries_of(config))
+
+
+def rows_per_episode(spec: EnvSpec) -> int:
+    """Rows that an episode gives to an agent group: one if agents have roles, else one an agent."""
+    return 1 if spec.agent_names else spec.num_agents
 
 
 def keys_named_by(entry: Mapping[str, Any], place: str = "") -> Iterator[str]:

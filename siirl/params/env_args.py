@@ -17,6 +17,7 @@ POOL_KEYS = (
     "deadline_s",
     "max_replays",
     "max_failed_share",
+    "played_by",
     "kwargs",
 )
 RENDER_QUALITIES = ("fast", "full")
@@ -116,6 +117,13 @@ class EnvArguments:
     )
     perturb_strength: float | None = option(
         None, "Scale of the perturbations' ranges; null: 1.", above=0, maximum=1
+    )
+    played_by: tuple[int, ...] = option(
+        (),
+        "Agent group that plays each of the environment's agents, in their order, where these have "
+        "roles of their own: [0, 1] (docs/graphs.md).",
+        minimum=0,
+        unique=True,
     )
     kwargs: dict[str, Any] = field(
         default_factory=dict,

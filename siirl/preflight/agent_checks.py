@@ -8,7 +8,7 @@ nodes (`siirl.preflight.prepare`).
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from envs.base import EnvSpec
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
 from siirl.params.agents import SHARES, entries_of, group_configs, keys_named_by, owners, place_of
 from siirl.params.domains import is_text
@@ -43,6 +43,52 @@ def sharing_problems(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> It
                 f"{place_of(group)} has a KL to the reference, and group {owner}, whose weights "
                 "it shares, loads none: give both the KL, or neither."
             )
+
+
+def role_problems(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> list[SiirlError]:
+    """Roles of an environment's agents that no agent group, or one group twice, plays."""
+    found = {str(error): error for error in _roles(config, specs)}  # groups share environments
+    return list(found.values())
+
+
+def _roles(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> Iterator[SiirlError]:
+    groups = group_configs(config)
+    for group, own in groups.items():
+        names, played_by = specs[group].agent_names, own.env.played_by
+        place = f"env.played_by={list(played_by)}"
+        if not names:
+            if played_by:
+                yield ConfigError(
+                    f"{place}: environment {specs[group].name!r} names no agents: leave it out."
+                )
+            continue
+        listed, wanted = ", ".join(names), list(range(len(names)))
+        if len(played_by) != len(names):
+            yield ConfigError(
+                f"{place} must give the agent group of each of {listed}, the agents of "
+                f"{specs[group].name!r}: for example env.played_by={wanted} with "
+                f"agents={{{', '.join(f'{number}: {{}}' for number in wanted)}}}."
+            )
+        for player in played_by:
+            if player not in groups or not config.agent_configs:
+                yield UnknownNameError.of(
+                    kind=f"agent group in {place}",
+                    name=str(player),
+                    known=[str(known) for known in config.agent_configs],
+                )
+        for player in {group, *played_by} & set(groups):
+            workflow = groups[player].actor_rollout_ref.rollout.workflow
+            if played_by and workflow is not None:
+                yield ConfigError(
+                    f"{place} with actor_rollout_ref.rollout.workflow={workflow} of agent "
+                    f"{player}: only the shipped workflow hands turns to several agents. Leave one "
+                    "of them out."
+                )
+            if player != group and played_by and not is_text(specs[player]):
+                yield ConfigError(
+                    f"{place}: agent {player} is a robot ({specs[player].name}) and has no texts "
+                    "to say. Name text agents."
+                )
 
 
 def by_group(config: SiiRLArguments, check: Check) -> list[SiirlError]:

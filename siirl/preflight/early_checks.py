@@ -15,6 +15,7 @@ from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.agent_checks import (
     agent_problems,
     by_group,
+    role_problems,
     sharing_problems,
     unread_of_agents,
 )
@@ -49,7 +50,10 @@ def check_early(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSp
     return _check(
         config,
         unread_problems(config, named=named),
-        check_domain=lambda spec: unread(text=is_text(spec)),
+        check_domain=lambda spec: [
+            *role_problems(config, {0: spec}),
+            *unread(text=is_text(spec)),
+        ],
     )
 
 
@@ -81,6 +85,7 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
             *errors,
             *by_group(config, lambda own: environment_problems(own, specs[places[id(own)]])),
             *sharing_problems(config, specs),
+            *role_problems(config, specs),
             *unread_of_agents(config, specs, named=named),
         ]
     )
@@ -89,7 +94,20 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
 
 def check_before_evaluation(config: SiiRLArguments) -> EnvSpec:
     """`check_early` for an evaluation: keys that only training reads may be set."""
-    return _check(config, [], check_domain=lambda spec: [])
+    return _check(config, [], check_domain=_one_policy)
+
+
+def _one_policy(spec: EnvSpec) -> list[SiirlError]:
+    if not spec.agent_names:
+        return []
+    return [
+        ConfigError(
+            f"An evaluation plays one policy, and {spec.name!r} has the agents "
+            f"{', '.join(spec.agent_names)}: take the run's own evaluations "
+            "(val/all/success_rate in metrics.jsonl), with trainer.val_episodes= as many as are "
+            "needed."
+        )
+    ]
 
 
 def _check(
@@ -112,7 +130,13 @@ def _check(
     except (ConfigError, MissingAssetError) as error:
         refuse([*errors, error])
         raise
-    refuse([*errors, *environment_problems(config, spec), *check_domain(spec)])
+    refuse(
+        [
+            *errors,
+            *environment_problems(config, spec),
+            *check_domain(spec),
+        ]
+    )
     return spec
 
 

@@ -16,6 +16,7 @@ from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.drawing import drawn
 from siirl.execution.dag.task_loader import trained_models
 from siirl.params import sizes
+from siirl.params.agents import rows_per_episode
 from siirl.params.dag_args import DagArguments
 from siirl.params.model_args import ModelArguments
 from siirl.params.printable import printable
@@ -66,6 +67,8 @@ class Plan:
     """Folder of the initial weights."""
     env: str
     tasks: tuple[str, ...]
+    roles: tuple[tuple[str, int], ...]
+    """Agents with roles, and the agent group that plays each."""
     task_sampling: str
     ranks: int
     machines: int
@@ -193,6 +196,7 @@ def make_plan(
         weights=config.actor_rollout_ref.model.path or "new",
         env=config.env.name,
         tasks=env_spec.tasks,
+        roles=tuple(zip(env_spec.agent_names, config.env.played_by, strict=False)),
         task_sampling=config.data.task_sampling,
         ranks=sizes.ranks(config),
         machines=config.trainer.nnodes,
@@ -201,10 +205,11 @@ def make_plan(
         envs_per_server=config.env.envs_per_server,
         prompts=config.data.train_batch_size,
         group_size=config.actor_rollout_ref.rollout.n,
-        agents=env_spec.num_agents,
+        agents=rows_per_episode(env_spec),
         mini_batches=sizes.mini_batches(config),
-        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(config) * env_spec.num_agents,
-        micro_batches=sizes.micro_batches_per_mini_batch(config, agents=env_spec.num_agents),
+        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(config)
+        * rows_per_episode(env_spec),
+        micro_batches=sizes.micro_batches_per_mini_batch(config, agents=rows_per_episode(env_spec)),
         micro_batch_size=actor.micro_batch_size,
         micro_batch_tokens=actor.micro_batch_tokens,
         micro_batch_chunks=actor.micro_batch_chunks,
@@ -318,6 +323,7 @@ def _lines_of_agents(plan: Plan) -> list[tuple[str, str]]:
 def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
+        *([("roles", _render_roles(plan))] if plan.roles else []),
         (
             "environments",
             f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = "
@@ -357,6 +363,10 @@ def _render_tasks(plan: Plan) -> str:
     return _listed(plan.tasks) + (
         "; more prompts for tasks of medium success" if plan.task_sampling == "learnable" else ""
     )
+
+
+def _render_roles(plan: Plan) -> str:
+    return ", ".join(f"{name} played by agent {group}" for name, group in plan.roles)
 
 
 def _listed(tasks: Sequence[str]) -> str:

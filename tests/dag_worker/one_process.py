@@ -22,11 +22,13 @@ TIMED = (
 )
 
 
-def events_of(folder: Path, words: Sequence[str]) -> Iterator[Event]:
+def events_of(
+    folder: Path, words: Sequence[str], *, config_file: Path | None = None
+) -> Iterator[Event]:
     """Yields the worker's events for the job of `words`; its run folder is
     `folder`.
     """
-    config = parse_config(words)
+    config = parse_config(words, config_file=config_file)
     folder.mkdir(exist_ok=True)
     worker = DAGWorker(
         config=config,
@@ -40,9 +42,10 @@ def events_of(folder: Path, words: Sequence[str]) -> Iterator[Event]:
     return worker.run()
 
 
-def run(folder: Path, words: Sequence[str]) -> list[StepDone]:
+def run(folder: Path, words: Sequence[str], *, config_file: Path | None = None) -> list[StepDone]:
     """The steps of the job."""
-    return [event for event in events_of(folder, words) if isinstance(event, StepDone)]
+    events = events_of(folder, words, config_file=config_file)
+    return [event for event in events if isinstance(event, StepDone)]
 
 
 def untimed(metrics: dict) -> dict:

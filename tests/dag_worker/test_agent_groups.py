@@ -1,5 +1,6 @@
 """Agent groups in one process: each trains its own weights, as a run of its own would."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ CHAIN = (
     ("advantage", "COMPUTE", "ADVANTAGE"),
     ("train", "MODEL_TRAIN", "ACTOR"),
 )
+ACTORS = ("actor", "actor_1")
 FIRST = "{data: {seed: 1}}"
 SECOND = (
     "{data: {seed: 7, train_batch_size: 2}, actor_rollout_ref: {rollout: {n: 8, temperature: 0.9},"
@@ -111,6 +113,42 @@ def test_a_group_that_shares_weights_trains_those_of_the_other(tmp_path):
     # rows of the second group are of the version before the first group's update
     gap = "rollout/log_prob_gap_mean"
     assert gap in steps[0].metrics and f"agent_1/{gap}" not in steps[0].metrics
+
+
+def test_agents_of_one_conversation_train_on_their_own_rows_and_resume_bit_for_bit(tmp_path):
+    conversation = Path("docs/examples/solver_checker_job.yaml")
+    words = [word for word in SMALL if word not in ("env=math", "data.max_response_length=6")]
+    words.append("data.max_response_length=24")  # both of the solver's answers, and the hint
+    whole = run(tmp_path / "whole", [*words, "trainer.total_steps=2"], config_file=conversation)
+    rows = [whole[0].metrics[f"{agent}data/trajectories"] for agent in ("", "agent_1/")]
+    assert rows == [16.0, 16.0]
+    assert 0 < whole[0].metrics["agent_1/reward/mean_score"] < 1
+    run(tmp_path / "parts", [*words, "trainer.total_steps=1"], config_file=conversation)
+    resumed = run(
+        tmp_path / "parts",
+        [*words, "trainer.total_steps=2", f"trainer.resume={tmp_path / 'parts'}"],
+        config_file=conversation,
+    )
+    assert [untimed(event.metrics) for event in resumed] == [untimed(whole[-1].metrics)]
+    checker = [weights(tmp_path / folder, 2, "actor_1") for folder in ("whole", "parts")]
+    assert equal(*checker)
+    assert not equal(checker[0], weights(tmp_path / "whole", 1, "actor_1"))
+
+
+def test_a_robot_and_a_language_model_are_trained_by_one_run(tmp_path):
+    robot = (
+        "{env:gymnasium,env.id:CartPole-v1,env.num_servers:1,env.envs_per_server:4,"
+        "data.train_batch_size:2,actor_rollout_ref:{rollout:{n:4},actor:{ppo_mini_batch_size:2}}}"
+    )
+    words = job(tmp_path, "trainer.total_steps=1", agents=f"{{0:{{}},1:{robot}}}")
+    [step] = run(tmp_path / "run", [*words, "trainer.record_episodes=0"])
+    updates = [step.metrics[f"{agent}actor/updates"] for agent in ("", "agent_1/")]
+    assert updates == [1.0, 2.0]  # env=gymnasium comes with two epochs
+    assert step.metrics["rollout/sums-2/success_rate"] > 0
+    assert step.metrics["agent_1/env/steps"] > step.metrics["agent_1/rollout/episodes"] == 8.0
+    last = tmp_path / "run" / "checkpoints" / "step_00000001"
+    text, policy = (json.loads((last / name / "config.json").read_text()) for name in ACTORS)
+    assert "model_type" in text and "model_type" not in policy
 
 
 @pytest.mark.parametrize(

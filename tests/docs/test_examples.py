@@ -1,5 +1,6 @@
 """The complete files of the tutorials train, and do what their sentences say."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -8,7 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.examples import own_advantage, own_data, own_gymnasium, own_pipeline, own_reward
+from docs.examples import (
+    own_advantage,
+    own_data,
+    own_gymnasium,
+    own_pipeline,
+    own_reward,
+    solver_checker,
+)
+from envs.checker import check_env
 from siirl.algos.ranks import ALONE
 from siirl.execution.dag import load_workflow_file
 from siirl.params.parser import parse_config
@@ -137,3 +146,47 @@ def test_the_batch_script_places_groups_over_nodes(
     assert (config.cluster.address, config.trainer.nnodes) == ("10.0.0.1:6379", 3)
     assert config.dag.groups == groups
     assert config.trainer.max_staleness == (2 if groups else 0)
+
+
+def test_the_solver_and_the_checker_keep_the_contract() -> None:
+    check_env(solver_checker.SolverChecker(tasks=["sums-2"]), seed=3)
+
+
+def played(*texts: str) -> tuple[list[float], dict[str, object]]:
+    """Rewards of both and the last info, where these are said in turn; the sum is 46."""
+
+    async def play() -> tuple[list[float], dict[str, object]]:
+        env = solver_checker.SolverChecker()
+        await env.reset(options={"row": own_data.row(SUM_46)})
+        for turn, text in enumerate(texts):
+            action = [text, None] if turn != 1 else [None, text]
+            _, rewards, _, _, info = await env.step(action)
+        await env.close()
+        return rewards.tolist(), info
+
+    return asyncio.run(play())
+
+
+SUM_46 = next(
+    number
+    for number in range(10_000)
+    if own_data.row(number)["reward_model"]["ground_truth"] == "46"
+)
+
+
+@pytest.mark.parametrize(
+    ("texts", "rewards", "verdict"),
+    [
+        (("46", "46"), [1.0, 1.0], "accepted"),
+        (("45", "45"), [0.0, 0.0], "accepted"),
+        (("45", "46", "46"), [1.0, 1.0], "sent back"),
+        (("45", "40", "41"), [0.0, 0.5], "sent back"),
+        (("46", "45", "46"), [1.0, 0.5], "sent back"),
+    ],
+)
+def test_the_last_answer_counts_and_the_checker_is_paid_for_its_verdict_too(
+    texts: tuple[str, ...], rewards: list[float], verdict: str
+) -> None:
+    found, info = played(*texts)
+    assert found == rewards
+    assert info["agents"][1]["verdict"] == verdict  # type: ignore[index]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from envs.base import Environment, EpisodeFailed
+from envs.arguments import read_options
+from envs.base import Environment, EpisodeFailed, checked_turns
 from envs.math.math_env import MathEnv
 from envs.text import message, observe, text_spec
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
@@ -156,3 +157,54 @@ class TwoAgentsEnv(MathEnv):
             False,
             {"success": False, "agents": [{"success": False}] * 2},
         )
+
+
+class RelayEnv(Environment):
+    """Says a number to the first agent, whose text goes to the second, whose text goes back to the
+    first; then each gets its own reward, 1 and 2.
+    """
+
+    def __init__(self):
+        self.spec = text_spec(
+            name="relay",
+            tasks=["relay"],
+            max_turns=3,
+            max_action_characters=100,
+            num_agents=2,
+            agent_names=("caller", "answerer"),
+        )
+        self.turns = None
+
+    async def reset(self, *, seed=None, options=None):
+        checked = read_options(options or {}, spec=self.spec)
+        self.turns = 0
+        return [observe([message("user", f"Say {seed}.")]), None], {"task": checked.task}
+
+    async def step(self, action):
+        if self.turns is None:
+            raise RuntimeError("Reset first.")
+        speaker = self.turns % 2
+        said = checked_turns(action, acting=[speaker], spec=self.spec)[speaker]
+        self.turns += 1
+        done = self.turns == 3
+        seen = [None, None]
+        seen[1 - speaker] = observe([message("user", said)])
+        ended = [{"success": True}, {"success": False, "verdict": "late"}]
+        info = {"task": "relay", "success": done, "agents": ended if done else [None, None]}
+        rewards = self.rewards(done)
+        if done:
+            self.turns = None
+        return [None, None] if done else seen, rewards, done, False, info
+
+    def rewards(self, done):
+        return np.array([1.0, 2.0]) * done
+
+    def render(self):
+        raise RuntimeError("Nothing to see.")
+
+
+class EarlyRewardEnv(RelayEnv):
+    """Rewards the second agent before it has said anything."""
+
+    def rewards(self, done):
+        return np.array([0.0, 2.0])

@@ -105,6 +105,11 @@ def test_agents_of_both_domains_are_checked_each_by_its_own(two_chains):
             "Leave dag.groups out, or start a run for each agent",
         ),
         ("{0:{},1:{env:nowhere}}", [], "nowhere"),
+        (
+            "{0:{env.played_by:[0,1]},1:{}}",
+            [],
+            "env.played_by=[0, 1]: environment 'math' names no agents",
+        ),
         ("{0:{},1:{data:{train_batch:3}}}", [], "Unknown key 'data.train_batch' (agents.1)"),
     ],
 )
@@ -136,3 +141,33 @@ def test_what_is_typed_for_an_evaluation_wins_over_the_first_agents_entry(two_ch
     file.write_text(yaml.safe_dump(to_tree(job.config)))
     config = parse_first(["actor_rollout_ref.model.path=elsewhere"], config_file=file)
     assert (config.actor_rollout_ref.model.path, config.data.seed) == ("elsewhere", 4)
+
+
+PAIR = ("env.name=docs.examples.solver_checker:SolverChecker", "cluster=local")
+
+
+@pytest.mark.parametrize(
+    ("agents", "words", "sentence"),
+    [
+        ("{0:{},1:{}}", [], "env.played_by=[0, 1] with agents={0: {}, 1: {}}"),
+        ("{0:{},1:{}}", ["env.played_by=[0,4]"], "Unknown agent group in env.played_by=[0, 4] '4'"),
+        ("{0:{},1:{}}", ["env.played_by=[1,1]"], "played_by"),
+        ("{}", ["env.played_by=[0,1]"], "Unknown agent group in env.played_by=[0, 1] '0'"),
+        (
+            "{0:{},1:{}}",
+            ["env.played_by=[0,1]", "actor_rollout_ref.rollout.workflow=a:b"],
+            "only the shipped workflow hands turns",
+        ),
+    ],
+)
+def test_roles_that_nobody_can_play_are_refused(agents, words, sentence, two_chains):
+    with pytest.raises(SiirlError) as error:
+        job = parsed(two_chains, agents, *PAIR, *words)
+        check_early(job.config, named=job.named)
+    assert sentence in str(error.value)
+
+
+def test_the_plan_tells_who_plays_which_role(two_chains):
+    job = parsed(two_chains, "{0:{},1:{}}", *PAIR, "env.played_by=[1,0]")
+    text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
+    assert "agent 0 roles solver played by agent 1, checker played by agent 0" in text

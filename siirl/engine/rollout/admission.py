@@ -58,10 +58,16 @@ class Admission:
         """See `TextEngine`."""
         self.unfinished -= 1
 
+    @property
+    def all_wait(self) -> bool:
+        """Whether every episode that can run has a request that waits."""
+        waiting = {pending.request.of_episode for pending in self.waiting}
+        return len(waiting) >= min(self.unfinished, self.at_once)
+
     def admit(self, *, idle: bool) -> list[PendingRequest]:
         """Remove and return the requests that join now; `idle`: all earlier ones are answered."""
         if self.lockstep:
-            if not idle or len(self.waiting) < min(self.unfinished, self.at_once):
+            if not idle or not self.all_wait:
                 return []
             self.waiting.sort(key=lambda pending: pending.request.uid)
         admitted, self.waiting = self.waiting, []

@@ -36,6 +36,15 @@ class GenerationRequest:
     """Take the most likely tokens instead of sampling."""
     stop: tuple[str, ...] = ()
     """Strings that end the continuation; the tokens that contain the string are kept."""
+    episode: str = ""
+    """The episode, where several agents of one have requests; empty: `uid`."""
+    agent: int = 0
+    """The agent of the episode that speaks."""
+
+    @property
+    def of_episode(self) -> str:
+        """Id of the episode."""
+        return self.episode or self.uid
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,6 @@ class InferenceEngine:
         self.engine = engine
         self.pool = pool
         self.at_once = slots if at_once is None else at_once
-        self.agents = 1 if pool is None else pool.spec.num_agents
         # not asyncio.Runner: it took a second for a result of 96 trajectories (measured)
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(_silence_interrupts)
@@ -140,7 +139,7 @@ class InferenceEngine:
 
     def submit(self, data: Any, workflow: RolloutWorkflow) -> None:
         """Add an episode; it advances while another method waits for episodes."""
-        self.engine.expect(episodes=self.agents, at_once=self.at_once * self.agents)
+        self.engine.expect(episodes=1, at_once=self.at_once)
         task = self.loop.create_task(self._episode(data, workflow))
         task.add_done_callback(self._episode_ended)  # also if it is cancelled before it began
         self._submitted.append(_Submitted(data, task))
@@ -187,7 +186,7 @@ class InferenceEngine:
         Rejected episodes are not replaced. If the process receives a stop signal, the episodes are
         cancelled, and the result has only `broken_off`.
         """
-        self.engine.expect(episodes=len(data) * self.agents, at_once=self.at_once * self.agents)
+        self.engine.expect(episodes=len(data), at_once=self.at_once)
 
         def done(entry: Any) -> None:
             self._episode_ended(entry)
@@ -207,7 +206,7 @@ class InferenceEngine:
         """Run an episode for each entry of `data`, beside those of other calls; `at_once` bounds
         all of them together.
         """
-        self.engine.expect(episodes=len(data) * self.agents, at_once=self.at_once * self.agents)
+        self.engine.expect(episodes=len(data), at_once=self.at_once)
         return await run_episodes(
             workflow, self.engine, data, permits=self._permits, on_done=self._episode_ended
         )
@@ -256,8 +255,7 @@ class InferenceEngine:
             return await run_episode(workflow, self.engine, data)
 
     def _episode_ended(self, _: Any) -> None:
-        for _ in range(self.agents):
-            self.engine.episode_ended()
+        self.engine.episode_ended()
 
     def _next(self, until: float | None) -> _Submitted:
         """Wait for the oldest episode; an error of any episode cancels all."""

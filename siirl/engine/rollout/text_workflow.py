@@ -8,7 +8,8 @@ all tokens after the prompt, over all turns.
 An episode that used up its tokens is truncated: the environment still grades the last text, and the
 reward counts. If the engine was interrupted, for example by a weight update, the turn continues
 after the tokens it has, and each token keeps the version of the weights that generated it.
-Environments with several agents yield a trajectory for each.
+Environments with several agents yield a trajectory for each that spoke. Those with an observation
+speak at once, each as one dialogue over all its turns, and the others wait.
 """
 
 # P prompt token, T response token
@@ -24,6 +25,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.base import acting_agents
 from envs.text import GRADED, GROUND_TRUTH, MESSAGES, REWARD_PARTS, VERDICT, Message, Role, message
 from siirl.engine.rollout.generation import (
     FinishReason,
@@ -59,6 +61,7 @@ class TextWorkflow(RolloutWorkflow):
             instead of failing.
         stop: Strings that end a turn, in addition to the tokenizer's stop tokens.
         text_columns: String columns to add to the row, of `TEXT_COLUMNS`.
+        played_by: Agent group that plays each of the environment's agents, if these have roles.
 
     Raises:
         ConfigError: A length below 1, or an unknown column.
@@ -74,6 +77,7 @@ class TextWorkflow(RolloutWorkflow):
         stop: Sequence[str] = (),
         text_columns: Collection[str] = (),
         cut_prompts: bool = False,
+        played_by: Sequence[int] = (),
     ) -> None:
         for name, length in (
             ("max_prompt_length", max_prompt_length),
@@ -86,6 +90,9 @@ class TextWorkflow(RolloutWorkflow):
                 raise UnknownNameError.of(kind="text column", name=name, known=TEXT_COLUMNS)
         self.pool = pool
         self.tokenizer = tokenizer
+        self.tokenizers: Mapping[int, ChatTokenizer] = {}
+        """Of agents that others play; `tokenizer` is that of the rest."""
+        self.played_by = tuple(played_by)
         self.stop = tuple(stop)
         self.text_columns = tuple(text_columns)
         self.max_prompt_length = max_prompt_length
@@ -112,36 +119,43 @@ class TextWorkflow(RolloutWorkflow):
                 raise ConfigError(
                     f"env.name={self.pool.spec.name} refuses a prompt of {data.task!r}: {error}"
                 ) from error
-            dialogues = [self._open(messages, data) for messages in self._messages(observation)]
+            agents, dialogues = self.pool.spec.num_agents, dict[int, Dialogue]()
+            self._listen(dialogues, observation, data)
             truncated = terminated = False
             while not (terminated or truncated):
-                texts = await self._speak_all(engine, dialogues, data)
-                if any(len(text) > self._most_characters() for text in texts):
+                acting = acting_agents(observation, spec=self.pool.spec)
+                texts = await self._speak_all(engine, {i: dialogues[i] for i in acting}, data)
+                if any(len(text) > self._most_characters() for text in texts.values()):
                     self._leave_unscored(dialogues, graded=opening.get(GRADED, True))
                     truncated = True
                     break
-                action = texts if len(dialogues) > 1 else texts[0]
+                action = [texts.get(i) for i in range(agents)] if agents > 1 else texts[0]
                 observation, rewards, terminated, truncated, info = await slot.step_chunk([action])
                 self._note(dialogues, rewards, info)
                 if not (terminated or truncated):
-                    truncated = not self._listen(dialogues, observation)
-            truncated |= any(dialogue.finish_reason == "length" for dialogue in dialogues)
+                    truncated = not self._listen(dialogues, observation, data)
+            truncated |= any(dialogue.finish_reason == "length" for dialogue in dialogues.values())
         return [
             self._trajectory(dialogue, data, opening, i, truncated=truncated)
-            for i, dialogue in enumerate(dialogues)
+            for i, dialogue in sorted(dialogues.items())
+            if dialogue.texts
         ]
 
-    def _messages(self, observation: Any) -> list[list[Message]]:
-        """Messages to each agent."""
+    def _tokenizer_of(self, agent: int) -> ChatTokenizer:
+        return self.tokenizers.get(agent, self.tokenizer)
+
+    def _messages(self, observation: Any) -> dict[int, list[Message]]:
+        """Messages to each agent that acts next."""
         observations = observation if self.pool.spec.num_agents > 1 else [observation]
-        return [entry[MESSAGES] for entry in observations]
+        return {i: entry[MESSAGES] for i, entry in enumerate(observations) if entry is not None}
 
     def _most_characters(self) -> float:
         space = self.pool.spec.action_space
         return space.max_length if isinstance(space, spaces.Text) else float("inf")
 
-    def _open(self, messages: list[Message], data: EpisodeRequest) -> "Dialogue":
-        prompt = self._encode_prompt(tuple((entry["role"], entry["content"]) for entry in messages))
+    def _open(self, agent: int, messages: list[Message], data: EpisodeRequest) -> "Dialogue":
+        chat = tuple((entry["role"], entry["content"]) for entry in messages)
+        prompt = self._encode_prompt(agent, chat)
         if self.cut_prompts:
             prompt = prompt[-self.max_prompt_length :]
         if len(prompt) > self.max_prompt_length:
@@ -152,25 +166,28 @@ class TextWorkflow(RolloutWorkflow):
             )
         return Dialogue(prompt=prompt, messages=messages)
 
-    def _encode_chat(self, chat: tuple[tuple[Role, str], ...]) -> tuple[int, ...]:
-        return self.tokenizer.encode_prompt([message(role, content) for role, content in chat])
+    def _encode_chat(self, agent: int, chat: tuple[tuple[Role, str], ...]) -> tuple[int, ...]:
+        messages = [message(role, content) for role, content in chat]
+        return self._tokenizer_of(agent).encode_prompt(messages)
 
     async def _speak_all(
-        self, engine: TextEngine, dialogues: "Sequence[Dialogue]", data: EpisodeRequest
-    ) -> list[str]:
-        """Run a turn of each agent concurrently; returns their texts."""
+        self, engine: TextEngine, dialogues: "Mapping[int, Dialogue]", data: EpisodeRequest
+    ) -> dict[int, str]:
+        """Run a turn of each of these agents concurrently; returns their texts."""
         # A single agent runs without a task, which would cost as much as its environment.
         if len(dialogues) == 1:
-            return [await self._speak(engine, dialogues[0], data, 0)]
-        return await asyncio.gather(
-            *(self._speak(engine, dialogue, data, i) for i, dialogue in enumerate(dialogues))
+            [(agent, dialogue)] = dialogues.items()
+            return {agent: await self._speak(engine, dialogue, data, agent)}
+        texts = await asyncio.gather(
+            *(self._speak(engine, dialogue, data, i) for i, dialogue in dialogues.items())
         )
+        return dict(zip(dialogues, texts, strict=True))
 
     async def _speak(
         self, engine: TextEngine, dialogue: "Dialogue", data: EpisodeRequest, agent: int
     ) -> str:
         """Run one turn of the model, resumed after each interruption; returns its text."""
-        start = len(dialogue.tokens)
+        start, tokenizer = len(dialogue.tokens), self._tokenizer_of(agent)
         turn = len(dialogue.texts)
         part = 0
         while True:
@@ -181,11 +198,13 @@ class TextWorkflow(RolloutWorkflow):
                 seed=(*data.policy_seed, agent, turn, part),
                 greedy=data.greedy,
                 stop=self.stop,
+                episode=data.uid,
+                agent=agent,
             )
             begun = len(dialogue.tokens)
             dialogue.say(await engine.agenerate(request))
             if part > 0:
-                self._end_at_split_stop(dialogue, start, begun)
+                self._end_at_split_stop(dialogue, start, begun, agent)
             if (
                 len(dialogue.tokens) >= self.max_response_length
                 and dialogue.finish_reason == "abort"
@@ -195,27 +214,39 @@ class TextWorkflow(RolloutWorkflow):
                 break
             part += 1
         spoken = dialogue.tokens[start:]
-        dialogue.closed = spoken[-1] in self.tokenizer.stop_ids
-        text = self.tokenizer.decode(spoken[:-1] if dialogue.closed else spoken)
+        dialogue.closed = spoken[-1] in tokenizer.stop_ids
+        text = tokenizer.decode(spoken[:-1] if dialogue.closed else spoken)
         dialogue.end_turn(text, start)
         return text
 
-    def _end_at_split_stop(self, dialogue: "Dialogue", start: int, begun: int) -> None:
+    def _end_at_split_stop(self, dialogue: "Dialogue", start: int, begun: int, agent: int) -> None:
         """End the turn begun at token `start` if a stop string spans its resumption at `begun`.
 
         Tokens generated after the stop string are dropped.
         """
         end = split_stop(
-            dialogue.tokens[start:], begun - start, stop=self.stop, decode=self.tokenizer.decode
+            dialogue.tokens[start:],
+            begun - start,
+            stop=self.stop,
+            decode=self._tokenizer_of(agent).decode,
         )
         if end is not None:
             dialogue.cut(start + end)
 
-    def _listen(self, dialogues: "Sequence[Dialogue]", observation: Any) -> bool:
-        """Append the environment's messages, if every agent then has tokens left to answer."""
+    def _listen(
+        self, dialogues: "dict[int, Dialogue]", observation: Any, data: EpisodeRequest
+    ) -> bool:
+        """Append the environment's messages, if every agent then has tokens left to answer.
+
+        The first messages to an agent are its prompt.
+        """
         heard = []
-        for dialogue, messages in zip(dialogues, self._messages(observation), strict=True):
-            tokens = self.tokenizer.encode_turn(messages, closed=dialogue.closed)
+        for agent, messages in self._messages(observation).items():
+            dialogue = dialogues.get(agent)
+            if dialogue is None:
+                dialogues[agent] = self._open(agent, messages, data)
+                continue
+            tokens = self._tokenizer_of(agent).encode_turn(messages, closed=dialogue.closed)
             if len(dialogue.tokens) + len(tokens) >= self.max_response_length:
                 return False
             heard.append((dialogue, tokens, messages))
@@ -223,15 +254,23 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.hear(tokens, messages)
         return True
 
-    def _note(self, dialogues: "Sequence[Dialogue]", rewards: Any, info: Mapping[str, Any]) -> None:
+    def _note(
+        self, dialogues: "Mapping[int, Dialogue]", rewards: Any, info: Mapping[str, Any]
+    ) -> None:
         """Record each agent's reward and grading."""
         if self.pool.spec.num_agents == 1:
             dialogues[0].note(rewards, info)
             return
-        for dialogue, reward, of_agent in zip(dialogues, rewards, info["agents"], strict=True):
-            dialogue.note(reward, of_agent)
+        for agent, (reward, of_agent) in enumerate(zip(rewards, info["agents"], strict=True)):
+            if agent in dialogues and dialogues[agent].tokens:
+                dialogues[agent].note(reward, of_agent)
+            elif reward:
+                raise SimulationFailed(
+                    f"Environment {self.pool.spec.name!r} rewards agent {agent} with {reward} "
+                    "before its first action; envs.checker.check_env finds such faults."
+                )
 
-    def _leave_unscored(self, dialogues: "Sequence[Dialogue]", *, graded: bool) -> None:
+    def _leave_unscored(self, dialogues: "Mapping[int, Dialogue]", *, graded: bool) -> None:
         """End the episode with reward 0 if a text exceeds the environment's limit.
 
         The text is not truncated.
@@ -240,7 +279,7 @@ class TextWorkflow(RolloutWorkflow):
             f"a text has more than the {self._most_characters()} characters that the environment "
             "takes"
         )
-        for dialogue in dialogues:
+        for dialogue in dialogues.values():
             dialogue.note(0.0, {"success": False if graded else None, VERDICT: verdict})
 
     def _trajectory(
@@ -255,7 +294,7 @@ class TextWorkflow(RolloutWorkflow):
         uid = _uid(data, agent, self.pool.spec.num_agents)
         truth = _ground_truth(data, opening)
         texts = {
-            "response_text": lambda: self.tokenizer.decode(dialogue.tokens),
+            "response_text": lambda: self._tokenizer_of(agent).decode(dialogue.tokens),
             "ground_truth": lambda: json.dumps(truth),
             "data_source": lambda: str(opening.get("data_source", data.task)),
             "extra_info": lambda: json.dumps(data.options.get(ROW, {}).get("extra_info") or {}),
@@ -264,6 +303,8 @@ class TextWorkflow(RolloutWorkflow):
         row = dialogue.row(data, uid=uid, truncated=truncated) | {
             name: texts[name]() for name in self.text_columns
         }
+        if self.played_by:
+            row |= {"agent": agent, "agent_group": self.played_by[agent]}
         if self.marks_versions:
             row["policy_versions"] = dialogue.versions_of_tokens()
         record = dialogue.record() | {"ground_truth": truth}
@@ -335,10 +376,15 @@ class Dialogue:
             }
         )
 
-    def note(self, reward: float, info: Mapping[str, Any]) -> None:
-        """Record the environment's reward and grading of the last turn, at the last token."""
+    def note(self, reward: float, info: Mapping[str, Any] | None) -> None:
+        """Record the environment's reward and grading of the last turn, at the last token.
+
+        `info` is None if the environment says nothing of the agent, whose turn may be earlier.
+        """
         self.env_return += float(reward)
-        self.rewards[-1] = float(reward)
+        self.rewards[-1] += float(reward)
+        if info is None:
+            return
         for name, value in info.get(REWARD_PARTS, {}).items():
             self.reward_parts[name] = self.reward_parts.get(name, 0.0) + float(value)
         success = info.get("success", False)

@@ -1,0 +1,314 @@
+"""Measures whether a solver and a checker, trained together, beat the solver trained alone.
+
+    # three seeds; results in benchmarks/results/agent_learning.json and .png
+    python -m benchmarks.agent_learning --seeds 1 2 3
+
+The job is docs/examples/solver_checker_job.yaml: two-digit sums on the shipped model, which first
+learns the format of the conversation from a few right answers. Arms:
+
+- joint: solver and checker, each with weights and an optimiser of its own.
+- alone: the solver alone, from the same weights, until it has generated as many tokens.
+- untrained_checker: the joint job, in which only the solver is trained; the control.
+
+Success is that of sampled answers to held-out questions. `alone` is also measured with the majority
+of three sampled answers, which costs at least the tokens that the two agents spend on a question.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+import yaml
+
+from benchmarks.measured_on import describe_machine
+from envs.math.math_env import HELDOUT_SHARE, question_source
+from siirl import train
+from siirl.imitation.sft import rows_of, train_sft
+from siirl.imitation.sft_examples import Example
+from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
+from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.reporting.statistics import success_interval
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+RESULT = Path("benchmarks/results/agent_learning.json")
+JOB = Path("docs/examples/solver_checker_job.yaml")
+GRAPH = Path("docs/examples/solver_checker.yaml")
+TASK = "sums-2"
+HELD_OUT = 300  # questions; +-6 points at 50 %
+FORMAT_UPDATES, FORMAT_ROWS, FORMAT_RATE = 300, 128, 1e-3
+PROMPTS, ROLLOUTS = 16, 8
+COMMON = (
+    *("cluster=local", f"data.train_batch_size={PROMPTS}", "data.max_response_length=24"),
+    *(f"actor_rollout_ref.rollout.n={ROLLOUTS}", f"env.envs_per_server={PROMPTS * ROLLOUTS}"),
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+    *("actor_rollout_ref.actor.optim.lr=2e-4", "actor_rollout_ref.actor.optim.warmup_steps=5"),
+    *("trainer.max_minutes=null", "trainer.save_freq=-1", "trainer.save_rollouts=0"),
+    *(f"trainer.val_episodes={HELD_OUT}", "trainer.logger=[]", "trainer.threads_per_rank=1"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records of a training run, a dict a step, and the folder of its last weights."""
+
+    records: list[dict[str, Any]]
+    weights: Path
+
+
+def question(random_: random.Random, *, split: str = "train") -> tuple[str, str]:
+    """A question and its answer."""
+    source = question_source(tasks=[TASK], files=None, wording="bare", heldout_share=HELDOUT_SHARE)
+    row = source.draw(TASK, split=split, seed=random_.randrange(1 << 31))
+    return row.prompt[-1]["content"], str(row.ground_truth)
+
+
+def conversation(random_: random.Random, tokenizer: ChatTokenizer) -> Example:
+    """A right answer as the solver's first, as its second, or as the checker's verdict."""
+    asked, right = question(random_)
+    shown = random_.choice([right, str(abs(int(right) + random_.choice([-10, -1, 1, 10])))])
+    with_hint = [{"role": "user", "content": f"{shown}? {asked}"}]
+    said = (*tokenizer.encode_text(right), tokenizer.end_id)
+    kind = random_.randrange(3)
+    if kind == 0:
+        prompt: Sequence[int] = tokenizer.encode_prompt([{"role": "user", "content": asked}])
+    elif kind == 1:
+        prompt = tokenizer.encode_prompt(with_hint)
+    else:
+        first = str(abs(int(right) + random_.choice([-10, -1, 0, 1, 10])))
+        prompt = (
+            *tokenizer.encode_prompt([{"role": "user", "content": asked}]),
+            *tokenizer.encode_text(first),
+            tokenizer.end_id,
+            *tokenizer.encode_turn(with_hint, closed=True),
+        )
+    return Example(tuple(prompt), said, (True,) * len(said))
+
+
+def write_start(folder: Path) -> float:
+    """Write the weights that all arms start from; returns the last loss per token."""
+    torch.manual_seed(0)
+    random_ = random.Random(0)
+    tokenizer, model = load_chat_tokenizer("assets/tiny_lm"), load_language_model("assets/tiny_lm")
+
+    def draw() -> Any:
+        examples = [conversation(random_, tokenizer) for _ in range(FORMAT_ROWS)]
+        return rows_of(examples, pad_id=tokenizer.pad_id)
+
+    loss = 0.0
+    for loss in train_sft(model, draw, updates=FORMAT_UPDATES, learning_rate=FORMAT_RATE):
+        pass
+    model.save(folder)
+    tokenizer.save(folder)
+    return loss
+
+
+def run(words: Sequence[str], folder: Path) -> Run:
+    """Train in this process, and read the metrics."""
+    line = [*words, *COMMON, f"trainer.output_dir={folder}"]
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        status = train.main(line)
+    if status != 0:
+        raise SystemExit(f"siirl.train {' '.join(line)} ended with {status}:\n{shown.getvalue()}")
+    [metrics] = folder.glob("*/*/metrics.jsonl")
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    [weights] = sorted(metrics.parent.glob("checkpoints/step_*/actor"))[-1:]
+    return Run(records, weights)
+
+
+def tokens_of(record: dict[str, Any]) -> float:
+    """Tokens that all agents generated in a step."""
+    rows = sum(record.get(f"{agent}data/trajectories", 0.0) for agent in ("", "agent_1/"))
+    return float(record["rollout/avg_response_length"] * (rows or record["rollout/episodes"]))
+
+
+def curve_of(run_: Run) -> list[tuple[float, float]]:
+    """Generated tokens so far, and success of the step's training episodes."""
+    tokens, points = 0.0, []
+    for record in run_.records:
+        if "rollout/success_rate" in record:
+            tokens += tokens_of(record)
+            points.append((tokens, record["rollout/success_rate"]))
+    return points
+
+
+def held_out(run_: Run) -> dict[str, dict[str, float]]:
+    """Success before and after, of sampled answers, with 95 % intervals."""
+    found = [record for record in run_.records if "val/all/success_rate" in record]
+    return {
+        when: interval(record["val/all/successes"], record["val/all/episodes"])
+        for when, record in (("before", found[0]), ("after", found[-1]))
+    }
+
+
+def interval(successes: float, episodes: float) -> dict[str, float]:
+    """A rate with its 95 % interval."""
+    found = success_interval(int(successes), int(episodes))
+    return {"rate": found.rate, "low": found.low, "high": found.high, "episodes": episodes}
+
+
+def sample(model: LanguageModel, prompts: torch.Tensor, *, stop: int) -> torch.Tensor:
+    """One sampled continuation of each prompt of equal length, five tokens long; `stop` after it."""
+    ids = prompts
+    for _ in range(5):
+        with torch.no_grad():
+            logits = model.causal_lm(ids).logits[:, -1]
+        drawn = torch.distributions.Categorical(logits=logits).sample()
+        ended = (ids[:, prompts.shape[1] :] == stop).any(1)
+        ids = torch.cat([ids, torch.where(ended, stop, drawn)[:, None]], dim=1)
+    return ids[:, prompts.shape[1] :]
+
+
+def majority(weights: Path, *, seed: int, answers: int = 3) -> dict[str, float]:
+    """Success of the most frequent of three sampled answers; the first where all differ."""
+    torch.manual_seed(seed)
+    tokenizer, model = load_chat_tokenizer(weights), load_language_model(weights).eval()
+    random_ = random.Random(seed)
+    asked = list(dict(question(random_, split="heldout") for _ in range(4 * HELD_OUT)).items())
+    asked = asked[:HELD_OUT]
+    prompts = torch.tensor(
+        [tokenizer.encode_prompt([{"role": "user", "content": text}]) for text, _ in asked]
+    )
+    drawn = [sample(model, prompts, stop=tokenizer.end_id).tolist() for _ in range(answers)]
+    right = 0
+    for row, (_, truth) in enumerate(asked):
+        texts = [tokenizer.decode([t for t in one[row] if t != tokenizer.end_id]) for one in drawn]
+        right += Counter(texts).most_common(1)[0][0].strip() == truth
+    return interval(right, len(asked))
+
+
+def untrained_checker(folder: Path) -> str:
+    """The graph without the checker's training, as a key."""
+    graph = yaml.safe_load(GRAPH.read_text())
+    graph["nodes"] = [
+        node
+        for node in graph["nodes"]
+        if node["node_id"] in ("episodes", "checker_rows") or node["node_id"].startswith("solver")
+    ]
+    file = folder / "untrained_checker.yaml"
+    file.write_text(yaml.safe_dump(graph))
+    return f"dag.workflow_file={file}"
+
+
+def measure(seed: int, *, steps: int, start: Path, folder: Path) -> list[dict[str, Any]]:
+    """The two agents, and the solver alone on as many tokens."""
+    joint = run([*job(start, seed), f"trainer.total_steps={steps}"], folder / "joint")
+    budget = curve_of(joint)[-1][0]
+    alone_steps = round(budget / (PROMPTS * ROLLOUTS * tokens_of_an_answer(joint)))
+    words = ("pipeline=grpo", "env=math", *job(start, seed)[2:])
+    alone = run([*words, f"trainer.total_steps={alone_steps}"], folder / "alone")
+    return [
+        described("joint", seed, joint),
+        described("alone", seed, alone) | {"majority_of_3": majority(alone.weights, seed=seed)},
+    ]
+
+
+def measure_control(seed: int, *, steps: int, start: Path, folder: Path) -> list[dict[str, Any]]:
+    """The two agents, of which only the solver is trained."""
+    words = [*job(start, seed), untrained_checker(folder), f"trainer.total_steps={steps}"]
+    return [described("untrained_checker", seed, run(words, folder / "control"))]
+
+
+def job(start: Path, seed: int) -> tuple[str, ...]:
+    """Words of the joint job; after the first two those of every arm."""
+    return (
+        *("--config", str(JOB)),
+        *(f"actor_rollout_ref.model.path={start}", f"trainer.seed={seed}"),
+    )
+
+
+def described(arm: str, seed: int, found: Run) -> dict[str, Any]:
+    """The result of a run."""
+    return {"arm": arm, "seed": seed, "curve": curve_of(found), "held_out": held_out(found)}
+
+
+def tokens_of_an_answer(joint: Run) -> float:
+    """Tokens of a solver's answer: three digits at most, and the end; measured by the joint run."""
+    record = next(record for record in joint.records if "rollout/success_rate" in record)
+    rows = record["data/trajectories"] + record["agent_1/data/trajectories"]
+    turns = record["rollout/turns"] * rows  # of both agents
+    return float(record["rollout/avg_response_length"] * rows / turns)
+
+
+def draw_curves(results: Sequence[dict[str, Any]], file: Path) -> None:
+    """Success over generated tokens, a colour an arm and a line a seed, beside held-out success."""
+    figure, (curves, points) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2))
+    arms = list(dict.fromkeys(result["arm"] for result in results))
+    labels = [*arms, "alone, majority of 3"]
+    for result in results:
+        colour = f"C{arms.index(result['arm'])}"
+        tokens, success = torch.tensor(result["curve"]).T
+        smooth = torch.nn.functional.avg_pool1d(success[None], 9, 1, 4, count_include_pad=False)[0]
+        first = result is next(one for one in results if one["arm"] == result["arm"])
+        curves.plot(
+            tokens / 1000, 100 * smooth, color=colour, label=result["arm"] if first else None
+        )
+        after = [(arms.index(result["arm"]), result["held_out"]["after"])]
+        if "majority_of_3" in result:
+            after.append((len(arms), result["majority_of_3"]))
+        for place, found in after:
+            error = [
+                [100 * (found["rate"] - found["low"])],
+                [100 * (found["high"] - found["rate"])],
+            ]
+            x = place + 0.1 * (result["seed"] - 2)
+            points.errorbar(x, 100 * found["rate"], error, fmt="o", color=f"C{place}", markersize=4)
+    curves.set(xlabel="generated tokens, thousands", ylabel="success of training episodes, %")
+    curves.legend()
+    points.set(ylabel="held-out success, %", xticks=range(len(labels)))
+    points.set_xticklabels([label.replace("_", "\n").replace(", ", ",\n") for label in labels])
+    figure.tight_layout()
+    figure.savefig(file, dpi=100)
+
+
+def main(argv: Sequence[str] | None = None, *, report: Callable[[str], None] = print) -> None:
+    """Measure and write the result after each seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=60, help="of the joint run")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args(argv)
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as place:
+        start = Path(place) / "start"
+        loss = write_start(start)
+        for measured in (measure, measure_control):
+            for seed in arguments.seeds:
+                folder = Path(place) / str(seed)
+                folder.mkdir(exist_ok=True)
+                found = measured(seed, steps=arguments.steps, start=start, folder=folder)
+                results += found
+                write(arguments, results, format_loss=loss)
+                for result in found:
+                    after = result["held_out"]["after"]["rate"]
+                    report(f"seed {seed} {result['arm']}: {after:.3f}")
+
+
+def write(
+    arguments: argparse.Namespace, results: Sequence[dict[str, Any]], *, format_loss: float
+) -> None:
+    """Write the results so far, and their picture."""
+    seeds = " ".join(map(str, arguments.seeds))
+    content = {
+        "command": f"python -m benchmarks.agent_learning --seeds {seeds} --steps {arguments.steps}",
+        "machine": describe_machine() | {"note": "shared with other work; no figure is a time"},
+        "format_loss": format_loss,
+        "results": results,
+    }
+    arguments.output.write_text(json.dumps(content, indent=1) + "\n")
+    draw_curves(results, arguments.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
