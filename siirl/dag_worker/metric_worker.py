@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from siirl.dag_worker.metric_values import plain_record
-from siirl.reporting.metrics import Reduced, Value, complaints, merge_rounds, reduce_metrics
+from siirl.reporting.metric_reduction import complaints, merge_rounds, reduce_metrics
+from siirl.reporting.metrics import Reduced, Value
 
 logger = logging.getLogger(__name__)
 

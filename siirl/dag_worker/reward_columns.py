@@ -1,4 +1,4 @@
-"""Moves rewards of custom nodes to the tokens that the policy chose.
+"""Rewards by token: of trajectories, less the KL, and of custom nodes, moved to the policy's tokens.
 
 The architecture guide's reward (section 11.2) has the shape of `attention_mask` (prompt and
 response) and puts the score in the last column, which is padding in shorter responses. Estimators
@@ -13,9 +13,12 @@ import logging
 import torch
 from tensordict import TensorDict
 
+from siirl.algos.kl import kl_estimate
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.algos.trajectories import reward_at_finish
+from siirl.dag_worker.context import StageContext
 from siirl.errors import TensorError
+from siirl.reporting.metrics import Value
 
 logger = logging.getLogger(__name__)
 
@@ -86,3 +89,41 @@ def _warn_of_whole_numbers(name: str, dtype: str) -> None:
             name,
             dtype,
         )
+
+
+def token_scores(
+    batch: TensorDict, *, reward_B: torch.Tensor, env_weight_B: torch.Tensor
+) -> torch.Tensor:
+    """Token scores [B, T] that sum to each trajectory's reward.
+
+    The environment's return is placed where it was earned: at the last token of each turn or action
+    chunk, so that GAE and discounted returns see its position. Outcome estimators sum the row. The
+    rest of the reward is placed at the last executed token, as is all of it if a custom workflow
+    leaves out the column `env_rewards`.
+    """
+    if "env_rewards" not in batch.keys():
+        return reward_at_finish(rewards_B=reward_B, mask_BT=batch["response_mask"])
+    earned_BT = env_weight_B[:, None] * batch["env_rewards"]
+    rest_B = reward_B - earned_BT.double().sum(
+        1
+    )  # in float64, so that the rest of a pure return is at most its rounding error
+    return earned_BT + reward_at_finish(rewards_B=rest_B.float(), mask_BT=batch["response_mask"])
+
+
+def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dict[str, Value]]:
+    """Token rewards [B, T] minus the KL to the reference; the coefficient adapts to the mean KL."""
+    mask_BT, ranks = batch["response_mask"], context.ranks
+    kl_BT = kl_estimate(
+        log_probs_BT=batch["old_log_probs"],
+        ref_log_probs_BT=batch["ref_log_prob"],
+        mask_BT=mask_BT,
+        name=context.config.algorithm.kl_penalty,
+    )
+    coefficient = context.kl_controller.value
+    total, tokens, rows = ranks.sum(
+        torch.stack([kl_BT.double().sum(), mask_BT.double().sum(), torch.tensor(float(len(batch)))])
+    ).tolist()
+    current = total / max(tokens, 1.0)
+    context.kl_controller.update(current_kl=current, n_steps=int(rows))
+    metrics: dict[str, Value] = {"actor/reward_kl_penalty": current, "actor/kl_coef": coefficient}
+    return batch["token_level_scores"] - coefficient * kl_BT, metrics

@@ -10,7 +10,6 @@ reward (`pixel_values`, `input_ids`, `video_embedding`).
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -24,9 +23,9 @@ from siirl.algos.advantages import (
     estimate_advantages,
     reads_reward_at_finish,
 )
-from siirl.algos.kl import kl_estimate
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.accounting import work_of_update
+from siirl.dag_worker.agreement import require_agreement
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import (
@@ -35,16 +34,14 @@ from siirl.dag_worker.outcomes import (
     score_rows,
     scores_of_rows,
 )
+from siirl.dag_worker.reward_columns import less_kl, token_scores
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
-from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardScores, TextRewardManager
-from siirl.errors import ConfigError, InvariantError
+from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
 from siirl.models.row_flops import flops_of_rows
-from siirl.params import SiiRLArguments
-from siirl.params.model_args import ModelArguments, RolloutArguments
 from siirl.reporting.metrics import Value, Weighted
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
@@ -285,44 +282,6 @@ def compute_reward(
     return NodeOutput(batch=batch, metrics=metrics)
 
 
-def token_scores(
-    batch: TensorDict, *, reward_B: torch.Tensor, env_weight_B: torch.Tensor
-) -> torch.Tensor:
-    """Token scores [B, T] that sum to each trajectory's reward.
-
-    The environment's return is placed where it was earned: at the last token of each turn or action
-    chunk, so that GAE and discounted returns see its position. Outcome estimators sum the row. The
-    rest of the reward is placed at the last executed token, as is all of it if a custom workflow
-    leaves out the column `env_rewards`.
-    """
-    if "env_rewards" not in batch.keys():
-        return reward_at_finish(rewards_B=reward_B, mask_BT=batch["response_mask"])
-    earned_BT = env_weight_B[:, None] * batch["env_rewards"]
-    rest_B = reward_B - earned_BT.double().sum(
-        1
-    )  # in float64, so that the rest of a pure return is at most its rounding error
-    return earned_BT + reward_at_finish(rewards_B=rest_B.float(), mask_BT=batch["response_mask"])
-
-
-def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dict[str, Value]]:
-    """Token rewards [B, T] minus the KL to the reference; the coefficient adapts to the mean KL."""
-    mask_BT, ranks = batch["response_mask"], context.ranks
-    kl_BT = kl_estimate(
-        log_probs_BT=batch["old_log_probs"],
-        ref_log_probs_BT=batch["ref_log_prob"],
-        mask_BT=mask_BT,
-        name=context.config.algorithm.kl_penalty,
-    )
-    coefficient = context.kl_controller.value
-    total, tokens, rows = ranks.sum(
-        torch.stack([kl_BT.double().sum(), mask_BT.double().sum(), torch.tensor(float(len(batch)))])
-    ).tolist()
-    current = total / max(tokens, 1.0)
-    context.kl_controller.update(current_kl=current, n_steps=int(rows))
-    metrics: dict[str, Value] = {"actor/reward_kl_penalty": current, "actor/kl_coef": coefficient}
-    return batch["token_level_scores"] - coefficient * kl_BT, metrics
-
-
 @stage(
     NodeType.COMPUTE,
     NodeRole.ADVANTAGE,
@@ -406,7 +365,7 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     # an agent that shares the weights may have taken steps since they were synced
     with work_of_update(context.actor.engine) as speed:
         metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
-    require_agreement(metrics, context.config)
+    require_agreement(metrics, context.config.actor_rollout_ref)
     return NodeOutput(batch=batch, metrics={**metrics, **speed})
 
 
@@ -429,48 +388,6 @@ def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
             "sync/seconds": time.perf_counter() - begin,
         },
     )
-
-
-def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> None:
-    """Raise InvariantError if acting and training log-probs differ by more than rounding.
-
-    The check uses the mean over tokens, which does not depend on the number of tokens. The maximum
-    is a metric and grows with that number: of 7000 tokens in bfloat16 one was off by 0.05 in a
-    sound run. Other frameworks log such numbers and do not stop: TRL the mean and the largest
-    difference (`sampling/sampling_logp_difference`), verl the probability differences
-    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL, prime-rl that KL
-    (`mismatch_kl`), NeMo RL the mean of `exp |difference|` (`token_mult_prob_error`), AReaL the
-    importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which in
-    bfloat16 moves the mean less than rounding does; the maximum shows it.
-    """
-    gap, bound = (
-        metrics.get(MEAN_GAP, 0.0),
-        log_prob_gap_bound(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model),
-    )
-    if not gap <= bound:  # also true for NaN
-        raise InvariantError(
-            "Acting and training disagree: log-probs of the same actions and weights differ by "
-            f"{gap:.2g} in the mean and by "
-            f"{metrics[LARGEST_GAP]:.2g} at most, and rounding explains a mean of {bound:.2g} "
-            "(actor_rollout_ref.rollout.max_log_prob_gap). The ratio of PPO would be wrong."
-        )
-
-
-def log_prob_gap_bound(rollout: RolloutArguments, model: ModelArguments) -> float:
-    """Largest mean log-prob difference between acting and training that rounding explains.
-
-    Measured on the shipped model: 5e-7 in float32. In bfloat16: 1e-3 to 3e-3 if one module acts and
-    trains, and 9e-3 to 2e-2 if one side has bfloat16 weights (vLLM) and the other casts in the
-    forward pass. Errors for comparison: a temperature of 0.9 instead of 1.0 gives 3e-2 to 6e-2, an
-    off-by-one position 1.9, weights that are one step old 0.4 at lr 2e-4 and 1.6e-2 at lr 1e-5.
-    Smaller steps are detectable in float32 only; the checksum of the weight sync proves in any case
-    that new weights arrived (siirl.engine.training.weight_sync).
-    """
-    if rollout.max_log_prob_gap is not None:
-        return rollout.max_log_prob_gap
-    if model.dtype == "float32":
-        return 1e-4
-    return 3e-2 if rollout.name == "vllm" else 1e-2
 
 
 def mean_where_there(values_B: NDArray[np.float32]) -> Weighted:

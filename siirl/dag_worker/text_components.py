@@ -24,7 +24,8 @@ from siirl.engine.reward_manager.text_rewards import make_text_reward_manager, t
 from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import make_text_workflow
-from siirl.engine.rollout.vllm.vllm_engine import AsyncVLLMEngine, VLLMEngine
+from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
+from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.micro_batches import PrefixGrouping
 from siirl.engine.training.weight_sync import ActingWeights

@@ -56,7 +56,8 @@ from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 from siirl.preflight.ungraded_rows import rate_by_grade
 from siirl.reporting.console import cell, perturbation_table, score_table, success_table
-from siirl.reporting.metrics import Reduced, reduce_metrics
+from siirl.reporting.metric_reduction import reduce_metrics
+from siirl.reporting.metrics import Reduced
 from siirl.reporting.progress import Progress
 from siirl.reporting.run_folder import run_folder
 from siirl.reporting.statistics import (

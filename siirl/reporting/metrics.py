@@ -1,19 +1,17 @@
 """Declares every metric: name `area/name`, meaning, and reduction over ranks.
 
 Reductions are never guessed from names: a name not declared in `METRICS`, from a user's node, gets
-its mean over ranks. No metric ends a run: `reduce_metrics` takes every value that
-`siirl.dag_worker.metric_values` makes, and `complaints` describes the invalid ones. Both are pure;
-`siirl.dag_worker.metric_worker` calls them, and `siirl.reporting.metric_writers` writes the result.
+its mean over ranks (`siirl.reporting.metric_reduction`). `siirl.reporting.metric_writers` writes the
+reduced values.
 """
 
 import enum
 import functools
 import math
-import numbers
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from siirl.errors import ConfigError, UnknownNameError
 
@@ -371,187 +369,3 @@ def find_declaration(name: str) -> Metric | None:
 @functools.cache
 def _pattern(declared: str) -> re.Pattern[str]:
     return re.compile("[^/]+".join(re.escape(part) for part in re.split(r"<[a-z_]+>", declared)))
-
-
-def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]:
-    """Reduce the records of all ranks in a step to one value per name.
-
-    A value of the wrong kind is converted (`_fitted`); one that is no number is left out. Records
-    may lack names.
-    """
-    reduced: dict[str, Reduced | None] = {}
-    for name, values in _by_name(records).items():
-        reduction = reduction_of(name, values)
-        fitted = [
-            value for value in (_fitted(value, reduction) for value in values) if value is not None
-        ]
-        reduced[name] = _REDUCE[reduction](fitted) if fitted else None
-    return {name: value for name, value in reduced.items() if value is not None}
-
-
-def combine(records: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
-    """One record in the place of those of several ranks: means keep their weight."""
-    combined: dict[str, Any] = {}
-    for name, values in _by_name(records).items():
-        reduction = reduction_of(name, values)
-        fitted = [
-            value for value in (_fitted(value, reduction) for value in values) if value is not None
-        ]
-        if not fitted:
-            continue
-        if reduction is Reduction.MEAN:
-            weight = _sum(value.weight for value in fitted)
-            combined[name] = Weighted(_weighted_mean(fitted) or 0.0, weight)
-        else:
-            combined[name] = _REDUCE[reduction](fitted)
-    return combined
-
-
-def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
-    """Problems with the metrics of a step, one sentence per name.
-
-    A metric may be undeclared, no number, or of another kind than declared.
-    """
-    found: dict[str, str] = {}
-    for name, values in _by_name(records).items():
-        declared = find_declaration(name)
-        sentences = (_complaint(name, value, declared) for value in values)
-        sentence = next((sentence for sentence in sentences if sentence is not None), None)
-        if sentence is not None:
-            found[name] = sentence
-    return found
-
-
-def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """Records of one rank and step, with rates, durations and shares of several rounds merged."""
-    records = list(records)
-    several: dict[str, Any] = {}
-    for name, values in _by_name(records).items():
-        reduction = reduction_of(name, values)
-        if reduction in _MERGE and all(isinstance(value, numbers.Real) for value in values):
-            several[name] = _MERGE[reduction](values)
-    rest = [
-        {name: value for name, value in record.items() if name not in several} for record in records
-    ]
-    return [*rest, several]
-
-
-def reduction_of(name: str, values: Iterable[Value]) -> Reduction:
-    """Declared reduction; else DISTRIBUTION for lists, MEAN for Weighted, or RANK_MEAN."""
-    declared = find_declaration(name)
-    if declared is not None:
-        return declared.reduction
-    kinds = {_kind(value) for value in values}
-    return next(
-        (reduction for reduction in (Reduction.DISTRIBUTION, Reduction.MEAN) if reduction in kinds),
-        Reduction.RANK_MEAN,
-    )
-
-
-def _by_name(records: Iterable[Mapping[str, Value]]) -> dict[str, list[Value]]:
-    values: dict[str, list[Value]] = {}
-    for record in records:
-        for name, value in record.items():
-            values.setdefault(name, []).append(value)
-    return values
-
-
-def _kind(value: Value) -> Reduction | None:
-    """The reduction that takes such a value: RANK_MEAN for numbers, None for an Unusable."""
-    if isinstance(value, Weighted):
-        return Reduction.MEAN
-    if isinstance(value, Unusable):
-        return None
-    return Reduction.RANK_MEAN if isinstance(value, numbers.Real) else Reduction.DISTRIBUTION
-
-
-def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
-    if isinstance(value, Unusable):
-        return (
-            f"Metric {name!r:.100} is left out: a number or a list of numbers can be logged, "
-            f"and this is {value.what}."
-        )
-    if declared is None:
-        return (
-            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all "
-            "values. "
-            "siirl.reporting.metrics.register_metric declares another reduction."
-        )
-    takes = declared.reduction if declared.reduction in _WANTED else Reduction.RANK_MEAN
-    if _kind(value) is takes:
-        return None
-    counted = _COUNTED[takes]
-    return (
-        f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got "
-        f"{value!r:.80}, which counts as {counted}."
-    )
-
-
-def _fitted(value: Value, reduction: Reduction) -> Any:
-    """Convert `value` to the form that the reduction takes; None if impossible.
-
-    A number becomes a mean of weight 1 or a list of one; a list becomes its mean.
-    """
-    if isinstance(value, Unusable):
-        return None
-    if isinstance(value, Weighted):
-        return value if reduction is Reduction.MEAN else _fitted(value.value, reduction)
-    values = [*value] if isinstance(value, Sequence) else [value]
-    if reduction is Reduction.DISTRIBUTION:
-        return values
-    mean = Weighted(_sum(values) / max(len(values), 1), len(values))
-    if reduction is Reduction.MEAN:
-        return mean
-    return mean.value if values else None
-
-
-def _sum(values: Iterable[float]) -> float:
-    """Exact sum if finite; `math.fsum` refuses opposite infinities and overflow."""
-    values = list(values)
-    return math.fsum(values) if abs(sum(map(abs, values))) < math.inf else float(sum(values))
-
-
-def _weighted_mean(values: Sequence[Any]) -> float | None:
-    total = _sum(value.weight for value in values)
-    return (
-        _sum(value.value * value.weight for value in values if value.weight) / total
-        if total
-        else None
-    )
-
-
-def _mean(values: Sequence[Any]) -> float:
-    return _sum(values) / len(values)
-
-
-_WANTED = {
-    Reduction.MEAN: "Weighted(mean, number of things), so that ranks with unequal shares add up "
-    "right",
-    Reduction.DISTRIBUTION: "a list of numbers",
-    Reduction.RANK_MEAN: "a number",
-}
-
-_COUNTED = {
-    Reduction.MEAN: "one thing a rank, or as the things of the list",
-    Reduction.DISTRIBUTION: "one value",
-    Reduction.RANK_MEAN: "its mean",
-}
-"""Interpretation of a value of the wrong kind, by reduction."""
-
-_MERGE: dict[Reduction, Callable[[Sequence[Any]], float]] = {
-    Reduction.RATE: _mean,
-    Reduction.RANK_MEAN: _mean,
-    Reduction.DURATION: _sum,
-}
-
-_REDUCE: dict[Reduction, Callable[[Sequence[Any]], Reduced | None]] = {
-    Reduction.SUM: _sum,
-    Reduction.RATE: _sum,
-    Reduction.DURATION: lambda values: float(max(values)),
-    Reduction.MEAN: _weighted_mean,
-    Reduction.RANK_MEAN: _mean,
-    Reduction.MAX: lambda values: float(max(values)),
-    Reduction.MIN: lambda values: float(min(values)),
-    Reduction.LAST: lambda values: float(values[-1]),
-    Reduction.DISTRIBUTION: lambda values: [float(item) for part in values for item in part],
-}

@@ -19,7 +19,7 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures
 from siirl.params import SiiRLArguments
-from siirl.reporting.metrics import reduce_metrics
+from siirl.reporting.metric_reduction import reduce_metrics
 from siirl.reporting.rollout_files import ALL, RolloutFiles, read_rollouts
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from siirl.dag_worker.stages import log_prob_gap_bound, require_agreement
+from siirl.dag_worker.agreement import log_prob_gap_bound, require_agreement
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.text_scorer import text_scorer
@@ -139,13 +139,13 @@ def test_rounding_stops_no_step_and_leaves_room(job, after_two_steps):
             )
             / 2
         )
-        require_agreement(metrics, job.config)
+        require_agreement(metrics, job.config.actor_rollout_ref)
 
 
 def test_weights_of_the_step_before_stop_the_run(job, after_two_steps):
     metrics = job.update(job.answers(model=after_two_steps[2]))
     with pytest.raises(InvariantError, match="Acting and training disagree"):
-        require_agreement(metrics, job.config)
+        require_agreement(metrics, job.config.actor_rollout_ref)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,16 @@ def test_weights_of_the_step_before_stop_the_run(job, after_two_steps):
 )
 def test_another_temperature_and_another_position_stop_the_run(job, wrong):
     with pytest.raises(InvariantError, match="Acting and training disagree"):
-        require_agreement(job.update(job.answers(**wrong)), job.config)
+        require_agreement(job.update(job.answers(**wrong)), job.config.actor_rollout_ref)
 
 
 def test_a_gap_that_is_no_number_stops_the_run():
     with pytest.raises(InvariantError, match="differ by nan"):
         require_agreement(
             {"rollout/log_prob_gap_mean": float("nan"), "rollout/log_prob_gap": float("nan")},
-            configured("float32"),
+            configured("float32").actor_rollout_ref,
         )
 
 
 def test_a_step_without_tokens_of_these_weights_has_nothing_to_compare():
-    require_agreement({}, configured("bfloat16"))
+    require_agreement({}, configured("bfloat16").actor_rollout_ref)

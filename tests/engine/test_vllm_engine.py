@@ -31,7 +31,7 @@ TEMPERATURE = 1.3
 def make_engine(name: str, *, model=None, **options):
     import llvmlite.binding  # noqa: F401  (numba's, which vLLM trips over where it finds it)
 
-    from siirl.engine.rollout.vllm import vllm_engine
+    from siirl.engine.rollout.vllm import async_vllm_engine, vllm_engine
 
     # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the
     # embedding, as small models have it.
@@ -44,7 +44,8 @@ def make_engine(name: str, *, model=None, **options):
         "kv_cache_gib": 0.05,
         **options,
     }
-    return getattr(vllm_engine, name)(model=model, tokenizer=tokenizer(), **settings)
+    module = async_vllm_engine if name.startswith("Async") else vllm_engine
+    return getattr(module, name)(model=model, tokenizer=tokenizer(), **settings)
 
 
 @pytest.fixture(scope="module")

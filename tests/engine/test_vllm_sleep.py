@@ -1,5 +1,7 @@
 """When vLLM sleeps: between rollouts, on a GPU, until something needs it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -15,20 +17,16 @@ class RecordedVLLM(VLLMBase):
         TextEngineBase.__init__(self, lockstep=False)
         self.sleeps, self.asleep = sleeps, False
         self.calls: list[str] = []
+        self.vllm = SimpleNamespace(
+            sleep=lambda level: self.calls.append("sleep"),
+            wake_up=lambda: self.calls.append("wake"),
+        )
 
-    def _put_to_sleep(self):
-        self.calls.append("sleep")
-
-    def _wake_up(self):
-        self.calls.append("wake")
+    def _wait(self, work): ...
 
     def _start(self, settings): ...
 
-    def _on_workers(self, method, *arguments): ...
-
     def _transfer(self, weights): ...
-
-    def _forget_prefixes(self): ...
 
     def _complete(self, ids, sampling): ...
 

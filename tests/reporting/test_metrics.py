@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from siirl.dag_worker.metric_worker import MetricWorker, Record
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.reporting import metrics
+from siirl.reporting.metric_reduction import complaints, reduce_metrics
 from siirl.reporting.metrics import (
     METRICS,
     Reduction,
     Unusable,
     Weighted,
-    complaints,
     declaration,
-    reduce_metrics,
     register_metric,
 )
 

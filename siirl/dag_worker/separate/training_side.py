@@ -33,7 +33,8 @@ from siirl.errors import TooManyFailures
 from siirl.execution.dag import NodeOutput
 from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
-from siirl.reporting.metrics import Value, Weighted, combine, merge_rounds
+from siirl.reporting.metric_reduction import combine, merge_rounds
+from siirl.reporting.metrics import Value, Weighted
 
 VERSIONS = "policy_versions"
 """Column of the version of each token; a robot's chunk has one for all its tokens."""

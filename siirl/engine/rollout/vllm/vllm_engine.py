@@ -1,7 +1,7 @@
 """Text engines over vLLM: paged keys and values, prefix caching, several GPUs, separate weights.
 
 `VLLMEngine` runs vLLM in this process, on the event loop of the episodes. `AsyncVLLMEngine`
-(rollout.mode=async) runs it in a separate process, so that it generates while this process does
+(`async_vllm_engine`, rollout.mode=async) runs it in a separate process, so that it generates while this process does
 other work. Both get the weights of the trained module in memory: the first tensor by tensor, the
 second in buckets that both processes map. On a GPU vLLM sleeps between rollouts, so that training
 has the memory of its weights, keys and values; vLLM's CPU build does not support that.
@@ -14,36 +14,29 @@ vLLM is an extra (`make vllm`), imported only when an engine is made.
 # S token of the probe, V token of the vocabulary
 
 import abc
-import asyncio
-import contextlib
 import os
-import sys
 import tempfile
-import threading
-import time
-from collections.abc import Coroutine, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from siirl.algos.products import wide_product
-from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest, check_length
+from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
+from siirl.engine.rollout.vllm.vllm_probe import next_token_logits
 from siirl.engine.rollout.vllm.vllm_settings import (
-    ENVIRONMENT,
     PROBE_TOKENS,
     PROBE_TOLERANCE,
     engine_settings,
+    process_state_restored,
     start_errors,
 )
 from siirl.engine.training.checksum import RunningChecksum
 from siirl.engine.training.network import on_loopback
 from siirl.engine.training.port_guard import guard_new_ports
-from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, Transport, send
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
@@ -52,7 +45,6 @@ from siirl.occupation import OCCUPATION
 from siirl.params.model_args import RolloutArguments
 from siirl.params.packages import require_vllm
 
-Result = TypeVar("Result")
 MEGABYTE = 1 << 20
 SLEEP_LEVEL = 1  # weights go to the host; level 2 would drop them
 
@@ -112,6 +104,9 @@ class VLLMBase(TextEngineBase, abc.ABC):
         RunFailed: vLLM does not start.
     """
 
+    vllm: Any
+    """The engine of vLLM, made by `_start`."""
+
     def __init__(
         self,
         *,
@@ -158,7 +153,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         )
         with (
             tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder,
-            _process_state_restored(),
+            process_state_restored(),
             on_loopback(),
         ):
             model.describe(folder)
@@ -186,7 +181,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         self._on_workers("siirl_begin_weights")
         expected = self._transfer(exported)
         found = self._on_workers("siirl_finish_weights")
-        self._forget_prefixes()
+        self._wait(self.vllm.reset_prefix_cache())
         return [
             *(ChecksumPair(trained=expected, acting=number) for number in found),
             self._probe(),
@@ -200,7 +195,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
         length = min(PROBE_TOKENS, self.longest - 1)
         ids = np.random.default_rng(0).integers(0, self.tokenizer.vocab_size, length).tolist()
         ids_1S = torch.tensor([ids], device=self.device)
-        log_probs_SV = torch.log_softmax(self._logits(ids_1S) / self.temperature, dim=-1)
+        logits_SV = next_token_logits(self.model, ids_1S, compute_dtype=self.dtype)
+        log_probs_SV = torch.log_softmax(logits_SV / self.temperature, dim=-1)
         expected = float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
         output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
         found = np.mean(
@@ -213,21 +209,10 @@ class VLLMBase(TextEngineBase, abc.ABC):
             trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype]
         )
 
-    @torch.no_grad()
-    def _logits(self, ids_1S: torch.Tensor) -> torch.Tensor:
-        """Logits [S - 1, V] by the trained module, in the type of the passes."""
-        model: Any = self.model
-        sharded = isinstance(model, FSDPModule)  # FSDP2 casts
-        casts = not sharded and self.dtype != next(model.parameters()).dtype
-        with torch.autocast(self.device.type, self.dtype, enabled=casts):
-            hidden_SD = model(ids_1S, torch.arange(ids_1S.shape[1], device=self.device)[None])[0]
-        weight_VD, bias_V = model.output_weight, model.output_bias
-        logits_SV = wide_product(hidden_SD[:-1].to(self.dtype), weight_VD.to(self.dtype).T).float()
-        if bias_V is not None:
-            logits_SV = logits_SV + bias_V
-        if sharded:
-            model.reshard()  # see TrainEngine.forward
-        return logits_SV
+    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of the worker extension on every worker."""
+        found: list[Any] = self._wait(self.vllm.collective_rpc(method, args=arguments))
+        return found
 
     # Sleep
 
@@ -242,13 +227,13 @@ class VLLMBase(TextEngineBase, abc.ABC):
         They stay there, because a step may have several rollouts with the same weights.
         """
         if self.sleeps and not self.asleep:
-            self._put_to_sleep()
+            self._wait(self.vllm.sleep(level=SLEEP_LEVEL))
             self.asleep = True
 
     def wake(self) -> None:
         """Take the memory again; keys and values are empty."""
         if self.asleep:
-            self._wake_up()
+            self._wait(self.vllm.wake_up())
             self.asleep = False
 
     # Translation of requests
@@ -295,24 +280,12 @@ class VLLMBase(TextEngineBase, abc.ABC):
         """Start vLLM with these arguments of its engine."""
 
     @abc.abstractmethod
-    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of the worker extension on every worker."""
+    def _wait(self, work: Any) -> Any:
+        """The result of a call of vLLM, which is a coroutine if vLLM is asynchronous."""
 
     @abc.abstractmethod
     def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Bring all weights to the workers; returns their checksum in this order."""
-
-    @abc.abstractmethod
-    def _put_to_sleep(self) -> None:
-        """Free vLLM's GPU memory."""
-
-    @abc.abstractmethod
-    def _wake_up(self) -> None:
-        """Take it again."""
-
-    @abc.abstractmethod
-    def _forget_prefixes(self) -> None:
-        """Drop cached keys and values of older weights."""
 
     @abc.abstractmethod
     def _complete(self, ids: list[int], sampling: Any) -> Any:
@@ -400,8 +373,8 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
                 self.vllm.abort_request([name])
                 del self.running[name]
 
-    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
-        return self.vllm.collective_rpc(method, args=arguments)
+    def _wait(self, work: Any) -> Any:
+        return work
 
     def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         digest = RunningChecksum()
@@ -414,15 +387,6 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
         self._on_workers("siirl_take_weights", counted())  # the worker is in this process
         return digest.value
 
-    def _put_to_sleep(self) -> None:
-        self.vllm.sleep(level=SLEEP_LEVEL)
-
-    def _wake_up(self) -> None:
-        self.vllm.wake_up()
-
-    def _forget_prefixes(self) -> None:
-        self.vllm.reset_prefix_cache()
-
     def _complete(self, ids: list[int], sampling: Any) -> Any:
         self.vllm.add_request(self._next_id(), {"prompt_token_ids": ids}, sampling)
         while True:
@@ -431,143 +395,5 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
                     return output
 
 
-class AsyncVLLMEngine(VLLMBase):
-    """vLLM in a separate process, driven by an event loop in a separate thread.
-
-    The thread allows sending weights when the loop of the episodes is not running.
-    """
-
-    def _start(self, settings: dict[str, Any]) -> None:
-        if self.admission.lockstep:
-            raise ConfigError(
-                "rollout.mode=async batches requests as they arrive: with "
-                "trainer.deterministic=true set rollout.mode=sync."
-            )
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-        if settings["enforce_eager"]:
-            os.environ["TORCHDYNAMO_DISABLE"] = "1"  # as above; the separate process reads it
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
-        self.thread.start()
-
-        async def start() -> Any:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
-
-        with start_errors(settings):
-            self.vllm = self._wait(start())
-        if settings["tensor_parallel_size"] == 1:  # else its workers connect to each other later
-            self._on_workers("siirl_shut_ports")
-        self.longest = self.vllm.model_config.max_model_len
-
-    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
-        """See `TextEngine`."""
-        check_length(request, longest=self.longest)
-        self.counts.calls += 1
-        pending = PendingRequest(request, asyncio.get_running_loop().create_future())
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(self._generate(Continuation(pending)), self.loop)
-        )
-
-    async def _generate(self, continuation: Continuation) -> GenerationResponse:
-        name = self._next_id()
-        request = continuation.pending.request
-        begin = time.perf_counter()
-        if not self.running:
-            self.busy_since = begin
-        self.running[name] = continuation
-        reason: FinishReason = "abort"
-        try:
-            async for output in self.vllm.generate(
-                {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request), name
-            ):
-                (part,) = output.outputs
-                continuation.extend(part, version=self.policy_version)
-                reason = part.finish_reason or reason
-        finally:
-            del self.running[name]
-            self.counts.tokens += len(continuation.tokens)
-            if not self.running:
-                self.counts.busy_s += time.perf_counter() - self.busy_since
-        return continuation.response(reason)
-
-    def interrupt(self) -> None:
-        """See `TextEngine`."""
-        self._wait(self._abort())
-
-    async def _abort(self) -> None:
-        await self.vllm.abort(list(self.running))
-
-    def close(self) -> None:
-        """See `TextEngine`; safe to call twice."""
-        if not self.loop.is_closed():
-            self.vllm.shutdown()
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
-            self.loop.close()
-
-    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
-        return self._wait(self.vllm.collective_rpc(method, args=arguments))
-
-    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        def call(handle: Any, entries: list[Any]) -> None:
-            self._on_workers("siirl_take_bucket", handle, entries)
-
-        transport: Transport = (
-            SharedMemory(call) if self.device.type == "cpu" else CudaIpc(call, self.device)
-        )
-        return send(weights, transport, bucket_bytes=self.bucket_bytes)
-
-    def _put_to_sleep(self) -> None:
-        self._wait(self.vllm.sleep(level=SLEEP_LEVEL))
-
-    def _wake_up(self) -> None:
-        self._wait(self.vllm.wake_up())
-
-    def _forget_prefixes(self) -> None:
-        self._wait(self.vllm.reset_prefix_cache())
-
-    def _complete(self, ids: list[int], sampling: Any) -> Any:
-        async def last() -> Any:
-            output = None
-            async for output in self.vllm.generate(
-                {"prompt_token_ids": ids}, sampling, self._next_id()
-            ):
-                pass
-            return output
-
-        return self._wait(last())
-
-
 def _has_weights(model: LanguageModel) -> bool:
     return not any(weight.is_meta or isinstance(weight, DTensor) for weight in model.parameters())
-
-
-@contextlib.contextmanager
-def _process_state_restored() -> Iterator[None]:
-    """Undo changes that vLLM makes to the process at start (seeds, number of threads)."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    set_num_threads = torch.set_num_threads
-    default_dtype = torch.get_default_dtype()
-    numbers = np.random.get_state()
-    # vLLM 0.32 inspects attributes of all objects in every module, and fails at llvmlite's library,
-    # which has an attribute of any name.
-    hidden = {
-        name: sys.modules.pop(name)
-        for name in list(sys.modules)
-        if name.partition(".")[0] == "llvmlite"
-    }
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            sys.modules.update(hidden)
-            torch.set_num_threads = set_num_threads
-            torch.set_default_dtype(default_dtype)
-            np.random.set_state(numbers)

@@ -1,10 +1,12 @@
-"""Engine arguments of vLLM for a job, and its start errors as errors of siirl."""
+"""Start of vLLM for a job: its arguments, its changes to the process, and its errors as siirl's."""
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 
@@ -105,6 +107,31 @@ def engine_settings(
         "enable_sleep_mode": sleeps,
         "disable_log_stats": True,
     }
+
+
+@contextlib.contextmanager
+def process_state_restored() -> Iterator[None]:
+    """Undo changes that vLLM makes to the process at start (seeds, number of threads)."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    set_num_threads = torch.set_num_threads
+    default_dtype = torch.get_default_dtype()
+    numbers = np.random.get_state()
+    # vLLM 0.32 inspects attributes of all objects in every module, and fails at llvmlite's library,
+    # which has an attribute of any name.
+    hidden = {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.partition(".")[0] == "llvmlite"
+    }
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            sys.modules.update(hidden)
+            torch.set_num_threads = set_num_threads
+            torch.set_default_dtype(default_dtype)
+            np.random.set_state(numbers)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,118 @@
+"""vLLM in a separate process (rollout.mode=async); the counterpart of `vllm_engine.VLLMEngine`."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from siirl.engine.rollout.admission import PendingRequest, check_length
+from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
+from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase
+from siirl.engine.rollout.vllm.vllm_settings import start_errors
+from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, Transport, send
+from siirl.errors import ConfigError
+
+
+class AsyncVLLMEngine(VLLMBase):
+    """vLLM in a separate process, driven by an event loop in a separate thread.
+
+    The thread allows sending weights when the loop of the episodes is not running.
+    """
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        if self.admission.lockstep:
+            raise ConfigError(
+                "rollout.mode=async batches requests as they arrive: with "
+                "trainer.deterministic=true set rollout.mode=sync."
+            )
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        if settings["enforce_eager"]:
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"  # as above; the separate process reads it
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
+        self.thread.start()
+
+        async def start() -> Any:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+
+        with start_errors(settings):
+            self.vllm = self._wait(start())
+        if settings["tensor_parallel_size"] == 1:  # else its workers connect to each other later
+            self._on_workers("siirl_shut_ports")
+        self.longest = self.vllm.model_config.max_model_len
+
+    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
+        """See `TextEngine`."""
+        check_length(request, longest=self.longest)
+        self.counts.calls += 1
+        pending = PendingRequest(request, asyncio.get_running_loop().create_future())
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(self._generate(Continuation(pending)), self.loop)
+        )
+
+    async def _generate(self, continuation: Continuation) -> GenerationResponse:
+        name = self._next_id()
+        request = continuation.pending.request
+        begin = time.perf_counter()
+        if not self.running:
+            self.busy_since = begin
+        self.running[name] = continuation
+        reason: FinishReason = "abort"
+        try:
+            async for output in self.vllm.generate(
+                {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request), name
+            ):
+                (part,) = output.outputs
+                continuation.extend(part, version=self.policy_version)
+                reason = part.finish_reason or reason
+        finally:
+            del self.running[name]
+            self.counts.tokens += len(continuation.tokens)
+            if not self.running:
+                self.counts.busy_s += time.perf_counter() - self.busy_since
+        return continuation.response(reason)
+
+    def interrupt(self) -> None:
+        """See `TextEngine`."""
+        self._wait(self._abort())
+
+    async def _abort(self) -> None:
+        await self.vllm.abort(list(self.running))
+
+    def close(self) -> None:
+        """See `TextEngine`; safe to call twice."""
+        if not self.loop.is_closed():
+            self.vllm.shutdown()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        def call(handle: Any, entries: list[Any]) -> None:
+            self._on_workers("siirl_take_bucket", handle, entries)
+
+        transport: Transport = (
+            SharedMemory(call) if self.device.type == "cpu" else CudaIpc(call, self.device)
+        )
+        return send(weights, transport, bucket_bytes=self.bucket_bytes)
+
+    def _complete(self, ids: list[int], sampling: Any) -> Any:
+        async def last() -> Any:
+            output = None
+            async for output in self.vllm.generate(
+                {"prompt_token_ids": ids}, sampling, self._next_id()
+            ):
+                pass
+            return output
+
+        return self._wait(last())
