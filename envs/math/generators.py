@@ -13,6 +13,7 @@ other names); training and held-out questions are told apart by a hash of it, so
 bring one to the other side.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -106,12 +107,23 @@ def draw_question(
     Raises:
         ValueError: The split has none, or too few to be found.
     """
+    draw = _first_of_split if seed is None else _remembered
+    return draw(task, split, heldout_share, seed)
+
+
+def _first_of_split(
+    task: GeneratedTask, split: str, heldout_share: float, seed: int | None
+) -> Question:
     for question in itertools.islice(_draws(task, seed), MAX_DRAWS):
         if held_out(question.key, share=heldout_share) == (split == "heldout"):
             return question
     raise ValueError(
         f"No {split} question of {task.name!r} in {MAX_DRAWS} draws: heldout_share is {heldout_share}."
     )
+
+
+# the rollouts of a group ask the same question, each in an environment of its own
+_remembered = functools.lru_cache(maxsize=1024)(_first_of_split)
 
 
 def distinct_questions(
