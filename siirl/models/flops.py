@@ -9,14 +9,16 @@ Left out: recomputed activations, which are no work of the model (MFU, not HFU).
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from siirl.models.openvla_oft import OpenVLAOFT
-from siirl.models.openvla_vision import EncoderShape
-from siirl.models.tiny_vla import ConvEncoder, TinyVLA
 from vjepa.vision_transformer import VideoTransformerConfig
+
+if TYPE_CHECKING:  # the policies use these formulas
+    from siirl.models.openvla_oft import OpenVLAOFT
+    from siirl.models.openvla_vision import EncoderShape
+    from siirl.models.tiny_vla import ConvEncoder, TinyVLA
 
 # Of a training pass over that of a forward pass: the backward pass computes the gradients of
 # inputs and of weights, each as costly as the forward pass. Frozen weights have none.
@@ -88,7 +90,7 @@ def video_flops(config: VideoTransformerConfig) -> int:
     return config.depth * block + 2 * tokens * patch * config.width
 
 
-def image_flops(shape: EncoderShape, *, patches: int) -> int:
+def image_flops(shape: "EncoderShape", *, patches: int) -> int:
     """One of OpenVLA's image encoders, without its last block, on one image."""
     tokens = patches + shape.registers + (1 if shape.registers else 0)
     block = block_flops(
@@ -103,7 +105,7 @@ def image_flops(shape: EncoderShape, *, patches: int) -> int:
     return (shape.blocks - 1) * block + 2 * patches * 3 * shape.patch**2 * shape.width
 
 
-def openvla_flops(policy: OpenVLAOFT, *, question: int) -> int:
+def openvla_flops(policy: "OpenVLAOFT", *, question: int) -> int:
     """OpenVLA-OFT on one observation, whose question has `question` tokens."""
     patches = policy.vision_backbone.patches
     seen = policy.images * patches
@@ -120,10 +122,10 @@ def openvla_flops(policy: OpenVLAOFT, *, question: int) -> int:
     return images + projector + state + decoder + head
 
 
-def tiny_vla_flops(policy: TinyVLA) -> int:
+def tiny_vla_flops(policy: "TinyVLA") -> int:
     """The shipped policy on one observation."""
     vision = getattr(policy, "vision", None)
-    convolutions = _conv_flops(vision, policy) if isinstance(vision, ConvEncoder) else 0
+    convolutions = 0 if vision is None else _conv_flops(vision, policy)
     return convolutions + _linear_flops(policy)
 
 
@@ -136,7 +138,7 @@ def _linear_flops(module: nn.Module) -> int:
     )
 
 
-def _conv_flops(vision: ConvEncoder, policy: TinyVLA) -> int:
+def _conv_flops(vision: "ConvEncoder", policy: "TinyVLA") -> int:
     assert policy.config.image_shape is not None
     height, width = policy.config.image_shape[1:]
     total = 0

@@ -39,6 +39,7 @@ from envs.libero.openvla import (
 )
 from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.flops import openvla_flops
 from siirl.models.language_model import recompute_activations
 from siirl.models.openvla_vision import MLP, VisionBackbone, encoder_shape
 from siirl.models.policy import Policy
@@ -180,6 +181,11 @@ class OpenVLAOFT(Policy):
         if self.quantiles is None or proprioception is None:
             return seen, None
         return seen, self.quantiles.normalise(proprioception).astype(np.float32)
+
+    def observation_flops(self, instruction_ids: torch.Tensor) -> int:
+        """See `Policy.observation_flops`."""
+        question = int((instruction_ids != self.padding).sum(1).max())
+        return openvla_flops(self, question=question)
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Tokens of the question, int64 [L], from <s> to the blank after "Out:", padded at the end.

@@ -76,6 +76,13 @@ class Policy(Adaptable, abc.ABC):
             instruction_ids: int64 [N, L].
         """
 
+    def observation_flops(self, instruction_ids: torch.Tensor) -> int | None:
+        """Operations of `forward` on one observation with the longest of `instruction_ids` [N, L].
+
+        None for a policy without a formula; training then reports no FLOPs.
+        """
+        return None
+
     def features(
         self,
         *,

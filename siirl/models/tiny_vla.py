@@ -32,6 +32,7 @@ from torch import nn
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.flops import tiny_vla_flops
 from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights, plan_weights
 from siirl.params.documents import is_count, read_object
@@ -199,6 +200,10 @@ class TinyVLA(Policy):
         )
         self.feature_size = 2 * width
         self.head = nn.Linear(self.feature_size, tokens * config.action_tokenizer.bins)
+
+    def observation_flops(self, instruction_ids: torch.Tensor) -> int:
+        """See `Policy.observation_flops`."""
+        return tiny_vla_flops(self)
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Hashed words, int64 [L]."""

@@ -4,7 +4,7 @@ Work of the model: recomputed activations and a second pass of scores are none. 
 several rows of the micro-batch share counts once if the model computes it once. Frozen weights have
 no gradient, so adapters take two thirds of the work.
 
-Left out: models of a user's own, which have no figure.
+Left out: a user's policy that does not override `Policy.observation_flops`.
 """
 
 # B row, C chunk, S token
@@ -13,12 +13,10 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS, openvla_flops, tiny_vla_flops
+from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
 from siirl.models.language_model import LanguageModel
-from siirl.models.openvla_oft import OpenVLAOFT
 from siirl.models.policy import Policy
 from siirl.models.row_flops import text_flops
-from siirl.models.tiny_vla import TinyVLA
 
 
 def training_flops(module: nn.Module, batch: TensorDict) -> float | None:
@@ -28,14 +26,13 @@ def training_flops(module: nn.Module, batch: TensorDict) -> float | None:
     """
     if isinstance(module, LanguageModel):
         whole = _text_flops(module, batch)
-    elif isinstance(module, OpenVLAOFT):
-        question = int((batch["instruction_ids"] != module.padding).sum(1).max())
-        whole = TRAINED_WEIGHTS * _chunks(batch) * openvla_flops(module, question=question)
-    elif isinstance(module, TinyVLA):
-        whole = TRAINED_WEIGHTS * _chunks(batch) * tiny_vla_flops(module)
+    elif isinstance(module, Policy):
+        forward = module.observation_flops(batch["instruction_ids"])
+        if forward is None:
+            return None
+        whole = TRAINED_WEIGHTS * _chunks(batch) * forward
     else:
         return None
-    assert isinstance(module, LanguageModel | Policy)
     return whole * (ADAPTERS / TRAINED_WEIGHTS if module.lora is not None else 1.0)
 
 

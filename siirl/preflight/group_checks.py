@@ -20,7 +20,7 @@ def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     groups, staleness = config.dag.groups, config.trainer.max_staleness
     for name, number in groups.items():
         if name not in GROUPS:
-            yield UnknownNameError.of(kind="group in dag.groups", name=name, known=GROUPS)
+            yield UnknownNameError.of(kind="group in dag.groups", name=str(name), known=GROUPS)
         elif number is not None and (isinstance(number, bool) or not isinstance(number, int)):
             yield ConfigError(
                 f"dag.groups={{{name}: {number}}} must be a number of ranks, or null."

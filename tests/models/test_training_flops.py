@@ -55,7 +55,12 @@ def test_chunks_without_an_executed_token_are_no_work():
     mask_BT = torch.zeros(1, 12)
     mask_BT[0, :5] = 1  # of four chunks of three tokens
     batch = TensorDict(
-        {"response_mask": mask_BT, "proprioception": torch.zeros(1, 4, 2)}, batch_size=[1]
+        {
+            "response_mask": mask_BT,
+            "proprioception": torch.zeros(1, 4, 2),
+            "instruction_ids": torch.ones(1, 3, dtype=torch.int64),
+        },
+        batch_size=[1],
     )
     assert training_flops(policy, batch) == 3 * 2 * tiny_vla_flops(policy)
     policy.lora = LoraArguments(rank=2)
