@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward pass, by formula, for each model that siirl trains.
+"""Floating-point operations of a forward pass, by formula: parts that the models add up.
 
 A multiplication with an addition counts as two. Products of matrices, convolutions and attention
 count; norms, softmax and activations do not. Attention counts every pair of places, as
@@ -8,17 +8,14 @@ causal kernel skips half of them. A test compares each formula with that counter
 Left out: recomputed activations, which are no work of the model (MFU, not HFU).
 """
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from vjepa.vision_transformer import VideoTransformerConfig
 
-if TYPE_CHECKING:  # the policies use these formulas
-    from siirl.models.openvla_oft import OpenVLAOFT
+if TYPE_CHECKING:  # imports image libraries
     from siirl.models.openvla_vision import EncoderShape
-    from siirl.models.tiny_vla import ConvEncoder, TinyVLA
 
 # Of a training pass over that of a forward pass: the backward pass computes the gradients of
 # inputs and of weights, each as costly as the forward pass. Frozen weights have none.
@@ -105,51 +102,10 @@ def image_flops(shape: "EncoderShape", *, patches: int) -> int:
     return (shape.blocks - 1) * block + 2 * patches * 3 * shape.patch**2 * shape.width
 
 
-def openvla_flops(policy: "OpenVLAOFT", *, question: int) -> int:
-    """OpenVLA-OFT on one observation, whose question has `question` tokens."""
-    patches = policy.vision_backbone.patches
-    seen = policy.images * patches
-    images = policy.images * sum(
-        image_flops(shape, patches=patches) for shape in policy.vision_backbone.shapes
-    )
-    projector = seen * _linear_flops(policy.projector)
-    state = 0 if policy.proprio_projector is None else _linear_flops(policy.proprio_projector)
-    tokens = policy.chunk_length * policy.action_tokenizer.dimensions
-    places = seen + (policy.proprio_projector is not None) + question + tokens + 1
-    config = policy.language_model.config
-    decoder = decoder_flops(config, tokens=places, pairs=places**2, head_tokens=0)
-    head = 2 * tokens * config.hidden_size * policy.action_tokenizer.bins
-    return images + projector + state + decoder + head
-
-
-def tiny_vla_flops(policy: "TinyVLA") -> int:
-    """The shipped policy on one observation."""
-    vision = getattr(policy, "vision", None)
-    convolutions = 0 if vision is None else _conv_flops(vision, policy)
-    return convolutions + _linear_flops(policy)
-
-
-def _linear_flops(module: nn.Module) -> int:
+def linear_flops(module: nn.Module) -> int:
     """All linear layers, each on one row."""
     return sum(
         2 * part.in_features * part.out_features
         for part in module.modules()
         if isinstance(part, nn.Linear)
     )
-
-
-def _conv_flops(vision: "ConvEncoder", policy: "TinyVLA") -> int:
-    assert policy.config.image_shape is not None
-    height, width = policy.config.image_shape[1:]
-    total = 0
-    for layer in vision.convolutions:
-        if not isinstance(layer, nn.Conv2d):
-            continue
-        height, width = (
-            (size + 2 * int(layer.padding[axis]) - layer.kernel_size[axis]) // layer.stride[axis]
-            + 1
-            for axis, size in enumerate((height, width))
-        )
-        weights = math.prod(layer.weight.shape)
-        total += 2 * weights * height * width
-    return total

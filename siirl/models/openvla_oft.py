@@ -39,7 +39,7 @@ from envs.libero.openvla import (
 )
 from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
-from siirl.models.flops import openvla_flops
+from siirl.models.flops import decoder_flops, image_flops, linear_flops
 from siirl.models.language_model import recompute_activations
 from siirl.models.openvla_vision import MLP, VisionBackbone, encoder_shape
 from siirl.models.policy import Policy
@@ -288,3 +288,20 @@ class OpenVLAOFT(Policy):
         assert proprioception is not None, "checked when the policy was made"
         state_ND = self.proprio_projector(proprioception.to(self.proprio_projector.dtype))
         return torch.cat([seen_NVD, state_ND[:, None]], dim=1)
+
+
+def openvla_flops(policy: OpenVLAOFT, *, question: int) -> int:
+    """OpenVLA-OFT on one observation, whose question has `question` tokens."""
+    patches = policy.vision_backbone.patches
+    seen = policy.images * patches
+    images = policy.images * sum(
+        image_flops(shape, patches=patches) for shape in policy.vision_backbone.shapes
+    )
+    projector = seen * linear_flops(policy.projector)
+    state = 0 if policy.proprio_projector is None else linear_flops(policy.proprio_projector)
+    tokens = policy.chunk_length * policy.action_tokenizer.dimensions
+    places = seen + (policy.proprio_projector is not None) + question + tokens + 1
+    config = policy.language_model.config
+    decoder = decoder_flops(config, tokens=places, pairs=places**2, head_tokens=0)
+    head = 2 * tokens * config.hidden_size * policy.action_tokenizer.bins
+    return images + projector + state + decoder + head

@@ -32,7 +32,7 @@ from torch import nn
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.action_tokenizer import ActionTokenizer
-from siirl.models.flops import tiny_vla_flops
+from siirl.models.flops import linear_flops
 from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights, plan_weights
 from siirl.params.documents import is_count, read_object
@@ -279,6 +279,30 @@ class TinyVLA(Policy):
         """See `Policy.describe`; `notes` go into config.json."""
         description = {"policy": TINY_VLA, "config": self.config.to_json(), "notes": dict(notes)}
         (folder / CONFIG_FILE).write_text(json.dumps(description, indent=1) + "\n")
+
+
+def tiny_vla_flops(policy: TinyVLA) -> int:
+    """The shipped policy on one observation."""
+    vision = getattr(policy, "vision", None)
+    convolutions = 0 if vision is None else _conv_flops(vision, policy)
+    return convolutions + linear_flops(policy)
+
+
+def _conv_flops(vision: ConvEncoder, policy: TinyVLA) -> int:
+    assert policy.config.image_shape is not None
+    height, width = policy.config.image_shape[1:]
+    total = 0
+    for layer in vision.convolutions:
+        if not isinstance(layer, nn.Conv2d):
+            continue
+        height, width = (
+            (size + 2 * int(layer.padding[axis]) - layer.kernel_size[axis]) // layer.stride[axis]
+            + 1
+            for axis, size in enumerate((height, width))
+        )
+        weights = math.prod(layer.weight.shape)
+        total += 2 * weights * height * width
+    return total
 
 
 class ConvEncoder(nn.Module):
