@@ -20,6 +20,7 @@ TOOLS = {
     "die": "End this server, and let none start again in its folder.",
     "flood": "Write 8 MB to standard error, and then say hello.",
     "chatter": "Write three lines that are no MCP to standard output, and then say hello.",
+    "long": "Say 10 MiB.",
     "detach": "Start a process that leaves this session and its parent, and tell its number.",
     "stay": "As `detach`, and take no notice of signals and of the end of standard input from now on.",
 }
@@ -68,7 +69,8 @@ def answer(method: str, tool: str, folder: Path | None) -> object:
             start_new_session=True,
         )
         return {"content": [{"type": "text", "text": started.stdout.strip()}]}
-    return {"content": [{"type": "text", "text": "hello"}]}
+    text = "x" * (10 << 20) if tool == "long" else "hello"
+    return {"content": [{"type": "text", "text": text}]}
 
 
 def main(folder: Path | None) -> None:

@@ -178,6 +178,11 @@ def test_server_that_writes_megabytes_to_its_standard_error_goes_on(plain_server
     assert with_tools(play, plain_server) == ["hello", "hello"]
 
 
+def test_ten_mebibytes_are_a_result(plain_server):
+    text = with_tools(lambda tools: tools.call("long", {}), plain_server, deadline_s=900.0)
+    assert len(text) == 10 << 20
+
+
 def test_of_megabytes_on_standard_error_the_end_is_told():
     program = "import sys; sys.stderr.write('x' * 8_000_000); raise LookupError('in the end')"
     told = complaint([sys.executable, "-S", "-c", program])
