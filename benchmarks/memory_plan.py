@@ -1,0 +1,275 @@
+"""The plan's memory table against measured memory, for models of 50 to 300 million weights on CPUs.
+
+    python -m benchmarks.memory_plan
+
+Each case trains a language model of Qwen2.5's architecture and random weights for two optimiser
+steps, as a job's actor does, in a process a rank. The second step is measured, when moments exist:
+resident memory of a rank above what it had before it loaded the model, largest during the passes of
+the update and during the optimiser's step. The plan is `siirl.preflight.rank_memory` for the same
+configuration. Aim: the larger of the two phases within 15 %.
+
+Left out: all weights of the largest model, whose training would take 5 GB; rollout, whose engines
+take memory that the configuration sets; vLLM; GPUs, which `siirl gpu-check` measures.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from benchmarks.measured_on import describe_machine
+from benchmarks.memory_meter import (
+    MIB,
+    RETURNED_AT_ONCE,
+    peak_bytes,
+    qwen_config,
+    reset_peak,
+    resident_bytes,
+    set_one_thread,
+    write_model,
+)
+from envs.base import EnvSpec
+from envs.text import MESSAGES
+
+RESULT = Path(__file__).parent / "results" / "memory_plan.json"
+TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "tiny_lm"
+AIM = 0.15
+PROMPT, ROW = 128, 512  # tokens
+PHASES = ("update", "optimiser's step")
+QUESTIONS = EnvSpec(
+    "math",
+    ("only",),
+    gymnasium.spaces.Dict({MESSAGES: gymnasium.spaces.Sequence(gymnasium.spaces.Text(1))}),
+    gymnasium.spaces.Text(1),
+    1,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its ranks and the settings of its training."""
+
+    name: str
+    model: dict[str, Any]
+    ranks: int = 1
+    words: tuple[str, ...] = ()
+    """Settings as on a command line."""
+    rows: int = 4
+    """Rows of a rank, of the longest possible length."""
+
+
+def cases() -> list[Case]:
+    """All cases, small ones first."""
+    small = qwen_config(layers=9, width=512, hidden=1536)
+    middle = qwen_config(layers=16, width=768, hidden=2304)
+    large = qwen_config(layers=18, width=1024, hidden=3584)
+    lora = ("actor_rollout_ref.model.lora.rank=32",)
+    recomputed = ("actor_rollout_ref.model.gradient_checkpointing=true",)
+    one, four = (f"actor_rollout_ref.actor.micro_batch_tokens={rows * ROW}" for rows in (1, 4))
+    bfloat16 = ("actor_rollout_ref.model.dtype=bfloat16",)
+    return [
+        Case("one row a pass", small, words=(one,)),
+        Case("four rows a pass", small, words=(four,)),
+        Case("recomputed, four rows a pass", small, words=(*recomputed, four)),
+        Case("two ranks", small, ranks=2, words=(one,)),
+        Case("two ranks, bfloat16", small, ranks=2, words=(*bfloat16, one)),
+        Case("one row a pass", middle, words=(one,)),
+        Case("two ranks, recomputed", middle, ranks=2, words=(*recomputed, one)),
+        Case("LoRA, recomputed", large, words=(*recomputed, one, *lora)),
+    ]
+
+
+def main() -> None:
+    """Measure every case and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--only", help="cases whose name has this word")
+    parser.add_argument("--case", type=int, help="a rank of a case; set by this command itself")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--work", type=Path)
+    flags = parser.parse_args()
+    if flags.case is not None:
+        _work(cases()[flags.case], rank=flags.rank, folder=flags.work)
+        return
+    set_one_thread()
+    found = []
+    for number, case in enumerate(cases()):
+        if flags.only is None or flags.only in case.name:
+            found.append(run(number, case))
+            print(summary(found[-1]), flush=True)
+    result = {
+        "command": f"python -m benchmarks.memory_plan {shlex.join(sys.argv[1:])}".strip(),
+        "machine": describe_machine(),
+        "aim": f"predicted within {AIM:.0%} of measured, in the phase that needs most",
+        "largest_error": max(abs(each["error"]) for each in found),
+        "cases": found,
+    }
+    flags.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"largest error {result['largest_error']:.1%}; written to {flags.output}")
+
+
+def summary(row: dict[str, Any]) -> str:
+    """One line of a case."""
+    parts = ", ".join(
+        f"{phase} {row['predicted_mib'][phase]:.0f} planned, {row['measured_mib'][phase]:.0f} measured"
+        for phase in PHASES
+    )
+    return f"{row['parameters'] / 1e6:.0f} M, {row['case']}: {parts} MiB; error {row['error']:+.1%}"
+
+
+def run(number: int, case: Case) -> dict[str, Any]:
+    """Plan and measure a case."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        parameters = write_model(folder / "model", case.model)
+        for file in TOKENIZER.glob("tokenizer*"):
+            shutil.copyfile(file, folder / "model" / file.name)
+        command = [sys.executable, "-m", "benchmarks.memory_plan", f"--case={number}"]
+        ranks = [
+            subprocess.Popen(
+                [*command, f"--rank={rank}", f"--work={folder}"],
+                env={**os.environ, **RETURNED_AT_ONCE, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(case.ranks)
+        ]
+        statuses = [rank.wait() for rank in ranks]
+        if any(statuses):
+            raise SystemExit(f"{case.name}: a rank failed.")
+        measured = [
+            json.loads(_result(folder, rank).read_text())["measured"] for rank in range(case.ranks)
+        ]
+        planned = json.loads(_result(folder, 0).read_text())["planned"]
+    largest = {phase: max(each[phase] for each in measured) for phase in PHASES}
+    phase = max(PHASES, key=lambda name: largest[name])
+    return {
+        "case": case.name,
+        "parameters": parameters,
+        "ranks": case.ranks,
+        "settings": list(case.words),
+        "model": case.model,
+        "predicted_mib": {name: planned["phases"][name] / MIB for name in PHASES},
+        "measured_mib": {name: largest[name] / MIB for name in PHASES},
+        "parts_mib": {name: size / MIB for name, size in planned["parts"].items()},
+        "error": planned["phases"][phase] / largest[phase] - 1,
+    }
+
+
+def _result(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.json"
+
+
+def _work(case: Case, *, rank: int, folder: Path) -> None:
+    """Measure one rank of a case, and write what was found."""
+    from siirl.engine.training.collectives import OneProcess, join, leave
+    from siirl.preflight.memory import total
+    from siirl.preflight.rank_memory import rank_memory
+
+    config = configuration(case, folder / "model")
+    table = rank_memory(config, QUESTIONS, on_gpu=False)
+    assert table is not None
+    planned = {
+        "phases": {name: total(table.held) + total(parts) for name, parts in table.phases},
+        "parts": dict([*table.held, *(part for _, parts in table.phases for part in parts)]),
+    }
+    group = (
+        OneProcess()
+        if case.ranks == 1
+        else join(rank=rank, world_size=case.ranks, init_method=f"file://{folder}/rendezvous")
+    )
+    measured = _measure(case, config, ranks=group)
+    _result(folder, rank).write_text(json.dumps({"planned": planned, "measured": measured}))
+    leave(group)
+
+
+def configuration(case: Case, model: Path) -> Any:
+    """The parsed configuration of a GRPO job that trains the model."""
+    from siirl.params.parser import parse_config
+
+    return parse_config(
+        [
+            *("pipeline=grpo", "env=math", "model=causal_lm", "rollout=hf"),
+            *(f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.dtype=float32"),
+            *(f"trainer.n_gpus_per_node={case.ranks}", f"data.max_prompt_length={PROMPT}"),
+            *(f"data.max_response_length={ROW - PROMPT}", *case.words),
+        ]
+    )
+
+
+def _measure(case: Case, config: Any, *, ranks: Any) -> dict[str, int]:
+    import torch
+
+    from siirl.dag_worker.text_components import TextBuilder
+    from siirl.engine.training.weight_sync import ActingModule
+
+    set_one_thread()
+    if config.actor_rollout_ref.model.lora.rank:
+        import peft  # noqa: F401  # its own memory is not the model's
+    torch.nn.Linear(64, 64)(torch.zeros(64, 64)).sum().backward()
+    before = resident_bytes()
+    builder = TextBuilder(config, QUESTIONS, ranks=ranks, device=torch.device("cpu"))
+    model = builder.load()
+    acting = builder.acting(model)
+    engine = builder.engine(model, trained=True)
+    if acting is not model:
+        ActingModule(acting, trained=engine.module).take_weights(engine.weights_in_turn())
+    actor = builder.actor(engine)
+    batch = rows_of_text(case, rank=ranks.rank)
+    actor.update(batch, on_policy=True)  # makes the moments
+    metered = MeteredEngine(engine, before=before)
+    actor.engine = metered  # type: ignore[assignment]
+    actor.update(batch, on_policy=True)
+    return metered.peaks
+
+
+class MeteredEngine:
+    """An engine, and the peak of each phase of its optimiser steps above `before` bytes."""
+
+    def __init__(self, engine: Any, *, before: int) -> None:
+        self.engine, self.before = engine, before
+        self.ranks = engine.ranks
+        self.peaks: dict[str, int] = {}
+
+    def train_batch(self, *arguments: Any, **options: Any) -> Any:
+        """See `TrainEngine.train_batch`."""
+        reset_peak()
+        loss = self.engine.accumulate_gradient(*arguments, **options)
+        self.peaks["update"] = peak_bytes() - self.before
+        reset_peak()
+        step = self.engine.apply_gradient(loss)
+        self.peaks["optimiser's step"] = peak_bytes() - self.before
+        return step
+
+
+def rows_of_text(case: Case, *, rank: int) -> Any:
+    """Rows of the longest possible length, with an advantage each."""
+    import torch
+    from tensordict import TensorDict
+
+    generator = torch.Generator().manual_seed(rank)
+    shape = (case.rows, ROW)
+    ids = torch.randint(case.model["vocab_size"], shape, generator=generator)
+    columns = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "prompts": ids[:, :PROMPT],
+        "responses": ids[:, PROMPT:],
+        "response_mask": torch.ones(case.rows, ROW - PROMPT),
+        "advantages": torch.randn(case.rows, 1, generator=generator).expand(-1, ROW - PROMPT),
+        "policy_version": torch.zeros(case.rows, dtype=torch.long),
+    }
+    return TensorDict(columns, batch_size=[case.rows])
+
+
+if __name__ == "__main__":
+    main()
