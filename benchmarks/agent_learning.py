@@ -22,7 +22,9 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,9 @@ RESULT = Path("benchmarks/results/agent_learning.json")
 JOB = Path("docs/examples/solver_checker_job.yaml")
 GRAPH = Path("docs/examples/solver_checker.yaml")
 TASK = "sums-2"
-HELD_OUT = 300  # questions; +-6 points at 50 %
-FORMAT_UPDATES, FORMAT_ROWS, FORMAT_RATE = 300, 128, 1e-3
+ARMS = ("joint", "alone", "untrained_checker")
+HELD_OUT = 250  # questions; +-6 points at 50 %
+FORMAT_UPDATES, FORMAT_ROWS, FORMAT_RATE = 300, 64, 1e-3
 PROMPTS, ROLLOUTS = 16, 8
 COMMON = (
     *("cluster=local", f"data.train_batch_size={PROMPTS}", "data.max_response_length=24"),
@@ -96,8 +99,8 @@ def conversation(random_: random.Random, tokenizer: ChatTokenizer) -> Example:
     return Example(tuple(prompt), said, (True,) * len(said))
 
 
-def write_start(folder: Path) -> float:
-    """Write the weights that all arms start from; returns the last loss per token."""
+def write_start(folder: Path) -> None:
+    """Write the weights that all arms start from."""
     torch.manual_seed(0)
     random_ = random.Random(0)
     tokenizer, model = load_chat_tokenizer("assets/tiny_lm"), load_language_model("assets/tiny_lm")
@@ -106,12 +109,10 @@ def write_start(folder: Path) -> float:
         examples = [conversation(random_, tokenizer) for _ in range(FORMAT_ROWS)]
         return rows_of(examples, pad_id=tokenizer.pad_id)
 
-    loss = 0.0
-    for loss in train_sft(model, draw, updates=FORMAT_UPDATES, learning_rate=FORMAT_RATE):
+    for _ in train_sft(model, draw, updates=FORMAT_UPDATES, learning_rate=FORMAT_RATE):
         pass
     model.save(folder)
     tokenizer.save(folder)
-    return loss
 
 
 def run(words: Sequence[str], folder: Path) -> Run:
@@ -244,7 +245,7 @@ def tokens_of_an_answer(joint: Run) -> float:
 def draw_curves(results: Sequence[dict[str, Any]], file: Path) -> None:
     """Success over generated tokens, a colour an arm and a line a seed, beside held-out success."""
     figure, (curves, points) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2))
-    arms = list(dict.fromkeys(result["arm"] for result in results))
+    arms = [arm for arm in ARMS if any(result["arm"] == arm for result in results)]
     labels = [*arms, "alone, majority of 3"]
     for result in results:
         colour = f"C{arms.index(result['arm'])}"
@@ -276,34 +277,45 @@ def main(argv: Sequence[str] | None = None, *, report: Callable[[str], None] = p
     """Measure and write the result after each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=60, help="of the joint run")
+    parser.add_argument("--steps", type=int, default=30, help="of the joint run")
+    parser.add_argument("--start", type=Path, help="weights of an earlier call to start from")
+    parser.add_argument("--at-once", type=int, default=1, help="runs beside each other")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
-        start = Path(place) / "start"
-        loss = write_start(start)
-        for measured in (measure, measure_control):
-            for seed in arguments.seeds:
-                folder = Path(place) / str(seed)
-                folder.mkdir(exist_ok=True)
-                found = measured(seed, steps=arguments.steps, start=start, folder=folder)
-                results += found
-                write(arguments, results, format_loss=loss)
-                for result in found:
+        start = arguments.start or Path(place) / "start"
+        if arguments.start is None:
+            write_start(start)
+        report("the weights that all arms start from are written")
+        workers = ProcessPoolExecutor(arguments.at_once, mp_context=get_context("spawn"))
+        with workers:
+            futures = [
+                workers.submit(
+                    measured,
+                    seed,
+                    steps=arguments.steps,
+                    start=start,
+                    folder=Path(tempfile.mkdtemp(dir=place)),
+                )
+                for measured in (measure, measure_control)
+                for seed in arguments.seeds
+            ]
+            for future in as_completed(futures):
+                results += future.result()
+                results.sort(key=lambda result: (ARMS.index(result["arm"]), result["seed"]))
+                write(arguments, results)
+                for result in future.result():
                     after = result["held_out"]["after"]["rate"]
-                    report(f"seed {seed} {result['arm']}: {after:.3f}")
+                    report(f"seed {result['seed']} {result['arm']}: {after:.3f}")
 
 
-def write(
-    arguments: argparse.Namespace, results: Sequence[dict[str, Any]], *, format_loss: float
-) -> None:
+def write(arguments: argparse.Namespace, results: Sequence[dict[str, Any]]) -> None:
     """Write the results so far, and their picture."""
     seeds = " ".join(map(str, arguments.seeds))
     content = {
         "command": f"python -m benchmarks.agent_learning --seeds {seeds} --steps {arguments.steps}",
         "machine": describe_machine() | {"note": "shared with other work; no figure is a time"},
-        "format_loss": format_loss,
         "results": results,
     }
     arguments.output.write_text(json.dumps(content, indent=1) + "\n")
