@@ -208,6 +208,7 @@ def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> Non
         "docs",
         "libero",
         "metaworld",
+        "mlflow",
         "reasoning-gym",
         "vllm",
         "wandb",

@@ -14,7 +14,7 @@ from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArgumen
 from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
-LOGGERS = ("console", "tensorboard", "wandb")
+LOGGERS = ("console", "mlflow", "tensorboard", "trackio", "wandb")
 SHORTEST_GRACE_S = 1.0  # less is too short to end a step and write a checkpoint
 SHORTEST_HANG_MINUTES = (
     0.05  # three seconds; a healthy run pauses for one to import a module or build a simulator
@@ -126,7 +126,7 @@ class TrainingArguments:
     )
     tags: tuple[str, ...] = option(
         (),
-        "Words by which dashboards (TensorBoard, wandb, an own logger) find the run.",
+        "Words by which dashboards (TensorBoard, wandb, mlflow, trackio, an own logger) find the run.",
         unique=True,
     )
     resume: str | None = option(

@@ -320,8 +320,8 @@ ROWS: tuple[Row, ...] = (
         ("tags",),
         Reader(
             lambda config: not {*config.trainer.logger} <= WITHOUT_TAGS,
-            "by dashboards, and trainer.logger names none: add tensorboard or wandb, or leave it "
-            "out.",
+            "by dashboards, and trainer.logger names none: add tensorboard, wandb, mlflow or "
+            "trackio, or leave it out.",
         ),
     ),
     (

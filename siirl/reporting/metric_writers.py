@@ -1,4 +1,4 @@
-"""Metric writers: metrics.jsonl always; console, TensorBoard, Weights & Biases by `trainer.logger`.
+"""Metric writers: metrics.jsonl always; console and dashboards by `trainer.logger`.
 
 Only rank 0 writes. Each writer takes the reduced metrics of a step; a `RunWriter` also takes videos
 and tables. To add a writer, add a class and a line in `WRITERS`.
@@ -10,15 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from siirl.algos.call import register_in
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.printable import printable
 from siirl.reporting.console import ConsoleWriter
 from siirl.reporting.jsonl import JsonlFile
 from siirl.reporting.metrics import Reduced
+from siirl.reporting.mlflow_writer import MlflowWriter
 from siirl.reporting.new_recordings import NewRecordings, final_tables
+from siirl.reporting.quantiles import quantiles
+from siirl.reporting.trackio_writer import TrackioWriter
 from siirl.reporting.wandb_writer import WandbWriter
 from siirl.reporting.writer_contract import MetricWriter, RunDescription, RunWriter
 
@@ -75,7 +76,9 @@ def _tensorboard(run: RunDescription) -> RunWriter:
 WRITERS: dict[str, Callable[..., MetricWriter]] = {
     "console": _console,
     "jsonl": JsonlWriter,
+    "mlflow": MlflowWriter,
     "tensorboard": _tensorboard,
+    "trackio": TrackioWriter,
     "wandb": WandbWriter,
 }
 
@@ -93,8 +96,16 @@ def register_writer(
     return register_in(WRITERS, name, kind="metric writer", known=("run",))
 
 
+OPTIONAL = {
+    "mlflow": ("mlflow", "mlflow-skinny sqlalchemy alembic"),
+    "trackio": ("trackio", "--no-deps trackio brotli gradio-client orjson python-multipart"),
+    "wandb": ("wandb", "wandb"),
+}
+"""Module of each writer that needs another package, and what pip installs."""
+
+
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse unknown names in `trainer.logger`, and wandb if it is not installed.
+    """Refuse unknown names in `trainer.logger`, and writers whose package is not installed.
 
     Raises:
         ConfigError: With the value, the place and the remedy.
@@ -102,12 +113,12 @@ def check_loggers(names: Sequence[str]) -> None:
     for name in names:
         if name not in WRITERS:
             raise UnknownNameError.of(kind="name in trainer.logger", name=name, known=WRITERS)
-    if "wandb" in names and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(
-            f"trainer.logger has wandb, which is not installed. Type: {sys.executable} -m pip "
-            "install wandb; or leave it out: "
-            "tensorboard shows the same curves."
-        )
+        module, packages = OPTIONAL.get(name, (None, ""))
+        if module is not None and importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"trainer.logger has {name}, which is not installed. Type: {sys.executable} -m pip "
+                f"install {packages}; or leave it out: tensorboard shows the same curves."
+            )
 
 
 class MetricWriters:
@@ -184,17 +195,3 @@ class MetricWriters:
     def close(self) -> None:
         """Close every writer; may be called twice."""
         self._open.close()
-
-
-def quantiles(values: Sequence[float]) -> dict[str, float | int]:
-    """Count, mean, smallest, quartiles and largest of `values`."""
-    if not values:
-        return {"count": 0}
-    with np.errstate(invalid="ignore", over="ignore"):  # between two infinities lies NaN
-        array = np.asarray(values, dtype=np.float64)
-        points = [array.mean(), *np.quantile(array, [0.0, 0.25, 0.5, 0.75, 1.0])]
-    names = ("mean", "min", "p25", "p50", "p75", "max")
-    return {
-        "count": len(values),
-        **{name: float(point) for name, point in zip(names, points, strict=True)},
-    }

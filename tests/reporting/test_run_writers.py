@@ -1,15 +1,18 @@
 """Recorded configuration, videos and tables of a run, read back by each dashboard's own reader."""
 
+import contextlib
 import importlib.util
 import io
 import json
+import math
+import sqlite3
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from siirl.errors import SiirlError
+from siirl.errors import ConfigError, SiirlError
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.new_recordings import MOST_ROLLOUTS, NewRecordings, final_tables
 from siirl.reporting.tensorboard_writer import GIF_FRAMES, GIF_WIDTH, TENSORBOARD_FOLDER, markdown
@@ -19,6 +22,15 @@ from tests.reporting.recorded_run import AFTER, BEFORE, record_rollout, record_v
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is optional and not installed"
 )
+
+
+needs_mlflow = pytest.mark.skipif(
+    importlib.util.find_spec("mlflow") is None, reason="mlflow is optional and not installed"
+)
+needs_trackio = pytest.mark.skipif(
+    importlib.util.find_spec("trackio") is None, reason="trackio is optional and not installed"
+)
+SUCCESS = [["push", "before", 1, 4, 0.25], ["push", "after", 3, 4, 0.75]]
 
 
 def texts(events: EventAccumulator, name: str) -> list[tuple[int, str]]:
@@ -107,10 +119,89 @@ def test_wandb_gets_configuration_tags_videos_rollouts_and_success(
         [1, "sums", "1+2=", "a|b <i>\n3", 0.5, True, False]
     ]
     (success,) = files.glob("table/final/*.table.json")
-    assert [row[:5] for row in json.loads(success.read_text())["data"]] == [
-        ["push", "before", 1, 4, 0.25],
-        ["push", "after", 3, 4, 0.75],
+    assert [row[:5] for row in json.loads(success.read_text())["data"]] == SUCCESS
+
+
+@needs_mlflow
+def test_mlflow_gets_configuration_tags_metrics_videos_rollouts_and_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write_run("mlflow", tmp_path)
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=address, registry_uri=address)
+    experiment = client.get_experiment_by_name("robots")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+    assert run.data.params == {"trainer.seed": "11"}
+    assert (run.data.tags["paper"], run.data.tags["push"]) == ("true", "true")
+    history = client.get_metric_history(run.info.run_id, "val/push/successes")
+    assert [(metric.step, metric.value) for metric in history] == [(0, 1.0), (1, 3.0)]
+    (artifacts,) = tmp_path.glob("mlflow_artifacts/*/artifacts")
+    assert json.loads((artifacts / "config.json").read_text()) == {"trainer": {"seed": 11}}
+    (video,) = artifacts.glob("videos/val/step_000001/*.mp4")
+    assert video.read_bytes() == (tmp_path / "videos/val/step_000001/success_a.mp4").read_bytes()
+    rollouts = json.loads((artifacts / "rollouts/train/step_000001.json").read_text())
+    assert rollouts["data"] == [[1, "sums", "1+2=", "a|b <i>\n3", 0.5, True, False]]
+    success = json.loads((artifacts / "final/success.json").read_text())
+    assert [row[:5] for row in success["data"]] == SUCCESS
+    listed = json.loads(run.data.tags["mlflow.loggedArtifacts"])
+    assert [each["path"] for each in listed] == [
+        *("rollouts/train/step_000001.json", "final/success.json")
     ]
+
+
+@needs_mlflow
+def test_mlflow_takes_any_name_and_the_quantiles_of_a_distribution(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    description = RunDescription(tmp_path, total_steps=1, config={"a": {"b": "x" * 9000}})
+    with MetricWriters(["mlflow"], description) as writers:
+        writers.write(step=1, metrics={"mine=é": 1.0, "lengths": [1.0, 3.0], "bad": math.nan})
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=address, registry_uri=address)
+    (run,) = client.search_runs([client.get_experiment_by_name("siirl").experiment_id])
+    assert run.data.metrics["mine__"] == 1.0
+    assert run.data.metrics["lengths/mean"] == 2.0
+    assert math.isnan(run.data.metrics["bad"])
+
+
+@needs_mlflow
+def test_a_server_that_does_not_answer_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ConfigError, match="unset it to keep the data in the run folder"):
+        MetricWriters(["mlflow"], RunDescription(tmp_path, total_steps=1))
+
+
+@needs_trackio
+def test_trackio_gets_configuration_tags_metrics_videos_rollouts_and_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    write_run("trackio", tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "trackio" / "robots.db")) as database:
+        ((name, config),) = database.execute("select run_name, config from configs")
+        rows = [
+            (step, json.loads(logged))
+            for step, logged in database.execute("select step, metrics from metrics order by id")
+        ]
+    assert name == f"first {tmp_path.name}"
+    stored = json.loads(config)
+    assert (stored["trainer"], stored["tags"]) == ({"seed": 11}, ["paper", "push"])
+    assert rows[0] == (0, BEFORE)
+    assert rows[1] == (1, {**AFTER, "actor/lr": 0.5})
+    logged = {name: value for _, row in rows[2:] for name, value in row.items()}
+    assert logged["videos/val/0"]["caption"] == "push: success, reward 0.25, step 1, seed 7"
+    (video,) = (tmp_path / "trackio").rglob("*.mp4")
+    assert video.read_bytes() == (tmp_path / "videos/val/step_000001/success_a.mp4").read_bytes()
+    (rollout,) = logged["rollouts/train"]["_value"]
+    assert (rollout["prompt"], rollout["answer"]) == ("1+2=", "a|b <i>\n3")
+    assert [list(row.values())[:5] for row in logged["final/success"]["_value"]] == SUCCESS
 
 
 def test_a_recording_is_found_once(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Trackio: configuration, metrics, videos, and tables of rollouts and success.
+
+Its files stay in `trackio/` of the run folder unless TRACKIO_DIR names another folder, where
+`trackio show` compares runs. Nothing is sent: TRACKIO_SPACE_ID, which would do that, is trackio's
+own. Trackio has no tags; they are in the configuration. Left out: its CPU and GPU metrics.
+"""
+
+import contextlib
+import io
+import os
+from collections.abc import Mapping, Sequence
+
+from siirl.errors import ConfigError
+from siirl.reporting.metrics import Reduced, finite
+from siirl.reporting.writer_contract import RunDescription, RunWriter, Table, Video
+
+FOLDER = "TRACKIO_DIR"
+
+
+class TrackioWriter(RunWriter):
+    """Trackio, if installed.
+
+    Raises:
+        ConfigError: It cannot start: a project's name that it refuses, or no answer of a server.
+    """
+
+    def __init__(self, run: RunDescription) -> None:
+        # trackio reads it when it is imported
+        os.environ.setdefault(FOLDER, str(run.folder.absolute() / "trackio"))
+        import trackio  # optional: check_loggers has refused a run without it
+
+        self._trackio, self._is_open = trackio, True
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # how to open its page, in five lines
+                self._run = trackio.init(
+                    project=run.project,
+                    name=f"{run.experiment} {run.folder.name}",
+                    config={**run.config, "tags": list(run.tags), "notice": run.notice},
+                    embed=False,
+                    auto_log_cpu=False,
+                    auto_log_gpu=False,
+                )
+        except (ValueError, OSError) as error:
+            raise ConfigError(
+                f"trainer.logger=trackio: {error} Correct trainer.project_name, or take "
+                "trainer.logger=[console,tensorboard]."
+            ) from error
+
+    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
+        """Log the step; distributions without a finite value are left out."""
+        numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+        lists = {name: finite(value) for name, value in metrics.items() if isinstance(value, list)}
+        histograms = {
+            name: self._trackio.Histogram(value) for name, value in lists.items() if value
+        }
+        self._run.log(numbers | histograms, step=step)
+
+    def show_videos(self, *, step: int, videos: Sequence[Video]) -> None:
+        """Log each file, under the name of its kind and its place in the step."""
+        counts: dict[str, int] = {}
+        for video in videos:
+            number = counts[video.kind] = counts.get(video.kind, -1) + 1
+            shown = self._trackio.Video(str(video.file), caption=video.caption, format="mp4")
+            self._run.log({f"videos/{video.kind}/{number}": shown}, step=step)
+
+    def show_table(self, *, step: int, name: str, table: Table) -> None:
+        """Log the whole table."""
+        rows = [list(row) for row in table.rows]
+        self._run.log(
+            {name: self._trackio.Table(columns=list(table.columns), data=rows)}, step=step
+        )
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        if self._is_open:
+            self._is_open = False
+            with contextlib.redirect_stdout(io.StringIO()):
+                self._trackio.finish()
