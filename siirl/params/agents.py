@@ -12,11 +12,13 @@ says), and what a group builds (`siirl.dag_worker.agent_groups`).
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envs.base import EnvSpec
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.training_args import SiiRLArguments
+
+if TYPE_CHECKING:  # imports numpy, which --help does not need
+    from envs.base import EnvSpec
 
 OF_THE_RUN = ("trainer", "dag", "cluster", "profiler", "user_modules", "user_groups", "agents")
 """Parts of the configuration that all groups share."""
@@ -88,7 +90,7 @@ def owners(config: SiiRLArguments) -> dict[int, int]:
     return _shares(entries_of(config))
 
 
-def rows_per_episode(spec: EnvSpec) -> int:
+def rows_per_episode(spec: "EnvSpec") -> int:
     """Rows that an episode gives to an agent group: one if agents have roles, else one an agent."""
     return 1 if spec.agent_names else spec.num_agents
 

@@ -119,8 +119,9 @@ def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
     """What the batch script would exec on three nodes, with stand-ins for Slurm's and Ray's commands."""
     echo = folder / "python"
     echo.write_text('#!/bin/sh\n[ "$1" = -c ] && echo token || printf "%s\\n" "$@"\n')
+    address = '#!/bin/sh\ncase "$*" in *host*) echo 10.0.0.1;; esac\n'  # not of `ray start`
     for name in ("srun", "scontrol", "sleep"):
-        (folder / name).write_text("#!/bin/sh\necho 10.0.0.1\n")
+        (folder / name).write_text(address)
     for file in folder.iterdir():
         file.chmod(0o755)
     activate = folder / "siirl" / ".venv" / "bin" / "activate"

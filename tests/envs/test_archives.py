@@ -20,7 +20,7 @@ READERS = {
         "siirl.engine.reward_manager.embodied_rewards",
         "load_demonstration_clips(file)",
     ),
-    "a checkpoint's state": ("siirl.dag_worker.checkpoint", "_read_state(Path(file))"),
+    "a checkpoint's state": ("siirl.dag_worker.plain_state", "read_state(Path(file))"),
     "a projector of proprioception": (
         "siirl.models.openvla_checkpoint",
         "_projector_of_state(Path(file).parent)",

@@ -17,6 +17,7 @@ from envs.offscreen import (
     choose_backend,
     make_context,
 )
+from envs.perturbed_look import STANDARD
 
 SCENE = """
 <mujoco>
@@ -75,13 +76,13 @@ def test_first_row_of_the_picture_is_the_top(context, scene):
 
 
 def test_what_is_not_in_the_picture_is_not_drawn(context, scene):
-    outside = renderer(context, scene)._outside(scene[1])
+    outside = renderer(context, scene)._outside(scene[1], STANDARD)
     assert outside.tolist() == [False, True, True, False]  # the edge of the last one can be seen
 
 
 def test_leaving_out_what_cannot_be_seen_changes_no_pixel(context, scene, monkeypatch):
     drawn = renderer(context, scene).render(scene[1], 32)
-    monkeypatch.setattr(SceneRenderer, "_outside", lambda self, data: np.zeros(4, bool))
+    monkeypatch.setattr(SceneRenderer, "_outside", lambda self, data, look: np.zeros(4, bool))
     assert np.array_equal(renderer(context, scene).render(scene[1], 32), drawn)
 
 

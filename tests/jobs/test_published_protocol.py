@@ -23,6 +23,7 @@ from siirl.jobs.libero_protocol import (
     suite_mean,
     suite_words,
 )
+from siirl.params.env_args import EnvArguments
 from siirl.params.parser import parse_config
 from siirl.reporting.jsonl import read_rows
 
@@ -266,7 +267,6 @@ def test_suite_that_is_named_is_evaluated_whole_unless_told_otherwise(
 def test_configuration_asks_for_it_by_its_states() -> None:
     from siirl.jobs.libero_protocol import asked_for
 
-    config = SimpleNamespace(env=SimpleNamespace(name="libero", states="all"))
-    assert asked_for(config.env)
-    config.env.states = "split"
-    assert not asked_for(config.env)
+    assert asked_for(EnvArguments(name="libero", states="all"))
+    assert not asked_for(EnvArguments(name="libero", states="split"))
+    assert not asked_for(EnvArguments(name="libero", states="all", perturb=("light",)))
