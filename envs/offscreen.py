@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.perturbed_look import STANDARD, Look, View
+from envs.perturbations import Perturbation
+from envs.perturbed_look import STANDARD, Look, View, draw_look
 
 RenderQuality = Literal["fast", "full"]
 # Value of MUJOCO_GL to the libraries it needs, one of each group: without an OpenGL library
@@ -117,10 +118,10 @@ class SceneRenderer:
             ):
                 self._scene.flags[flag] = 0
 
-    def view(self, data: Any) -> View:
-        """Pose of the camera in the unperturbed scene."""
+    def draw_look(self, perturbation: Perturbation, model: Any, data: Any) -> Look:
+        """Draw the look of an episode that starts at `data` of the simulator's `model`."""
         self._mujoco.mjv_updateCamera(self._model, data, self._camera, self._scene)
-        return _view(self._scene)
+        return draw_look(perturbation, model=model, data=data, view=_view(self._scene))
 
     def render(self, data: Any, size: int, look: Look = STANDARD) -> NDArray[np.uint8]:
         """Render the scene as `look` changes it: uint8 [size, size, 3]."""

@@ -33,11 +33,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.arguments import nearest
 
 CAMERA, LIGHT, TEXTURE, DISTRACTORS = "camera", "light", "texture", "distractors"
 OBJECT_POSE, INSTRUCTION = "object_pose", "instruction"
+# An object's width; LIBERO draws places within 1 to 5 cm, Meta-World within some 20.
+LARGEST_DISPLACEMENT_M = 0.03
 FACTORS = (CAMERA, LIGHT, TEXTURE, OBJECT_POSE, INSTRUCTION, DISTRACTORS)
 SEEN = frozenset((CAMERA, LIGHT, TEXTURE, DISTRACTORS))
 """Factors that change images only."""
@@ -59,6 +62,13 @@ class Perturbation:
         if factor not in self.factors:
             return None
         return np.random.default_rng((FACTORS.index(factor), self.seed))
+
+    def displacement(self) -> NDArray[np.float64]:
+        """Displacement of objects in x and y [2], in metres."""
+        generator = self.generator(OBJECT_POSE)
+        if generator is None:
+            return np.zeros(2)
+        return self.strength * LARGEST_DISPLACEMENT_M * generator.uniform(-1, 1, 2)
 
 
 def checked_factors(factors: Any, *, known: Sequence[str] = FACTORS) -> tuple[str, ...]:

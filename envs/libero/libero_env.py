@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
 from envs.arguments import checked_seed, nearest, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
@@ -28,7 +27,7 @@ from envs.libero.initial_states import States, state_number
 from envs.libero.rendering import CAMERAS, SceneCameras
 from envs.libero.suites import choose_tasks
 from envs.offscreen import RenderQuality
-from envs.perturbations import OBJECT_POSE, OPTION, Perturbation
+from envs.perturbations import OPTION
 from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
@@ -38,7 +37,6 @@ DEFAULT_SUITE = "object"  # one scene and one skill: the easiest to learn
 ACTION_SIZE = 7
 PROPRIOCEPTION_SIZE = 8
 INIT_STATE = "init_state"
-LARGEST_DISPLACEMENT_M = 0.03  # LIBERO draws an object's place within 1 to 5 cm
 SHARED_STATES = "env.states=all: training and evaluation start from the same initial states"
 CAMERA_SETS = {"both": tuple(CAMERAS), **{name: (name,) for name in CAMERAS}}
 
@@ -136,7 +134,7 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         number = (options or {}).get(INIT_STATE)
         if number is None:
             number = state_number(seed, count=len(simulator.states), states=self._states)
-        simulator.reset(_checked_state(number), displacement=_displacement(perturbation))
+        simulator.reset(_checked_state(number), displacement=perturbation.displacement())
         self._state_number = int(number)
         return self._begin(task, streams)
 
@@ -206,14 +204,6 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         return SceneCameras(
             model=simulator.model, context=context, quality=self._quality, size=self._image_size
         )
-
-
-def _displacement(perturbation: Perturbation) -> NDArray[np.float64]:
-    """Displacement of the movable objects in x and y [2], in metres."""
-    generator = perturbation.generator(OBJECT_POSE)
-    if generator is None:
-        return np.zeros(2)
-    return perturbation.strength * LARGEST_DISPLACEMENT_M * generator.uniform(-1, 1, 2)
 
 
 def _checked_state(number: Any) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from envs.offscreen import RenderQuality, SceneRenderer
 from envs.perturbations import Perturbation
-from envs.perturbed_look import Look, draw_look
+from envs.perturbed_look import Look
 
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
     from envs.libero.libero_simulator import LiberoSimulator
@@ -43,12 +43,7 @@ class SceneCameras:
     def look(self, simulator: "LiberoSimulator", camera: str, perturbation: Perturbation) -> Look:
         """See `Renderer.look`."""
         self._pose(simulator, camera)
-        return draw_look(
-            perturbation,
-            model=simulator.model,
-            data=self._data,
-            view=self._renderer.view(self._data),
-        )
+        return self._renderer.draw_look(perturbation, simulator.model, self._data)
 
     def render(
         self, simulator: "LiberoSimulator", size: int, camera: str, look: Look

@@ -24,8 +24,8 @@ from envs.arguments import checked_seed, nearest, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
-from envs.perturbations import OBJECT_POSE, OPTION, Perturbation
-from envs.perturbed_look import Look, draw_look
+from envs.perturbations import OPTION, Perturbation
+from envs.perturbed_look import Look
 from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
@@ -52,7 +52,6 @@ CAMERAS = (
     "behindGripper",
     "gripperPOV",
 )
-LARGEST_DISPLACEMENT_M = 0.03  # an object's width beyond the benchmark's range of some 20 cm
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
         self._ended = True
         seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
         perturbation = self._perturbed(options, seed=seed)
-        self._simulator(task).reset(seed=seed, displacement=_displacement(perturbation))
+        self._simulator(task).reset(seed=seed, displacement=perturbation.displacement())
         return self._begin(task, streams)
 
     @property
@@ -231,12 +230,7 @@ class _OneCamera:
         self, simulator: "MetaWorldSimulator", camera: str, perturbation: Perturbation
     ) -> Look:
         """See `Renderer.look`."""
-        return draw_look(
-            perturbation,
-            model=simulator.model,
-            data=simulator.data,
-            view=self._renderer.view(simulator.data),
-        )
+        return self._renderer.draw_look(perturbation, simulator.model, simulator.data)
 
     def render(
         self, simulator: "MetaWorldSimulator", size: int, camera: str, look: Look
@@ -266,14 +260,6 @@ def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
         return np.clip(instance.get_action(env.state), -1.0, 1.0).astype(np.float32)
 
     return policy
-
-
-def _displacement(perturbation: Perturbation) -> NDArray[np.float64]:
-    """Displacement of object and goal in x and y [2], in metres."""
-    generator = perturbation.generator(OBJECT_POSE)
-    if generator is None:
-        return np.zeros(2)
-    return perturbation.strength * LARGEST_DISPLACEMENT_M * generator.uniform(-1, 1, 2)
 
 
 def _camera(model: Any, name: str) -> Any:
