@@ -5,7 +5,7 @@ queues against a plain one.
     python -m benchmarks.data_plane --ranks 2 8 --seeds 0 --queue-sizes 1000    # a quick look
 
 Ranks are simulated; the coordinator's actor class, the division of rows and the transfers that each
-rank is told are the real ones. Four questions:
+rank receives are the real ones. Four questions:
 
 1. **Bytes moved** by `data_rebalance`, against the fewest that any division needs whose busiest rank
    has no more work than this one's (or 2 % above the mean, whichever is more). Each rank above that

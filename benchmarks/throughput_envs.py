@@ -84,8 +84,8 @@ class PlainEnv(gymnasium.Env):
 class WaitingEnv(PlainEnv):
     """A `PlainEnv` for lockstep loops: after the end of its episode it waits for the reset of all.
 
-    Until then it does nothing, or with `go_on` plays episodes that nobody asked for, as a vector
-    environment with autoreset does.
+    Until then it does nothing, or with `go_on` plays further episodes, like a vector environment
+    with autoreset.
     """
 
     def __init__(

@@ -6,8 +6,8 @@ changes.
         algorithm.adv_estimator=median actor_rollout_ref.actor.loss=only_better
 
 Naming the graph imports this file, and importing it registers the advantage and the loss; filter
-and reward are nodes of the graph. A node gets a copy of its rank's rows and returns what it made of
-them. Whoever compares rows with each other asks `ranks` for those of all.
+and reward are nodes of the graph. A node gets a copy of its rank's rows and returns its result. A
+node that compares rows asks `ranks` for the rows of all ranks.
 """
 
 # B rollout, T token

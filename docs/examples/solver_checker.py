@@ -55,7 +55,7 @@ class SolverChecker(Environment):
         return [observe(row.prompt), None], opening_info(row)
 
     async def step(self, action: Any) -> StepResult:
-        """Take the text of whoever's turn it is."""
+        """Take the text of the agent whose turn it is."""
         if self._row is None:
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step."

@@ -7,7 +7,7 @@ r"""MathEnv: one question, one answer each from one or several agents, and a gra
     observation, reward, terminated, truncated, info = await env.step("… #### 46")
 
 Options of reset: `task`, `split` (`train` or `heldout`), and `row`, a whole row in the form of the
-prompt columns, for whoever has its own data loader. The reward is 1 for a right answer and 0 for a
+prompt columns, for a separate data loader. The reward is 1 for a right answer and 0 for a
 wrong one, plus `format_reward` where an answer was marked at all. With several agents everything
 comes once an agent, and they answer the same question without seeing each other's answers.
 

@@ -46,7 +46,7 @@ class Unreachable(ServerFault):
 
 
 class ServerRefused(RuntimeError):
-    """The server answered with an error; the session goes on."""
+    """The server answered with an error; the session continues."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{text} ({code})")

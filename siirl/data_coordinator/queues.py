@@ -104,7 +104,7 @@ class WaitingEntries:
     """Entries in their order; the first of all, or of those that a filter accepts.
 
     A filter is asked once for each entry, however often it takes some: what it accepts is queued
-    for it. An entry that somebody takes is dropped from the other queues when it comes up there.
+    for it. An entry that is taken is dropped from the other queues when it comes up there.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ UNAUTHORIZED = {"WWW-Authenticate": 'Basic realm="siirl serve", charset="UTF-8"'
 
 
 class Mistake(ValueError):
-    """A message of the client that has no answer but an error; the session goes on."""
+    """A message of the client that is answered with an error; the session continues."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)

@@ -44,7 +44,7 @@ from siirl.params.env_spec import describe_env
 
 
 class Elsewhere:
-    """Stands for a part of the other resource group; whoever uses it is told so.
+    """Stands for a part of the other resource group; using it raises an error that says so.
 
     Args:
         name: Attribute of the context.
