@@ -216,7 +216,7 @@ async def roll_out(
                 pixel_values=torch.from_numpy(observation[IMAGES])[None],
                 proprioception=torch.from_numpy(observation[PROPRIOCEPTION])[None],
                 instruction_ids=instruction_ids,
-            )[0]
+            ).logits[0]
         tokens_T = torch.multinomial(logits_TV.softmax(-1), 1, generator=generator)[:, 0].numpy()
         actions_KA = policy.action_tokenizer.decode(
             tokens_T.reshape(policy.chunk_length, -1)

@@ -210,7 +210,7 @@ class Lockstep(Contender):
             ]
             responses = await asyncio.gather(*map(self._engine.act, asked))
             for row, response in zip(rows, responses, strict=True):
-                chunks[row] = self._policy.action_tokenizer.decode(response.tokens)
+                chunks[row] = self._policy.action_tokenizer.decode(response.values)
             for actions in [chunks] if self._chunk > 1 else chunks.swapaxes(0, 1):
                 observations, *_, infos = self._envs.step(actions)
                 steps += int(infos["executed"].sum())
@@ -223,13 +223,13 @@ class Lockstep(Contender):
     def _request(
         self, observations: Any, row: int, request: EpisodeRequest, generator: np.random.Generator
     ) -> ActRequest:
-        tokens = self._policy.chunk_length * self._policy.action_tokenizer.dimensions
+        numbers = self._policy.uniforms_per_chunk
         return ActRequest(
             uid=request.uid,
             pixel_values=observations[IMAGES][row],
             proprioception=observations[PROPRIOCEPTION][row],
             instruction_ids=self._policy.tokenize_instruction(self._instructions[request.task]),
-            uniforms=generator.random(tokens, dtype=np.float32),
+            uniforms=generator.random(numbers, dtype=np.float32),
         )
 
 

@@ -90,7 +90,7 @@ class LockstepRollout:
             ]
             responses = await asyncio.gather(*map(self._engine.act, asked))
             for row, response in zip(rows, responses, strict=True):
-                actions[row] = self._policy.action_tokenizer.decode(response.tokens)
+                actions[row] = self._policy.action_tokenizer.decode(response.values)
             observations, *_, infos = self._envs.step(actions)
             steps += int(infos["executed"][running].sum())
             successes += int(infos["success"][running].sum())
@@ -100,13 +100,13 @@ class LockstepRollout:
     def _request(
         self, observations: Any, row: int, request: EpisodeRequest, generator: np.random.Generator
     ) -> ActRequest:
-        tokens = self._policy.chunk_length * self._policy.action_tokenizer.dimensions
+        numbers = self._policy.uniforms_per_chunk
         return ActRequest(
             uid=request.uid,
             pixel_values=observations[IMAGES][row],
             proprioception=observations[PROPRIOCEPTION][row],
             instruction_ids=self._policy.tokenize_instruction(INSTRUCTIONS[request.task]),
-            uniforms=generator.random(tokens, dtype=np.float32),
+            uniforms=generator.random(numbers, dtype=np.float32),
         )
 
 

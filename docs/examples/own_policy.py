@@ -5,7 +5,7 @@
         actor_rollout_ref.model.options='{width: 32}'
 
 The reference is called with the environment's spec, a path or None, and `model.options`. What it
-returns is a `siirl.models.Policy`: logits of a chunk of action tokens from an observation.
+returns is a `siirl.models.Policy`: a distribution of chunks of actions from an observation.
 Sampling, log-probs, updates and checkpoints are siirl's.
 """
 
@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from envs.base import PROPRIOCEPTION, EnvSpec
-from siirl.models import ActionTokenizer, Policy
+from siirl.models import ActionTokenizer, Categorical, Policy
 
 
 class TwoLayers(Policy):
-    """Two layers from the state to the logits of one action; it looks at nothing else."""
+    """Two layers from the state to the distribution of one action; it looks at nothing else."""
 
     def __init__(self, *, inputs: int, tokenizer: ActionTokenizer, width: int) -> None:
         super().__init__()
@@ -41,9 +41,10 @@ class TwoLayers(Policy):
         pixel_values: torch.Tensor | None,
         proprioception: torch.Tensor | None,
         instruction_ids: torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits [N, T, V]."""
-        return self.layers(proprioception).unflatten(-1, (-1, self.action_tokenizer.bins))
+    ) -> Categorical:
+        """One of the bins for each dimension of the action."""
+        logits = self.layers(proprioception)
+        return Categorical(logits.unflatten(-1, (-1, self.action_tokenizer.bins)))
 
 
 def make_policy(spec: EnvSpec, path: str | None, width: int = 64) -> TwoLayers:

@@ -142,7 +142,7 @@ def trajectories(
             "pixel_values": torch.randint(256, (rows, chunks, *shape), dtype=torch.uint8),
             "proprioception": 2 * torch.rand(rows, chunks, numbers) - 1,
             "instruction_ids": torch.randint(1, 200, (rows, length)),
-            "responses": torch.randint(policy.action_tokenizer.bins, (rows, chunks * tokens)),
+            "responses": torch.randint(BINS, (rows, chunks * tokens)),
             "response_mask": torch.ones(rows, chunks * tokens),
             "advantages": torch.randn(rows, 1).expand(-1, chunks * tokens).clone(),
         },

@@ -222,7 +222,7 @@ def acted_and_trained(
     """
     found = act_all(acting, requests_of(batch))
     shape = batch["responses"].shape
-    batch["responses"] = torch.from_numpy(np.stack([each.tokens for each in found])).view(shape)
+    batch["responses"] = torch.from_numpy(np.stack([each.choices for each in found])).view(shape)
     acted_BT = torch.from_numpy(np.stack([each.log_probs for each in found])).view(shape)
     return acted_BT, engine.forward(batch, lambda scores, _: scores.log_probs_BT).cpu()
 

@@ -76,7 +76,7 @@ def full_update(trial: Trial) -> None:
 @torch.inference_mode()
 def _forward(policy: OpenVLAOFT, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     state = inputs["proprioception"].to(next(policy.parameters()).dtype)
-    return policy(**{**inputs, "proprioception": state})
+    return policy(**{**inputs, "proprioception": state}).logits
 
 
 def _update(trial: Trial, policy: OpenVLAOFT, *, passes: int) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
+from siirl.algos.distributions import ActionDistribution
 from siirl.models.policy import Policy
 
 Expert = Callable[[Environment], NDArray[np.float32]]
@@ -76,19 +77,19 @@ def collect_demonstration(
 
 @dataclass(frozen=True)
 class CloningData:
-    """Training rows: an observation at any step and the tokens of the next K expert actions."""
+    """Training rows: an observation at any step and the next K expert actions, coded as values."""
 
     pixel_values: torch.Tensor  # uint8 [N, cameras, height, width, 3]
     proprioception: torch.Tensor  # float32 [N, P]
     instruction_ids: torch.Tensor  # int64 [N, L]
-    tokens: torch.Tensor  # int64 [N, T]
+    values: torch.Tensor  # [N, T], as the policy's action coding gives them
 
     @classmethod
     def from_demonstrations(
         cls, demonstrations: list[Demonstration], policy: Policy
     ) -> "CloningData":
         """Cut demonstrations into rows; a chunk past the end repeats the last action."""
-        tokens = []
+        values = []
         for demonstration in demonstrations:
             padded = np.concatenate(
                 [
@@ -97,7 +98,7 @@ class CloningData:
                 ]
             )
             for step in range(len(demonstration.actions)):
-                tokens.append(
+                values.append(
                     policy.action_tokenizer.encode(padded[step : step + policy.chunk_length])
                 )
         seen = [
@@ -116,7 +117,7 @@ class CloningData:
             pixel_values=torch.from_numpy(pixel_values),
             proprioception=torch.from_numpy(proprioception),
             instruction_ids=torch.from_numpy(np.concatenate(ids)),
-            tokens=torch.from_numpy(np.stack(tokens)),
+            values=torch.from_numpy(np.stack(values)),
         )
 
 
@@ -144,23 +145,35 @@ def clone(
     learning_rate: float,
     seed: int,
 ) -> Iterator[dict[str, Any]]:
-    """Train `policy` in place by cross-entropy on expert tokens; yield step, loss, accuracy."""
+    """Train `policy` in place by the imitation loss of its distribution; yield step, loss, fit.
+
+    `token_accuracy` is the share of demonstrated tokens that are the most likely ones; for
+    continuous actions `action_error` is the mean distance of the mode, in halves of the range.
+    """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1
     )
     for step in range(steps):
-        rows = torch.randint(len(data.tokens), (batch_rows,), generator=generator)
-        logits_NTV = policy(
+        rows = torch.randint(len(data.values), (batch_rows,), generator=generator)
+        distribution = policy(
             pixel_values=data.pixel_values[rows],
             proprioception=data.proprioception[rows],
             instruction_ids=data.instruction_ids[rows],
         )
-        loss = nn.functional.cross_entropy(logits_NTV.flatten(0, 1), data.tokens[rows].flatten())
+        values = data.values[rows]
+        loss = distribution.imitation_loss(values, generator=generator)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-        accuracy = (logits_NTV.argmax(-1) == data.tokens[rows]).float().mean()
-        yield {"step": step + 1, "loss": loss.item(), "token_accuracy": accuracy.item()}
+        yield {"step": step + 1, "loss": loss.item(), **_fit(distribution, values)}
+
+
+@torch.no_grad()
+def _fit(distribution: ActionDistribution, values: torch.Tensor) -> dict[str, float]:
+    acted = distribution.values(distribution.mode())
+    if values.is_floating_point():
+        return {"action_error": (acted - values).abs().mean().item()}
+    return {"token_accuracy": (acted == values).float().mean().item()}

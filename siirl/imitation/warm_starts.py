@@ -126,7 +126,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         if config.trainer.blind:
             data.pixel_values.zero_()
         final = _clone(flags, config.trainer, policy, data, progress)
-    counts = {"demonstrations": len(demonstrations), "observations": len(data.tokens)}
+    counts = {"demonstrations": len(demonstrations), "observations": len(data.values)}
     tasks = list(dict.fromkeys(demonstration.task for demonstration in demonstrations))
     notes = {"command": command, "tasks": tasks, **counts, **final}
     save_policy(
@@ -135,7 +135,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     if flags.clips is not None:
         _save_clips(flags.clips, demonstrations)
     print(
-        f"Saved {flags.output}: {final['token_accuracy']:.0%} of the demonstrated tokens. "
+        f"Saved {flags.output}: {_describe_fit(final)}. "
         f"Measure it: python -m siirl.evaluate checkpoint={flags.output}"
     )
 
@@ -286,7 +286,13 @@ def _clone(
         seed=trainer.seed,
     ):
         progress.update(bar, advance=1, description=f"behaviour cloning, loss {values['loss']:.2f}")
-    return {"loss": round(values["loss"], 4), "token_accuracy": round(values["token_accuracy"], 4)}
+    return {name: round(value, 4) for name, value in values.items() if name != "step"}
+
+
+def _describe_fit(final: Mapping[str, float]) -> str:
+    if "token_accuracy" in final:
+        return f"{final['token_accuracy']:.0%} of the demonstrated tokens"
+    return f"demonstrated actions within {final['action_error']:.1%} of half their range"
 
 
 def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:

@@ -1,4 +1,6 @@
-"""Actions as tokens: each dimension of an action is one of `bins` values, as in RT-2 and OpenVLA.
+"""Codes actions for a policy's distribution: as tokens of bins, or as numbers in [-1, 1].
+
+Tokens: each dimension of an action is one of `bins` values, as in RT-2 and OpenVLA.
 
 A chunk of K actions of A dimensions is K*A tokens, action by action. Bin centres are spread evenly
 over the closed range of the action space, so that its ends (a fully closed gripper) are represented
@@ -81,3 +83,57 @@ class ActionTokenizer:
         high_A = np.asarray(self.high)
         tokens_KA = np.rint((actions - low_A) / (high_A - low_A) * (self.bins - 1))
         return np.clip(tokens_KA, 0, self.bins - 1).astype(np.int64).reshape(-1)
+
+    def extremes(self) -> tuple[NDArray, NDArray]:
+        """One action of the lowest and one of the highest tokens."""
+        lowest, highest = (
+            self.decode(np.full(self.dimensions, token, np.int64))[0]
+            for token in (0, self.bins - 1)
+        )
+        return lowest, highest
+
+
+@dataclass(frozen=True)
+class ContinuousActions:
+    """Maps actions of a bounded Box to numbers in [-1, 1] and back, linearly in each dimension."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @classmethod
+    def for_space(cls, space: gymnasium.Space) -> ContinuousActions:
+        """The coding of an action space.
+
+        Raises:
+            ValueError: A space that is no bounded one-dimensional Box.
+        """
+        tokens = ActionTokenizer.for_space(space, bins=2)
+        if tokens.discrete:
+            raise ValueError(
+                f"Action space {space} is discrete, and a continuous distribution has no integers: "
+                "take a policy of tokens, such as model=tiny_vla."
+            )
+        return cls(low=tokens.low, high=tokens.high)
+
+    @property
+    def dimensions(self) -> int:
+        """Tokens (numbers) an action."""
+        return len(self.low)
+
+    def decode(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Numbers [K*A] to actions float32 [K, A]; numbers outside of [-1, 1] are clipped."""
+        share_KA = (np.clip(values, -1.0, 1.0).reshape(-1, self.dimensions) + 1.0) / 2.0
+        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        return (low_A + (high_A - low_A) * share_KA).astype(np.float32)
+
+    def encode(self, actions: NDArray) -> NDArray[np.float32]:
+        """Actions [K, A] to numbers float32 [K*A] in [-1, 1]."""
+        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        values_KA = 2.0 * (np.asarray(actions) - low_A) / (high_A - low_A) - 1.0
+        return np.clip(values_KA, -1.0, 1.0).astype(np.float32).reshape(-1)
+
+    def extremes(self) -> tuple[NDArray, NDArray]:
+        """The lowest and the highest action."""
+        return self.decode(np.full(self.dimensions, -1.0))[0], self.decode(
+            np.full(self.dimensions, 1.0)
+        )[0]

@@ -37,6 +37,7 @@ from envs.libero.openvla import (
     policy_image,
     prompt,
 )
+from siirl.algos.distributions import Categorical
 from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.flops import decoder_flops, image_flops, linear_flops
@@ -138,7 +139,7 @@ class OpenVLAOFT(Policy):
         folder: Path,
     ) -> None:
         super().__init__()
-        self.action_tokenizer: ActionTokenizer = action_tokenizer
+        self.action_tokenizer: OpenVLATokenizer = action_tokenizer
         self.tokenizer = tokenizer
         self.folder = folder
         self.images = images
@@ -211,11 +212,11 @@ class OpenVLAOFT(Policy):
         pixel_values: torch.Tensor | None,
         proprioception: torch.Tensor | None,
         instruction_ids: torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits [N, T, 256] of the action tokens; see `Policy.forward`."""
+    ) -> Categorical:
+        """Action tokens of 256 bins [N, T]; see `Policy.forward`."""
         hidden_NTD = self._hidden(pixel_values, proprioception, instruction_ids)
         rows = slice(self.first_action, self.first_action + self.action_tokenizer.bins)
-        return functional.linear(hidden_NTD, self.language_model.lm_head.weight[rows])
+        return Categorical(functional.linear(hidden_NTD, self.language_model.lm_head.weight[rows]))
 
     def features(
         self,

@@ -1,11 +1,11 @@
-"""Contract of vision-language-action (VLA) policies: one pass from an observation to a token chunk.
+"""Contract of vision-language-action (VLA) policies: from observations to a distribution of chunks.
 
-The tiny VLA and a 7B OpenVLA-OFT have the same form: all tokens of a chunk are decoded in parallel,
-each from its own logits. So the same engine samples them and the same scorer computes their
-log-probs.
+A chunk has one token for each dimension of each action. What a token is, the policy's distribution
+says: one of some bins, a number, a chain of denoised numbers. Rollout, scorer and losses use only
+its interface (`siirl.algos.distributions`), so that one engine and one scorer do for all.
 """
 
-# N observation, T = K*A token of a chunk (K actions of A dimensions), V bin, D feature
+# N observation, T = K*A token of a chunk (K actions of A dimensions), D feature
 
 import abc
 from collections.abc import Mapping
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from envs.base import EnvSpec
+from siirl.algos.distributions import ActionDistribution, Categorical
 from siirl.errors import ConfigError
-from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.adapters import Adaptable, adapted_layers, add_adapters
 from siirl.params.model_args import LoraArguments
 
@@ -31,7 +32,10 @@ class Policy(Adaptable, abc.ABC):
     **options).
     """
 
-    action_tokenizer: ActionTokenizer
+    action_tokenizer: ActionTokenizer | ContinuousActions
+    """Codes actions as the values of `distribution`."""
+    distribution: type[ActionDistribution] = Categorical
+    """Class of what `forward` returns; checks refuse settings that it cannot have."""
     chunk_length: int
     """K, the number of actions decoded from one observation."""
     feature_size: int | None = None
@@ -59,6 +63,16 @@ class Policy(Adaptable, abc.ABC):
         """
         return images, proprioception
 
+    @property
+    def tokens_per_chunk(self) -> int:
+        """T."""
+        return self.chunk_length * self.action_tokenizer.dimensions
+
+    @property
+    def uniforms_per_chunk(self) -> int:
+        """Uniform numbers from which a chunk is sampled; by default one a token."""
+        return self.tokens_per_chunk
+
     @abc.abstractmethod
     def forward(
         self,
@@ -66,8 +80,8 @@ class Policy(Adaptable, abc.ABC):
         pixel_values: torch.Tensor | None,
         proprioception: torch.Tensor | None,
         instruction_ids: torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits [N, T, V].
+    ) -> ActionDistribution:
+        """Distribution of N chunks of T tokens.
 
         Args:
             pixel_values: uint8 [N, cameras, height, width, 3], or None for a policy without

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from siirl.algos.distributions import Categorical
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.flops import linear_flops
@@ -217,14 +218,15 @@ class TinyVLA(Policy):
         pixel_values: torch.Tensor | None,
         proprioception: torch.Tensor | None,
         instruction_ids: torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits [N, T, V]; see `Policy.forward`."""
+    ) -> Categorical:
+        """Tokens of V bins [N, T]; see `Policy.forward`."""
         features_ND = self.features(
             pixel_values=pixel_values,
             proprioception=proprioception,
             instruction_ids=instruction_ids,
         )
-        return self.head(features_ND).unflatten(-1, (-1, self.config.action_tokenizer.bins))
+        logits_ND = self.head(features_ND)
+        return Categorical(logits_ND.unflatten(-1, (-1, self.config.action_tokenizer.bins)))
 
     def features(
         self,

@@ -9,7 +9,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from envs.archives import DAMAGE
@@ -28,7 +27,7 @@ from siirl.execution.dag.buffers import check_buffers
 from siirl.execution.dag.final_sync import check_one_policy, sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
-from siirl.models import ActionTokenizer
+from siirl.models import ActionTokenizer, ContinuousActions
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import check_groups, config_of_group, group_configs, owners
@@ -297,6 +296,11 @@ def check_policy(
         if path is not None:
             policy.check_options(spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)
+        policy.distribution.check_settings(
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            top_p=config.actor_rollout_ref.rollout.top_p,
+            entropy_coef=config.actor_rollout_ref.actor.entropy_coef,
+        )
         if with_critic:
             PolicyFeatures(policy)  # refuses one without features
         if with_adapters:
@@ -313,14 +317,15 @@ def check_policy(
         raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
 
 
-def check_actions(tokenizer: ActionTokenizer, spec: EnvSpec, *, place: str) -> None:
-    """Check that the lowest and highest action tokens decode to actions of the environment.
+def check_actions(
+    coding: ActionTokenizer | ContinuousActions, spec: EnvSpec, *, place: str
+) -> None:
+    """Check that the lowest and highest coded actions are actions of the environment.
 
     Raises:
         ConfigError: An action lies outside the action space.
     """
-    for token in (0, tokenizer.bins - 1):
-        action = tokenizer.decode(np.full(tokenizer.dimensions, token, np.int64))[0]
+    for action in coding.extremes():
         if not spec.action_space.contains(action):
             raise ConfigError(
                 f"{place} can act with {action}, which is outside the action space "

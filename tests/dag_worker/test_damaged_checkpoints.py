@@ -234,7 +234,7 @@ def test_a_damaged_description_of_a_policy_is_read_or_refused_by_name(
                 policy(
                     pixel_values=None, proprioception=torch.zeros(1, size), instruction_ids=words
                 )
-                .isfinite()
+                .logits.isfinite()
                 .all()
             )
 

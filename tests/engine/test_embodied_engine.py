@@ -11,7 +11,7 @@ from torch import nn
 
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.models import ActionTokenizer
+from siirl.models import ActionTokenizer, Categorical
 
 
 class TwoTokens(nn.Module):
@@ -33,7 +33,7 @@ class TwoTokens(nn.Module):
     def forward(self, *, pixel_values, proprioception, instruction_ids):
         self.batches.append(proprioception[:, 0].tolist())
         logits = torch.tensor([0.0, 1.0, 2.0, 3.0]) * proprioception[:, :1]
-        return logits[:, None].expand(-1, 2, -1) + self.bias
+        return Categorical(logits[:, None].expand(-1, 2, -1) + self.bias)
 
 
 def request(uid: str, value: float, uniforms: list[float] | None) -> ActRequest:
@@ -71,14 +71,14 @@ def test_a_batch_is_cut_at_its_largest_size():
 
 def test_tokens_invert_the_cumulative_distribution_of_the_episodes_own_numbers():
     (answer,) = ask(engine(), request("a", 0.0, [0.10, 0.80]))  # four bins of probability 0.25
-    assert answer.tokens.tolist() == [0, 3]
+    assert answer.choices.tolist() == [0, 3]
     np.testing.assert_allclose(answer.log_probs, np.log(0.25), rtol=1e-6)
 
 
 @pytest.mark.parametrize("number", [0.0, np.nextafter(np.float32(1), np.float32(0))])
 def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_bin(number):
     (answer,) = ask(engine(), request("a", 0.0, [float(number)] * 2))
-    assert answer.tokens.tolist() == ([0, 0] if number == 0.0 else [3, 3])
+    assert answer.choices.tolist() == ([0, 0] if number == 0.0 else [3, 3])
 
 
 def test_temperature_divides_the_logits_of_the_log_probs_too():
@@ -93,7 +93,7 @@ def test_sampling_frequencies_are_the_probabilities():
     answers = ask(
         policy, *(request(str(i), 1.0, [number, number]) for i, number in enumerate(numbers))
     )
-    shares = np.bincount([answer.tokens[0] for answer in answers], minlength=4) / 4000
+    shares = np.bincount([answer.choices[0] for answer in answers], minlength=4) / 4000
     np.testing.assert_allclose(
         shares, torch.softmax(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0), atol=5e-4
     )
@@ -106,13 +106,13 @@ def test_top_p_never_draws_outside_of_the_nucleus():
     answers = ask(
         cut, *(request(str(i), 1.0, [i / 50, i / 50]) for i in range(50))
     )  # probabilities 0.03, 0.09, 0.24, 0.64
-    assert {int(token) for answer in answers for token in answer.tokens} == {2, 3}
+    assert {int(token) for answer in answers for token in answer.choices} == {2, 3}
 
 
 def test_a_greedy_request_takes_the_most_likely_tokens_beside_sampled_ones():
     greedy, sampled = ask(engine(), request("a", 1.0, None), request("b", 1.0, [0.0, 0.0]))
-    assert greedy.tokens.tolist() == [3, 3]
-    assert sampled.tokens.tolist() == [0, 0]
+    assert greedy.choices.tolist() == [3, 3]
+    assert sampled.choices.tolist() == [0, 0]
 
 
 def test_an_episode_draws_the_same_whoever_it_is_batched_with():
@@ -122,7 +122,7 @@ def test_an_episode_draws_the_same_whoever_it_is_batched_with():
         *(request(str(i), float(i), [0.1, 0.1]) for i in range(6)),
         request("a", 0.7, [0.3, 0.9]),
     )[-1]
-    assert alone.tokens.tolist() == together.tokens.tolist()
+    assert alone.choices.tolist() == together.choices.tolist()
 
 
 def test_lockstep_waits_for_every_episode_sorts_by_uid_and_pads():
@@ -154,7 +154,7 @@ def test_lockstep_goes_on_when_an_episode_ends():
         locked.episode_ended()
         return await asking
 
-    assert asyncio.run(scenario()).tokens.tolist() == [0, 0]
+    assert asyncio.run(scenario()).choices.tolist() == [0, 0]
 
 
 class Broken(TwoTokens):
@@ -199,4 +199,4 @@ def test_the_last_running_episode_is_answered_at_once():
     batching = engine()
     batching.expect(episodes=1, at_once=6)
     (answer,) = ask(batching, request("a", 0.0, None))
-    assert answer.tokens.tolist() == [0, 0]
+    assert answer.choices.tolist() == [0, 0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_training import BINS, CHUNKS, TOKENS, TinyPolicy, trajectories
 
+from siirl.algos.distributions import Categorical
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.errors import TensorError
 
@@ -27,7 +28,7 @@ def by_hand(policy, batch, row, token, temperature):
         pixel_values=batch["pixel_values"][row : row + 1, chunk],
         proprioception=batch["proprioception"][row : row + 1, chunk],
         instruction_ids=batch["instruction_ids"][row : row + 1],
-    )
+    ).logits
     return torch.log_softmax(logits[0, place] / temperature, dim=-1)[batch["responses"][row, token]]
 
 
@@ -80,7 +81,7 @@ def test_a_policy_without_a_camera_gets_none():
     class Blind(torch.nn.Module):
         def forward(self, **observations):
             seen.update(observations)
-            return torch.zeros(len(observations["instruction_ids"]), TOKENS, BINS)
+            return Categorical(torch.zeros(len(observations["instruction_ids"]), TOKENS, BINS))
 
     embodied_scorer(Blind(), trajectories(2).exclude("pixel_values"), 1.0)
     assert seen["pixel_values"] is None
@@ -90,9 +91,9 @@ def test_a_policy_without_a_camera_gets_none():
 def test_a_policy_of_another_chunk_length_is_refused():
     class Short(torch.nn.Module):
         def forward(self, **observations):
-            return torch.zeros(len(observations["instruction_ids"]), TOKENS - 1, BINS)
+            return Categorical(torch.zeros(len(observations["instruction_ids"]), TOKENS - 1, BINS))
 
-    with pytest.raises(TensorError, match=r"logits have shape \[.*another chunk length"):
+    with pytest.raises(TensorError, match=r"distribution is of .* another chunk length"):
         embodied_scorer(Short(), trajectories(2), 1.0)
 
 

@@ -64,7 +64,10 @@ class StillEngine:
 
     async def act(self, request):
         return ActResponse(
-            tokens=np.zeros(4, np.int64), log_probs=np.zeros(4, np.float32), policy_version=0
+            choices=np.zeros(4, np.int64),
+            values=np.zeros(4, np.int64),
+            log_probs=np.zeros(4, np.float32),
+            policy_version=0,
         )
 
 

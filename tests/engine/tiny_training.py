@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import nn
 
+from siirl.algos.distributions import Categorical
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.training.batch_loss import BatchLoss
@@ -23,7 +24,7 @@ CHUNKS, TOKENS, BINS, FEELINGS = 4, 3, 5, 2
 
 
 class TinyPolicy(nn.Module):
-    """Pixels, proprioception and words in; logits [N, TOKENS, BINS] out.
+    """Pixels, proprioception and words in; TOKENS tokens of BINS bins out.
 
     Its blocks are in a ModuleList, as in a transformer.
     """
@@ -45,13 +46,13 @@ class TinyPolicy(nn.Module):
         pixel_values: torch.Tensor | None,
         proprioception: torch.Tensor | None,
         instruction_ids: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Categorical:
         assert pixel_values is not None and proprioception is not None
         seen = torch.cat([pixel_values.flatten(1) * self.scale, proprioception], dim=1)
         hidden = self.inputs(seen) + self.words(instruction_ids).mean(1)
         for block in self.blocks:
             hidden = hidden + torch.tanh(block(hidden))
-        return self.head(self.norm(hidden)).unflatten(1, (TOKENS, BINS))
+        return Categorical(self.head(self.norm(hidden)).unflatten(1, (TOKENS, BINS)))
 
 
 def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ()) -> TensorDict:

@@ -139,7 +139,7 @@ def published_logits(policy, folder, *, pixel_values, proprioception, instructio
 def test_logits_are_those_of_the_published_computation(folder):
     policy = policy_of(folder)
     row = observed(policy, "pick up the black bowl")
-    logits = policy(**row)
+    logits = policy(**row).logits
     assert logits.shape == (1, 56, 256)
     torch.testing.assert_close(
         logits[0], published_logits(policy, folder, **row), rtol=1e-4, atol=1e-5
@@ -169,23 +169,25 @@ def test_short_and_long_questions_side_by_side_are_answered_as_alone(folder):
     rows = observed(
         policy, "open drawer", "pick up the black bowl and place it on the plate", "pick up bowl"
     )
-    together = policy(**rows)
+    together = policy(**rows).logits
     for number in range(3):
-        alone = policy(**{name: column[number : number + 1] for name, column in rows.items()})
+        alone = policy(
+            **{name: column[number : number + 1] for name, column in rows.items()}
+        ).logits
         torch.testing.assert_close(together[number], alone[0], rtol=1e-4, atol=1e-5)
 
 
 def test_images_state_and_question_are_all_read(folder):
     policy = policy_of(folder)
     row = observed(policy, "open drawer")
-    logits = policy(**row)
+    logits = policy(**row).logits
     others = {
         "pixel_values": row["pixel_values"].flip(1),
         "proprioception": -row["proprioception"],
         "instruction_ids": observed(policy, "open plate")["instruction_ids"],
     }
     for name, other in others.items():
-        assert not torch.allclose(policy(**{**row, name: other}), logits), name
+        assert not torch.allclose(policy(**{**row, name: other}).logits, logits), name
 
 
 def test_observations_become_what_the_checkpoint_was_trained_on(folder):
@@ -238,7 +240,7 @@ def test_checkpoint_without_proprioception_reads_images_alone(tmp_path):
     question = torch.from_numpy(policy.tokenize_instruction("open drawer"))[None]
     logits = policy(
         pixel_values=torch.from_numpy(seen[None]), proprioception=None, instruction_ids=question
-    )
+    ).logits
     assert logits.shape == (1, 56, 256)
 
 
@@ -247,7 +249,7 @@ def test_what_a_run_exports_is_a_checkpoint_again(folder, tmp_path):
     save_policy(policy, tmp_path / "exported")
     again = policy_of(tmp_path / "exported")
     row = observed(policy, "open drawer")
-    assert torch.equal(policy(**row), again(**row))
+    assert torch.equal(policy(**row).logits, again(**row).logits)
     assert json.loads((tmp_path / "exported" / "config.json").read_text()) == CONFIG
 
 
@@ -265,7 +267,7 @@ def test_recomputing_leaves_the_gradient_as_it_is(folder):
     gradients = []
     for recompute in (False, True):
         policy = policy_of(folder, recompute=recompute)
-        policy(**observed(policy, "open drawer")).square().sum().backward()
+        policy(**observed(policy, "open drawer")).logits.square().sum().backward()
         gradients.append({name: weight.grad for name, weight in policy.named_parameters()})
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():

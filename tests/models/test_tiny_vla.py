@@ -29,14 +29,14 @@ def inputs(policy: TinyVLA, *, text: str = "open the drawer", brightness: int = 
 def test_it_is_a_policy_with_one_row_of_logits_for_each_token():
     policy = vla()
     assert isinstance(policy, Policy)
-    assert policy(**inputs(policy)).shape == (2, 8 * 4, 16)
+    assert policy(**inputs(policy)).logits.shape == (2, 8 * 4, 16)
 
 
 def test_image_and_instruction_change_the_answer():
     policy = vla()
-    answer = policy(**inputs(policy))
-    assert not torch.allclose(answer, policy(**inputs(policy, brightness=200)))
-    assert not torch.allclose(answer, policy(**inputs(policy, text="close the door")))
+    answer = policy(**inputs(policy)).logits
+    assert not torch.allclose(answer, policy(**inputs(policy, brightness=200)).logits)
+    assert not torch.allclose(answer, policy(**inputs(policy, text="close the door")).logits)
 
 
 def test_several_cameras_are_all_seen():
@@ -46,9 +46,9 @@ def test_several_cameras_are_all_seen():
         "proprioception": torch.zeros(1, 4),
         "instruction_ids": torch.ones(1, 16, dtype=torch.int64),
     }
-    black = policy(pixel_values=images.clone(), **rest)
+    black = policy(pixel_values=images.clone(), **rest).logits
     images[:, 1] = 255
-    assert not torch.allclose(black, policy(pixel_values=images, **rest))
+    assert not torch.allclose(black, policy(pixel_values=images, **rest).logits)
 
 
 def test_it_adapts_to_an_environment_without_images():
@@ -58,7 +58,7 @@ def test_it_adapts_to_an_environment_without_images():
     ids = torch.from_numpy(policy.tokenize_instruction(""))[None]
     assert policy(
         pixel_values=None, proprioception=torch.zeros(1, 3), instruction_ids=ids
-    ).shape == (1, 1, 2)
+    ).logits.shape == (1, 1, 2)
 
 
 def test_an_environment_without_anything_to_see_is_refused():

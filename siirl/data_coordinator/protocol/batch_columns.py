@@ -45,6 +45,8 @@ class Column:
     axes: str
     layout: Layout
     meaning: str
+    or_dtype: type[np.generic] | None = None
+    """Another dtype that is kept as it is."""
 
     def array(self, value: object, *, name: str) -> NDArray[np.generic]:
         """`value` as an array of this column's dtype.
@@ -53,7 +55,7 @@ class Column:
             ConfigError: The conversion would lose the kind of number (float pixels into uint8).
         """
         array = np.asarray(value)
-        if self.dtype is None or array.dtype == self.dtype:
+        if self.dtype is None or array.dtype in (self.dtype, self.or_dtype):
             return array
         if not np.can_cast(array.dtype, self.dtype, casting="same_kind"):
             raise ConfigError(
@@ -87,7 +89,13 @@ COLUMNS: dict[str, Column] = {
     ),
     "instruction_ids": Column(np.int64, "B L", Layout.WORDS, "words of the instruction"),
     # What it did
-    "responses": Column(np.int64, "B T", Layout.TOKEN, "tokens that it produced"),
+    "responses": Column(
+        np.int64,
+        "B T",
+        Layout.TOKEN,
+        "tokens that it produced; of a continuous distribution its choices, [B T] or [B T choice]",
+        or_dtype=np.float32,
+    ),
     "response_ids": Column(np.int64, "B T", Layout.TOKEN, "another name of responses"),
     "response_mask": Column(
         np.int64, "B T", Layout.TOKEN, "1 for its own tokens; for robots, those of executed actions"

@@ -6,13 +6,14 @@ scattered to the positions of their tokens. All other positions are 0.
 """
 
 # B trajectory, C chunk, S = K*A token of a chunk, T = C*S token, N executed chunk of any
-# trajectory, V bin
+# trajectory
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
-from siirl.algos.log_probs import TokenScores, token_scores
+from siirl.algos.distributions import require_choices, require_distribution
+from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.errors import TensorError
 
@@ -30,14 +31,14 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
 
     Args:
         module: `siirl.models.policy.Policy`.
-        micro_batch: `responses` and `response_mask` [B, T], `instruction_ids` [B, L], and
+        micro_batch: `responses` [B, T] or [B, T, J], `response_mask` [B, T], `instruction_ids` [B, L], and
             `pixel_values` uint8 [B, C, cameras, H, W, 3] or `proprioception` [B, C, P] or both.
-        temperature: Divides the logits.
+        temperature: Of the policy's distribution.
 
     Raises:
-        TensorError: Shapes of columns that disagree with each other or with the policy's logits.
+        TensorError: Shapes of columns that disagree with each other or with the distribution.
     """
-    tokens_BT = micro_batch["responses"]
+    choices_BT = micro_batch["responses"]
     kept_BT = as_bool_mask(micro_batch["response_mask"])
     chunks = number_of_chunks(micro_batch)
     executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
@@ -49,17 +50,13 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
         name: micro_batch[name][executed_BC] if name in micro_batch else None
         for name in CHUNK_COLUMNS
     }
-    logits_NSV = module(**observations, instruction_ids=micro_batch["instruction_ids"][row_N])
+    output = module(**observations, instruction_ids=micro_batch["instruction_ids"][row_N])
+    distribution = require_distribution(output, policy=type(module).__name__)
 
-    tokens_NS = tokens_BT.unflatten(1, (chunks, -1))[executed_BC]
-    if logits_NSV.shape[:2] != tokens_NS.shape:
-        raise TensorError(
-            f"The policy's logits have shape {list(logits_NSV.shape)} for {tokens_NS.shape[0]} "
-            f"chunks of {tokens_NS.shape[1]} tokens: the batch is from a policy with another chunk "
-            "length or another number of action dimensions."
-        )
+    choices = choices_BT.unflatten(1, (chunks, -1))[executed_BC]
+    require_choices(distribution, choices)
     # The loss refuses numbers that are not finite, after all ranks have run the module.
-    scores = token_scores(logits=logits_NSV, tokens=tokens_NS, temperature=temperature, check=False)
+    scores = distribution.tempered(temperature).scores(choices)
     return TokenScores(
         log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
         entropy_BT=put_back(scores.entropy_BT, executed_BC, kept_BT),

@@ -1,8 +1,10 @@
 """Requests and responses of an engine that generates actions."""
 
-# T token of a chunk, L token of an instruction, P proprioception
+# T token of a chunk, J number of a choice, U uniform number, L token of an instruction, P
+# proprioception
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +20,16 @@ class ActRequest:
     proprioception: NDArray[np.float32] | None  # [P]
     instruction_ids: NDArray[np.int64]  # [L]
     uniforms: NDArray[np.float32] | None
-    """[T] numbers in [0, 1) from the episode's generator; None selects the most likely tokens."""
+    """[U] numbers in [0, 1) from the episode's generator; None selects the distribution's mode."""
 
 
 @dataclass(frozen=True)
 class ActResponse:
-    """A chunk of action tokens with their log-probs under the distribution that was sampled."""
+    """A chunk with its log-probs under the distribution that was sampled."""
 
-    tokens: NDArray[np.int64]  # [T]
+    choices: NDArray[Any]  # int64 [T], or float32 [T] or [T, J]
+    """What the policy's distribution scores."""
+    values: NDArray[Any]  # [T]
+    """What the policy's action coding decodes."""
     log_probs: NDArray[np.float32]  # [T]
     policy_version: int

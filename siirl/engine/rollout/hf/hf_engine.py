@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 
 from siirl.algos.products import wide_product
+from siirl.algos.sampling import Sampling, draw
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason
 from siirl.engine.rollout.hf.key_value_cache import SlotCache, slot_attention
 from siirl.engine.rollout.hf.running_rows import RunningRows
-from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.engine.rollout.stop_strings import longest_in_tokens, says_stop
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine
 from siirl.models.chat import ChatTokenizer

@@ -1,12 +1,12 @@
 """Inference engine of VLA policies: one forward pass answers the waiting requests of many episodes.
 
 By default the engine holds the trained module itself, so one rank has a single copy of the weights.
-The engine has no generator: each request brings the uniform numbers of its own episode, and tokens
-are drawn by inverting the cumulative distribution. So an episode does not depend on the other
-episodes of its batch.
+The engine has no generator: each request brings the uniform numbers of its own episode, and the
+policy's distribution samples at them. So an episode does not depend on the other episodes of its
+batch.
 """
 
-# N request, T token of a chunk, V bin
+# N request, T token of a chunk, U uniform number
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from siirl.algos.distributions import ActionDistribution, require_distribution
 from siirl.engine.rollout.acting import ActRequest, ActResponse
 from siirl.engine.rollout.engine import EngineCounts
-from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.models.policy import Policy
 from siirl.occupation import OCCUPATION
 
@@ -34,7 +34,7 @@ class EmbodiedEngine:
 
     Args:
         policy: The policy.
-        temperature: Divides the logits, for sampling and for the log-probs.
+        temperature: Of the distribution, for sampling and for the log-probs.
         top_p: Draw from the smallest set of tokens with this probability; log-probs remain those of
             the whole distribution.
         lockstep: Deterministic mode: answer only when every episode that can be running is waiting,
@@ -62,7 +62,8 @@ class EmbodiedEngine:
         weights = next(policy.parameters()).dtype
         self.whole_dtype = compute_dtype if weights == compute_dtype else None
         """Type of weights and passes, where they have the same."""
-        self.sampling = Sampling(temperature=temperature, top_p=top_p)
+        self.temperature = temperature
+        self.top_p = top_p
         self.lockstep = lockstep
         self.batch_rows = batch_rows
         self.policy_version = 0
@@ -152,22 +153,25 @@ class EmbodiedEngine:
         if proprioception_NP is not None and self.whole_dtype is not None:
             proprioception_NP = proprioception_NP.to(self.whole_dtype)
         with self._precision():
-            logits_NTV = self.policy(
+            output = self.policy(
                 pixel_values=self._stack([row.pixel_values for row in rows]),
                 proprioception=proprioception_NP,
                 instruction_ids=self._tensor([row.instruction_ids for row in rows]),
             )
-        log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.sampling.temperature, dim=-1)
-        tokens_NT = self._draw(log_probs_NTV, [row.uniforms for row in rows])
-        log_probs_NT = log_probs_NTV.gather(-1, tokens_NT[..., None])[..., 0]
-        tokens = tokens_NT.cpu().numpy()
-        log_probs = log_probs_NT.cpu().numpy()
+            distribution = require_distribution(output, policy=type(self.policy).__name__).tempered(
+                self.temperature
+            )
+            chosen = self._choose(distribution, [row.uniforms for row in rows])
+            values = distribution.values(chosen).cpu().numpy()
+            log_probs = distribution.log_prob(chosen).cpu().numpy()
+        choices = chosen.cpu().numpy()
         self.counts.busy_s += time.perf_counter() - begin
         self.counts.calls += len(requests)
         self.counts.forward_passes += 1
         OCCUPATION.got_on()
         return [
-            ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))
+            ActResponse(choices[i], values[i], log_probs[i], self.policy_version)
+            for i in range(len(requests))
         ]
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -183,14 +187,18 @@ class EmbodiedEngine:
         present = [array for array in arrays if array is not None]
         return self._tensor(present) if present else None
 
-    def _draw(
-        self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]
+    def _choose(
+        self, distribution: ActionDistribution, uniforms: list[NDArray[np.float32] | None]
     ) -> torch.Tensor:
-        """Tokens [N, T]: drawn for rows with uniforms, the most likely tokens for the others."""
-        tokens_NT = log_probs_NTV.argmax(-1)
-        numbers = {i: row for i, row in enumerate(uniforms) if row is not None}
-        if numbers:
-            drawn = list(numbers)
-            uniforms_NT = self._tensor(list(numbers.values()))
-            tokens_NT[drawn] = draw(log_probs_NTV[drawn].exp(), uniforms_NT, sampling=self.sampling)
-        return tokens_NT
+        """Choices [N, T, ...]: sampled for rows with uniforms, the mode for the others."""
+        present = [row for row in uniforms if row is not None]
+        if not present:
+            return distribution.mode()
+        absent = np.zeros_like(present[0])
+        uniforms_NU = self._tensor([absent if row is None else row for row in uniforms])
+        sampled = distribution.sample(uniforms_NU, top_p=self.top_p)
+        if len(present) == len(uniforms):
+            return sampled
+        is_sampled_N = torch.tensor([row is not None for row in uniforms], device=self.device)
+        axes = (-1, *[1] * (sampled.ndim - 1))
+        return torch.where(is_sampled_N.view(axes), sampled, distribution.mode())

@@ -27,7 +27,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
 
     Args:
         pool: Simulators; an episode holds one slot of it.
-        policy: Tokenizes the instruction and the actions; the engine runs its forward pass.
+        policy: Tokenizes the instruction and decodes actions; the engine runs its forward pass.
         streams: Frame streams to request; the recorder's only for episodes with `record`.
         blind: Zero every image, as a control without visual input.
     """
@@ -67,7 +67,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
             while not (terminated or truncated):
                 request = self._request(observation, data, generator)
                 response = await engine.act(request)
-                actions = self.policy.action_tokenizer.decode(response.tokens)
+                actions = self.policy.action_tokenizer.decode(response.values)
                 observation, reward, terminated, truncated, info = await slot.step_chunk(
                     list(actions)
                 )
@@ -92,13 +92,13 @@ class EmbodiedWorkflow(RolloutWorkflow):
         if proprioception is not None:
             proprioception = np.asarray(proprioception, np.float32).reshape(-1)
         images, proprioception = self.policy.prepare(images=images, proprioception=proprioception)
-        tokens = self.policy.chunk_length * self.policy.action_tokenizer.dimensions
+        numbers = self.policy.uniforms_per_chunk
         return ActRequest(
             uid=data.uid,
             pixel_values=images,
             proprioception=proprioception,
             instruction_ids=self.policy.tokenize_instruction(observation.get(INSTRUCTION, "")),
-            uniforms=None if data.greedy else generator.random(tokens, dtype=np.float32),
+            uniforms=None if data.greedy else generator.random(numbers, dtype=np.float32),
         )
 
 
@@ -118,8 +118,8 @@ class _RowRecorder:
         """Add a chunk, of which the environment executed the first `executed` actions."""
         self.chunks.append((request, response))
         end = executed * self.dimensions
-        mask_T = np.zeros(len(response.tokens), np.int64)
-        rewards_T = np.zeros(len(response.tokens), np.float32)
+        mask_T = np.zeros(len(response.values), np.int64)
+        rewards_T = np.zeros(len(response.values), np.float32)
         mask_T[:end] = 1
         rewards_T[end - 1] = reward
         self.mask.append(mask_T)
@@ -140,7 +140,7 @@ class _RowRecorder:
             "trial_id": data.trial_id,
             "seed": data.seed,
             "instruction_ids": requests[0].instruction_ids,
-            "responses": np.concatenate([response.tokens for response in responses]),
+            "responses": np.concatenate([response.choices for response in responses]),
             "response_mask": np.concatenate(self.mask),
             "rollout_log_probs": np.concatenate([response.log_probs for response in responses]),
             "finish_step": self.steps,
@@ -152,7 +152,7 @@ class _RowRecorder:
         }
         if self.marks_versions:
             row["policy_versions"] = np.concatenate(
-                [np.full(len(answer.tokens), answer.policy_version) for answer in responses]
+                [np.full(len(answer.values), answer.policy_version) for answer in responses]
             )
         if requests[0].pixel_values is not None:
             row["pixel_values"] = np.stack([request.pixel_values for request in requests])

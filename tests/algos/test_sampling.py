@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siirl.engine.rollout.sampling import Sampling, draw, most_likely, nucleus
+from siirl.algos.sampling import Sampling, draw, most_likely, nucleus
 
 P = torch.tensor([0.1, 0.4, 0.2, 0.3])
 LAST = float(np.nextafter(np.float32(1), np.float32(0)))
