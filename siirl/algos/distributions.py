@@ -13,13 +13,14 @@ environment (`siirl.models.action_tokenizer`).
 # number of a choice
 
 import abc
+import dataclasses
 import math
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 from siirl.algos.log_probs import TokenScores, check_temperature, token_scores
 from siirl.algos.sampling import Sampling, draw
@@ -33,15 +34,9 @@ INSIDE = 1 - 1e-3  # demonstrations at the end of a range have no finite inverse
 class ActionDistribution(abc.ABC):
     """Distribution of chunks of actions, given N observations.
 
-    Attributes of an instance are tensors, numbers or modules. A subclass is registered as a tree of
-    tensors, so that FSDP2 finds the tensors of a policy's output.
+    A subclass is a dataclass: FSDP2 looks for the tensors of a module's output in dataclasses, and
+    would not reduce gradients otherwise.
     """
-
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        pytree.register_pytree_node(
-            cls, _leaves, lambda leaves, names: _rebuilt(cls, leaves, names)
-        )
 
     @property
     @abc.abstractmethod
@@ -110,30 +105,32 @@ class ActionDistribution(abc.ABC):
             )
 
 
-def _leaves(distribution: ActionDistribution) -> tuple[list[Any], list[str]]:
-    return list(vars(distribution).values()), list(vars(distribution))
-
-
-def _rebuilt(cls: type[ActionDistribution], leaves: Any, names: Any) -> ActionDistribution:
-    distribution = object.__new__(cls)
-    vars(distribution).update(zip(names, leaves, strict=True))
-    return distribution
-
-
 def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     """The output of a policy.
 
     Raises:
-        ConfigError: It is no distribution.
+        ConfigError: It is no distribution, or one whose tensors FSDP2 would not find.
     """
-    if isinstance(output, ActionDistribution):
-        return output
-    raise ConfigError(
-        f"{policy}.forward returned a {type(output).__name__}: a policy returns an action "
-        "distribution, for example siirl.models.Categorical(logits)."
-    )
+    if not isinstance(output, ActionDistribution):
+        raise ConfigError(
+            f"{policy}.forward returned a {type(output).__name__}: a policy returns an action "
+            "distribution, for example siirl.models.Categorical(logits)."
+        )
+    fields = {field.name for field in dataclasses.fields(output)} if _is_data(output) else set()
+    if hidden := sorted(set(vars(output)) - fields):
+        raise ConfigError(
+            f"{policy}.forward returned a {type(output).__name__} whose {', '.join(hidden)} is no "
+            "field: decorate the class with dataclasses.dataclass, because sharded training finds "
+            "tensors in fields only."
+        )
+    return output
 
 
+def _is_data(output: ActionDistribution) -> TypeGuard[Any]:
+    return dataclasses.is_dataclass(output)
+
+
+@dataclass(eq=False)
 class Categorical(ActionDistribution):
     """A token of V bins at each place, independent of the others given the observation.
 
@@ -142,9 +139,8 @@ class Categorical(ActionDistribution):
         temperature: Divides the logits.
     """
 
-    def __init__(self, logits: torch.Tensor, *, temperature: float = 1.0) -> None:
-        self.logits = logits
-        self.temperature = temperature
+    logits: torch.Tensor
+    temperature: float = field(default=1.0, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -195,6 +191,7 @@ class Categorical(ActionDistribution):
         return torch.log_softmax(self.logits.float() / self.temperature, dim=-1)
 
 
+@dataclass(eq=False)
 class Gaussian(ActionDistribution):
     """An independent normal distribution at each place.
 
@@ -203,9 +200,8 @@ class Gaussian(ActionDistribution):
         log_std: [N, T], or a shape that is broadcast to it.
     """
 
-    def __init__(self, mean: torch.Tensor, log_std: torch.Tensor) -> None:
-        self.mean = mean
-        self.log_std = log_std
+    mean: torch.Tensor
+    log_std: torch.Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -240,6 +236,7 @@ class Gaussian(ActionDistribution):
         return -self.log_prob(values_NT).mean()
 
 
+@dataclass(eq=False)
 class SquashedGaussian(Gaussian):
     """tanh of a Gaussian: values in (-1, 1).
 

@@ -1,69 +1,45 @@
 """The shipped tiny VLA: image, instruction and proprioception in, a chunk of binned actions out.
 
-A convolutional encoder, whose features the instruction modulates (FiLM), and one linear head that
-decodes all tokens of the chunk in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645,
-section 4). A small vision transformer was several times slower to train on a CPU. Inputs that an
-environment lacks are left out: on state-based Gymnasium environments the class is a plain MLP. No
-dropout and no batch statistics: rollout and training must compute the same log-probs. The words of
-an instruction are hashed into a fixed number of buckets, without a vocabulary file: the few dozen
-sentences of the shipped tasks stay apart.
+The backbone (`siirl.models.tiny_backbone`) and one linear head that decodes all tokens of the chunk
+in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645, section 4).
 """
 
-# N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D
-# feature
+# N observation, T token of a chunk, V bin, D feature
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from envs.base import EnvSpec
 from siirl.algos.distributions import Categorical
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.flops import linear_flops
-from siirl.models.policy import Policy
-from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights, plan_weights
-from siirl.params.documents import is_count, read_object
-from siirl.params.weight_files import weight_files
-
-if TYPE_CHECKING:
-    import gymnasium
+from siirl.models.tiny_backbone import (
+    TinyConfig,
+    TinyPolicy,
+    conv_flops,
+    load_tiny,
+    observed_sizes,
+    require_fit,
+    require_sizes,
+    stored_bounds,
+    stored_sizes,
+)
 
 TINY_VLA = "tiny_vla"
-PADDING = 0  # id behind the last word of an instruction
 
 
-NO_COUNTS = ("action_tokenizer", "image_shape", "low", "high")  # values in config.json
-MOST_WORDS = 4096  # of an instruction; those of robots' tasks have a dozen
-LEAST = {"bins": 2, "proprioception_size": 0}  # minimum of a count; 1 for the others
-
-
-@dataclass(frozen=True)
-class TinyVLAConfig:
+@dataclass(frozen=True, kw_only=True)
+class TinyVLAConfig(TinyConfig):
     """Shape of a TinyVLA; saved next to its weights."""
 
     action_tokenizer: ActionTokenizer
-    chunk_length: int = 8  # OpenVLA-OFT's chunk on LIBERO
-    image_shape: tuple[int, int, int] | None = None
-    """(cameras, height, width); None for an environment without images."""
-    proprioception_size: int = 0
-    width: int = 256
-    instruction_length: int = 24
-    """Words; the longest instruction of LIBERO has 19."""
-    instruction_buckets: int = 512
 
     @classmethod
     def for_env(
@@ -88,45 +64,25 @@ class TinyVLAConfig:
             ValueError: An observation space without images and without proprioception, or an
                 invalid size.
         """
-        sizes: dict[str, tuple[Any, int]] = {  # from the command line, so of any type
-            "bins": (bins, 2),
-            "chunk_length": (chunk_length, 1),
-            "width": (width, 1),
-            "instruction_length": (instruction_length, 1),
-        }
-        for name, (value, least) in sizes.items():
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
-        import gymnasium
-
-        spaces = (
-            spec.observation_space.spaces
-            if isinstance(spec.observation_space, gymnasium.spaces.Dict)
-            else {}
+        require_sizes(
+            {
+                "bins": (bins, 2),
+                "chunk_length": (chunk_length, 1),
+                "width": (width, 1),
+                "instruction_length": (instruction_length, 1),
+            }
         )
-        if IMAGES not in spaces and PROPRIOCEPTION not in spaces:
-            raise ValueError(
-                f"Environment {spec.name!r} has neither {IMAGES!r} nor {PROPRIOCEPTION!r} in its "
-                f"observations: {spec.observation_space}."
-            )
         return cls(
             action_tokenizer=ActionTokenizer.for_space(spec.action_space, bins=bins),
             chunk_length=chunk_length,
-            image_shape=_shape(spaces[IMAGES])[:3] if IMAGES in spaces else None,
-            proprioception_size=int(np.prod(_shape(spaces[PROPRIOCEPTION])))
-            if PROPRIOCEPTION in spaces
-            else 0,
             width=width,
             instruction_length=instruction_length,
+            **observed_sizes(spec),
         )
 
     def option(self, name: str) -> Any:
-        """The value of a keyword argument of `for_env`."""
-        return self.action_tokenizer.bins if name == "bins" else getattr(self, name)
-
-    def to_json(self) -> dict:
-        """Plain values for config.json."""
-        return dataclasses.asdict(self)
+        """See `TinyConfig.option`."""
+        return self.action_tokenizer.bins if name == "bins" else super().option(name)
 
     @classmethod
     def from_json(cls, values: dict) -> TinyVLAConfig:
@@ -134,83 +90,32 @@ class TinyVLAConfig:
 
         Raises KeyError, TypeError or ValueError for values that do not describe a TinyVLA.
         """
-        tokenizer = values["action_tokenizer"]
-        shape = values["image_shape"]
-        # the only size that no weight's shape confirms
-        if values["instruction_length"] > MOST_WORDS:
-            raise ValueError(
-                f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} "
-                "words."
-            )
-        low = tuple(tokenizer["low"])
-        high = tuple(tokenizer["high"])
-        if len(low) != len(high) or not all(
-            type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)
-        ):
-            raise ValueError(f"low={low} and high={high} must be as many finite numbers.")
-        counts = {
-            **tokenizer,
-            **values,
-            **{f"image_shape[{place}]": size for place, size in enumerate(shape or ())},
-        }
-        for name, size in counts.items():
-            least = LEAST.get(name, 1)
-            if name not in NO_COUNTS and not is_count(size, least=least):
-                raise ValueError(f"{name}={size!r} must be a whole number of at least {least}.")
-        bounds = ActionTokenizer(bins=tokenizer["bins"], low=low, high=high)
-        return cls(
-            **{**values, "action_tokenizer": bounds, "image_shape": tuple(shape) if shape else None}
-        )
+        coding = values["action_tokenizer"]
+        bounds = stored_bounds(coding)
+        sizes = stored_sizes({**values, "bins": coding["bins"]}, other={"bins": 2})
+        return cls(action_tokenizer=ActionTokenizer(bins=coding["bins"], **bounds), **sizes)
 
 
-def _shape(space: gymnasium.Space[Any]) -> Any:
-    if space.shape is None:
-        raise ValueError(
-            f"An observation of the space {space} has no shape, so no policy can be made for it."
-        )
-    return space.shape
-
-
-class TinyVLA(Policy):
+class TinyVLA(TinyPolicy):
     """The policy; see `Policy` for the contract."""
 
+    name = TINY_VLA
+    config: TinyVLAConfig
+
     def __init__(self, config: TinyVLAConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.action_tokenizer = config.action_tokenizer
-        self.chunk_length = config.chunk_length
-        width = config.width
-        self.words = nn.Embedding(config.instruction_buckets, width, padding_idx=PADDING)
-        inputs = width
-        if config.image_shape is not None:
-            self.vision = ConvEncoder(
-                cameras=config.image_shape[0],
-                size=config.image_shape[1:],
-                condition=width,
-                width=width,
-            )
-            inputs += width
-        if config.proprioception_size:
-            self.proprioception = nn.Sequential(
-                nn.Linear(config.proprioception_size, width), nn.ReLU()
-            )
-            inputs += width
-        tokens = config.chunk_length * config.action_tokenizer.dimensions
-        self.trunk = nn.Sequential(
-            nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
-        )
-        self.feature_size = 2 * width
-        self.head = nn.Linear(self.feature_size, tokens * config.action_tokenizer.bins)
+        assert self.feature_size is not None
+        self.head = nn.Linear(self.feature_size, self.tokens_per_chunk * self.action_tokenizer.bins)
+
+    @classmethod
+    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> TinyVLAConfig:
+        """See `TinyPolicy.wanted`."""
+        return TinyVLAConfig.for_env(spec, **options)
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int:
         """See `Policy.observation_flops`."""
         return tiny_vla_flops(self)
-
-    def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
-        """Hashed words, int64 [L]."""
-        return hash_words(
-            text, length=self.config.instruction_length, buckets=self.config.instruction_buckets
-        )
 
     def forward(
         self,
@@ -228,157 +133,19 @@ class TinyVLA(Policy):
         logits_ND = self.head(features_ND)
         return Categorical(logits_ND.unflatten(-1, (-1, self.config.action_tokenizer.bins)))
 
-    def features(
-        self,
-        *,
-        pixel_values: torch.Tensor | None,
-        proprioception: torch.Tensor | None,
-        instruction_ids: torch.Tensor,
-    ) -> torch.Tensor:
-        """The last hidden layer [N, D]; see `Policy.features`."""
-        words_NLW = self.words(instruction_ids)
-        count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
-        condition_NW = words_NLW.sum(1) / count_N1
-        features = [condition_NW]
-        if self.config.image_shape is not None:
-            features.append(self.vision(pixel_values, condition_NW))
-        if self.config.proprioception_size:
-            features.append(self.proprioception(proprioception))
-        return self.trunk(torch.cat(features, dim=-1))
-
-    @property
-    def proprioception_layer(self) -> nn.Linear | None:
-        """See `Policy.proprioception_layer`."""
-        if not self.config.proprioception_size:
-            return None
-        layer = self.proprioception[0]
-        assert isinstance(layer, nn.Linear)
-        return layer
-
     def drop_head(self) -> None:
         """See `Policy.drop_head`."""
         del self.head
 
-    def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
-        """See `Policy.check_options`.
-
-        Options apply to new weights; stored weights have their own, and others would have no
-        effect.
-        """
-        wanted = TinyVLAConfig.for_env(spec, **options)
-        for name in options:
-            asked = wanted.option(name)
-            there = self.config.option(name)
-            if asked != there:
-                raise CheckpointError(
-                    f"actor_rollout_ref.model.options has {name}={asked}, and the weights in "
-                    f"{path} were made with {name}={there}: leave it out, or begin with new "
-                    "weights: actor_rollout_ref.model.path=null, or a folder that "
-                    "siirl.warm_start makes."
-                )
-
-    def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
-        """See `Policy.describe`; `notes` go into config.json."""
-        description = {"policy": TINY_VLA, "config": self.config.to_json(), "notes": dict(notes)}
-        (folder / CONFIG_FILE).write_text(json.dumps(description, indent=1) + "\n")
-
 
 def tiny_vla_flops(policy: TinyVLA) -> int:
     """The shipped policy on one observation."""
-    vision = getattr(policy, "vision", None)
-    convolutions = 0 if vision is None else _conv_flops(vision, policy)
-    return convolutions + linear_flops(policy)
-
-
-def _conv_flops(vision: ConvEncoder, policy: TinyVLA) -> int:
-    assert policy.config.image_shape is not None
-    height, width = policy.config.image_shape[1:]
-    total = 0
-    for layer in vision.convolutions:
-        if not isinstance(layer, nn.Conv2d):
-            continue
-        height, width = (
-            (size + 2 * int(layer.padding[axis]) - layer.kernel_size[axis]) // layer.stride[axis]
-            + 1
-            for axis, size in enumerate((height, width))
-        )
-        weights = math.prod(layer.weight.shape)
-        total += 2 * weights * height * width
-    return total
-
-
-class ConvEncoder(nn.Module):
-    """Three strided convolutions.
-
-    The instruction scales and shifts the last feature map before it is flattened.
-    """
-
-    def __init__(self, *, cameras: int, size: tuple[int, int], condition: int, width: int) -> None:
-        super().__init__()
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(3 * cameras, 32, kernel_size=6, stride=4, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, kernel_size=3, stride=1, padding=1),
-        )
-        with torch.no_grad():
-            channels, height, width_pixels = self.convolutions(
-                torch.zeros(1, 3 * cameras, *size)
-            ).shape[1:]
-        self.scale_and_shift = nn.Linear(condition, 2 * channels)
-        self.project = nn.Sequential(
-            nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_pixels, width), nn.ReLU()
-        )
-
-    def forward(self, pixel_values: torch.Tensor, condition_NW: torch.Tensor) -> torch.Tensor:
-        """Features [N, width] of images uint8 [N, C, H, W, 3]."""
-        images = pixel_values.permute(0, 1, 4, 2, 3).flatten(1, 2)
-        features = self.convolutions(images.to(self.scale_and_shift.weight.dtype) / 127.5 - 1.0)
-        scale, shift = self.scale_and_shift(condition_NW)[:, :, None, None].chunk(2, dim=1)
-        return self.project(features * (1 + scale) + shift)
+    return conv_flops(policy) + linear_flops(policy)
 
 
 def load_policy(folder: str | Path) -> TinyVLA:
-    """Read a policy folder.
-
-    Raises:
-        MissingAssetError: The folder or one of its two files is missing.
-        CheckpointError: A truncated file, a missing part of several, or weights of another model.
-    """
-    folder = Path(folder)
-    for name, there in (
-        (CONFIG_FILE, (folder / CONFIG_FILE).is_file()),
-        (WEIGHTS_FILE, bool(weight_files(folder))),
-    ):
-        if not there:
-            raise MissingAssetError(
-                f"No {name} in the policy folder {folder}. Set actor_rollout_ref.model.path to a "
-                f"folder with {CONFIG_FILE} and {WEIGHTS_FILE}, or make one: python -m "
-                "siirl.warm_start."
-            )
-    description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
-    if description.get("model_type") == "openvla":
-        raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft.")
-    if isinstance(description.get("policy"), str) and description["policy"] != TINY_VLA:
-        raise UnknownNameError.of(
-            kind=f"policy class in {folder / CONFIG_FILE}",
-            name=description["policy"],
-            known=[TINY_VLA],
-        )
-    try:
-        config = TinyVLAConfig.from_json(description["config"])
-        # shapes are checked against the weights before memory is allocated
-        with torch.device("meta"):
-            planned = TinyVLA(config)
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}."
-        ) from error
-    plan_weights(planned, folder)
-    policy = TinyVLA(config)
-    load_weights(policy, folder)
-    return policy
+    """Read a policy folder; see `load_tiny`."""
+    return load_tiny(folder, kind=TinyVLA, name=TINY_VLA, config_of=TinyVLAConfig.from_json)
 
 
 def make_tiny_vla(
@@ -397,28 +164,5 @@ def make_tiny_vla(
     if path is None:
         return TinyVLA(wanted)
     policy = load_policy(path)
-    for field in ("image_shape", "proprioception_size"):
-        if getattr(policy.config, field) != getattr(wanted, field):
-            raise ConfigError(
-                f"The policy in {path} has {field}={getattr(policy.config, field)}, but "
-                f"environment {spec.name!r} has {getattr(wanted, field)}: choose another "
-                "actor_rollout_ref.model.path, or set env.image_size to fit."
-            )
-    stored = policy.action_tokenizer
-    needed = wanted.action_tokenizer
-    if (stored.low, stored.high) != (needed.low, needed.high):
-        raise ConfigError(
-            f"The policy in {path} acts in {stored}, but environment {spec.name!r} in "
-            f"{spec.action_space}."
-        )
+    require_fit(policy, wanted, spec, path=path)
     return policy
-
-
-def hash_words(text: str, *, length: int, buckets: int) -> NDArray[np.int64]:
-    """The first `length` words of `text` as ids in [1, buckets), padded with 0: int64 [length].
-
-    The hash is CRC-32, which is the same on every machine and in every Python process.
-    """
-    words = re.findall(r"[a-z0-9]+", text.lower())[:length]
-    ids = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in words]
-    return np.array(ids + [PADDING] * (length - len(ids)), dtype=np.int64)

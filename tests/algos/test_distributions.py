@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from torch.utils import _pytree as pytree
 
 from siirl.algos.distributions import (
     ActionDistribution,
@@ -139,17 +138,19 @@ def test_imitation_of_values_at_the_ends_of_the_range_has_a_finite_loss():
     assert loss.isfinite()
 
 
-def test_the_tensors_of_a_distribution_are_found_in_the_output_of_a_module():
-    """FSDP2 needs them: its hooks are on tensors of the output."""
+def test_a_distribution_with_a_tensor_outside_of_its_fields_is_refused():
+    """FSDP2 would not find it in a module's output, and would not reduce gradients."""
 
     class Own(Gaussian):
-        """A user's."""
+        """A user's, who forgot the decorator."""
 
-    leaves, spec = pytree.tree_flatten({"output": Own(MEAN, LOG_STD)})
-    assert any(leaf is MEAN for leaf in leaves)
-    again = pytree.tree_unflatten(leaves, spec)["output"]
-    assert isinstance(again, Own)
-    assert again.log_std is LOG_STD
+        def __init__(self, mean: torch.Tensor) -> None:
+            super().__init__(mean, torch.zeros(()))
+            self.shift = mean.mean()
+
+    with pytest.raises(ConfigError, match=r"Own whose shift is no field: decorate the class"):
+        require_distribution(Own(MEAN), policy="Mine")
+    assert require_distribution(Gaussian(MEAN, LOG_STD), policy="Mine").shape == (1, 3)
 
 
 def test_a_policy_that_returns_logits_is_answered_with_the_remedy():

@@ -1,0 +1,263 @@
+"""Flow matching as an action distribution, by the two published ways of giving it log-probs.
+
+A network gives the velocity v(x, t) along the straight paths x_t = t a + (1 - t) e from noise e at
+time 0 to a chunk of actions a at time 1 (Lipman et al. 2023, arXiv 2210.02747). K Euler steps of
+size d = 1/K from a random x_0 make a chunk, but its log-prob is unknown. So steps are made random:
+
+`FlowNoise`: every step, with a learnt deviation (Flow-Noise of piRL, arXiv 2510.25889, section 4.1;
+ReinFlow, arXiv 2505.22094, section 4). A choice is the whole chain, and its log-prob is exact.
+`FlowSDE`: one step, drawn at random; it is a step of a stochastic differential equation with the
+same marginals (Flow-SDE of piRL, section 4.2, with its hybrid sampling). A choice is this step.
+
+A log-prob of a token is the sum over the random steps: their Gaussians are diagonal, so that tokens
+are independent given the chain. Actions of a chunk that were not executed are left out of the
+loss; as later steps of the others depend on them, that is an approximation for cut chunks.
+Left out: networks (`siirl.models.tiny_flow_vla`).
+"""
+
+# N observation, T = K*A token of a chunk, S step of denoising, U uniform number, J number of a
+# choice, D feature
+
+import abc
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from siirl.algos.distributions import (
+    ActionDistribution,
+    normal_entropy,
+    normal_log_prob,
+    standard_normal,
+)
+from siirl.errors import ConfigError
+
+BEFORE, AFTER, STEP, VALUE = range(4)  # numbers of a choice of FlowSDE
+
+
+class Velocity(Protocol):
+    """A network that denoises."""
+
+    def __call__(
+        self, context_ND: torch.Tensor, x_NST: torch.Tensor, time_NS: torch.Tensor
+    ) -> torch.Tensor:
+        """v(x, t) [N, S, T] at `x_NST` and `time_NS`, given the observations' features."""
+
+
+@dataclass(eq=False)
+class FlowDistribution(ActionDistribution):
+    """What both ways have in common.
+
+    Args:
+        velocity: Called once for all steps of a scored choice, and once a step to sample.
+        context: Features [N, D] of the observations.
+        tokens: T.
+        steps: K.
+    """
+
+    velocity: Velocity
+    context: torch.Tensor
+    tokens: int = field(kw_only=True)
+    steps: int = field(kw_only=True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See `ActionDistribution.shape`."""
+        return self.context.shape[0], self.tokens
+
+    def tempered(self, temperature: float) -> "FlowDistribution":
+        """The distribution itself: it has no other temperature than 1."""
+        _require_no_temperature(type(self).__name__, temperature)
+        return self
+
+    def imitation_loss(
+        self, values_NT: torch.Tensor, *, generator: torch.Generator
+    ) -> torch.Tensor:
+        """`|v(x_t, t) - (a - e)|^2` at t uniform in [0, 1) (arXiv 2210.02747, equation 23)."""
+        noise_NT = torch.randn(values_NT.shape, generator=generator)
+        time_N1 = torch.rand((len(values_NT), 1), generator=generator)
+        x_NT = time_N1 * values_NT + (1 - time_N1) * noise_NT
+        v_NT = self.velocity(self.context, x_NT[:, None], time_N1)[:, 0]
+        return (v_NT.float() - (values_NT - noise_NT)).square().mean()
+
+    @classmethod
+    def check_settings(cls, *, temperature: float, top_p: float, entropy_coef: float) -> None:
+        """See `ActionDistribution.check_settings`."""
+        super().check_settings(temperature=temperature, top_p=top_p, entropy_coef=entropy_coef)
+        _require_no_temperature(cls.__name__, temperature)
+
+    @abc.abstractmethod
+    def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
+        """See `ActionDistribution.sample`."""
+
+    def _time_NS(self) -> torch.Tensor:
+        """Times of the steps."""
+        time_S = torch.arange(self.steps, device=self.context.device) / self.steps
+        return time_S.expand(len(self.context), -1)
+
+    def _velocity_at(self, x_NT: torch.Tensor, step: int) -> torch.Tensor:
+        time_N1 = torch.full((len(x_NT), 1), step / self.steps, device=x_NT.device)
+        return self.velocity(self.context, x_NT[:, None], time_N1)[:, 0].float()
+
+    def _euler_chain(self) -> list[torch.Tensor]:
+        """The chain [N, T] of K + 1 without noise, from the mode of the first noise, 0."""
+        chain = [self.context.new_zeros(self.shape, dtype=torch.float32)]
+        for step in range(self.steps):
+            chain.append(chain[-1] + self._velocity_at(chain[-1], step) / self.steps)
+        return chain
+
+
+def _require_no_temperature(name: str, temperature: float) -> None:
+    if temperature != 1:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.temperature={temperature}: {name} explores by the noise of "
+            "its steps; leave it at 1, and set the noise in actor_rollout_ref.model.options."
+        )
+
+
+@dataclass(eq=False)
+class FlowNoise(FlowDistribution):
+    """Every step is N(x + v d, s^2) with a deviation s that is learnt.
+
+    Choices are chains [N, T, K+1]. Their log-prob is `log N(x_0; 0, 1) + sum_k log N(x_{k+1}; x_k +
+    v_k d, s_k^2)` (piRL, equations 4 and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the mean over
+    steps; the sum is the log-prob.
+
+    Args:
+        log_std: [N, K, T]; of each step, from the observation and the time.
+    """
+
+    log_std: torch.Tensor = field(kw_only=True)
+
+    def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
+        """See `ActionDistribution.sample`; U is (K+1) T."""
+        noise_NST = standard_normal(uniforms_NU).view(-1, self.steps + 1, self.tokens)
+        std_NST = self.log_std.float().exp()
+        chain = [noise_NST[:, 0]]
+        for step in range(self.steps):
+            mean_NT = chain[-1] + self._velocity_at(chain[-1], step) / self.steps
+            chain.append(mean_NT + std_NST[:, step] * noise_NST[:, step + 1])
+        return torch.stack(chain, dim=-1)
+
+    def mode(self) -> torch.Tensor:
+        """The chain without noise."""
+        return torch.stack(self._euler_chain(), dim=-1)
+
+    def values(self, choices: torch.Tensor) -> torch.Tensor:
+        """See `ActionDistribution.values`: the end of the chain."""
+        return choices[..., -1]
+
+    def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
+        """See `ActionDistribution.log_prob`."""
+        chain_NST = choices.transpose(1, 2)
+        before_NST, after_NST = chain_NST[:, :-1], chain_NST[:, 1:]
+        v_NST = self.velocity(self.context, before_NST, self._time_NS()).float()
+        steps_NST = normal_log_prob(
+            after_NST, mean=before_NST + v_NST / self.steps, log_std=self.log_std.float()
+        )
+        first_NT = chain_NST[:, 0]
+        zero = torch.zeros((), device=first_NT.device)
+        return normal_log_prob(first_NT, mean=zero, log_std=zero) + steps_NST.sum(1)
+
+    def entropy(self) -> torch.Tensor:
+        """Entropy of the chain; exact, as deviations do not depend on where the chain is."""
+        first = normal_entropy(torch.zeros((), device=self.context.device))
+        return first + normal_entropy(self.log_std.float()).sum(1)
+
+
+@dataclass(eq=False)
+class FlowSDE(FlowDistribution):
+    """One step, drawn uniformly for each chunk, is random; the others are Euler steps.
+
+    Choices are [N, T, 4]: the token before and after the random step, the step's number, and the
+    value at the end of the chain. The log-prob is that of the random step, given the rest.
+
+    Args:
+        noise: The level a of the deviation `s_t = a sqrt((1 - t) / t)`.
+    """
+
+    noise: float = field(kw_only=True)
+
+    def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
+        """See `ActionDistribution.sample`; U is 2 T + 1."""
+        step_N1 = (uniforms_NU[:, -1:] * self.steps).long().clamp(max=self.steps - 1)
+        x_NT, noise_NT = standard_normal(uniforms_NU[:, :-1]).chunk(2, dim=1)
+        before_NT = after_NT = x_NT
+        for step in range(self.steps):
+            v_NT = self._velocity_at(x_NT, step)
+            mean_NT, log_std_N1 = self._transition(x_NT, v_NT, torch.full_like(step_N1, step))
+            is_random_N1 = step_N1 == step
+            next_NT = torch.where(
+                is_random_N1, mean_NT + log_std_N1.exp() * noise_NT, x_NT + v_NT / self.steps
+            )
+            before_NT = torch.where(is_random_N1, x_NT, before_NT)
+            after_NT = torch.where(is_random_N1, next_NT, after_NT)
+            x_NT = next_NT
+        return self._choice(before_NT, after_NT, step_N1, x_NT)
+
+    def mode(self) -> torch.Tensor:
+        """The chain without noise; of its steps the first is kept."""
+        chain = self._euler_chain()
+        first_N1 = torch.zeros((len(self.context), 1), device=self.context.device)
+        return self._choice(chain[0], chain[1], first_N1, chain[-1])
+
+    def values(self, choices: torch.Tensor) -> torch.Tensor:
+        """See `ActionDistribution.values`."""
+        return choices[..., VALUE]
+
+    def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
+        """See `ActionDistribution.log_prob`."""
+        step_N1 = choices[:, :1, STEP].long()
+        before_NT = choices[..., BEFORE]
+        v_NT = self.velocity(self.context, before_NT[:, None], step_N1 / self.steps)[:, 0].float()
+        mean_NT, log_std_N1 = self._transition(before_NT, v_NT, step_N1)
+        return normal_log_prob(choices[..., AFTER], mean=mean_NT, log_std=log_std_N1)
+
+    def entropy(self) -> torch.Tensor:
+        """Entropy of the random step, the mean over the steps; it depends on no weight."""
+        steps_S1 = torch.arange(self.steps, device=self.context.device)[:, None]
+        return normal_entropy(self._log_std(steps_S1)).mean().expand(self.shape)
+
+    @classmethod
+    def check_settings(cls, *, temperature: float, top_p: float, entropy_coef: float) -> None:
+        """See `ActionDistribution.check_settings`."""
+        super().check_settings(temperature=temperature, top_p=top_p, entropy_coef=entropy_coef)
+        if entropy_coef != 0:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.entropy_coef={entropy_coef}: the entropy of {cls.__name__} "
+                "depends on no weight, so that this term would do nothing; leave it at 0, or learn "
+                "the noise (FlowNoise; model=tiny_flow_vla: options.noise=learnt)."
+            )
+
+    def _transition(
+        self, x_NT: torch.Tensor, v_NT: torch.Tensor, step_N1: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean [N, T] and log-deviation [N, 1] of a random step.
+
+        dx = (v - s^2 / (2 (1 - t)) (x - t v)) dt + s dw, where x - t v is the noise that v implies
+        and -(x - t v) / (1 - t) the score; the deviation of a step is s sqrt(d) (piRL, equations 8
+        and 9, whose time runs the other way).
+        """
+        time_N1 = step_N1 / self.steps
+        log_std_N1 = self._log_std(step_N1)
+        pull_N1 = log_std_N1.exp().square() / (2 * (1 - time_N1))
+        return x_NT + v_NT / self.steps - pull_N1 * (x_NT - time_N1 * v_NT), log_std_N1
+
+    def _log_std(self, step: torch.Tensor) -> torch.Tensor:
+        """log(s_t sqrt(d)); at t = 0, where s is infinite, `s_0 = a sqrt(1 / d)` (RLinf's
+        `sample_mean_var_val`, which divides by the time of the second step).
+        """
+        time = step / self.steps
+        divisor = torch.where(step == 0, 1 / self.steps, time)
+        return math.log(self.noise) + 0.5 * torch.log((1 - time) / divisor / self.steps)
+
+    def _choice(
+        self,
+        before_NT: torch.Tensor,
+        after_NT: torch.Tensor,
+        step_N1: torch.Tensor,
+        value_NT: torch.Tensor,
+    ) -> torch.Tensor:
+        step_NT = step_N1.to(before_NT.dtype).expand(self.shape)
+        return torch.stack([before_NT, after_NT, step_NT, value_NT], dim=-1)

@@ -1,0 +1,397 @@
+"""Backbone of the shipped tiny policies: image, instruction and proprioception in, features out.
+
+A convolutional encoder, whose features the instruction modulates (FiLM). A small vision transformer
+was several times slower to train on a CPU. Inputs that an environment lacks are left out: on
+state-based Gymnasium environments a policy is a plain MLP. No dropout and no batch statistics:
+rollout and training must compute the same log-probs. The words of an instruction are hashed into a
+fixed number of buckets, without a vocabulary file: the few dozen sentences of the shipped tasks
+stay apart. Left out: heads (`siirl.models.tiny_vla`, `siirl.models.tiny_flow_vla`).
+"""
+
+# N observation, C camera, P proprioception value, L instruction word, D feature
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
+from siirl.models.policy import Policy
+from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights, plan_weights
+from siirl.params.documents import is_count, read_object
+from siirl.params.policies import POLICIES
+from siirl.params.weight_files import weight_files
+
+if TYPE_CHECKING:
+    import gymnasium
+
+PADDING = 0  # id behind the last word of an instruction
+MOST_WORDS = 4096  # of an instruction; those of robots' tasks have a dozen
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyConfig:
+    """Shape of a tiny policy; saved next to its weights."""
+
+    chunk_length: int = 8  # OpenVLA-OFT's chunk on LIBERO
+    image_shape: tuple[int, int, int] | None = None
+    """(cameras, height, width); None for an environment without images."""
+    proprioception_size: int = 0
+    width: int = 256
+    instruction_length: int = 24
+    """Words; the longest instruction of LIBERO has 19."""
+    instruction_buckets: int = 512
+
+    def to_json(self) -> dict:
+        """Plain values for config.json."""
+        return dataclasses.asdict(self)
+
+    def option(self, name: str) -> Any:
+        """The value of a keyword argument of `for_env`."""
+        return getattr(self, name)
+
+
+def require_sizes(sizes: Mapping[str, tuple[Any, int]]) -> None:
+    """Raise ValueError unless each value, from the command line, is an integer of at least a minimum.
+
+    `sizes` has (value, minimum) by name.
+    """
+    for name, (value, least) in sizes.items():
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
+
+
+def observed_sizes(spec: EnvSpec) -> dict[str, Any]:
+    """`image_shape` and `proprioception_size` of an environment.
+
+    Raises:
+        ValueError: An observation space without images and without proprioception.
+    """
+    import gymnasium
+
+    spaces = (
+        spec.observation_space.spaces
+        if isinstance(spec.observation_space, gymnasium.spaces.Dict)
+        else {}
+    )
+    if IMAGES not in spaces and PROPRIOCEPTION not in spaces:
+        raise ValueError(
+            f"Environment {spec.name!r} has neither {IMAGES!r} nor {PROPRIOCEPTION!r} in its "
+            f"observations: {spec.observation_space}."
+        )
+    return {
+        "image_shape": _shape(spaces[IMAGES])[:3] if IMAGES in spaces else None,
+        "proprioception_size": int(np.prod(_shape(spaces[PROPRIOCEPTION])))
+        if PROPRIOCEPTION in spaces
+        else 0,
+    }
+
+
+def _shape(space: gymnasium.Space[Any]) -> Any:
+    if space.shape is None:
+        raise ValueError(
+            f"An observation of the space {space} has no shape, so no policy can be made for it."
+        )
+    return space.shape
+
+
+def stored_sizes(values: Mapping[str, Any], *, other: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of `TinyConfig` in a config.json, checked.
+
+    Args:
+        values: The object.
+        other: Further counts and their minimum.
+
+    Raises KeyError, TypeError or ValueError for values that do not describe a tiny policy.
+    """
+    names = [field.name for field in dataclasses.fields(TinyConfig)]
+    shape = values["image_shape"]
+    # the only size that no weight's shape confirms
+    if values["instruction_length"] > MOST_WORDS:
+        raise ValueError(
+            f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} words."
+        )
+    least = {"proprioception_size": 0, **other}
+    counts = {
+        **{name: values[name] for name in names if name != "image_shape"},
+        **{name: values[name] for name in other},
+        **{f"image_shape[{place}]": size for place, size in enumerate(shape or ())},
+    }
+    for name, size in counts.items():
+        if not is_count(size, least=least.get(name, 1)):
+            raise ValueError(
+                f"{name}={size!r} must be a whole number of at least {least.get(name, 1)}."
+            )
+    fields = {name: values[name] for name in names}
+    return {**fields, "image_shape": tuple(shape) if shape else None}
+
+
+def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    """`low` and `high` of an action coding in a config.json, checked."""
+    low = tuple(coding["low"])
+    high = tuple(coding["high"])
+    if len(low) != len(high) or not all(
+        type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)
+    ):
+        raise ValueError(f"low={low} and high={high} must be as many finite numbers.")
+    return {"low": low, "high": high}
+
+
+class TinyPolicy(Policy):
+    """A policy with the backbone and without a head.
+
+    A subclass sets `name` and `action_tokenizer`, adds its head after `super().__init__`, and
+    implements `forward` and `drop_head`.
+    """
+
+    name: ClassVar[str]
+    """Of the class in config.json and in `siirl.params.policies.POLICIES`."""
+
+    def __init__(self, config: TinyConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.chunk_length = config.chunk_length
+        width = config.width
+        self.words = nn.Embedding(config.instruction_buckets, width, padding_idx=PADDING)
+        inputs = width
+        if config.image_shape is not None:
+            self.vision = ConvEncoder(
+                cameras=config.image_shape[0],
+                size=config.image_shape[1:],
+                condition=width,
+                width=width,
+            )
+            inputs += width
+        if config.proprioception_size:
+            self.proprioception = nn.Sequential(
+                nn.Linear(config.proprioception_size, width), nn.ReLU()
+            )
+            inputs += width
+        self.trunk = nn.Sequential(
+            nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
+        )
+        self.feature_size = 2 * width
+
+    @classmethod
+    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> TinyConfig:
+        """The configuration of new weights with these options."""
+        raise NotImplementedError
+
+    def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
+        """Hashed words, int64 [L]."""
+        return hash_words(
+            text, length=self.config.instruction_length, buckets=self.config.instruction_buckets
+        )
+
+    def features(
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """The last hidden layer [N, D]; see `Policy.features`."""
+        words_NLW = self.words(instruction_ids)
+        count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
+        condition_NW = words_NLW.sum(1) / count_N1
+        features = [condition_NW]
+        if self.config.image_shape is not None:
+            features.append(self.vision(pixel_values, condition_NW))
+        if self.config.proprioception_size:
+            features.append(self.proprioception(proprioception))
+        return self.trunk(torch.cat(features, dim=-1))
+
+    @property
+    def proprioception_layer(self) -> nn.Linear | None:
+        """See `Policy.proprioception_layer`."""
+        if not self.config.proprioception_size:
+            return None
+        layer = self.proprioception[0]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
+        """See `Policy.check_options`.
+
+        Options apply to new weights; stored weights have their own, and others would have no
+        effect.
+        """
+        wanted = self.wanted(spec, options)
+        for name in options:
+            asked = wanted.option(name)
+            there = self.config.option(name)
+            if asked != there:
+                raise CheckpointError(
+                    f"actor_rollout_ref.model.options has {name}={asked}, and the weights in "
+                    f"{path} were made with {name}={there}: leave it out, or begin with new "
+                    "weights: actor_rollout_ref.model.path=null, or a folder that "
+                    "siirl.warm_start makes."
+                )
+
+    def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
+        """See `Policy.describe`; `notes` go into config.json."""
+        description = {"policy": self.name, "config": self.config.to_json(), "notes": dict(notes)}
+        (folder / CONFIG_FILE).write_text(json.dumps(description, indent=1) + "\n")
+
+
+def conv_flops(policy: TinyPolicy) -> int:
+    """The convolutions of a tiny policy on one observation."""
+    if policy.config.image_shape is None:
+        return 0
+    height, width = policy.config.image_shape[1:]
+    total = 0
+    for layer in policy.vision.convolutions:
+        if not isinstance(layer, nn.Conv2d):
+            continue
+        height, width = (
+            (size + 2 * int(layer.padding[axis]) - layer.kernel_size[axis]) // layer.stride[axis]
+            + 1
+            for axis, size in enumerate((height, width))
+        )
+        weights = math.prod(layer.weight.shape)
+        total += 2 * weights * height * width
+    return total
+
+
+class ConvEncoder(nn.Module):
+    """Three strided convolutions.
+
+    The instruction scales and shifts the last feature map before it is flattened.
+    """
+
+    def __init__(self, *, cameras: int, size: tuple[int, int], condition: int, width: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(3 * cameras, 32, kernel_size=6, stride=4, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, stride=1, padding=1),
+        )
+        with torch.no_grad():
+            channels, height, width_pixels = self.convolutions(
+                torch.zeros(1, 3 * cameras, *size)
+            ).shape[1:]
+        self.scale_and_shift = nn.Linear(condition, 2 * channels)
+        self.project = nn.Sequential(
+            nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_pixels, width), nn.ReLU()
+        )
+
+    def forward(self, pixel_values: torch.Tensor, condition_NW: torch.Tensor) -> torch.Tensor:
+        """Features [N, width] of images uint8 [N, C, H, W, 3]."""
+        images = pixel_values.permute(0, 1, 4, 2, 3).flatten(1, 2)
+        features = self.convolutions(images.to(self.scale_and_shift.weight.dtype) / 127.5 - 1.0)
+        scale, shift = self.scale_and_shift(condition_NW)[:, :, None, None].chunk(2, dim=1)
+        return self.project(features * (1 + scale) + shift)
+
+
+Tiny = TypeVar("Tiny", bound=TinyPolicy)
+
+
+class StoredConfig(Protocol):
+    """Reads a configuration from config.json."""
+
+    def __call__(self, values: dict[str, Any]) -> Any:
+        """The configuration; raises LookupError, TypeError or ValueError."""
+
+
+def load_tiny(
+    folder: str | Path, *, kind: Callable[[Any], Tiny], name: str, config_of: StoredConfig
+) -> Tiny:
+    """Read a policy folder.
+
+    Args:
+        folder: With config.json and model.safetensors.
+        kind: The policy's class.
+        name: Its name in config.json.
+        config_of: Reads its configuration.
+
+    Raises:
+        MissingAssetError: The folder or one of its two files is missing.
+        CheckpointError: A truncated file, a missing part of several, or weights of another model.
+    """
+    folder = Path(folder)
+    description = describe_folder(folder)
+    stored = description.get("policy")
+    if isinstance(stored, str) and stored != name:
+        if stored in POLICIES:
+            raise ConfigError(f"{folder} holds a {stored}: take model={stored}.")
+        raise UnknownNameError.of(
+            kind=f"policy class in {folder / CONFIG_FILE}", name=stored, known=[name]
+        )
+    try:
+        config = config_of(description["config"])
+        # shapes are checked against the weights before memory is allocated
+        with torch.device("meta"):
+            planned = kind(config)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}."
+        ) from error
+    plan_weights(planned, folder)
+    policy = kind(config)
+    load_weights(policy, folder)
+    return policy
+
+
+def describe_folder(folder: Path) -> dict[str, Any]:
+    """The config.json of a policy folder.
+
+    Raises:
+        MissingAssetError: The folder or one of its two files is missing.
+        ConfigError: An OpenVLA's folder.
+    """
+    for name, there in (
+        (CONFIG_FILE, (folder / CONFIG_FILE).is_file()),
+        (WEIGHTS_FILE, bool(weight_files(folder))),
+    ):
+        if not there:
+            raise MissingAssetError(
+                f"No {name} in the policy folder {folder}. Set actor_rollout_ref.model.path to a "
+                f"folder with {CONFIG_FILE} and {WEIGHTS_FILE}, or make one: python -m "
+                "siirl.warm_start."
+            )
+    description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
+    if description.get("model_type") == "openvla":
+        raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft.")
+    return description
+
+
+def require_fit(policy: TinyPolicy, wanted: TinyConfig, spec: EnvSpec, *, path: str) -> None:
+    """Raise ConfigError unless stored weights fit the environment."""
+    for field in ("image_shape", "proprioception_size"):
+        if getattr(policy.config, field) != getattr(wanted, field):
+            raise ConfigError(
+                f"The policy in {path} has {field}={getattr(policy.config, field)}, but "
+                f"environment {spec.name!r} has {getattr(wanted, field)}: choose another "
+                "actor_rollout_ref.model.path, or set env.image_size to fit."
+            )
+    stored, needed = policy.action_tokenizer, wanted.option("action_tokenizer")
+    if (stored.low, stored.high) != (needed.low, needed.high):
+        raise ConfigError(
+            f"The policy in {path} acts in {stored}, but environment {spec.name!r} in "
+            f"{spec.action_space}."
+        )
+
+
+def hash_words(text: str, *, length: int, buckets: int) -> NDArray[np.int64]:
+    """The first `length` words of `text` as ids in [1, buckets), padded with 0: int64 [length].
+
+    The hash is CRC-32, which is the same on every machine and in every Python process.
+    """
+    words = re.findall(r"[a-z0-9]+", text.lower())[:length]
+    ids = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in words]
+    return np.array(ids + [PADDING] * (length - len(ids)), dtype=np.int64)

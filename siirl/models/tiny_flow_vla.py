@@ -1,0 +1,272 @@
+"""The shipped tiny flow policy: the tiny VLA's backbone, and a head that denoises chunks of actions.
+
+Cloned by flow matching, improved by RL with one of two kinds of random steps
+(`siirl.algos.flow_distributions`): `noise=learnt` (Flow-Noise) or `noise=sde` (Flow-SDE). The head
+is small, because a sampled chunk takes `steps` passes through it: two hidden layers, of which the
+first reads the observation's features once for all steps.
+"""
+
+# N observation, T token of a chunk, S step of denoising, D feature, E entry of a time's embedding
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from envs.base import EnvSpec
+from siirl.algos.flow_distributions import FlowDistribution, FlowNoise, FlowSDE
+from siirl.models.action_tokenizer import ContinuousActions
+from siirl.models.flops import linear_flops
+from siirl.models.tiny_backbone import (
+    TinyConfig,
+    TinyPolicy,
+    conv_flops,
+    load_tiny,
+    observed_sizes,
+    require_fit,
+    require_sizes,
+    stored_bounds,
+    stored_sizes,
+)
+
+TINY_FLOW_VLA = "tiny_flow_vla"
+LEARNT, SDE = "learnt", "sde"
+FREQUENCIES = 4  # of a time's embedding: half a period to four periods in [0, 1]
+# Deviations of a step of learnt noise, in halves of an action's range: piRL's 0.08 to 0.16 for
+# learnt noise (RLinf, `noise_logvar_range`). The new weights begin with the geometric mean, 0.11.
+LEAST_STD, LARGEST_STD = 0.08, 0.16
+SAMPLING = ("steps", "noise", "noise_level")
+"""Options that stored weights do not determine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyFlowVLAConfig(TinyConfig):
+    """Shape of a TinyFlowVLA, and how it samples; saved next to its weights."""
+
+    action_tokenizer: ContinuousActions
+    steps: int = 4  # piRL's on LIBERO
+    noise: str = LEARNT
+    noise_level: float = 0.5  # piRL's on LIBERO; read with noise=sde
+
+    @classmethod
+    def for_env(
+        cls,
+        spec: EnvSpec,
+        *,
+        chunk_length: int = 8,
+        width: int = 256,
+        instruction_length: int = 24,
+        steps: int = 4,
+        noise: str = LEARNT,
+        noise_level: float = 0.5,
+    ) -> TinyFlowVLAConfig:
+        """The configuration that fits an environment's observations and actions.
+
+        Raises:
+            ValueError: An observation space without images and without proprioception, discrete
+                actions, or an invalid option.
+        """
+        require_sizes(
+            {
+                "chunk_length": (chunk_length, 1),
+                "width": (width, 1),
+                "instruction_length": (instruction_length, 1),
+                "steps": (steps, 1),
+            }
+        )
+        _require_noise(noise, noise_level)
+        return cls(
+            action_tokenizer=ContinuousActions.for_space(spec.action_space),
+            chunk_length=chunk_length,
+            width=width,
+            instruction_length=instruction_length,
+            steps=steps,
+            noise=noise,
+            noise_level=noise_level,
+            **observed_sizes(spec),
+        )
+
+    @classmethod
+    def from_json(cls, values: dict) -> TinyFlowVLAConfig:
+        """The inverse of `to_json`.
+
+        Raises KeyError, TypeError or ValueError for values that do not describe a TinyFlowVLA.
+        """
+        sizes = stored_sizes(values, other={"steps": 1})
+        _require_noise(values["noise"], values["noise_level"])
+        return cls(
+            action_tokenizer=ContinuousActions(**stored_bounds(values["action_tokenizer"])),
+            **{name: values[name] for name in SAMPLING},
+            **sizes,
+        )
+
+
+def _require_noise(noise: Any, level: Any) -> None:
+    if noise not in (LEARNT, SDE):
+        raise ValueError(f"noise={noise!r} must be {LEARNT!r} (Flow-Noise) or {SDE!r} (Flow-SDE).")
+    if type(level) not in (int, float) or not 0 < level < math.inf:
+        raise ValueError(f"noise_level={level!r} must be a positive number.")
+
+
+class TinyFlowVLA(TinyPolicy):
+    """The policy; see `Policy` for the contract."""
+
+    name = TINY_FLOW_VLA
+    config: TinyFlowVLAConfig
+
+    def __init__(self, config: TinyFlowVLAConfig) -> None:
+        super().__init__(config)
+        self.action_tokenizer = config.action_tokenizer
+        self.distribution = FlowNoise if config.noise == LEARNT else FlowSDE
+        assert self.feature_size is not None
+        self.velocity = VelocityNetwork(
+            features=self.feature_size, tokens=self.tokens_per_chunk, width=config.width
+        )
+        if config.noise == LEARNT:
+            self.deviation = nn.Linear(self.feature_size + 2 * FREQUENCIES, self.tokens_per_chunk)
+            nn.init.zeros_(self.deviation.weight)
+            nn.init.zeros_(self.deviation.bias)
+
+    @classmethod
+    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> TinyFlowVLAConfig:
+        """See `TinyPolicy.wanted`."""
+        return TinyFlowVLAConfig.for_env(spec, **options)
+
+    @property
+    def uniforms_per_chunk(self) -> int:
+        """See `Policy.uniforms_per_chunk`: the first noise and that of the random steps."""
+        if self.config.noise == LEARNT:
+            return (self.config.steps + 1) * self.tokens_per_chunk
+        return 2 * self.tokens_per_chunk + 1
+
+    def observation_flops(self, instruction_ids: torch.Tensor) -> int:
+        """See `Policy.observation_flops`: those of a scored choice."""
+        steps = self.config.steps if self.config.noise == LEARNT else 1
+        of_further_steps = (steps - 1) * self.velocity.flops_per_step()
+        if self.config.noise == LEARNT:
+            of_further_steps += (steps - 1) * linear_flops(self.deviation)
+        return conv_flops(self) + linear_flops(self) + of_further_steps
+
+    def forward(
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
+    ) -> FlowDistribution:
+        """A flow of chunks of T numbers; see `Policy.forward`."""
+        features_ND = self.features(
+            pixel_values=pixel_values,
+            proprioception=proprioception,
+            instruction_ids=instruction_ids,
+        )
+        tokens, steps = self.tokens_per_chunk, self.config.steps
+        if self.config.noise == SDE:
+            return FlowSDE(
+                self.velocity,
+                features_ND,
+                tokens=tokens,
+                steps=steps,
+                noise=self.config.noise_level,
+            )
+        return FlowNoise(
+            self.velocity,
+            features_ND,
+            tokens=tokens,
+            steps=steps,
+            log_std=self._log_std(features_ND),
+        )
+
+    def drop_head(self) -> None:
+        """See `Policy.drop_head`."""
+        del self.velocity
+        if self.config.noise == LEARNT:
+            del self.deviation
+
+    def _log_std(self, features_ND: torch.Tensor) -> torch.Tensor:
+        """Log-deviations [N, S, T] within their bounds, by a tanh as in ReinFlow and RLinf."""
+        steps = self.config.steps
+        time_S = torch.arange(steps, device=features_ND.device) / steps
+        time_NSE = embed_time(time_S).to(features_ND.dtype).expand(len(features_ND), -1, -1)
+        seen_NSD = features_ND[:, None].expand(-1, steps, -1)
+        share_NST = (torch.tanh(self.deviation(torch.cat([seen_NSD, time_NSE], -1))) + 1) / 2
+        low, high = math.log(LEAST_STD), math.log(LARGEST_STD)
+        return low + (high - low) * share_NST
+
+    def sampled_with(self, config: TinyFlowVLAConfig, options: Mapping[str, Any]) -> TinyFlowVLA:
+        """This policy, with the sampling options of `config` that `options` names.
+
+        Raises:
+            ValueError: Learnt noise for weights that have none.
+        """
+        asked = {name: getattr(config, name) for name in SAMPLING if name in options}
+        if asked.get("noise") == LEARNT and self.config.noise == SDE:
+            raise ValueError("noise='learnt' needs weights that were made with it.")
+        changed = TinyFlowVLA(dataclasses.replace(self.config, **asked))
+        weights = self.state_dict()
+        changed.load_state_dict({name: weights[name] for name in changed.state_dict()})
+        return changed
+
+
+class VelocityNetwork(nn.Module):
+    """v(x, t) given features: the contract of `siirl.algos.flow_distributions.Velocity`."""
+
+    def __init__(self, *, features: int, tokens: int, width: int) -> None:
+        super().__init__()
+        self.observed = nn.Linear(features, width)
+        self.moved = nn.Linear(tokens + 2 * FREQUENCIES, width)
+        self.hidden = nn.Linear(width, width)
+        self.out = nn.Linear(width, tokens)
+
+    def forward(
+        self, context_ND: torch.Tensor, x_NST: torch.Tensor, time_NS: torch.Tensor
+    ) -> torch.Tensor:
+        """Velocities [N, S, T]."""
+        place = torch.cat([x_NST, embed_time(time_NS)], dim=-1).to(context_ND.dtype)
+        hidden = functional.silu(self.observed(context_ND)[:, None] + self.moved(place))
+        return self.out(functional.silu(self.hidden(hidden)))
+
+    def flops_per_step(self) -> int:
+        """Operations of one more step for an observation."""
+        return sum(linear_flops(layer) for layer in (self.moved, self.hidden, self.out))
+
+
+def embed_time(time: torch.Tensor) -> torch.Tensor:
+    """Sines and cosines [..., E] of times in [0, 1]."""
+    angles = time[..., None] * math.pi * 2.0 ** torch.arange(FREQUENCIES, device=time.device)
+    return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
+
+
+def load_flow_policy(folder: str | Path) -> TinyFlowVLA:
+    """Read a policy folder; see `load_tiny`."""
+    return load_tiny(
+        folder, kind=TinyFlowVLA, name=TINY_FLOW_VLA, config_of=TinyFlowVLAConfig.from_json
+    )
+
+
+def make_tiny_flow_vla(
+    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+) -> TinyFlowVLA:
+    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
+
+    Its weights are always read: they are small. Options of sampling apply to stored weights too.
+
+    Raises:
+        ConfigError: A policy that does not fit the environment.
+        ValueError: An invalid option (`TinyFlowVLAConfig.for_env`).
+        TypeError: An unknown option.
+    """
+    wanted = TinyFlowVLAConfig.for_env(spec, **options)
+    if path is None:
+        return TinyFlowVLA(wanted)
+    policy = load_flow_policy(path)
+    require_fit(policy, wanted, spec, path=path)
+    return policy.sampled_with(wanted, options) if set(options) & set(SAMPLING) else policy
