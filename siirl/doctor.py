@@ -217,7 +217,7 @@ def memory() -> str:
     config = parse_config()
     plan = prepare(config, check_early(config)).plan
     needs = {
-        "memory": (plan.memory_bytes, plan.free_memory_bytes),
+        "RAM": (plan.memory_bytes, plan.free_memory_bytes),
         "disk": (plan.disk_bytes, free_bytes(Path.cwd())),
     }
     words = ", ".join(
