@@ -32,10 +32,11 @@ from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.critic.critic import Critic
 from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.rollout import Rollout
+from siirl.engine.training.batch_cuts import PrefixGrouping, RowCutting
+from siirl.engine.training.batch_loss import Scorer
 from siirl.engine.training.collectives import Collectives
-from siirl.engine.training.micro_batches import PrefixGrouping, RowCutting
 from siirl.engine.training.sharding import Sharding
-from siirl.engine.training.train_engine import Scorer, TrainEngine
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
 from siirl.models.training_flops import training_flops

@@ -9,8 +9,9 @@ from torch import nn
 
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.training.batch_loss import Scorer
 from siirl.engine.training.collectives import Collectives
-from siirl.engine.training.train_engine import Scorer, TrainEngine
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.execution.dag import NodeRole, TaskGraph
 from siirl.params import SiiRLArguments
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update
@@ -58,7 +59,7 @@ def make_critic(
     model = ValueModel(
         trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns
     )
-    engine: TrainEngine[torch.Tensor] = TrainEngine(
+    engine = TrainEngine[torch.Tensor](
         module=model,
         scorer=scorer,
         ranks=ranks,

@@ -134,32 +134,27 @@ class Dataflow:
         if not names or node.node_type is NodeType.DATA_LOAD:
             for name in names:
                 self._release(name, this)
-            prompts, of_loader = self._prompts(node, this)
+            if node.agent_group not in this.prompts:
+                this.prompts[node.agent_group] = self.draw(node.agent_group, this.more)
+            prompts = this.prompts[node.agent_group]
+            writers = {str(name): LOADER for name in prompts.keys()}
             for more in this.further.get(node.node_id, ()):
                 prompts = together(prompts, more)
-            return prompts, of_loader
+            return prompts, writers
         batches = [this.outputs[name] for name in names]
-        writers = {name: this.writers[name] for name in names if name in this.writers}
+        known = {name: this.writers[name] for name in names if name in this.writers}
         for name in names:
             self._release(name, this)
         if len(names) == 1:
-            return batches[0], next(iter(writers.values()), {})
-        joined = meet(self.graph, node.node_id, writers)
+            return batches[0], next(iter(known.values()), {})
+        joined = meet(self.graph, node.node_id, known)
         source = {
             column: next(
-                position
-                for position, name in enumerate(names)
-                if writers[name].get(column) == writer
+                position for position, name in enumerate(names) if known[name].get(column) == writer
             )
             for column, writer in joined.items()
         }
         return join_batches(batches, source=source), joined
-
-    def _prompts(self, node: Node, this: _Round) -> tuple[TensorDict, Writers]:
-        if node.agent_group not in this.prompts:
-            this.prompts[node.agent_group] = self.draw(node.agent_group, this.more)
-        prompts = this.prompts[node.agent_group]
-        return prompts, {str(name): LOADER for name in prompts.keys()}
 
     def _keep(
         self,

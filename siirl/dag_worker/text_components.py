@@ -26,8 +26,8 @@ from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import make_text_workflow
 from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
+from siirl.engine.training.batch_cuts import PrefixGrouping
 from siirl.engine.training.collectives import Collectives
-from siirl.engine.training.micro_batches import PrefixGrouping
 from siirl.engine.training.weight_sync import ActingWeights
 from siirl.env_server.pool import EnvPool
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer

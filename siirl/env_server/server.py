@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
+from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info
 from envs.registry import make_env
 
 
@@ -92,7 +92,7 @@ class EnvServer:
         delays no other; answers that are ready at the same time share a call.
         """
         tasks = {
-            asyncio.ensure_future(self._carry_out(request)): position
+            asyncio.ensure_future(self._hosted[request.env].carry_out(request)): position
             for position, request in enumerate(requests)
         }
         pending = set(tasks)
@@ -115,15 +115,9 @@ class EnvServer:
 
     async def _make(self) -> None:
         self._hosted = [
-            _HostedEnvironment(make_env(self._env_name, **self._env_kwargs))
+            _HostedEnvironment(make_env(self._env_name, **self._env_kwargs), clock=self._clock)
             for _ in range(self._num_envs)
         ]
-
-    async def _carry_out(self, request: Request) -> Any:
-        hosted = self._hosted[request.env]
-        async with hosted.turn:
-            with self._clock:
-                return await hosted.carry_out(request)
 
 
 def _answer_of(task: "asyncio.Task[Any]") -> Any:
@@ -141,34 +135,31 @@ def _as_answer(outcome: Any) -> Any:
 
 
 class _HostedEnvironment:
-    """One environment, and the frames of its running episode."""
+    """One environment, and the frames of its running episode; `clock` counts its work."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, *, clock: "_BusyClock") -> None:
         self.environment = environment
+        self._clock = clock
         # One request at a time: the step of an abandoned episode must not overlap with the reset of
         # the next.
-        self.turn = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self._frames: dict[str, list[Frames]] = {}
 
     async def carry_out(self, request: Request) -> Any:
-        match request.method:
-            case "reset":
-                return await self._reset(*request.arguments)
-            case "step_chunk":
-                return await self._step_chunk(*request.arguments)
-            case "frames":
-                return self._frames_of(*request.arguments)
-
-    async def _reset(self, seed: int, options: Mapping[str, Any]) -> tuple[Observation, Info]:
-        self._frames = {}
-        observation, info = await self.environment.reset(seed=seed, options=options)
-        return observation, self._keep_frames(info)
-
-    async def _step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        observation, reward, terminated, truncated, info = await self.environment.step_chunk(
-            actions
-        )
-        return observation, reward, terminated, truncated, self._keep_frames(info)
+        """Execute `request` after those that came before it."""
+        async with self._turn:
+            with self._clock:
+                match request.method:
+                    case "reset":
+                        seed, options = request.arguments
+                        self._frames = {}
+                        observation, info = await self.environment.reset(seed=seed, options=options)
+                        return observation, self._keep_frames(info)
+                    case "step_chunk":
+                        *result, info = await self.environment.step_chunk(*request.arguments)
+                        return *result, self._keep_frames(info)
+                    case "frames":
+                        return self._frames_of(*request.arguments)
 
     def _frames_of(self, stream: str) -> Frames:
         if stream not in self._frames:

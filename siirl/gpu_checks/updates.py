@@ -17,12 +17,12 @@ from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.engine.training.batch_loss import BatchLoss
+from siirl.engine.training.batch_loss import BatchLoss, TrainStep
 from siirl.engine.training.checksum import checksum
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.rank_device import set_deterministic
 from siirl.engine.training.sharding import full_tensor
-from siirl.engine.training.train_engine import TrainEngine, TrainStep
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import texts, trajectories
 from siirl.models.chat import load_chat_tokenizer
@@ -70,7 +70,7 @@ def engine_of(
         compute_dtype=None if dtype == torch.float32 else dtype,
         ranks=ranks,
         **options,
-    ).initialize()  # type: ignore[return-value]
+    ).initialize()
 
 
 def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:

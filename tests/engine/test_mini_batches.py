@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 from tiny_training import trajectories
 
-from siirl.engine.actor.mini_batches import mini_batch_rows
+from siirl.engine.training.batch_cuts import mini_batch_rows
 from siirl.engine.training.collectives import OneProcess
 
 

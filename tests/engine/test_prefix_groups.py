@@ -13,8 +13,8 @@ from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups, rows_at
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.critic.value_model import ValueModel
 from siirl.engine.critic.value_scorers import text_value_scorer, without_head
+from siirl.engine.training.batch_cuts import micro_batch_rows
 from siirl.engine.training.batch_loss import LossSum
-from siirl.engine.training.micro_batches import micro_batch_rows
 
 WIDTH = 16  # of the tiny model
 PROMPTS = (4, 4, 4, 2, 2, 3, 4, 2)

@@ -9,7 +9,7 @@ from tiny_text import text_rows, tiny_model
 from tiny_training import largest_difference, make_actor, make_engine
 
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.training.micro_batches import micro_batch_rows, rows_in_order, take_rows
+from siirl.engine.training.batch_cuts import micro_batch_rows, rows_in_order, take_rows
 from siirl.errors import ConfigError
 
 LENGTHS = (

@@ -13,11 +13,11 @@ from torch import nn
 from siirl.algos.distributions import Categorical
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
-from siirl.engine.training.batch_loss import BatchLoss
+from siirl.engine.training.batch_loss import BatchLoss, TrainStep
 from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.saved_state import state_tensors
 from siirl.engine.training.sharding import full_tensor
-from siirl.engine.training.train_engine import TrainEngine, TrainStep
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.params import ActorArguments, OptimizerArguments
 
 CHUNKS, TOKENS, BINS, FEELINGS = 4, 3, 5, 2

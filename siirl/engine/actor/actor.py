@@ -20,10 +20,10 @@ from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
-from siirl.engine.actor.mini_batches import mini_batch_rows, row_places
-from siirl.engine.training.batch_loss import LossSum
+from siirl.engine.training.batch_cuts import mini_batch_rows, row_places
+from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
-from siirl.engine.training.train_engine import TrainEngine, TrainStep
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import ConfigError, TensorError
 from siirl.params import ActorArguments
 
@@ -172,21 +172,17 @@ class Actor:
         """
         other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
         advantage_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
+        weight: torch.Tensor | None = None
         if not other_terms and float(self.engine.ranks.maximum(advantage_B.sum().cpu())) == 0:
-            return self.engine.train_batch(
-                rows[:0], loss, self.loss.weight, sums_tokens=self.loss.sums_tokens
-            )
-        if self.loss.selects:
-            rows = self._with_selection(rows, old_column)
-        of_tokens = self.loss.sums_tokens
-        if not self.loss.advantage_only or not len(rows):
-            return self.engine.train_batch(rows, loss, self.loss.weight, sums_tokens=of_tokens)
+            rows = rows[:0]
+        else:
+            if self.loss.selects:
+                rows = self._with_selection(rows, old_column)
+            if self.loss.advantage_only and len(rows):
+                weight = self.loss.weight(rows)
+                rows = rows[advantage_B > 0]
         return self.engine.train_batch(
-            rows[advantage_B > 0],
-            loss,
-            self.loss.weight,
-            weight=self.loss.weight(rows),
-            sums_tokens=of_tokens,
+            rows, loss, self.loss.weight, weight=weight, sums_tokens=self.loss.sums_tokens
         )
 
     def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.engine.actor.embodied_scorer import number_of_chunks
-from siirl.engine.training.micro_batches import Part
+from siirl.engine.training.batch_cuts import Part
 
 
 def chunk_windows(batch: TensorDict, *, chunks: int) -> list[Part]:

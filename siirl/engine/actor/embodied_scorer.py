@@ -27,7 +27,7 @@ A batch has at least one of them; the policy gets None for the other.
 def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> TokenScores:
     """Log-probs and entropy [B, T] of the action tokens of `micro_batch`.
 
-    See `siirl.engine.training.train_engine.Scorer`.
+    See `siirl.engine.training.batch_loss.Scorer`.
 
     Args:
         module: `siirl.models.policy.Policy`.

@@ -28,7 +28,7 @@ from tensordict import TensorDict
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.data_coordinator.balance import first_fit_decreasing
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups
-from siirl.engine.training.micro_batches import PrefixGrouping, RowGroup
+from siirl.engine.training.batch_cuts import PrefixGrouping, RowGroup
 from siirl.errors import TensorError
 
 COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
@@ -178,7 +178,7 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
 def prompt_groups(batch: TensorDict, budget: int, *, width: int) -> list[RowGroup]:
     """Rows with one prompt as a group that a micro-batch does not split.
 
-    See `siirl.engine.training.micro_batches.PrefixGrouping`.
+    See `siirl.engine.training.batch_cuts.PrefixGrouping`.
     """
     return [
         RowGroup(rows=group.rows, tokens=group.tokens)

@@ -22,7 +22,7 @@ from siirl.engine.actor.packing import model_width, pack_rows
 def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> TokenScores:
     """Log-probs and entropy [B, T] of the response tokens of `micro_batch`.
 
-    See `siirl.engine.training.train_engine.Scorer`.
+    See `siirl.engine.training.batch_loss.Scorer`.
 
     Args:
         module: `siirl.models.language_model.LanguageModel`.

@@ -19,11 +19,11 @@ from tensordict import TensorDict
 from siirl.algos.tensor_checks import as_bool_mask, require_finite
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.data_coordinator.protocol.batch import without_texts
-from siirl.engine.actor.mini_batches import mini_batch_rows
 from siirl.engine.critic.value_model import ValueModel
-from siirl.engine.training.batch_loss import LossSum
+from siirl.engine.training.batch_cuts import mini_batch_rows
+from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
-from siirl.engine.training.train_engine import TrainEngine, TrainStep
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import ConfigError, TensorError
 
 Metrics = dict[str, float]

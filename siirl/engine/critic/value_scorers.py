@@ -30,7 +30,7 @@ from siirl.models.language_model import LanguageModel
 def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
     """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere.
 
-    See `siirl.engine.training.train_engine.Scorer`.
+    See `siirl.engine.training.batch_loss.Scorer`.
 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on a
@@ -67,7 +67,7 @@ def embodied_value_scorer(
 ) -> torch.Tensor:
     """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere.
 
-    See `siirl.engine.training.train_engine.Scorer`.
+    See `siirl.engine.training.batch_loss.Scorer`.
 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on `PolicyFeatures`.

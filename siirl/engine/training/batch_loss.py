@@ -1,10 +1,26 @@
-"""Loss of a batch computed in micro-batches: the result of a loss function, and the total."""
+"""Loss of a batch computed in micro-batches: what scorer and loss are, and the total of their
+results.
+"""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
+from tensordict import TensorDict
+from torch import nn
 
+from siirl.algos.log_probs import TokenScores
 from siirl.engine.training.collectives import Collectives
+
+Scores = TypeVar("Scores", TokenScores, torch.Tensor)
+"""Output of a scorer for each token: log-prob and entropy of a policy, or the value of a critic."""
+Scorer = Callable[[nn.Module, TensorDict, float], Scores]
+"""Runs the module on a micro-batch of at least one row; the number divides the logits.
+
+Returns log-probs and entropy [B, T] of the micro-batch's tokens, or their values [B, T]. Padding
+rows have an empty `response_mask`.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,6 +35,12 @@ class LossSum:
     """Scalars whose maximum over micro-batches and ranks is taken."""
 
 
+LossFunction = Callable[[Scores, TensorDict], LossSum]
+"""Loss of a micro-batch as a sum, from its scores and columns."""
+LossWeight = Callable[[TensorDict], torch.Tensor]
+"""What rows add to the denominator of the loss."""
+
+
 @dataclass(frozen=True)
 class BatchLoss:
     """The loss of a whole batch, the same on every rank."""
@@ -28,6 +50,18 @@ class BatchLoss:
     """Sum of the weights of all rows; 0 for a batch without training signal."""
     sums: dict[str, float]
     maxima: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """One optimiser step, the same on every rank."""
+
+    batch: BatchLoss
+    applied: bool
+    """False if the batch had no weight or the gradient was not finite."""
+    grad_norm: float
+    """Norm of the whole gradient before clipping."""
+    learning_rate: float
 
 
 class LossTally:

@@ -12,7 +12,21 @@ import torch
 from siirl.models.stored_tensors import local_part
 
 
-class Offloaded:
+class Resident:
+    """Tensors that stay on their device; `Offloaded` leaves it."""
+
+    def resident(self) -> contextlib.AbstractContextManager[None]:
+        """Have the tensors on their device for the time of the block, which may be nested."""
+        return contextlib.nullcontext()
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
+STAYING = Resident()
+
+
+class Offloaded(Resident):
     """Tensors that are on their device only within `resident`.
 
     Args:

@@ -6,7 +6,7 @@ the layer, not how well it generalises. State is saved by name, not by number, s
 module on any number of ranks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -50,3 +50,10 @@ def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.op
 def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Names and weights that the optimiser moves, in the module's order."""
     return ((name, weight) for name, weight in module.named_parameters() if weight.requires_grad)
+
+
+def clip_gradients(gradients: Sequence[torch.Tensor], *, norm: float, limit: float | None) -> None:
+    """Scale gradients of the common norm `norm` down to the norm `limit`; None: no limit."""
+    if limit is not None and norm > limit:
+        for gradient in gradients:
+            gradient.mul_(limit / norm)

@@ -13,9 +13,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.storage import WriteResult
 
+from siirl.engine.training.collectives import Collectives, fail_together
 from siirl.engine.training.optimizer import MOMENTS, trained_parameters
-from siirl.engine.training.shard_files import ShardFolder
+from siirl.engine.training.shard_files import (
+    ShardFolder,
+    StagedParts,
+    write_metadata,
+    write_parts,
+)
 from siirl.engine.training.tensor_files import (
     listing,
     require_fitting,
@@ -90,6 +97,29 @@ def export_weights(folder: Path) -> None:
     weights = ShardedWeights(folder / SHARDS)
     in_turn = ((name, weights.whole(name)) for name in weights.types)
     write_tensors_in_turn(folder / MODEL_FILE, weights.types, in_turn)
+
+
+def write_state(staged: StagedParts, folder: Path, *, ranks: Collectives) -> None:
+    """Write this rank's parts into `folder`; the first rank adds metadata and whole weights.
+
+    Every rank calls it. It returns when the last file is there.
+
+    Raises:
+        CheckpointError: A rank cannot write. The others raise InvariantError.
+    """
+    results: list[WriteResult] = []
+    failure: CheckpointError | None = None
+    try:
+        (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+        results = write_parts(staged, folder / SHARDS)
+    except OSError as error:
+        failure = CheckpointError(f"{folder} could not be written: {error}.")
+    fail_together(ranks, failure)
+    everywhere = ranks.gather_objects(results)
+    if ranks.rank == 0:
+        write_metadata(folder / SHARDS, staged, everywhere)
+        export_weights(folder)
+    ranks.gather_objects(None)  # all wait for the last file
 
 
 def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | None) -> int:

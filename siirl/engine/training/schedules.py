@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from siirl.algos.call import register_in
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params import OptimizerArguments
 
 
 def _flat(progress: float) -> float:
@@ -94,3 +95,33 @@ def learning_rate_factor(
             "or take constant_with_warmup."
         )
     return float(factor(progress=min(1.0, (step - warmup) / max(1, total_steps - warmup))))
+
+
+def learning_rate(
+    settings: OptimizerArguments, *, step: int, progress: float, total_steps: int | None
+) -> float:
+    """Learning rate of optimiser step `step`.
+
+    Args:
+        settings: The group `optim`.
+        step: Optimiser steps so far.
+        progress: Share of the run that is done, in [0, 1]. Schedules fall with it where filters
+            leave fewer optimiser steps than planned.
+        total_steps: Optimiser steps of the run; None if unknown.
+
+    Raises:
+        UnknownNameError: No such schedule.
+        ConfigError: A schedule or warm-up that needs the length of the run.
+    """
+    warmup = warmup_length(
+        scheduler=settings.scheduler,
+        warmup_steps=settings.warmup_steps,
+        warmup_ratio=settings.warmup_ratio,
+        total_steps=total_steps,
+    )
+    if total_steps is not None and step >= warmup:
+        step = max(step, int(progress * total_steps))
+    factor = learning_rate_factor(
+        scheduler=settings.scheduler, step=step, warmup=warmup, total_steps=total_steps
+    )
+    return settings.lr * factor

@@ -8,7 +8,8 @@ declares none is measured once it has run. Left out: which process runs a node (
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import methodcaller
@@ -218,15 +219,39 @@ class Node:
         if self.skip_reason is not None:
             self.status = NodeStatus.SKIPPED
             return NodeOutput(batch=batch)
+        with self._running():
+            if self.executable is None:
+                return NodeOutput(batch=batch)
+            before = self._checked_input(batch)
+            failures = 0
+            while True:
+                arguments = arguments_for(
+                    self.executable,
+                    {**available, "node": self, "batch": copy(batch)},
+                    owner=self.label,
+                )
+                try:
+                    result = self.executable(**arguments)
+                    break
+                except (ConnectionError, TimeoutError):
+                    failures += 1
+                    if failures > self.retry_limit:
+                        raise
+            output = self._as_output(result, self.executable)
+            self._check_output(output, before=before)
+        return output
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Keep the status; an error names the node."""
         self.status = NodeStatus.RUNNING
         try:
-            output = self._run(batch, copy, available)
+            yield
         except Exception as error:
             self.status = NodeStatus.FAILED
             error.add_note(f"(while {self.label} ran)")
             raise
         self.status = NodeStatus.COMPLETED
-        return output
 
     def _check_filter(self, filter_plugin: Callable[..., bool]) -> None:
         """Refuse a filter that is never called, or that cannot be called with a SampleInfo."""
@@ -242,50 +267,26 @@ class Node:
                 f"The filter {describe(filter_plugin)} of {self.label} is called with a SampleInfo: {error}."
             ) from error
 
-    def _run(self, batch: Any, copy: Callable[[Any], Any], available: dict[str, Any]) -> NodeOutput:
-        if self.executable is None:
-            return NodeOutput(batch=batch)
-        before = set(batch.keys())
-        if missing := sorted(self.required_columns - before):
+    def _checked_input(self, batch: Any) -> frozenset[str]:
+        """Names of the columns; refuses a batch without the required ones."""
+        there = frozenset(batch.keys())
+        if missing := sorted(self.required_columns - there):
             raise ConfigError(
-                f"Node {self.node_id!r} requires the columns {missing}, which are not in the batch. There: {sorted(before)}."
+                f"Node {self.node_id!r} requires the columns {missing}, which are not in the "
+                f"batch. There: {sorted(there)}."
             )
-        output = self._call(
-            self.executable, fresh_batch=lambda: copy(batch), available={**available, "node": self}
-        )
-        after = set(output.batch.keys())
-        if self.provided_columns is None:
-            self.provides = frozenset(after - before)
-        elif missing := sorted(self.provided_columns - after):
-            raise InvariantError(
-                f"Node {self.node_id!r} declares the columns {missing}, but its batch lacks them. There: {sorted(after)}."
-            )
-        return output
+        return there
 
-    def _call(
-        self,
-        function: Callable[..., Any],
-        *,
-        fresh_batch: Callable[[], Any],
-        available: dict[str, Any],
-    ) -> NodeOutput:
-        """Call, again after a lost connection as often as `retry_limit` says; each time on a fresh
-        copy.
-        """
-        failures = 0
-        while True:
-            try:
-                result = function(
-                    **arguments_for(
-                        function, {**available, "batch": fresh_batch()}, owner=self.label
-                    )
-                )
-            except (ConnectionError, TimeoutError):
-                failures += 1
-                if failures > self.retry_limit:
-                    raise
-            else:
-                return self._as_output(result, function)
+    def _check_output(self, output: NodeOutput, *, before: frozenset[str]) -> None:
+        """Refuse a batch without the declared columns; without a declaration, the new ones are it."""
+        there = frozenset(output.batch.keys())
+        if self.provided_columns is None:
+            self.provides = there - before
+        elif missing := sorted(self.provided_columns - there):
+            raise InvariantError(
+                f"Node {self.node_id!r} declares the columns {missing}, but its batch lacks them. "
+                f"There: {sorted(there)}."
+            )
 
     def _as_output(self, result: Any, function: Callable[..., Any]) -> NodeOutput:
         output = result if isinstance(result, NodeOutput) else NodeOutput(batch=result)

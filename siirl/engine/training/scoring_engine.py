@@ -1,0 +1,174 @@
+"""ScoringEngine: one module on this rank, or sharded over several: its passes and its weights.
+
+A *scorer* turns the module and a micro-batch into log-probs and entropy, or into the values of a
+critic. The module stays in evaluation mode: with dropout, the ratio of an unchanged policy to
+itself would not be 1. Left out: gradients and optimiser steps (`TrainEngine`).
+"""
+
+# B row of this rank's batch
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Self
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from siirl.engine.training.batch_cuts import (
+    MicroBatches,
+    PrefixGrouping,
+    RowCutting,
+    rows_added,
+    rows_in_order,
+)
+from siirl.engine.training.batch_loss import Scorer, Scores
+from siirl.engine.training.collectives import Collectives, OneProcess
+from siirl.engine.training.offload import STAYING, Offloaded, Resident
+from siirl.engine.training.sharding import (
+    AS_SHIPPED,
+    Sharding,
+    full_tensor,
+    repeated_blocks,
+    shard,
+)
+from siirl.models.weights import materialise, move_to
+from siirl.params import ActorArguments
+
+
+class ScoringEngine(Generic[Scores]):
+    """Scores rows with one module.
+
+    Args:
+        module: Same weights on every rank; the engine moves it and, on several ranks, shards it in
+            place.
+        scorer: Turns module and micro-batch into log-probs and entropy, or into values.
+        ranks: The processes that hold this module together; None: this process alone.
+        micro_batch_size: Rows of one forward pass, by default that of `actor_rollout_ref.actor`;
+            the gradient does not depend on it.
+        micro_batch_tokens: Tokens of one forward pass, whatever its number of rows; None: count
+            rows.
+        prefix_groups: Groups the rows whose shared prefix the scorer computes once, so that a pass
+            does not split them; None: no groups.
+        cut: Cuts rows into parts, which are then the micro-batches; None: rows stay whole.
+        temperature: Divides the logits, as in rollout; 1 leaves the model as it is. A critic has 1.
+        device: Device of this rank.
+        compute_dtype: Type of the passes; None: the type of the weights.
+        blocks: Returns the parts of a module that are gathered one at a time on several ranks.
+        sharding: How the module is sharded on several ranks.
+        offload: Keep the weights in host memory outside of the passes.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        scorer: Scorer[Scores],
+        ranks: Collectives | None = None,
+        micro_batch_size: int = ActorArguments.micro_batch_size,
+        micro_batch_tokens: int | None = None,
+        prefix_groups: PrefixGrouping | None = None,
+        cut: RowCutting | None = None,
+        temperature: float = 1.0,
+        device: torch.device | str = "cpu",
+        compute_dtype: torch.dtype | None = None,
+        blocks: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks,
+        sharding: Sharding = AS_SHIPPED,
+        offload: bool = False,
+    ) -> None:
+        self.module = module
+        self.scorer: Scorer[Scores] = scorer
+        self.ranks: Collectives = OneProcess() if ranks is None else ranks
+        self.temperature = temperature
+        self.device = torch.device(device)
+        self.compute_dtype = compute_dtype
+        self.blocks = blocks
+        self.sharding = sharding
+        self.weights: Resident = Offloaded(module.parameters) if offload else STAYING
+        self.micro_batches = MicroBatches(
+            size=micro_batch_size,
+            tokens=micro_batch_tokens,
+            prefix_groups=prefix_groups,
+            cut=cut,
+            ranks=self.ranks,
+            device=self.device,
+        )
+
+    def initialize(self) -> Self:
+        """Move and shard the module; returns the engine itself.
+
+        Weights on the meta device get memory after sharding, and each rank reads its part of those
+        that were planned (`siirl.models.weights`).
+
+        Raises:
+            CheckpointError: A weight file changed since it was planned.
+        """
+        move_to(self.module.eval(), self.device)
+        if self.ranks.group is not None:
+            shard(
+                self.module,
+                ranks=self.ranks,
+                device=self.device,
+                compute_dtype=self.compute_dtype,
+                blocks=self.blocks(self.module),
+                sharding=self.sharding,
+            )
+        materialise(self.module, self.device)
+        self.weights.leave()
+        return self
+
+    @torch.no_grad()
+    def forward(
+        self,
+        batch: TensorDict,
+        post_hook: Callable[[Scores, TensorDict], torch.Tensor],
+        aggregate_fn: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
+    ) -> torch.Tensor:
+        """Score this rank's rows without gradients.
+
+        Args:
+            batch: This rank's rows; if it is empty, so is the result.
+            post_hook: Selects what to keep of a micro-batch's scores; one entry a row, which is 0
+                at masked tokens if rows are cut.
+            aggregate_fn: Joins the kept tensors of the micro-batches.
+        """
+        kept = []
+        numbers = []
+        with self.weights.resident():
+            for micro_batch, rows, _ in self.micro_batches.of(batch):
+                with self._computing():
+                    scores = self.scorer(self.module, micro_batch, self.temperature)
+                result = post_hook(scores, micro_batch)
+                kept.append(result if rows else result[:0])
+                numbers.append(rows)
+            if isinstance(self.module, FSDPModule):
+                # without a backward pass the root's weights would stay gathered, and the optimiser
+                # would see them whole
+                self.module.reshard()
+        if self.micro_batches.cut is not None:
+            kept, numbers = [rows_added(kept, numbers, size=len(batch))], [range(len(batch))]
+        return aggregate_fn(rows_in_order(kept, numbers))
+
+    def upload_weights(self) -> dict[str, torch.Tensor]:
+        """Whole weights and buffers under the module's names, on this rank's device, for rollout.
+
+        Every rank calls it and gets them. On one rank these are the module's own tensors, not
+        copies.
+        """
+        return dict(self.weights_in_turn())
+
+    def weights_in_turn(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole weights and buffers in the module's order, one at a time.
+
+        Every rank consumes them to the end: a sharded tensor is gathered when its turn comes, and
+        no rank holds more than it keeps.
+        """
+        for name, tensor in self.module.state_dict().items():
+            yield name, full_tensor(tensor).detach()
+
+    def _computing(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast to the type of the passes in a single process; in a group FSDP2 casts."""
+        if self.compute_dtype is None or self.ranks.group is not None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.compute_dtype)
