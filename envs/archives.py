@@ -69,8 +69,7 @@ def _check(archive: zipfile.ZipFile, path: Path, most_bytes: int) -> None:
     if unpacked > most_bytes:
         raise ValueError(
             f"{path} ({_mebibytes(path.stat().st_size)}) would unpack to {_mebibytes(unpacked)}, "
-            f"and at most {_mebibytes(most_bytes)} are "
-            "taken: it is damaged, or not what it says."
+            f"more than the limit of {_mebibytes(most_bytes)}: it is damaged or not such a file."
         )
 
 

@@ -190,8 +190,8 @@ def _check_observation(spec: EnvSpec, observation: Observation, where: str, *, e
     )
     _require(
         ended or bool(acting_agents(observation, spec=spec)),
-        f"after {where} every agent's observation is None, so nobody acts, and the episode has not "
-        "ended",
+        f"after {where} every agent's observation is None, so no agent acts, but the episode has "
+        "not ended",
     )
     for entry in observations:
         if entry is not None or spec.num_agents == 1:
@@ -234,8 +234,7 @@ async def _check_own_buffers(env: Environment, *, seed: int, actions: Sequence[A
     for returned, copied in kept:
         _require(
             _same(returned, copied),
-            "a later step changed an observation that was returned before: return arrays of their "
-            "own",
+            "a later step changed an observation that was returned before: return a new array",
         )
 
 
@@ -276,7 +275,7 @@ async def _check_every_task(env: Environment, *, seed: int) -> None:
     for task in env.spec.tasks:
         _, info = await _reset(env, seed=seed, options={"task": task})
         _require(
-            info["task"] == task, f"reset for task {task!r} says that it plays {info['task']!r}"
+            info["task"] == task, f"reset for task {task!r} returns info['task']={info['task']!r}"
         )
 
 

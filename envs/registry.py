@@ -41,7 +41,7 @@ def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
         reference = f"{environment_class.__module__}:{environment_class.__qualname__}"
         if ENVS.setdefault(name, reference) != reference:
             raise ValueError(
-                f"Environment name {name!r} is taken by {ENVS[name]}; "
+                f"Environment name {name!r} is already registered for {ENVS[name]}; "
                 f"choose another for {reference}."
             )
         return environment_class

@@ -28,8 +28,8 @@ def check_companions() -> None:
             )
             raise ImportError(
                 f"siirl needs its own package {name!r} at {home / name}, but {found}. "
-                f"Uninstall or rename the other {name!r}, or install siirl into an environment of "
-                "its own (`make setup`)."
+                f"Uninstall or rename the other {name!r}, or install siirl into a separate "
+                "environment (`make setup`)."
             )
 
 

@@ -38,7 +38,7 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RuntimeError(
-            f"The cache folder {folder} cannot be made ({error}): set {CACHE_VARIABLE} to a "
+            f"The cache folder {folder} cannot be created ({error}): set {CACHE_VARIABLE} to a "
             "folder of your own."
         ) from error
     return folder

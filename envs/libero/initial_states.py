@@ -52,7 +52,7 @@ def read_initial_states(path: Path) -> NDArray[np.float64]:
         ).load()
     except NO_PICKLE as error:
         raise ValueError(
-            f"The initial states {path} cannot be read ({error}); install hf-libero==0.1.4 anew."
+            f"The initial states {path} cannot be read ({error}); reinstall hf-libero==0.1.4."
         ) from error
     if not (isinstance(states, np.ndarray) and states.ndim == 2 and states.dtype.kind == "f"):
         raise ValueError(
@@ -60,13 +60,11 @@ def read_initial_states(path: Path) -> NDArray[np.float64]:
         )
     if states.nbytes > MOST_BYTES:
         raise ValueError(
-            f"The initial states {path} are an array of {states.nbytes} bytes; at most "
-            f"{MOST_BYTES} are taken."
+            f"The initial states {path} are an array of {states.nbytes} bytes; the limit is "
+            f"{MOST_BYTES}."
         )
     if not np.isfinite(states).all():
-        raise ValueError(
-            f"The initial states {path} are not finite; install hf-libero==0.1.4 anew."
-        )
+        raise ValueError(f"The initial states {path} are not finite; reinstall hf-libero==0.1.4.")
     return states.astype(np.float64)
 
 

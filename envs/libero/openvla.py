@@ -90,8 +90,8 @@ def read_statistics(
         )
     if data is None and len(known) > 1:
         raise ValueError(
-            f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose "
-            "ranges count."
+            f"{path} has statistics of several data sets, {', '.join(sorted(statistics))}: name "
+            "one of them."
         )
     chosen = statistics[known[0]]
     return _quantiles(chosen["action"]), _quantiles(

@@ -48,7 +48,7 @@ def check_physics(simulator: LiberoSimulator) -> list[str]:
     differences = [*version_differences(), *drop_differences(), *motion_differences(simulator)]
     if differences:
         warnings.warn(
-            "The physics of env=libero is not the one that this project's numbers come from: "
+            "The physics of env=libero differs from that of siirl's published numbers: "
             + " ".join(differences)
             + " Success rates of the same policy can change by tens of percent; "
             "install requirements.lock, or state the versions.",

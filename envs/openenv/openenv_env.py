@@ -213,6 +213,6 @@ def _refuse_text_arguments(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ValueError(
-                f"{name}={value!r} is for environments of others; this server is `siirl serve`, "
-                "whose environment has its own: leave it out."
+                f"{name}={value!r} is for other OpenEnv servers; this one is `siirl serve`, "
+                "which reports its own value: leave it out."
             )

@@ -229,7 +229,7 @@ def make_sandbox(
     if packages and isolation != "bubblewrap":
         raise ValueError(
             f"env.kwargs.packages needs env.isolation=bubblewrap; "
-            f"with {isolation} programs import what is installed."
+            f"with {isolation}, programs import the installed packages."
         )
     if isolation == "remote":
         return RemoteSandbox(str(url), limits)

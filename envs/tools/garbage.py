@@ -45,9 +45,9 @@ class GarbageCount:
         if self._server not in _warned:
             _warned.add(self._server)
             logger.warning(
-                "The MCP server %r writes to its standard output what is no MCP, first: %s. Such "
-                "lines are left out, and no more of them "
-                "are shown; a server logs to its standard error.",
+                "The MCP server %r writes lines to its standard output that are not MCP, first: "
+                "%s. They are ignored, and further ones are not shown; a server must log to its "
+                "standard error.",
                 self._server,
                 line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…",
             )

@@ -104,18 +104,17 @@ class MCPTools(Toolset):
             self._drop()
             raise ToolError(
                 f"no answer within {self._deadline_s:g} s; "
-                "its server was stopped, and starts anew with the next call"
+                "its server was stopped, and restarts with the next call"
             ) from error
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 raise ToolError(str(error)) from error
             self._drop()
-            raise ToolError("its server died; it starts anew with the next call") from error
+            raise ToolError("its server died; it restarts with the next call") from error
         except (ValidationError, RuntimeError) as error:  # the answer is no MCP
             self._drop()
             raise ToolError(
-                "its server answered with something else than a result "
-                f"({type(error).__name__}); it starts anew"
+                f"its server's answer is not an MCP result ({type(error).__name__}); it restarts"
             ) from error
         text = _text(result)
         if result.is_error:

@@ -69,7 +69,7 @@ def register_aggregation(name: str) -> Callable[[Aggregation], Aggregation]:
                 "siirl.algos.aggregation.Aggregation."
             )
         if AGGREGATIONS.setdefault(name, aggregation) != aggregation:
-            raise ConfigError(f"Aggregation {name!r} is taken: choose another name.")
+            raise ConfigError(f"Aggregation {name!r} is already registered: choose another name.")
         return aggregation
 
     return register

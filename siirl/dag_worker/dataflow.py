@@ -224,10 +224,10 @@ class Dataflow:
         for name in entries:
             if name in {*this.done, *this.begun}:
                 raise ConfigError(
-                    f"Node {node.node_id!r} asks for more prompts after {name!r} has run on those "
-                    "of the step, and their rows are joined later: the join would drop all rows of "
+                    f"Node {node.node_id!r} requests more prompts after {name!r} has run on those "
+                    "of the step. Their rows are joined later, and the join would drop all rows of "
                     f"the further prompts. Give {node.node_id!r} node_role=DYNAMIC_SAMPLING, so "
-                    f"that it comes first, or let {name!r} depend on it."
+                    f"that it runs first, or make {name!r} depend on it."
                 )
 
     def _check_refill(self, node: Node, before: Iterable[str], this: _Round) -> None:

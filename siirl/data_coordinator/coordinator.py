@@ -181,13 +181,13 @@ class DataCoordinator:
         assert queue.parts is not None
         if queue.request != request:
             raise InvariantError(
-                f"Rank {rank} asks {key} for {request}, but it was divided for {queue.request}. All ranks must ask alike."
+                f"Rank {rank} asks {key} for {request}, but it was divided for {queue.request}. All ranks must request the same."
             )
         if rank in queue.leases:
             return self._leases.renew(queue.leases[rank], now=self._clock())
         if rank not in queue.parts:
             raise InvariantError(
-                f"Rank {rank} has taken and acknowledged its part of {key} already."
+                f"Rank {rank} has already taken and acknowledged its part of {key}."
             )
         entries = queue.parts.pop(rank)
         node.waiting -= len(entries)

@@ -219,14 +219,14 @@ class StepQueue:
         """Refuse what would lose or double samples, with InvariantError."""
         if self.sources != sources:
             raise InvariantError(
-                f"Rank {source} says that {sources} ranks put for {key}, and another said {self.sources}."
+                f"Rank {source} expects puts of {sources} ranks for {key}, another rank expects {self.sources}."
             )
         if sources is not None and not 0 <= source < sources:
             raise InvariantError(
                 f"Rank {source} put for {key}, but only ranks 0 to {sources - 1} do."
             )
         if sources is not None and source in self.sources_done:
-            raise InvariantError(f"Rank {source} has put its share for {key} already.")
+            raise InvariantError(f"Rank {source} has already put its share for {key}.")
         for uid, count in Counter(uids).items():
             if count > 1 or uid in self.uids:
                 raise InvariantError(

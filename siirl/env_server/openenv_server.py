@@ -166,7 +166,7 @@ class OpenEnvServer:
         return {
             "type": "error",
             "data": {
-                "message": f"all {sessions} sessions are taken: start siirl serve with more "
+                "message": f"all {sessions} sessions are in use: start siirl serve with more "
                 "(sessions=)",
                 "code": CAPACITY_REACHED,
                 "active_sessions": self.num_sessions,

@@ -78,11 +78,11 @@ class AnswerWriter:
         try:
             content, arrays = _pickled(value, large=LARGE)
         except UNPICKLABLE as error:
-            return _fault(f"what it returned cannot be pickled: {error}")
+            return _fault(f"its return value cannot be pickled: {error}")
         size = len(content) + sum(array.nbytes for array in arrays)
         if size > left:
             return _fault(
-                f"what it returned has {size:,} bytes, and a message has room for {left:,} more"
+                f"its return value has {size:,} bytes, and the message has room for {left:,}"
             )
         places, end = [], 0 if place is None else place + self._room
         for array in arrays:

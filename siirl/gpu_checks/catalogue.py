@@ -45,7 +45,7 @@ CHECKS = (
     Check("video_encoder", "V-JEPA 2 ViT-g, clips/s", f"{_HERE}.video:clips", 45),
     Check(
         "vla_acting",
-        "OpenVLA-OFT 7B: actions/s at batch 1 to 64, bare network beside it",
+        "OpenVLA-OFT 7B: actions/s at batch 1 to 64, compared with the bare network",
         f"{_HERE}.vla_model:acting",
         60,
     ),

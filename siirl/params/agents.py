@@ -187,7 +187,7 @@ def _shares(entries: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
         if owner in shared:
             raise ConfigError(
                 f"{place}, and group {owner} itself shares the weights of group {shared[owner]}: "
-                "name a group that has weights of its own."
+                "name a group with its own weights."
             )
     return dict(shared)
 
@@ -196,7 +196,7 @@ def _refuse_own_weights(keys: Mapping[str, Any], *, group: int, owner: int) -> N
     for name in keys_named_by(keys):
         if _is_of_the_weights(name):
             raise ConfigError(
-                f"{place_of(group)}.{name} belongs to the weights, which are those of group "
+                f"{place_of(group)}.{name} is a setting of the weights, which belong to group "
                 f"{owner} ({place_of(group)}.{SHARES}={owner}): set it there, or leave "
                 "shares out."
             )

@@ -36,9 +36,9 @@ def check_choice(group: str, option: str | None, *, source: str) -> None:
         and (option.endswith((".yaml", ".yml")) or ":" in option)
     ):
         raise UnknownNameError(
-            f"pipeline={option} ({source}) is none of the shipped ones ({', '.join(known)}). A "
-            "graph of your own is named by "
-            "dag.workflow_file=FILE.yaml or dag.custom_pipeline_fn=module:function."
+            f"pipeline={option} ({source}) is not a shipped pipeline ({', '.join(known)}). For "
+            "your own graph set dag.workflow_file=FILE.yaml or "
+            "dag.custom_pipeline_fn=module:function."
         )
     raise UnknownNameError.of(kind=f"{group} ({source})", name=str(option), known=known)
 

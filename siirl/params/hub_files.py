@@ -80,8 +80,8 @@ def _downloaded(place: HubPlace, key: str) -> tuple[Path, HubPlace]:
         )
     except (HfHubHTTPError, HTTPError, OSError) as error:
         raise MissingAssetError(
-            f"{key}={place}: the download broke off ({str(error) or type(error).__name__}). Start "
-            "again: what has arrived stays in the Hub's cache."
+            f"{key}={place}: the download failed ({str(error) or type(error).__name__}). Start "
+            "again: finished files stay in the Hub's cache."
         ) from error
     return _within(folder, place, key), _pinned(place, folder)
 

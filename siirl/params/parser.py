@@ -213,10 +213,9 @@ def _read_override(text: str) -> Assignment:
     except HydraException as error:
         raise ConfigError(
             f"{text!r} (command line) is neither key=value nor group=option. Write no blanks "
-            "around '=', close every bracket, and quote "
-            "for the shell what has blanks, brackets or commas: 'env.tasks=[push,reach]'. Text "
-            "with other signs has quotes of its own: "
-            "\"trainer.output_dir='runs (new)'\"."
+            "around '=', close every bracket, and quote values with blanks, brackets or commas for "
+            "the shell: 'env.tasks=[push,reach]'. Text with other special characters needs a "
+            "second pair of quotes: \"trainer.output_dir='runs (new)'\"."
         ) from error
     if override.is_delete():
         raise ConfigError(
@@ -231,8 +230,8 @@ def _read_override(text: str) -> Assignment:
         )
     if override.package is not None:
         raise ConfigError(
-            f"{text!r} (command line): groups cannot be moved with '@'; every group has its "
-            "place in the configuration."
+            f"{text!r} (command line): groups cannot be moved with '@'; every group has a "
+            "fixed place in the configuration."
         )
     return Assignment(override.key_or_group.replace("/", "."), override.value(), COMMAND_LINE)
 

@@ -22,8 +22,8 @@ def agent_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     """Settings of the run that need a single policy."""
     if config.agent_configs and sizes.separate(config):
         yield ConfigError(
-            f"dag.groups with agents={{{', '.join(map(str, config.agent_configs))}: …}}: ranks of "
-            "their own for rollouts and training serve one policy. Leave dag.groups out, or start "
+            f"dag.groups with agents={{{', '.join(map(str, config.agent_configs))}: …}}: separate "
+            "ranks for rollouts and training support one policy. Leave dag.groups out, or start "
             "a run for each agent."
         )
 

@@ -88,7 +88,7 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
     if rollout.mode == "async" and rollout.name != VLLM and not sizes.separate(config):
         yield ConfigError(
-            f"{ROLLOUT}.mode=async rolls out beside training, and the ranks are colocated: set "
+            f"{ROLLOUT}.mode=async rolls out during training, but ranks are colocated: set "
             "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or take rollout=vllm, "
             "which generates in a separate process."
         )

@@ -31,7 +31,7 @@ def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
         if staleness:
             yield ConfigError(
                 f"trainer.max_staleness={staleness} lets rollouts run ahead of training, which "
-                "needs ranks of their own: set dag.groups={rollout: 1, train: 1}."
+                "needs separate rollout ranks: set dag.groups={rollout: 1, train: 1}."
             )
         return
     for name in GROUPS:
@@ -58,7 +58,7 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
     if config.data.task_sampling == "learnable":
         yield ConfigError(
             "data.task_sampling=learnable chooses prompts by the outcomes of the last step, which "
-            "rollouts on ranks of their own do not have: take even, or leave dag.groups out."
+            "separate rollout ranks do not have: use even, or leave dag.groups out."
         )
     if rollout.mode == "async" and not staleness:
         yield ConfigError(

@@ -433,8 +433,7 @@ ROWS: tuple[Row, ...] = (
         ("mode",),
         Reader(
             _any(sizes.separate, _is(f"{ROLLOUT}.name", "vllm")),
-            "by rollouts on ranks of their own, and by rollout=vllm: set dag.groups, or leave it "
-            "out.",
+            "by separate rollout ranks and by rollout=vllm: set dag.groups, or leave it out.",
         ),
     ),
     (

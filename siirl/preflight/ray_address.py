@@ -69,7 +69,7 @@ def _started_last() -> str:
     file = Path(temporary) / "ray" / "ray_current_cluster"
     if not file.is_file():
         raise ConfigError(
-            f"cluster.address={AUTO}: no Ray cluster was started on this machine ({file} is not "
-            f"there). {REMEDY}"
+            f"cluster.address={AUTO}: no Ray cluster was started on this machine ({file} does "
+            f"not exist). {REMEDY}"
         )
     return file.read_text().strip()

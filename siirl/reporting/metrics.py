@@ -102,7 +102,7 @@ METRICS: dict[str, Metric] = {
     "actor/policy_drift": Metric(_LAST, "CPGD's drift from the old policy"),
     "actor/kl_loss": Metric(_LAST, "KL to the reference policy, as a loss"),
     "actor/kl_coef": Metric(_LAST, "coefficient of the KL term"),
-    "actor/reward_kl_penalty": Metric(_LAST, "KL taken off the reward"),
+    "actor/reward_kl_penalty": Metric(_LAST, "KL subtracted from the reward"),
     "actor/grad_norm": Metric(_LAST, "norm of the whole gradient before clipping"),
     "actor/lr": Metric(_LAST, "learning rate"),
     "actor/skipped_updates": Metric(
@@ -125,7 +125,7 @@ METRICS: dict[str, Metric] = {
         "optimiser steps of the critic that were skipped because their gradient was not finite",
     ),
     "critic/value_mean": Metric(_LAST, "mean value of a decision, before the update"),
-    "critic/return_mean": Metric(_LAST, "mean return of a decision: what the values should be"),
+    "critic/return_mean": Metric(_LAST, "mean return of a decision, the target of its value"),
     "critic/explained_variance": Metric(
         _LAST, "share of the returns' variance that the values of before the update foretold"
     ),
@@ -271,7 +271,7 @@ METRICS: dict[str, Metric] = {
     "val/<task>/mean_score": Metric(
         _LAST, "reward of an episode, without the penalty on long responses, sampled actions"
     ),
-    "val/<task>/score_std": Metric(_LAST, "standard deviation of the rewards, where there are two"),
+    "val/<task>/score_std": Metric(_LAST, "standard deviation of at least two rewards"),
     "val/<task>/scored_episodes": Metric(_LAST, "episodes that the reward scored"),
     "val/<task>/unscored_episodes": Metric(
         _LAST, "episodes that the reward failed to score, and that are in no mean"

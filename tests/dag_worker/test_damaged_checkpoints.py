@@ -92,7 +92,7 @@ def test_a_damaged_pointer_is_read_or_refused_by_name(whole: Path, content: byte
         except CheckpointError as error:
             assert str(pointer.parent) in str(error)
         assert way_on(whole).endswith(
-            f"Go on with trainer.resume={whole}"
+            f"Resume with trainer.resume={whole}"
         )  # a run's last words never fail
 
 

@@ -262,7 +262,7 @@ def test_rank_that_has_acknowledged_gets_nothing_twice():
     coordinator.acknowledge(coordinator.get_partition(KEY, PartitionRequest(2), rank=0).lease_id)
     with pytest.raises(
         InvariantError,
-        match="Rank 0 has taken and acknowledged its part of node 'actor_train', step 7",
+        match="Rank 0 has already taken and acknowledged its part of node 'actor_train', step 7",
     ):
         coordinator.get_partition(KEY, PartitionRequest(2), rank=0)
 
@@ -271,7 +271,7 @@ def test_ranks_must_ask_alike():
     coordinator = DataCoordinator()
     two_sources(coordinator)
     coordinator.get_partition(KEY, PartitionRequest(2), rank=0)
-    with pytest.raises(InvariantError, match="All ranks must ask alike"):
+    with pytest.raises(InvariantError, match="All ranks must request the same"):
         coordinator.get_partition(KEY, PartitionRequest(3), rank=1)
 
 
@@ -418,14 +418,14 @@ def test_sample_is_queued_once():
 def test_rank_puts_its_share_once():
     coordinator = DataCoordinator()
     put(coordinator, "a", source=1, sources=2)
-    with pytest.raises(InvariantError, match="Rank 1 has put its share"):
+    with pytest.raises(InvariantError, match="Rank 1 has already put its share"):
         put(coordinator, "b", source=1, sources=2)
 
 
 def test_ranks_agree_on_how_many_put():
     coordinator = DataCoordinator()
     put(coordinator, "a", source=0, sources=2)
-    with pytest.raises(InvariantError, match="Rank 1 says that 3 ranks put"):
+    with pytest.raises(InvariantError, match="Rank 1 expects puts of 3 ranks"):
         put(coordinator, "b", source=1, sources=3)
 
 

@@ -523,7 +523,7 @@ def test_a_file_that_changes_while_the_run_lasts_stops_it(tmp_path):
     train.write_text(train.read_text().replace("question 002", "question 999"))
     with pytest.raises(
         InvariantError,
-        match=r"data.train_files: row 2 of .*train.jsonl holds another question than when the run began",
+        match=r"data.train_files: row 2 of .*train.jsonl differs from the question at the start of the run",
     ):
         stream.draw(4)
 

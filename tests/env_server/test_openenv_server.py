@@ -122,7 +122,7 @@ def test_some_tasks_of_a_server_can_be_chosen(token_file: str) -> None:
 def test_settings_for_texts_are_refused_for_an_environment_of_siirl(
     adder: ServerThread, token_file: str
 ) -> None:
-    with pytest.raises(ValueError, match="action_field='text' is for environments of others"):
+    with pytest.raises(ValueError, match="action_field='text' is for other OpenEnv servers"):
         OpenEnvEnv(url=adder.url, token_file=token_file, action_field="text")
 
 

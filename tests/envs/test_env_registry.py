@@ -24,7 +24,7 @@ def test_decorator_registers_a_name(own_module, monkeypatch):
 
 
 def test_name_that_is_taken_is_refused(own_module):
-    reference = r"'metaworld' is taken by envs\.metaworld\.metaworld_env:MetaWorldEnv"
+    reference = r"'metaworld' is already registered for envs\.metaworld\.metaworld_env:MetaWorldEnv"
     with pytest.raises(ValueError, match=reference):
         register_env("metaworld")(own_module.CountdownEnv)
 

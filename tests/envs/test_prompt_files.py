@@ -209,8 +209,8 @@ def test_foreign_columns_are_told_with_the_two_forms(tmp_path, name):
     [
         ("rows.jsonl", b"", r"rows\.jsonl has no rows"),
         ("rows.jsonl", b"\n \n", r"rows\.jsonl has no rows"),
-        ("rows.parquet", b"", r"rows\.parquet is no readable parquet file"),
-        ("rows.parquet", b"PAR1 broken", r"rows\.parquet is no readable parquet file"),
+        ("rows.parquet", b"", r"rows\.parquet is not a readable parquet file"),
+        ("rows.parquet", b"PAR1 broken", r"rows\.parquet is not a readable parquet file"),
         ("rows.jsonl", b"{broken", r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b'"\xff\xfe"', r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b"[" * 200_000, r"rows\.jsonl, line 1: not JSON"),

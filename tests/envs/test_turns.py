@@ -42,7 +42,7 @@ class TakesAnyTurn(RelayEnv):
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        (NobodyActs, "nobody acts, and the episode has not ended"),
+        (NobodyActs, "no agent acts, but the episode has not ended"),
         (TakesAnyTurn, "step without an action of who acts must raise ValueError"),
         (EarlyRewardEnv, "before its first action"),
     ],

@@ -78,7 +78,7 @@ def test_missing_required_column_is_named_before_the_function_runs():
         return batch
 
     with pytest.raises(
-        ConfigError, match=r"'under_test' requires the columns \['rewards'\].*There: \['mask'\]"
+        ConfigError, match=r"'under_test' requires the columns \['rewards'\].*Available: \['mask'\]"
     ):
         compute_node(function).run(batch={"mask": 1})
     assert not calls
@@ -185,7 +185,7 @@ def test_model_nodes_are_never_repeated():
 def test_missing_argument_is_named_with_what_there_is():
     with pytest.raises(
         ConfigError,
-        match=r"asks for 'context', which is not given here. There: batch, config, node",
+        match=r"asks for 'context', which is not given here. Available: batch, config, node",
     ):
         compute_node(lambda batch, context: batch).run(batch={}, config=1)
 

@@ -39,9 +39,9 @@ def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> 
     )
     stacks = check_ended(
         run,
-        "siirl: the run failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: computes node rollout_actor of step 2, since ",
-        "/stacks. If something takes that long in good order, raise trainer.hang_minutes.\nThe last checkpoint is ",
-        "/checkpoints/step_00000001\nGo on with trainer.resume=",
+        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: computes node rollout_actor of step 2, since ",
+        "/stacks. If one operation legitimately takes longer, raise trainer.hang_minutes.\nThe last checkpoint is ",
+        "/checkpoints/step_00000001\nResume with trainer.resume=",
     )
     assert list(stacks) == ["rank_0"]
     assert 'bad_envs.py", line' in stacks["rank_0"] and "in reset" in stacks["rank_0"]
@@ -56,11 +56,11 @@ def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stac
     )
     stacks = check_ended(
         run,
-        "siirl: the run failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: does not answer, because its code holds the "
+        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: does not answer, because its code holds the "
         "interpreter's lock. Stack traces: ",
         "\nThe last checkpoint is ",
     )
-    assert run.text.rstrip().splitlines()[-1] == f"Go on with trainer.resume={run.folders[0]}"
+    assert run.text.rstrip().splitlines()[-1] == f"Resume with trainer.resume={run.folders[0]}"
     assert "Timeout" in stacks["rank_0"] and 'bad_envs.py", line' in stacks["rank_0"]
 
 
@@ -90,7 +90,7 @@ def test_an_environment_that_blocks_an_evaluation_ends_it(start_run, tmp_path: P
     )
     assert evaluation.returncode == FAILED, evaluation.stderr
     assert (
-        "siirl: the evaluation failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: evaluates, since "
+        "siirl: the evaluation failed: No progress for trainer.hang_minutes=0.5. rank 0: evaluates, since "
         in evaluation.stderr
     )
     assert "Traceback" not in evaluation.stderr
@@ -111,9 +111,9 @@ def test_ranks_whose_code_keeps_the_interpreters_lock_end_the_run_and_are_named(
     )
     stacks = check_ended(
         run,
-        "siirl: the run failed: Nothing has got on for trainer.hang_minutes=2. rank 0: ",
+        "siirl: the run failed: No progress for trainer.hang_minutes=2. rank 0: ",
         "does not answer, so it is stopped or its code holds the interpreter's lock; last it ",
-        "\nGo on with trainer.resume=",
+        "\nResume with trainer.resume=",
     )
     assert stacks.keys() == {"rank_0", "rank_1", "environment_server"}
     assert all("most recent call first" in text for text in stacks.values())

@@ -353,7 +353,7 @@ def test_data_set_is_chosen_where_there_are_several(folder):
     )
     with pytest.raises(
         CheckpointError,
-        match=r"knows several data sets, .* name the one .*options\.statistics=None",
+        match=r"has statistics of several data sets, .* name one of .*options\.statistics=None",
     ):
         policy_of(folder)
     assert policy_of(folder, statistics="object").action_tokenizer.quantiles.high[0] == 0.9

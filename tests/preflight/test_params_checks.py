@@ -292,7 +292,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.mode=async"],
-            "mode=async rolls out beside training",
+            "mode=async rolls out during training",
         ),
         (
             TEXT,

@@ -138,7 +138,7 @@ def test_what_a_run_has_written_stays_and_the_way_on_is_told(
         raise ending
     assert (folder / "metrics.jsonl").is_file()
     assert caught.value.__notes__ == [
-        f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"
+        f"There is no checkpoint yet (trainer.save_freq). Run folder: {folder}"
     ]
 
 
@@ -152,7 +152,7 @@ def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     newest = folder / "checkpoints" / "step_00000020"
     assert caught.value.__notes__ == [
-        f"The last checkpoint is {newest}\nGo on with trainer.resume={folder}"
+        f"The last checkpoint is {newest}\nResume with trainer.resume={folder}"
     ]
 
 

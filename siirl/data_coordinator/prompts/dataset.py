@@ -62,8 +62,8 @@ class Prompts:
         for place, row in found.items():
             if question_number(row) != int(self.question_N[place]):
                 raise InvariantError(
-                    f"{self.files.key}: row {self.rows_N[place]} of {', '.join(map(str, self.files.paths))} holds another question than "
-                    "when the run began: the files were changed. Start the run anew, and leave them alone while it lasts."
+                    f"{self.files.key}: row {self.rows_N[place]} of {', '.join(map(str, self.files.paths))} differs from the question "
+                    "at the start of the run: the files were changed. Start a new run, and do not change the files while it runs."
                 )
         return found
 

@@ -85,7 +85,7 @@ COLUMNS: dict[str, Column] = {
         np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"
     ),
     "proprioception": Column(
-        np.float32, "B C J", Layout.CHUNK, "what the robot feels at the start of each chunk"
+        np.float32, "B C J", Layout.CHUNK, "proprioception at the start of each chunk"
     ),
     "instruction_ids": Column(np.int64, "B L", Layout.WORDS, "words of the instruction"),
     # What it did
@@ -93,12 +93,12 @@ COLUMNS: dict[str, Column] = {
         np.int64,
         "B T",
         Layout.TOKEN,
-        "tokens that it produced; of a continuous distribution its choices, [B T] or [B T choice]",
+        "tokens of the policy; for a continuous distribution its choices, [B T] or [B T choice]",
         or_dtype=np.float32,
     ),
     "response_ids": Column(np.int64, "B T", Layout.TOKEN, "another name of responses"),
     "response_mask": Column(
-        np.int64, "B T", Layout.TOKEN, "1 for its own tokens; for robots, those of executed actions"
+        np.int64, "B T", Layout.TOKEN, "1 at tokens of the policy; for robots, of executed actions"
     ),
     "rollout_log_probs": Column(
         np.float32, "B T", Layout.TOKEN, "log-probs under the policy and temperature that acted"
@@ -112,7 +112,7 @@ COLUMNS: dict[str, Column] = {
         np.bool_,
         "B",
         Layout.FIXED,
-        "of text: whether the environment could say success and return; where not, both are 0",
+        "text: whether the environment reported success and return; otherwise both are 0",
     ),
     "truncated": Column(np.bool_, "B", Layout.FIXED, "ended by the limit of steps"),
     "env_return": Column(np.float32, "B", Layout.FIXED, "sum of the environment's rewards"),

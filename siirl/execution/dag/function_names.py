@@ -100,7 +100,7 @@ def arguments_for(
         if parameter.default is parameter.empty and parameter.name not in available:
             known = ", ".join(sorted(available))
             raise ConfigError(
-                f"{describe(function)} of {owner} asks for {parameter.name!r}, which is not given here. There: {known}."
+                f"{describe(function)} of {owner} asks for {parameter.name!r}, which is not given here. Available: {known}."
             )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(available)

@@ -273,7 +273,7 @@ class Node:
         if missing := sorted(self.required_columns - there):
             raise ConfigError(
                 f"Node {self.node_id!r} requires the columns {missing}, which are not in the "
-                f"batch. There: {sorted(there)}."
+                f"batch. Available: {sorted(there)}."
             )
         return there
 
@@ -285,7 +285,7 @@ class Node:
         elif missing := sorted(self.provided_columns - there):
             raise InvariantError(
                 f"Node {self.node_id!r} declares the columns {missing}, but its batch lacks them. "
-                f"There: {sorted(there)}."
+                f"Available: {sorted(there)}."
             )
 
     def _as_output(self, result: Any, function: Callable[..., Any]) -> NodeOutput:

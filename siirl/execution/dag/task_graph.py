@@ -290,7 +290,7 @@ class TaskGraph:
                     raise ConfigError(
                         f"Node {node_id!r} of graph {self.graph_id!r} joins {names[0]!r} and "
                         f"{name!r}, and {sorted(differing)[0]!r} on one of these paths moves rows "
-                        "to other ranks. Put it before the paths part, or after they have met."
+                        "to other ranks. Put it before the split, or after the join."
                     )
 
     def _movers_up_to(self, node_id: str) -> set[str]:

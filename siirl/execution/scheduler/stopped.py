@@ -119,7 +119,10 @@ class StoppedWatch:
             stopped_s = self._stopped_s[process.pid]
             needed, replaced = _name(process, NEEDED), _name(process, REPLACED)
             if needed is not None and stopped_s >= self._end_after_s:
-                return f"{needed} (process {process.pid}) was stopped (SIGSTOP) for {stopped_s:.0f} s, and the run cannot go on without it."
+                return (
+                    f"{needed} (process {process.pid}) was stopped (SIGSTOP) for {stopped_s:.0f} s, "
+                    "and the run cannot continue without it."
+                )
             if (
                 (needed or replaced)
                 and stopped_s >= WARN_AFTER_S

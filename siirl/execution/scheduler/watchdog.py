@@ -81,8 +81,8 @@ def _duration(seconds: float) -> str:
 def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
     """The judge's verdict with the remedy."""
     return (
-        f"Nothing has got on for trainer.hang_minutes={limit_s / 60:g}. {verdict}. Stack traces: {folder}. If something takes that long "
-        "in good order, raise trainer.hang_minutes."
+        f"No progress for trainer.hang_minutes={limit_s / 60:g}. {verdict}. Stack traces: {folder}. If one operation legitimately takes "
+        "longer, raise trainer.hang_minutes."
     )
 
 

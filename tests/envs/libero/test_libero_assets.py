@@ -99,7 +99,7 @@ def test_cache_that_cannot_be_made_is_told(monkeypatch):
     monkeypatch.setenv("SIIRL_CACHE", "/dev/null/cache")
     with pytest.raises(
         RuntimeError,
-        match=r"cache folder /dev/null/cache/libero cannot be made .*: set SIIRL_CACHE to a folder",
+        match=r"cache folder /dev/null/cache/libero cannot be created .*: set SIIRL_CACHE to a folder",
     ):
         cache_folder()
 

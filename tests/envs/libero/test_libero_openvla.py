@@ -112,7 +112,7 @@ def test_statistics_of_a_checkpoint_are_read_by_suite(tmp_path):
     assert read_statistics(tmp_path, data="object")[1] is None
     with pytest.raises(
         ValueError,
-        match=r"knows several data sets, libero_goal_no_noops, libero_object: name the one",
+        match=r"statistics of several data sets, libero_goal_no_noops, libero_object: name one",
     ):
         read_statistics(tmp_path)
     with pytest.raises(

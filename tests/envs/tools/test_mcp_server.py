@@ -75,7 +75,7 @@ def test_server_that_dies_in_mid_call_is_told_and_starts_anew(notes_server, way)
 
     assert with_tools(play, notes_server) == [
         "1 notes",
-        "Error: its server died; it starts anew with the next call",
+        "Error: its server died; it restarts with the next call",
         "1 notes",
     ]
 
@@ -88,7 +88,7 @@ def test_server_that_hangs_is_cut_off(notes_server):
     answer = with_tools(play, notes_server, deadline_s=0.5)
     assert (
         answer
-        == "Error: no answer within 0.5 s; its server was stopped, and starts anew with the next call"
+        == "Error: no answer within 0.5 s; its server was stopped, and restarts with the next call"
     )
 
 
@@ -239,7 +239,7 @@ def test_lines_that_are_no_mcp_cost_one_warning_for_each_server(plain_server, tm
     (warning,) = caplog.records
     assert warning.levelname == "WARNING" and warning.exc_info is None
     assert (
-        "chatty.py' writes to its standard output what is no MCP, first: 'loading'."
+        "chatty.py' writes lines to its standard output that are not MCP, first: 'loading'."
         in warning.getMessage()
     )
 

@@ -244,7 +244,7 @@ def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
     assert '"remember"' in said(first)[0]
     assert [said(result)[0] for result in called] == [
         "1 notes",
-        "Error: its server died; it starts anew with the next call.",
+        "Error: its server died; it restarts with the next call.",
         "1 notes",
     ]
     assert final[2]
