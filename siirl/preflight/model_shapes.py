@@ -106,6 +106,10 @@ class Stack:
         """Bytes a place of a block's input, all that is kept where activations are recomputed."""
         return computing.residual * self.width
 
+    def token_bytes(self, compute: int) -> int:
+        """Keys and values of a token in all blocks, of `compute` bytes a number."""
+        return 2 * self.blocks * self.key_width * compute
+
     def _gated_bytes(self, computing: Computing) -> int:
         width, compute = self.width, computing.compute
         # RMSNorm: its input in float32, the normalised input for the gradient of the weight

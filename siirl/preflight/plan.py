@@ -23,6 +23,7 @@ from siirl.params.printable import printable
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
 from siirl.preflight.duration import estimated_minutes
+from siirl.preflight.gpu_fit import table_lines
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import (
     BYTES_PER_PARAMETER,
@@ -33,7 +34,7 @@ from siirl.preflight.memory import (
     total,
     training_memory,
 )
-from siirl.preflight.rank_memory import RankMemory, rank_memory, table_lines
+from siirl.preflight.rank_memory import RankMemory, rank_memory
 
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
 VIDEO_BYTES = 300e3  # a few seconds of 256x256 mp4

@@ -52,6 +52,7 @@ from siirl.params.weight_files import parameters_in
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
 from siirl.preflight.duration import measured_speed
+from siirl.preflight.gpu_fit import gpu_problems
 from siirl.preflight.group_placement import GroupPlan, place
 from siirl.preflight.machine import (
     free_memory_bytes,
@@ -62,7 +63,6 @@ from siirl.preflight.machine import (
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import Plan, make_plan, together
-from siirl.preflight.rank_memory import gpu_problems
 from siirl.reporting.metric_writers import check_loggers
 
 POLICY = "actor_rollout_ref.model.policy"

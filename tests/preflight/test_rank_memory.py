@@ -15,9 +15,10 @@ from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import ENCODERS_7B, LLAMA_7B, QWEN_7B, openvla
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
+from siirl.preflight.gpu_fit import gpu_problems
 from siirl.preflight.machine import GIB
 from siirl.preflight.model_shapes import Computing, Stack, decoder_shape, openvla_shape, read_shape
-from siirl.preflight.rank_memory import gpu_problems, rank_memory
+from siirl.preflight.rank_memory import rank_memory
 from tests.preflight.camera_spec import SPEC
 
 LIBERO_10 = dataclasses.replace(SPEC, name="libero", max_episode_steps=520)

@@ -1,0 +1,163 @@
+"""Refuses a job whose rank does not fit its GPU, with the settings that would fit.
+
+The memory is that of `siirl.preflight.rank_memory`.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any
+
+from envs.base import EnvSpec
+from siirl.errors import ConfigError, SiirlError
+from siirl.params import sizes
+from siirl.params.build import as_text
+from siirl.params.domains import is_text
+from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.machine import GIB
+from siirl.preflight.memory import Parts
+from siirl.preflight.model_shapes import ModelShape
+from siirl.preflight.rank_memory import (
+    RankMemory,
+    compute_bytes,
+    model_shape,
+    rank_memory,
+    recomputes,
+)
+
+Setting = Mapping[str, Any]
+"""Values of keys, which are changed together."""
+USABLE = 0.9  # of a GPU, the share that vLLM takes by default; the rest is for what is left out
+LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
+MOST_RANKS = 64  # eight machines of eight GPUs: the most that a remedy proposes
+FEW_CHUNKS = 8  # observations of a pass: 3,288 places of OpenVLA-OFT, enough to fill a GPU
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+
+
+def gpu_problems(
+    config: SiiRLArguments,
+    spec: EnvSpec,
+    *,
+    gpu_bytes: float | None,
+    shape: ModelShape | None = None,
+) -> list[SiirlError]:
+    """Refuse a job that does not fit its GPUs, with the settings that would.
+
+    Args:
+        config: Of the job.
+        spec: Of the environment.
+        gpu_bytes: Memory of a GPU; None: there is none, or it is unknown.
+        shape: See `rank_memory.rank_memory`.
+    """
+    if gpu_bytes is None:
+        return []
+    shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
+    table = rank_memory(config, spec, shape=shape)
+    if table is None or table.peak[1] <= USABLE * gpu_bytes:
+        return []
+    phase, needed = table.peak
+    parts = (*table.held, *dict(table.phases)[phase])
+    largest = tuple(sorted(parts, key=lambda part: part[1], reverse=True))
+    remedy = _remedy(config, spec, shape=shape, gpu_bytes=gpu_bytes)
+    return [
+        ConfigError(
+            f"A rank needs about {gib(needed)} of GPU memory in its {phase} ({_listed(largest)}), "
+            f"and a GPU has {gib(gpu_bytes)}, of which {USABLE:.0%} are planned with. {remedy}"
+        )
+    ]
+
+
+def table_lines(table: RankMemory, *, gpu_bytes: float) -> list[tuple[str, str]]:
+    """Topics and texts for the plan: the peak with what is held throughout, then each phase."""
+    phase, peak = table.peak
+    first = (
+        f"about {gib(peak)} of {gib(gpu_bytes)} in its {phase}, estimated; throughout "
+        f"{_listed(table.held)}"
+    )
+    phases = [("", f"{name}: {_listed(parts)}") for name, parts in table.phases if parts]
+    return [("a GPU", first), *phases]
+
+
+def gib(size: float) -> str:
+    """Bytes as `1.5 GiB`, the unit in which GPUs are sold."""
+    return f"{size / GIB:.1f} GiB"
+
+
+def _listed(parts: Parts) -> str:
+    return ", ".join(f"{name} {gib(size)}" for name, size in parts)
+
+
+def _fits(
+    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None, gpu_bytes: float
+) -> bool:
+    table = rank_memory(config, spec, shape=shape)
+    return table is not None and table.peak[1] <= USABLE * gpu_bytes
+
+
+def _remedy(
+    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None, gpu_bytes: float
+) -> str:
+    """Every setting that fits alone, or else the first, the first two and so on, until they fit."""
+    settings = list(_settings(config, text=is_text(spec), shape=shape))
+    alone = []
+    for setting in settings:
+        if _fits(changed(config, setting), spec, shape=shape, gpu_bytes=gpu_bytes):
+            alone.append(_words(setting))
+    if alone:
+        return f"What fits: {'; or '.join(alone)}."
+    together: dict[str, Any] = {}
+    for setting in settings:
+        together |= setting
+        if _fits(changed(config, together), spec, shape=shape, gpu_bytes=gpu_bytes):
+            return f"What fits: {_words(together)}."
+    even = f"Not even {_words(together)} makes it fit: " if together else ""
+    return f"{even}take a smaller model, or GPUs with more memory."
+
+
+def _settings(config: SiiRLArguments, *, text: bool, shape: ModelShape | None) -> Iterator[Setting]:
+    """Settings that save memory."""
+    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    rollout = config.actor_rollout_ref.rollout
+    row = config.data.max_prompt_length + config.data.max_response_length
+    if not recomputes(model, text=text):
+        yield {f"{MODEL}.gradient_checkpointing" if text else f"{MODEL}.options.recompute": True}
+    if actor.micro_batch_tokens is not None and actor.micro_batch_tokens > row:
+        yield {f"{ACTOR}.micro_batch_tokens": row}
+    if actor.micro_batch_tokens is actor.micro_batch_chunks is None and actor.micro_batch_size > 1:
+        yield {f"{ACTOR}.micro_batch_size": 1}
+    if not text and (actor.micro_batch_chunks or FEW_CHUNKS + 1) > FEW_CHUNKS:
+        yield {f"{ACTOR}.micro_batch_chunks": FEW_CHUNKS}
+    if shape is not None and rollout.name == "vllm":
+        token = shape.decoder.token_bytes(compute_bytes(model))
+        least = ceil(row * token / GIB)  # vLLM starts if one row fits
+        if rollout.kv_cache_gib > least:
+            yield {"actor_rollout_ref.rollout.kv_cache_gib": least}
+    for machines in (1, 2, 4, 8):
+        if sizes.ranks(config) < 8 * machines <= MOST_RANKS:
+            several = {"trainer.nnodes": machines} if machines > 1 else {}
+            yield {**several, "trainer.n_gpus_per_node": 8}
+            break
+    if not actor.offload_optimizer:
+        yield {f"{ACTOR}.offload_optimizer": True}
+    if model.lora.rank == 0:
+        yield {f"{MODEL}.lora.rank": LORA_RANK}
+
+
+def _words(setting: Setting) -> str:
+    """A setting as on the command line."""
+    return " ".join(f"{key}={as_text(value)}" for key, value in setting.items())
+
+
+def changed(config: SiiRLArguments, setting: Setting) -> SiiRLArguments:
+    """A copy of `config` with other values of some keys."""
+    result = copy.deepcopy(config)
+    for place, value in setting.items():
+        *groups, key = place.split(".")
+        group: Any = result
+        for name in groups:
+            group = getattr(group, name)
+        if isinstance(group, dict):
+            group[key] = value
+        else:
+            setattr(group, key, value)
+    return result
