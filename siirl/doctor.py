@@ -217,8 +217,8 @@ def memory() -> str:
     config = parse_config()
     plan = prepare(config, check_early(config)).plan
     needs = {
-        "RAM": (plan.memory_bytes, plan.free_memory_bytes),
-        "disk": (plan.disk_bytes, free_bytes(Path.cwd())),
+        "RAM": (plan.needs.memory_bytes, plan.machine.free_memory_bytes),
+        "disk": (plan.needs.disk_bytes, free_bytes(Path.cwd())),
     }
     words = ", ".join(
         f"{name} {free / GIGABYTE:.1f} GB free; the default job needs about "

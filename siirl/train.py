@@ -63,7 +63,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
 
     config = parsed.config
     spec = check_early(config, named=parsed.named)
-    from siirl.preflight.plan import render
+    from siirl.preflight.plan_text import render
     from siirl.preflight.prepare import prepare
 
     job = prepare(config, spec)
@@ -76,7 +76,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
     from siirl.jobs.training_run import run
     from siirl.reporting.run_folder import PLAN_FILE, run_folder
 
-    with run_folder(config, needed_bytes=int(job.plan.disk_bytes)) as folder:
+    with run_folder(config, needed_bytes=int(job.plan.needs.disk_bytes)) as folder:
         print(f"  run folder  {folder}", flush=True)
         (folder / PLAN_FILE).write_text(plan + "\n")
         run(config, job.graph, folder)

@@ -62,7 +62,7 @@ from siirl.preflight.machine import (
 )
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
-from siirl.preflight.plan import Plan, make_plan, together
+from siirl.preflight.plan import Machine, Plan, make_plan, together
 from siirl.reporting.metric_writers import check_loggers
 
 POLICY = "actor_rollout_ref.model.policy"
@@ -147,25 +147,26 @@ def _plan(
     groups: tuple[GroupPlan, ...],
 ) -> Plan:
     """The plan of a job, or of an agent group, that fits this machine."""
-    loss = ActorLoss(
-        config.actor_rollout_ref.actor, horizon=1
-    ).describe()  # the horizon is known once the policy is built
-    of_a_gpu = gpu_bytes(config.cluster, config.trainer)
+    machine = Machine(
+        free_memory_bytes=free_memory_bytes(),
+        cores=len(os.sched_getaffinity(0)),
+        speed=measured_speed(),
+        gpu_bytes=gpu_bytes(config.cluster, config.trainer),
+    )
+    # the horizon is known once the policy is built
+    loss = ActorLoss(config.actor_rollout_ref.actor, horizon=1)
     plan = make_plan(
         config,
         graph,
         spec,
-        group=group,
-        free_memory_bytes=free_memory_bytes(),
-        cores=len(os.sched_getaffinity(0)),
-        loss=loss,
+        machine=machine,
+        loss=loss.describe(),
         critic=describe_critic(config) if needs_critic(graph, group=group) else None,
         begins=begins,
-        speed=measured_speed(),
-        gpu_bytes=of_a_gpu,
         groups=groups,
+        group=group,
     )
-    refuse(gpu_problems(config, spec, gpu_bytes=of_a_gpu))
+    refuse(gpu_problems(config, spec, gpu_bytes=machine.gpu_bytes))
     refuse(
         simulation_problems(
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()

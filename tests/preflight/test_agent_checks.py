@@ -6,7 +6,7 @@ import yaml
 from siirl.errors import SiirlError
 from siirl.params.parser import parse, parse_first, to_tree
 from siirl.preflight.early_checks import check_early
-from siirl.preflight.plan import render
+from siirl.preflight.plan_text import render
 from siirl.preflight.prepare import prepare
 
 CARTPOLE = "env:gymnasium,env.id:CartPole-v1"

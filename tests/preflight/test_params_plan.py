@@ -17,7 +17,8 @@ from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
 from siirl.preflight.machine import GIB
-from siirl.preflight.plan import Plan, make_plan, render
+from siirl.preflight.plan import Machine, Plan, make_plan
+from siirl.preflight.plan_text import render
 from siirl.preflight.rank_memory import RankMemory
 from tests.preflight.camera_spec import SPEC
 
@@ -69,6 +70,9 @@ def graph() -> TaskGraph:
     return pipeline.build()
 
 
+MACHINE = Machine(free_memory_bytes=64e9, cores=2)
+
+
 def plan_of(
     overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None, spec: EnvSpec = SPEC
 ) -> Plan:
@@ -76,8 +80,7 @@ def plan_of(
         parse_config([*JOB, *overrides]),
         job_graph or graph(),
         spec,
-        free_memory_bytes=64e9,
-        cores=2,
+        machine=MACHINE,
         loss="vanilla, token-mean",
     )
 
@@ -89,19 +92,21 @@ def test_prompts_times_group_size_are_the_trajectories() -> None:
 
 def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
     plan = plan_of()
-    assert (plan.mini_batches, plan.trajectories_per_mini_batch, plan.optimiser_steps) == (4, 24, 4)
-    assert plan.micro_batches == 3  # 24 trajectories, 10 at a time
+    assert (plan.update.mini_batches, plan.optimiser_steps) == (4, 4)
+    assert plan.update.trajectories_per_mini_batch == 24
+    assert plan.update.micro_batches == 3  # 24 trajectories, 10 at a time
 
 
 def test_each_agent_of_an_episode_makes_a_trajectory() -> None:
     plan = plan_of(spec=dataclasses.replace(SPEC, num_agents=2))
-    assert (plan.trajectories, plan.trajectories_per_mini_batch, plan.micro_batches) == (192, 48, 5)
+    assert (plan.trajectories, plan.update.trajectories_per_mini_batch) == (192, 48)
+    assert plan.update.micro_batches == 5
     assert "12 prompts x 8 rollouts x 2 agents = 192 trajectories" in one_line(render(plan))
 
 
 def test_two_ranks_share_a_mini_batch() -> None:
     assert (
-        plan_of(["trainer.n_gpus_per_node=2"]).micro_batches == 2
+        plan_of(["trainer.n_gpus_per_node=2"]).update.micro_batches == 2
     )  # 12 on each rank, 10 at a time
 
 
@@ -132,16 +137,19 @@ def test_epochs_repeat_the_optimiser_steps() -> None:
     ],
 )
 def test_evaluations_are_counted(overrides: list[str], evaluations: int) -> None:
-    assert plan_of(overrides).evaluations == evaluations
+    assert plan_of(overrides).length.evaluations == evaluations
 
 
 def test_an_evaluation_has_episodes_of_every_task() -> None:
-    assert plan_of().val_episodes == 60
+    assert plan_of().length.val_episodes == 60
 
 
 def test_memory_counts_simulators_by_server_and_task() -> None:
     few, many = plan_of(["env.num_servers=2"]), plan_of(["env.num_servers=4"])
-    assert dict(many.memory_parts)["environments"] == 2 * dict(few.memory_parts)["environments"]
+    assert (
+        dict(many.needs.memory_parts)["environments"]
+        == 2 * dict(few.needs.memory_parts)["environments"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +177,7 @@ def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(
     name: str, overrides: list[str], expected: float
 ) -> None:
     plan = plan_of(overrides, spec=dataclasses.replace(SPEC, name=name))
-    assert dict(plan.memory_parts)["environments"] == pytest.approx(expected)
+    assert dict(plan.needs.memory_parts)["environments"] == pytest.approx(expected)
 
 
 def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> (
@@ -180,12 +188,12 @@ def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_
     """
 
     def bytes_of(*overrides: str) -> float:
-        return dict(plan_of(overrides).memory_parts)["policy and Adam"] / 2_200_000
+        return dict(plan_of(overrides).needs.memory_parts)["policy and Adam"] / 2_200_000
 
     adapters, kl = "actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.actor.use_kl_loss=true"
     assert [bytes_of(), bytes_of(kl), bytes_of(adapters), bytes_of(adapters, kl)] == [16, 20, 4, 4]
     assert bytes_of(adapters, kl, "actor_rollout_ref.ref.path=other") == 8
-    assert plan_of(NO_VIDEOS).disk_bytes > plan_of([*NO_VIDEOS, adapters]).disk_bytes
+    assert plan_of(NO_VIDEOS).needs.disk_bytes > plan_of([*NO_VIDEOS, adapters]).needs.disk_bytes
 
 
 def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
@@ -229,14 +237,14 @@ def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> No
         plan_of(["trainer.save_freq=1", f"trainer.total_steps={steps}", *NO_VIDEOS])
         for steps in (1, 10, 10_000)
     )
-    assert long.disk_bytes == longer.disk_bytes
-    assert long.disk_bytes - short.disk_bytes == 2 * 12 * 2_200_000
+    assert long.needs.disk_bytes == longer.needs.disk_bytes
+    assert long.needs.disk_bytes - short.needs.disk_bytes == 2 * 12 * 2_200_000
 
 
 def test_more_memory_than_is_free_is_said() -> None:
     assert "WARNING" not in render(plan_of())
     assert "lower env.num_servers" in one_line(
-        render(dataclasses.replace(plan_of(), free_memory_bytes=1e9))
+        render(dataclasses.replace(plan_of(), machine=Machine(free_memory_bytes=1e9, cores=2)))
     )
 
 
@@ -248,11 +256,11 @@ def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> Non
         )
         for n in (360, 10**9)
     )
-    assert some.disk_bytes == many.disk_bytes
+    assert some.needs.disk_bytes == many.needs.disk_bytes
     one_less = plan_of(
         ["trainer.record_val_episodes=0", "trainer.max_minutes=6", "trainer.total_steps=359"]
     )
-    assert some.disk_bytes - one_less.disk_bytes == pytest.approx(2 * 300e3)
+    assert some.needs.disk_bytes - one_less.needs.disk_bytes == pytest.approx(2 * 300e3)
 
 
 def test_disk_counts_no_more_videos_than_there_are_episodes() -> None:
@@ -261,9 +269,9 @@ def test_disk_counts_no_more_videos_than_there_are_episodes() -> None:
     """
     for key, episodes in (("trainer.record_episodes", 96), ("trainer.record_val_episodes", 60)):
         assert (
-            plan_of([f"{key}={episodes}"]).disk_bytes
-            == plan_of([f"{key}=1000"]).disk_bytes
-            > plan_of([f"{key}={episodes - 1}"]).disk_bytes
+            plan_of([f"{key}={episodes}"]).needs.disk_bytes
+            == plan_of([f"{key}=1000"]).needs.disk_bytes
+            > plan_of([f"{key}={episodes - 1}"]).needs.disk_bytes
         )
 
 
@@ -271,7 +279,7 @@ def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments()
     long = plan_of(
         ["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"]
     )
-    assert long.minutes == pytest.approx(6.0)
+    assert long.needs.minutes == pytest.approx(6.0)
     assert "no estimate" in one_line(render(plan_of(["env=gymnasium", "env.id=CartPole-v1"])))
 
 
@@ -282,7 +290,7 @@ def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones
     its share of a limit is lower.
     """
     meta_world, libero = (
-        plan_of(words).minutes
+        plan_of(words).needs.minutes
         for words in ([], ["env=libero", "actor_rollout_ref.model.path=null"])
     )
     assert meta_world is not None and libero is not None and 2 < libero / meta_world < 5
@@ -373,8 +381,8 @@ def test_what_is_skipped_is_said_with_its_reason() -> None:
     job_graph = graph()
     skip_unused(job_graph, needs_reference=False, needs_old_log_probs=False)
     plan = plan_of(job_graph=job_graph)
-    assert plan.nodes == ("rollout", "update")
-    assert [node for node, _ in plan.skipped] == ["old", "reference"]
+    assert plan.pipeline.nodes == ("rollout", "update")
+    assert [node for node, _ in plan.pipeline.skipped] == ["old", "reference"]
     assert "skipped" in one_line(render(plan))
     assert (
         "reference: no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)"
@@ -385,7 +393,7 @@ def test_what_is_skipped_is_said_with_its_reason() -> None:
 def test_what_is_needed_is_not_skipped() -> None:
     job_graph = graph()
     skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)
-    assert plan_of(job_graph=job_graph).skipped == ()
+    assert plan_of(job_graph=job_graph).pipeline.skipped == ()
 
 
 def test_a_kl_without_a_node_for_the_reference_is_refused() -> None:
@@ -433,7 +441,12 @@ def test_the_plan_lists_what_a_gpu_holds_where_its_memory_is_known() -> None:
     table = RankMemory(
         held=(("weights", 3 * GIB),), phases=(("rollout", ()), ("update", (("gradients", GIB),)))
     )
-    plan = dataclasses.replace(plan_of(), rank_memory=table, gpu_bytes=8.0 * GIB)
+    plan = plan_of()
+    plan = dataclasses.replace(
+        plan,
+        needs=dataclasses.replace(plan.needs, rank_memory=table),
+        machine=dataclasses.replace(plan.machine, gpu_bytes=8.0 * GIB),
+    )
     told = one_line(render(plan))
     assert "a GPU about 4.0 GiB of 8.0 GiB in its update, estimated; throughout weights" in told
     assert "update: gradients 1.0 GiB" in told

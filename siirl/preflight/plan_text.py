@@ -1,0 +1,204 @@
+"""The plan of a run as text for a terminal."""
+
+import textwrap
+from collections.abc import Sequence
+
+from siirl.params.printable import printable
+from siirl.preflight.gpu_fit import table_lines
+from siirl.preflight.group_placement import GroupPlan
+from siirl.preflight.memory import counted, shortage, size_text
+from siirl.preflight.plan import Plan, listed
+
+COLUMNS = 80
+"""Width of the plan: the default width of a terminal."""
+UNGRADED_ROWS = (
+    "includes rows that the environment cannot grade (no ground truth, or a style that needs a "
+    "judge): only your reward rates them, and success rates leave them out "
+    "(env.kwargs.ungraded)"
+)
+
+
+def render(plan: Plan) -> str:
+    """The plan as text for a terminal, one topic a line."""
+    lines = [
+        ("pipeline", f"{plan.pipeline.name}: {plan.pipeline.paths[0]}"),
+        *(("join" if " + " in path else "branch", path) for path in plan.pipeline.paths[1:]),
+        *(("skipped", f"{node}: {reason}") for node, reason in plan.pipeline.skipped),
+        ("ranks", _render_ranks(plan)),
+        *((f"group {group.name}", _render_group(group)) for group in plan.groups),
+        *([("staleness", _render_staleness(plan))] if plan.groups else []),
+        *_lines_of_agents(plan),
+        *([("begins", plan.begins)] if plan.begins is not None else []),
+        ("length", _render_length(plan)),
+        (
+            "memory",
+            f"about {size_text(plan.needs.memory_bytes)}, estimated ({_render_memory(plan)})",
+        ),
+        *(
+            table_lines(plan.needs.rank_memory, gpu_bytes=plan.machine.gpu_bytes)
+            if plan.needs.rank_memory and plan.machine.gpu_bytes
+            else ()
+        ),
+        (
+            "disk",
+            f"about {size_text(plan.needs.disk_bytes)} for checkpoints, videos and logs, estimated",
+        ),
+        ("time", _render_time(plan)),
+    ]
+    lacking = shortage(plan.needs.memory_parts, free_memory_bytes=plan.machine.free_memory_bytes)
+    lines += [] if lacking is None else [("WARNING", lacking)]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(["Plan", *(_hanging(name, value, column=width + 4) for name, value in lines)])
+
+
+def _lines_of_agents(plan: Plan) -> list[tuple[str, str]]:
+    """Tasks, sizes and updates of the run's policy, or of each agent's."""
+    if not plan.agents_of_run:
+        return _lines_of_agent(plan)
+    return [
+        (f"{name} {topic}", text)
+        for name, own in plan.agents_of_run
+        for topic, text in (("weights", own.weights), *_lines_of_agent(own))
+    ]
+
+
+def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
+    return [
+        ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
+        *([("roles", _render_roles(plan))] if plan.roles else []),
+        (
+            "environments",
+            f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = "
+            f"{plan.num_servers * plan.envs_per_server}",
+        ),
+        ("a step", _render_step(plan)),
+        ("update", _render_update(plan)),
+        *([("loss", plan.update.loss)] if plan.pipeline.trains else []),
+        *([("critic", plan.update.critic)] if plan.update.critic is not None else []),
+        *([("grades", UNGRADED_ROWS)] if plan.ungraded else []),
+        *([("start", plan.start)] if plan.start is not None else []),
+    ]
+
+
+def _hanging(name: str, value: str, *, column: int) -> str:
+    """A topic in the left column and its text beside it, wrapped to `COLUMNS`."""
+    text = textwrap.wrap(
+        printable(value, keep=""), COLUMNS - column, break_on_hyphens=False, break_long_words=False
+    )
+    return f"  {name:<{column - 2}}" + ("\n" + " " * column).join(text)
+
+
+def _render_tasks(plan: Plan) -> str:
+    if plan.length.file_epochs is not None:
+        return "questions of data.train_files"
+    return listed(plan.tasks) + (
+        "; more prompts for tasks of medium success" if plan.task_sampling == "learnable" else ""
+    )
+
+
+def _render_roles(plan: Plan) -> str:
+    return ", ".join(f"{name} played by agent {group}" for name, group in plan.roles)
+
+
+def _render_ranks(plan: Plan) -> str:
+    machines = f" on {plan.machines} machines" if plan.machines > 1 else ""
+    local = plan.cluster == "local"
+    place = "one process, cluster=local" if local else f"Ray actors, cluster={plan.cluster}"
+    return f"{plan.ranks}{machines} ({place})"
+
+
+def _render_group(group: GroupPlan) -> str:
+    ranks, machines = _numbers("rank", group.ranks), _numbers("machine", group.machines)
+    return f"{ranks} ({group.why}) on {machines}: {' -> '.join(group.nodes)}"
+
+
+def _numbers(noun: str, numbers: Sequence[int]) -> str:
+    """`rank 0`, `ranks 0-3` or `ranks 0, 2`."""
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    in_a_row = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    listed = f"{numbers[0]}-{numbers[-1]}" if in_a_row else ", ".join(map(str, numbers))
+    return f"{noun}s {listed}"
+
+
+def _render_staleness(plan: Plan) -> str:
+    if plan.max_staleness == 0:
+        return "0: a step's rollouts wait for the weights of the step before"
+    behind = f"at most {counted(plan.max_staleness, 'step')}"
+    if plan.streams:
+        return f"{behind}: episodes are started all the time, new weights reach running ones"
+    return f"{behind}: step k is rolled out with the weights of step k - {plan.max_staleness + 1}"
+
+
+def _render_step(plan: Plan) -> str:
+    factors = [counted(plan.prompts, "prompt"), counted(plan.group_size, "rollout")]
+    factors += [counted(plan.agents, "agent")] if plan.agents > 1 else []
+    return f"{' x '.join(factors)} = {plan.trajectories} trajectories"
+
+
+def _render_update(plan: Plan) -> str:
+    if not plan.pipeline.trains:
+        return "none: no node of this graph trains a model, so the weights stay as they are"
+    passes = f"{plan.update.epochs} passes over " if plan.update.epochs > 1 else ""
+    batches = (
+        f"{counted(plan.update.mini_batches, 'mini-batch', 'es')} of "
+        f"{plan.update.trajectories_per_mini_batch} trajectories"
+    )
+    micro_batches = (
+        f"a rank takes {counted(plan.update.micro_batches, 'micro-batch', 'es')} of at most "
+        f"{plan.update.micro_batch_size} for each"
+    )
+    for budget, unit in (
+        (plan.update.micro_batch_tokens, "token"),
+        (plan.update.micro_batch_chunks, "chunk"),
+    ):
+        if budget is not None:
+            micro_batches = (
+                f"a rank takes micro-batches of at most {counted(budget, unit)} for each"
+            )
+    return f"{passes}{batches} = {counted(plan.optimiser_steps, 'optimiser step')}; {micro_batches}"
+
+
+def _render_length(plan: Plan) -> str:
+    bounds = (
+        []
+        if plan.length.max_minutes is None
+        else [f"{plan.length.max_minutes:g} minutes of training"]
+    )
+    bounds += (
+        []
+        if plan.length.file_epochs is None
+        else [f"{counted(plan.length.file_epochs, 'pass', 'es')} over the files"]
+    )
+    if plan.length.steps is None:
+        return (
+            f"steps until {' or '.join(bounds)}; evaluations of {plan.length.val_episodes} episodes"
+        )
+    bound = f", at most {' or '.join(bounds)}" if bounds else ""
+    agents = [own for _, own in plan.agents_of_run] or [plan]
+    work = f"{plan.length.steps * sum(own.trajectories for own in agents)} trajectories"
+    if plan.pipeline.trains:
+        updates = plan.length.steps * sum(own.optimiser_steps for own in agents)
+        work += f", {counted(updates, 'optimiser step')}"
+    return (
+        f"{counted(plan.length.steps, 'step')}{bound}: {work}; "
+        f"{counted(plan.length.evaluations or 0, 'evaluation')} of {plan.length.val_episodes} episodes"
+    )
+
+
+def _render_memory(plan: Plan) -> str:
+    return ", ".join(f"{name} {size_text(size)}" for name, size in plan.needs.memory_parts if size)
+
+
+def _render_time(plan: Plan) -> str:
+    if plan.needs.minutes is None:
+        return (
+            f"no estimate: env={plan.env} was not measured with a model of this size; see the "
+            "first step"
+        )
+    measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.1f}x, measured now)"
+    return (
+        f"about {plan.needs.minutes:.0f} minutes, {measured}"
+        if plan.needs.minutes >= 1
+        else f"under a minute, {measured}"
+    )
