@@ -7,7 +7,9 @@ the 0/1 reward, and a blind control (images zeroed in warm start, training and e
 should not gain much. `window` is the same with window-open, the fourth task that the shipped policy
 was cloned on, which the blind control learns. `low_base` has tasks that a weaker warm start almost
 never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm start as
-references, and an oracle that knows the true distance.
+references, and an oracle that knows the true distance. `flow` trains the shipped flow policy on the
+demo's tasks by each algorithm, and `tokens` the token policy for as many steps; both have a blind
+control.
 
 All arms of a study train for the same number of steps. `benchmarks.learning_studies` runs and
 measures them.
@@ -19,6 +21,7 @@ from benchmarks.learning_studies import Arm, Study, run_studies
 
 CLIPS = "{folder}/demonstrations.npz"  # beside a study's warm start
 CLONED_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
+SDE = "actor_rollout_ref.model.options={noise: sde}"
 MAIN = Study(
     common=(),
     steps=190,
@@ -29,11 +32,27 @@ MAIN = Study(
         "blind": Arm(("experiment=blind",), warm_start=("trainer.blind=true",)),
     },
 )
+ALGORITHMS = {
+    "srpo": Arm(()),
+    "grpo": Arm(("pipeline=grpo", "reward=success")),
+    "ppo": Arm(("pipeline=ppo", "reward=success")),
+}
 STUDIES = {
     "main": MAIN,
     "window": replace(
         MAIN, common=("env.tasks=[drawer-open,button-press,window-open,button-press-topdown]",)
     ),
+    "flow": Study(
+        common=("model=tiny_flow_vla",),
+        steps=60,  # the demo's
+        arms={
+            **ALGORITHMS,
+            "sde": Arm(("pipeline=grpo", "reward=success", SDE)),
+            "blind": Arm(("experiment=blind",), warm_start=("trainer.blind=true",)),
+        },
+        shipped="assets/tiny_flow_vla",
+    ),
+    "tokens": Study(common=(), steps=60, arms=ALGORITHMS),
     "low_base": Study(
         common=(
             "env.tasks=[door-open,window-open]",

@@ -13,6 +13,7 @@ from siirl.imitation.warm_starts import demonstrations_of_each
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
+from siirl.models.tiny_flow_vla import load_flow_policy
 from siirl.warm_start import main
 
 SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_forward: 32}"
@@ -55,6 +56,15 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
         f"Measure it: python -m siirl.evaluate checkpoint={tmp_path / 'one'}"
         in capsys.readouterr().out.replace("\n", "")
     )
+
+
+def test_a_flow_is_cloned_by_flow_matching(tmp_path, capsys):
+    assert main(["--output", str(tmp_path), *ROBOT, "model=tiny_flow_vla"]) == 0
+    assert load_flow_policy(tmp_path).config.width == 16
+    notes = json.loads((tmp_path / "config.json").read_text())["notes"]
+    assert 0 < notes["action_error"] < 2
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "demonstrated actions within" in told
 
 
 def test_a_model_of_ones_own_tasks_is_made_by_one_command(tmp_path, capsys):

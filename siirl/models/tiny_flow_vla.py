@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,12 @@ from siirl.models.tiny_backbone import (
 TINY_FLOW_VLA = "tiny_flow_vla"
 LEARNT, SDE = "learnt", "sde"
 FREQUENCIES = 4  # of a time's embedding: half a period to four periods in [0, 1]
-# Deviations of a step of learnt noise, in halves of an action's range: piRL's 0.08 to 0.16 for
-# learnt noise (RLinf, `noise_logvar_range`). The new weights begin with the geometric mean, 0.11.
-LEAST_STD, LARGEST_STD = 0.08, 0.16
-SAMPLING = ("steps", "noise", "noise_level")
+# Bounds of a learnt step's deviation, in halves of an action's range; new weights begin with their
+# geometric mean, 0.2. RLinf's are 0.08 and 0.16 (`noise_logvar_range`), for millions of episodes: with
+# a few thousand the effect of so little noise on success is lost among other causes.
+NOISE_STD = (0.1, 0.4)
+PAIR = 2
+SAMPLING = ("steps", "noise", "noise_level", "noise_std")
 """Options that stored weights do not determine."""
 
 
@@ -55,6 +57,8 @@ class TinyFlowVLAConfig(TinyConfig):
     steps: int = 4  # piRL's on LIBERO
     noise: str = LEARNT
     noise_level: float = 0.5  # piRL's on LIBERO; read with noise=sde
+    noise_std: tuple[float, float] = NOISE_STD
+    """Bounds of a step's deviation; read with noise=learnt."""
 
     @classmethod
     def for_env(
@@ -67,6 +71,7 @@ class TinyFlowVLAConfig(TinyConfig):
         steps: int = 4,
         noise: str = LEARNT,
         noise_level: float = 0.5,
+        noise_std: Sequence[float] = NOISE_STD,
     ) -> TinyFlowVLAConfig:
         """The configuration that fits an environment's observations and actions.
 
@@ -82,7 +87,7 @@ class TinyFlowVLAConfig(TinyConfig):
                 "steps": (steps, 1),
             }
         )
-        _require_noise(noise, noise_level)
+        _require_noise(noise, noise_level, noise_std)
         return cls(
             action_tokenizer=ContinuousActions.for_space(spec.action_space),
             chunk_length=chunk_length,
@@ -91,6 +96,7 @@ class TinyFlowVLAConfig(TinyConfig):
             steps=steps,
             noise=noise,
             noise_level=noise_level,
+            noise_std=(noise_std[0], noise_std[1]),
             **observed_sizes(spec),
         )
 
@@ -101,19 +107,26 @@ class TinyFlowVLAConfig(TinyConfig):
         Raises KeyError, TypeError or ValueError for values that do not describe a TinyFlowVLA.
         """
         sizes = stored_sizes(values, other={"steps": 1})
-        _require_noise(values["noise"], values["noise_level"])
+        low, high = values["noise_std"]
+        _require_noise(values["noise"], values["noise_level"], (low, high))
         return cls(
             action_tokenizer=ContinuousActions(**stored_bounds(values["action_tokenizer"])),
-            **{name: values[name] for name in SAMPLING},
+            noise=values["noise"],
+            noise_level=values["noise_level"],
+            noise_std=(low, high),
+            steps=values["steps"],
             **sizes,
         )
 
 
-def _require_noise(noise: Any, level: Any) -> None:
+def _require_noise(noise: Any, level: Any, bounds: Any) -> None:
     if noise not in (LEARNT, SDE):
         raise ValueError(f"noise={noise!r} must be {LEARNT!r} (Flow-Noise) or {SDE!r} (Flow-SDE).")
     if type(level) not in (int, float) or not 0 < level < math.inf:
         raise ValueError(f"noise_level={level!r} must be a positive number.")
+    numbers = [bound for bound in bounds if type(bound) in (int, float)]
+    if len(bounds) != PAIR or len(numbers) != PAIR or not 0 < numbers[0] < numbers[1] < math.inf:
+        raise ValueError(f"noise_std={bounds!r} must be two positive numbers, the smaller first.")
 
 
 class TinyFlowVLA(TinyPolicy):
@@ -198,7 +211,7 @@ class TinyFlowVLA(TinyPolicy):
         time_NSE = embed_time(time_S).to(features_ND.dtype).expand(len(features_ND), -1, -1)
         seen_NSD = features_ND[:, None].expand(-1, steps, -1)
         share_NST = (torch.tanh(self.deviation(torch.cat([seen_NSD, time_NSE], -1))) + 1) / 2
-        low, high = math.log(LEAST_STD), math.log(LARGEST_STD)
+        low, high = (math.log(bound) for bound in self.config.noise_std)
         return low + (high - low) * share_NST
 
     def sampled_with(self, config: TinyFlowVLAConfig, options: Mapping[str, Any]) -> TinyFlowVLA:

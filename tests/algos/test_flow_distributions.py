@@ -197,3 +197,33 @@ def test_a_choice_of_flow_sde_ends_where_euler_steps_lead_from_its_random_step()
     choice = distribution.sample(numbers)[0]
     assert choice[0, STEP] == STEPS - 1
     torch.testing.assert_close(choice[:, AFTER], choice[:, VALUE])
+
+
+@pytest.mark.parametrize("kind", [FlowNoise, FlowSDE])
+def test_a_policy_gradient_moves_actions_towards_the_reward(kind):
+    """REINFORCE on the reward -(a - 0.5)^2, of a flow whose velocity is a shift b: a has the mean b
+    (for Flow-SDE, less what the step pulls towards the noise's mean, 0).
+    """
+    shift = torch.zeros(TOKENS, requires_grad=True)
+    optimizer = torch.optim.Adam([shift], lr=0.05)
+    named = (
+        {"log_std": torch.full((128, STEPS, TOKENS), -1.5)} if kind is FlowNoise else {"noise": 0.5}
+    )
+
+    def velocity(context_ND, x_NST, time_NS):
+        return shift - 0.9 * x_NST
+
+    distribution = kind(velocity, torch.zeros(128, 1), tokens=TOKENS, steps=STEPS, **named)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        numbers = torch.rand(128, numbers_of(distribution), generator=generator)
+        with torch.no_grad():
+            choices = distribution.sample(numbers)
+        reward = -(distribution.values(choices) - 0.5).square()
+        loss = -(distribution.log_prob(choices) * (reward - reward.mean(0))).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        mean = distribution.values(distribution.sample(numbers)).mean(0)
+    torch.testing.assert_close(mean, torch.full((TOKENS,), 0.5), rtol=0, atol=0.15)

@@ -11,8 +11,6 @@ from siirl.errors import CheckpointError, ConfigError
 from siirl.models import ContinuousActions, Policy, save_policy
 from siirl.models.policy_loader import build_policy
 from siirl.models.tiny_flow_vla import (
-    LARGEST_STD,
-    LEAST_STD,
     TinyFlowVLA,
     embed_time,
     load_flow_policy,
@@ -53,15 +51,15 @@ def test_it_returns_the_distribution_that_it_names(noise, kind):
 def test_new_learnt_deviations_are_the_geometric_mean_of_their_bounds():
     policy = build(width=8)
     std = policy(**seen(policy)).log_std.exp()
-    torch.testing.assert_close(std, torch.full_like(std, (LEAST_STD * LARGEST_STD) ** 0.5))
+    torch.testing.assert_close(std, torch.full_like(std, 0.2))
 
 
 def test_learnt_deviations_stay_within_their_bounds():
     policy = build(width=8)
     torch.nn.init.normal_(policy.deviation.weight, std=100.0)
     std = policy(**seen(policy)).log_std.exp().detach()
-    assert float(std.min()) >= LEAST_STD - 1e-6
-    assert float(std.max()) <= LARGEST_STD + 1e-6
+    assert float(std.min()) >= 0.1 - 1e-6
+    assert float(std.max()) <= 0.4 + 1e-6
 
 
 def test_a_saved_policy_samples_as_before(tmp_path):
@@ -101,6 +99,8 @@ def test_another_width_than_that_of_the_weights_is_refused(tmp_path):
     [
         ({"noise": "white"}, "noise='white' must be 'learnt'"),
         ({"noise_level": 0.0}, "noise_level=0.0 must be a positive number"),
+        ({"noise_std": [0.2, 0.1]}, "must be two positive numbers, the smaller first"),
+        ({"noise_std": [0.2]}, "must be two positive numbers"),
         ({"steps": 0}, "steps=0 must be an integer of at least 1"),
     ],
 )
