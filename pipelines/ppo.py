@@ -7,6 +7,7 @@
         r = score by the environment or grader, less the KL penalty           function_reward
         V = the critic's values of the states behind the decisions            compute_value
         delta = r + gamma V' - V, A = sum (gamma lambda)^k delta, R = A + V   calculate_advantages
+        with rollout.n_steps: a row for each decision                         single_decisions
         minimise (V - R)^2, clipped around the old V                          critic_train
         maximise min(ratio * A, clip(ratio) * A)                              actor_train
         give the new weights to the rollout engine                            sync_weights
@@ -15,6 +16,9 @@ Log-probs precede the reward, so that `algorithm.use_kl_in_reward=true` can use 
 2203.02155, section 3.5); they are skipped if unused. The first `trainer.critic_warmup` steps leave
 the actor unchanged. The pipeline serves VLA policies and text: a decision is an action chunk or a
 token.
+
+`actor_rollout_ref.rollout.n_steps` rolls out as many decisions in each environment, across the ends
+of episodes, as algorithm 1 does; without it rows are whole episodes.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph
@@ -33,7 +37,8 @@ def ppo_pipeline() -> TaskGraph:
     pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["reference_log_prob"])
     pipeline.add_node("compute_value", f"{STAGES}:compute_value", ["function_reward"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["compute_value"])
-    pipeline.add_node("critic_train", f"{STAGES}:train_critic", ["calculate_advantages"])
+    pipeline.add_node("single_decisions", f"{STAGES}:single_decisions", ["calculate_advantages"])
+    pipeline.add_node("critic_train", f"{STAGES}:train_critic", ["single_decisions"])
     pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["critic_train"])
     pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

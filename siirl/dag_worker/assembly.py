@@ -21,7 +21,6 @@ from siirl.dag_worker.components import (
 )
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.embodied_components import EmbodiedBuilder
-from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.dag_worker.text_components import TextBuilder
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.training.collectives import Collectives
@@ -107,13 +106,7 @@ def build_components(
         config=config,
         run_folder=run_folder,
         ranks=ranks,
-        collector=RolloutCollector(
-            config=config,
-            rollout=rollouts.rollout,
-            recorder=rollouts.recorder,
-            ranks=ranks,
-            measure=rollouts.measure,
-        ),
+        collector=make.collector(rollouts, ranks=ranks),
         actor=learner.actor,
         reference=learner.reference,
         reward=reward,

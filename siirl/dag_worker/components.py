@@ -21,7 +21,7 @@ from siirl.algos.kl import AdaptiveKLController, FixedKLController
 from siirl.algos.log_probs import TokenScores
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.rollout_collector import Measure
+from siirl.dag_worker.rollout_collector import Measure, RolloutCollector
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.learnable import LearnableTaskLoader
 from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
@@ -82,6 +82,7 @@ class WorkerComponents:
             "actor": context.actor.state_dict(),
             "kl_controller": context.kl_controller.state_dict(),
             "redistribution": context.redistribution.state_dict(),
+            "rollout": context.collector.state_dict(),
             **({} if context.critic is None else {"critic": context.critic.state_dict()}),
         }
 
@@ -94,6 +95,7 @@ class WorkerComponents:
         self.context.redistribution.load_state_dict(
             state.get("redistribution", {})
         )  # absent in the first checkpoints
+        self.context.collector.load_state_dict(state.get("rollout", {}))  # absent before segments
         if self.context.critic is not None:
             self.context.critic.load_state_dict(state["critic"])
 
@@ -363,6 +365,16 @@ class RankBuilder(abc.ABC):
         reward: RewardManager | None,
     ) -> Validator:
         """Build the evaluation on held-out episodes; `reward` scores ungraded ones."""
+
+    def collector(self, rollouts: Rollouts, *, ranks: Collectives) -> RolloutCollector:
+        """Build what turns the prompts of a step into rows."""
+        return RolloutCollector(
+            config=self.config,
+            rollout=rollouts.rollout,
+            recorder=rollouts.recorder,
+            ranks=ranks,
+            measure=rollouts.measure,
+        )
 
     @property
     def evaluates_by_reward(self) -> bool:

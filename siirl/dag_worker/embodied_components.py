@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from envs.base import FrameRequest
 from siirl.dag_worker.components import RankBuilder, Rollouts, cut_by_chunk, make_task_loader
 from siirl.dag_worker.critic_components import make_critic
-from siirl.dag_worker.rollout_collector import return_rollout_metrics, rollout_metrics
+from siirl.dag_worker.rollout_collector import (
+    RolloutCollector,
+    return_rollout_metrics,
+    rollout_metrics,
+)
+from siirl.dag_worker.segment_collector import SegmentCollector
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.task_stream import Loader, TaskLoader
 from siirl.engine.actor.embodied_scorer import embodied_scorer
@@ -21,6 +26,7 @@ from siirl.engine.critic.value_scorers import embodied_value_scorer, first_token
 from siirl.engine.reward_manager import RewardManager, make_reward_manager
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
+from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
@@ -153,6 +159,27 @@ class EmbodiedBuilder(RankBuilder):
             record=trainer.record_val_episodes,
             samples=trainer.val_samples,
             max_failed_share=self.config.env.max_failed_share,
+        )
+
+    def collector(self, rollouts: Rollouts, *, ranks: Collectives) -> RolloutCollector:
+        """See `RankBuilder`: whole episodes, or segments with `rollout.n_steps`."""
+        decisions = self.config.actor_rollout_ref.rollout.n_steps
+        if decisions is None:
+            return super().collector(rollouts, ranks=ranks)
+        rollout = rollouts.rollout
+        assert isinstance(rollout, EmbodiedRollout)
+        rollout.segments = SegmentWorkflow(
+            episodes=rollout.workflow,
+            decisions=decisions,
+            environments=self.config.data.train_batch_size,
+        )
+        return SegmentCollector(
+            config=self.config,
+            rollout=rollout,
+            segments=rollout.segments,
+            recorder=rollouts.recorder,
+            ranks=ranks,
+            measure=rollouts.measure,
         )
 
     def _policy(self, path: str | None, *, weights: bool) -> Policy:

@@ -19,6 +19,7 @@ from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.rollout.rollout import Rollout, check_failures, requests_for_prompts
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
 from siirl.engine.training.collectives import Collectives
+from siirl.errors import CheckpointError
 from siirl.execution.dag import NodeOutput
 from siirl.params import SiiRLArguments
 from siirl.reporting.finished_episodes import Recorder
@@ -93,6 +94,23 @@ class RolloutCollector:
             for request in requests
         ]
 
+    def state_dict(self) -> dict[str, Any]:
+        """State that the next rollouts depend on, the same on every rank; whole episodes have none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a checkpoint, on any number of ranks.
+
+        Raises:
+            CheckpointError: It is of a run by segments.
+        """
+        if state:
+            raise CheckpointError(
+                "The checkpoint has episodes that go on in the next step, and this run takes whole "
+                "episodes: resume with the same actor_rollout_ref.rollout.n_steps, or start a new "
+                "run from the checkpoint's weights."
+            )
+
     def write_recordings(self, rewards: Mapping[str, float]) -> None:
         """Write the step's recorded episodes with their rewards by uid."""
         self.recorder.write(rewards)
@@ -141,13 +159,13 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
     seconds, passes = stats["seconds"], stats["policy_forward_passes"]
     return {
         "rollout/episodes": float(len(leading)),
-        "rollout/success_rate": _mean(float(row["complete"]) for row in graded),
-        **{f"rollout/{task}/success_rate": _mean(values) for task, values in successes.items()},
-        "rollout/return": _mean(row["env_return"] for row in graded),
-        "rollout/episode_length": _mean(float(row["finish_step"]) for row in rows),
-        "rollout/avg_response_length": _mean(float(row["response_mask"].sum()) for row in rows),
-        "rollout/truncated_share": _mean(float(row["truncated"]) for row in rows),
-        "rollout/entropy": _mean(
+        "rollout/success_rate": mean_of(float(row["complete"]) for row in graded),
+        **{f"rollout/{task}/success_rate": mean_of(values) for task, values in successes.items()},
+        "rollout/return": mean_of(row["env_return"] for row in graded),
+        "rollout/episode_length": mean_of(float(row["finish_step"]) for row in rows),
+        "rollout/avg_response_length": mean_of(float(row["response_mask"].sum()) for row in rows),
+        "rollout/truncated_share": mean_of(float(row["truncated"]) for row in rows),
+        "rollout/entropy": mean_of(
             -float(
                 (row["rollout_log_probs"] * row["response_mask"]).sum() / row["response_mask"].sum()
             )
@@ -182,10 +200,10 @@ def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> d
     del metrics["time/encode_video_s"]
     passes, seconds = stats["policy_forward_passes"], stats["seconds"]
     return metrics | {
-        "rollout/avg_prompt_length": _mean(
+        "rollout/avg_prompt_length": mean_of(
             float(len(trajectory.row["prompts"])) for trajectory in result.trajectories
         ),
-        "rollout/turns": _mean(
+        "rollout/turns": mean_of(
             float(trajectory.row["finish_step"]) for trajectory in result.trajectories
         ),
         "rollout/rejected_episodes": float(len(result.rejected)),
@@ -194,10 +212,11 @@ def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> d
         ),
         "rollout/tokens_per_s": stats["policy_tokens"] / seconds,
         "policy/batch_size": Weighted(stats["policy_tokens"] / max(passes, 1.0), passes),
-        **{f"rollout/reward/{name}": _mean(values) for name, values in parts.items()},
+        **{f"rollout/reward/{name}": mean_of(values) for name, values in parts.items()},
     }
 
 
-def _mean(values: Iterable[float]) -> Weighted:
+def mean_of(values: Iterable[float]) -> Weighted:
+    """Mean of numbers with their count as weight, 0 without any."""
     found = list(values)
     return Weighted(sum(found) / max(len(found), 1), float(len(found)))

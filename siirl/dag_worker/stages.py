@@ -27,6 +27,7 @@ from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.accounting import work_of_update
 from siirl.dag_worker.agreement import require_agreement
 from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.decision_rows import rows_of_decisions
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import (
     check_reward_failures,
@@ -333,13 +334,26 @@ def compute_ref_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOut
     NodeRole.CRITIC,
     only_forward_compute=True,
     requires=["responses", "response_mask"],
+    optional=["bootstrapped"],
     provides=["values", "value_mask"],
 )
 def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The critic's values, and a mask of the tokens that represent decisions."""
+    """The critic's values, and a mask of the tokens that represent decisions.
+
+    Rows of segments also get the value of the state behind them.
+    """
     values = context.require_critic().compute_values(batch)
     batch["values"], batch["value_mask"] = values.values_BT, values.value_mask_BT
+    if "bootstrapped" in batch.keys():
+        batch["bootstrap_values"] = context.require_critic().bootstrap_values(batch)
     return NodeOutput(batch=batch)
+
+
+@stage(NodeType.COMPUTE, requires=["uid", "responses", "response_mask", "advantages"])
+def single_decisions(*, batch: TensorDict) -> NodeOutput:
+    """A row for each decision, so that mini-batches mix the decisions of all environments."""
+    rows = rows_of_decisions(batch)
+    return NodeOutput(batch=rows, metrics={"data/decisions": float(len(rows))})
 
 
 @stage(

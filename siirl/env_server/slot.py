@@ -74,10 +74,37 @@ class Slot:
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step_chunk."
             )
+        result = await self._step_chunk(self._episode, actions)
+        self._tally.steps += int(result[-1]["executed"])
+        return result
+
+    async def resume(
+        self, *, seed: int, options: Mapping[str, Any], actions: Sequence[Any]
+    ) -> tuple[Observation, bool]:
+        """Start an episode again where another slot left it; its steps are not counted again.
+
+        Args:
+            seed: As for `reset`.
+            options: As for `reset`.
+            actions: Those executed so far.
+
+        Returns:
+            The observation behind them, and whether the episode has ended.
+
+        Raises:
+            SimulationFailed: The servers of this episode failed too often.
+        """
+        observation, _ = await self.reset(seed=seed, options=options)
+        episode = self._episode
+        if not len(actions) or episode is None:
+            return observation, False
+        observation, *_ = await self._step_chunk(episode, actions)
+        return observation, episode.ended
+
+    async def _step_chunk(self, episode: EpisodeRecord, actions: Sequence[Any]) -> StepResult:
         result: StepResult = await self._carry_out("step_chunk", (own_actions(actions),))
-        _, _, terminated, truncated, info = result
-        self._episode.ended = bool(terminated or truncated)
-        self._tally.steps += int(info["executed"])
+        _, _, terminated, truncated, _ = result
+        episode.ended = bool(terminated or truncated)
         return result
 
     async def frames(self, stream: str) -> Frames:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from siirl.params import sizes
 from siirl.params.training_args import SiiRLArguments
 
 
@@ -27,16 +28,17 @@ def critic_update(config: SiiRLArguments) -> CriticUpdate:
 def critic_steps_per_step(config: SiiRLArguments) -> int:
     """Optimiser steps of the critic in a training step."""
     update = critic_update(config)
-    return config.data.train_batch_size // update.prompts_per_mini_batch * update.epochs
+    return sizes.samples_per_step(config) // update.prompts_per_mini_batch * update.epochs
 
 
 def describe_critic(config: SiiRLArguments) -> str:
     """The critic's update and warm-up in words, for the plan."""
     update, warmup = critic_update(config), config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
+    unit = "trajectories" if config.actor_rollout_ref.rollout.n_steps is None else "decisions"
     steps = (
-        f"{update.epochs} x {config.data.train_batch_size // update.prompts_per_mini_batch} "
-        f"mini-batches of {trajectories} trajectories"
+        f"{update.epochs} x {sizes.samples_per_step(config) // update.prompts_per_mini_batch} "
+        f"mini-batches of {trajectories} {unit}"
     )
     alone = f"; the first {warmup} steps train it alone (trainer.critic_warmup)" if warmup else ""
     return f"{steps}, cliprange_value {config.critic.cliprange_value or 'none'}{alone}"

@@ -275,7 +275,7 @@ class ActorArguments:
     ppo_mini_batch_size: int = option(
         256,
         "Prompts of one optimiser step, over all ranks; multiplied by "
-        "actor_rollout_ref.rollout.n, it gives the trajectories.",
+        "actor_rollout_ref.rollout.n, it gives the trajectories. With rollout.n_steps decisions.",
         why="two optimiser steps per data.train_batch_size; few steps keep the ratio near 1",
         minimum=1,
     )
@@ -341,6 +341,16 @@ class RolloutArguments:
         why="SimpleVLA-RL's (arXiv 2509.09674) and TRL's",
         minimum=1,
         maximum=10_000,
+    )
+    n_steps: int | None = option(
+        None,
+        "Decisions in each environment between two updates, across the ends of episodes; the "
+        "critic's value stands for the rewards behind a cut or a truncation. "
+        "data.train_batch_size is then the number of environments, and ppo_mini_batch_size counts "
+        "decisions. null: whole episodes. pipeline=ppo.",
+        why="a group's comparison and a video need whole episodes; trainer=classic_control, "
+        "mujoco_control and atari_like set it",
+        minimum=1,
     )
     temperature: float = option(
         1.0,

@@ -78,6 +78,11 @@ def trajectories_per_step(config: SiiRLArguments) -> int:
     return config.data.train_batch_size * config.actor_rollout_ref.rollout.n
 
 
+def samples_per_step(config: SiiRLArguments) -> int:
+    """What `ppo_mini_batch_size` counts in a step: prompts, or with `rollout.n_steps` decisions."""
+    return config.data.train_batch_size * (config.actor_rollout_ref.rollout.n_steps or 1)
+
+
 def trajectories_per_mini_batch(config: SiiRLArguments) -> int:
     """Trajectories of one optimiser step over all ranks."""
     return config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
@@ -85,7 +90,7 @@ def trajectories_per_mini_batch(config: SiiRLArguments) -> int:
 
 def mini_batches(config: SiiRLArguments) -> int:
     """Optimiser steps of one pass over the samples of a step."""
-    return config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
+    return samples_per_step(config) // config.actor_rollout_ref.actor.ppo_mini_batch_size
 
 
 def optimiser_steps_per_step(config: SiiRLArguments) -> int:

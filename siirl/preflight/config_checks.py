@@ -30,9 +30,11 @@ from siirl.preflight.critic_checks import (
     estimator_problems,
     overlong_notices,
     overlong_problems,
+    undivided,
 )
 from siirl.preflight.domain_checks import domain_problems
 from siirl.preflight.group_checks import group_problems
+from siirl.preflight.segment_checks import segment_environment_problems, segment_problems
 
 KL_WITHOUT_GRADIENT = ("k1",)
 
@@ -48,7 +50,7 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     return [
         *_ranks(config),
         *_copies(config),
-        *_batches(config.data, config.actor_rollout_ref.actor),
+        *_batches(config),
         *_evaluation(config.trainer),
         *_algorithm(config),
         *_reward(config.reward),
@@ -57,6 +59,7 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
         *_processes(config),
         *group_problems(config),
         *critic_problems(config),
+        *segment_problems(config),
     ]
 
 
@@ -70,6 +73,7 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
     return [
         *problems,
         *domain_problems(config, spec),
+        *segment_environment_problems(config, spec),
         *overlong_problems(config, text=is_text(spec)),
     ]
 
@@ -109,21 +113,11 @@ def _copies(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _batches(data: DataArguments, actor: ActorArguments) -> Iterator[SiirlError]:
-    batch, mini_batch = (
-        data.train_batch_size,
-        actor.ppo_mini_batch_size,
-    )
-    if batch % mini_batch:
-        nearest = min(
-            (size for size in range(1, batch + 1) if batch % size == 0),
-            key=lambda size: abs(size - mini_batch),
-        )
-        yield ConfigError(
-            f"{ACTOR}.ppo_mini_batch_size={mini_batch} does not divide "
-            f"data.train_batch_size={batch} "
-            f"(both count prompts over all ranks): make it {nearest}, or another divisor."
-        )
+def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    error = undivided(config, mini_batch, place=f"{ACTOR}.ppo_mini_batch_size")
+    if error is not None:
+        yield error
 
 
 def _evaluation(trainer: TrainingArguments) -> Iterator[SiirlError]:

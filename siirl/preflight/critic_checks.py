@@ -88,24 +88,35 @@ def _estimator(
             )
 
 
-def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
-    batch, mini_batch, ranks = (
-        config.data.train_batch_size,
-        critic_update(config).prompts_per_mini_batch,
-        sizes.training_ranks(config),
+def undivided(config: SiiRLArguments, mini_batch: int, *, place: str) -> ConfigError | None:
+    """The error of a mini-batch that does not divide the samples of a step; None if it does."""
+    batch, decisions = config.data.train_batch_size, config.actor_rollout_ref.rollout.n_steps
+    samples = sizes.samples_per_step(config)
+    if samples % mini_batch == 0:
+        return None
+    nearest = min(
+        (size for size in range(1, samples + 1) if samples % size == 0),
+        key=lambda size: abs(size - mini_batch),
     )
+    if decisions is None:
+        return ConfigError(
+            f"{place}={mini_batch} does not divide data.train_batch_size={batch} (both count "
+            f"prompts over all ranks): make it {nearest}, or another divisor."
+        )
+    return ConfigError(
+        f"{place}={mini_batch} does not divide data.train_batch_size={batch} x "
+        f"actor_rollout_ref.rollout.n_steps={decisions} = {samples} decisions: make it {nearest}, "
+        "or another divisor."
+    )
+
+
+def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
+    mini_batch, ranks = critic_update(config).prompts_per_mini_batch, sizes.training_ranks(config)
     if config.critic.ppo_mini_batch_size is None:
         return  # the actor's, which is checked
-    if batch % mini_batch:
-        nearest = min(
-            (size for size in range(1, batch + 1) if batch % size == 0),
-            key=lambda size: abs(size - mini_batch),
-        )
-        yield ConfigError(
-            f"{MINI_BATCH}={mini_batch} does not divide data.train_batch_size={batch} (both "
-            "count prompts over all ranks): make it "
-            f"{nearest}, or another divisor."
-        )
+    error = undivided(config, mini_batch, place=MINI_BATCH)
+    if error is not None:
+        yield error
     trajectories = mini_batch * config.actor_rollout_ref.rollout.n
     if trajectories % ranks:
         yield ConfigError(

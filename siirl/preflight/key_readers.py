@@ -35,6 +35,7 @@ ROBOTS_ONLY: Mapping[str, str] = {
     "actor_rollout_ref.actor.micro_batch_chunks": "text jobs set micro_batch_tokens",
     "actor_rollout_ref.embodied.recorder_every": NOT_FILMED,
     "actor_rollout_ref.embodied.recorder_size": NOT_FILMED,
+    "actor_rollout_ref.rollout.n_steps": "a text is one episode, which ends before the update",
     "trainer.record_episodes": NOT_FILMED,
     "trainer.record_val_episodes": NOT_FILMED,
 }
@@ -336,6 +337,16 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     ("critic", tuple(key.place for key in keys_of(CriticArguments)), CRITIC),
+    (ROLLOUT, ("n_steps",), CRITIC),
+    (
+        "trainer",
+        ("record_episodes",),
+        Reader(
+            _any(_is(f"{ROLLOUT}.n_steps", None), _is("trainer.record_episodes", 0)),
+            f"by training on whole episodes, and {ROLLOUT}.n_steps={{{ROLLOUT}.n_steps}} cuts "
+            "them: set trainer.record_val_episodes, or leave it out.",
+        ),
+    ),
     *_warmup("critic.optim"),
     ("trainer", ("critic_warmup",), CRITIC),
     (

@@ -143,6 +143,8 @@ class Plan:
     needs: Needs
     ungraded: bool
     """Whether the run includes rows that the environment cannot grade."""
+    decisions: int | None = None
+    """Decisions of an environment in a step; None if rows are whole episodes."""
     agents_of_run: "tuple[tuple[str, Plan], ...]" = ()
     """Names and plans of the agent groups; none if the run has one policy."""
 
@@ -197,6 +199,7 @@ def make_plan(
         envs_per_server=config.env.envs_per_server,
         prompts=config.data.train_batch_size,
         group_size=config.actor_rollout_ref.rollout.n,
+        decisions=config.actor_rollout_ref.rollout.n_steps,
         agents=rows_per_episode(spec),
         update=_update(config, agents=rows_per_episode(spec), loss=loss, critic=critic),
         groups=tuple(groups),

@@ -131,6 +131,11 @@ def _render_staleness(plan: Plan) -> str:
 
 
 def _render_step(plan: Plan) -> str:
+    if plan.decisions is not None:
+        return (
+            f"{counted(plan.prompts, 'environment')} x {counted(plan.decisions, 'decision')} = "
+            f"{plan.prompts * plan.decisions} decisions, across the ends of episodes"
+        )
     factors = [counted(plan.prompts, "prompt"), counted(plan.group_size, "rollout")]
     factors += [counted(plan.agents, "agent")] if plan.agents > 1 else []
     return f"{' x '.join(factors)} = {plan.trajectories} trajectories"
@@ -142,7 +147,8 @@ def _render_update(plan: Plan) -> str:
     passes = f"{plan.update.epochs} passes over " if plan.update.epochs > 1 else ""
     batches = (
         f"{counted(plan.update.mini_batches, 'mini-batch', 'es')} of "
-        f"{plan.update.trajectories_per_mini_batch} trajectories"
+        f"{plan.update.trajectories_per_mini_batch} "
+        f"{'trajectories' if plan.decisions is None else 'decisions'}"
     )
     micro_batches = (
         f"a rank takes {counted(plan.update.micro_batches, 'micro-batch', 'es')} of at most "

@@ -18,6 +18,7 @@ from siirl.dag_worker.critic_components import needs_critic
 from siirl.dag_worker.embodied_components import make_encoder
 from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
 from siirl.dag_worker.registries import load_plug_ins
+from siirl.dag_worker.stages import single_decisions
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
@@ -69,6 +70,8 @@ POLICY = "actor_rollout_ref.model.policy"
 # parameters: smaller policies are also built before the start, which takes at most a second
 BUILT_TWICE = 100_000_000
 LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # the same limit for a video encoder
+
+WHOLE_EPISODES = "rows are whole episodes (actor_rollout_ref.rollout.n_steps)"
 
 
 @dataclass(frozen=True)
@@ -236,9 +239,18 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
             needs_old_log_probs=sizes.needs_old_log_probs(own),
             group=group,
         )
+        if own.actor_rollout_ref.rollout.n_steps is None:
+            skip_single_decisions(graph, group=group)
     sync_at_the_end(graph)
     check_buffers(graph)
     return graph
+
+
+def skip_single_decisions(graph: TaskGraph, *, group: int) -> None:
+    """Skip the nodes that cut rows into decisions: mini-batches are drawn from whole episodes."""
+    for node in graph.get_nodes():
+        if node.executable is single_decisions and node.agent_group == group:
+            graph.skip_node(node.node_id, reason=WHOLE_EPISODES)
 
 
 def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None:

@@ -176,6 +176,7 @@ METRICS: dict[str, Metric] = {
         _SUM, "trajectories that the filter dropped for this reason"
     ),
     "data/trajectories": Metric(_SUM, "trajectories that are trained on"),
+    "data/decisions": Metric(_SUM, "decisions that are trained on, as rows of their own"),
     "data/bytes": Metric(_SUM, "size of the training batch"),
     "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
     "data/bytes_moved": Metric(_SUM, "size of the rows that changed their rank"),

@@ -58,6 +58,7 @@ def test_ppo_asks_the_critic_before_the_advantage_and_trains_it_before_the_actor
         "function_reward",
         "compute_value",
         "calculate_advantages",
+        "single_decisions",
         "critic_train",
         "actor_train",
         "sync_weights",

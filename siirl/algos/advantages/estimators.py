@@ -29,6 +29,7 @@ from siirl.algos.advantages.token_level import (
     gae_advantage,
     gae_of_decisions,
     whiten_advantages,
+    with_bootstrap,
 )
 from siirl.algos.groups import group_ids
 from siirl.algos.ranks import ALONE, Ranks
@@ -368,14 +369,27 @@ def compute_gae_advantage_return(
     lam: float,
     *,
     value_mask: torch.Tensor | None = None,
+    bootstrap_values: torch.Tensor | None = None,
     adv_whitening: str = "unbiased",
     ranks: Ranks = ALONE,
 ) -> Result:
     """`gae_advantage`, or with `value_mask` `gae_of_decisions`, whitened over the kept tokens of
     all ranks, as PPO implementations do.
 
-    Returns are not whitened.
+    Rows with `bootstrap_values` go on behind their last decision (`with_bootstrap`). Returns are
+    not whitened.
     """
+
+    def rewards() -> torch.Tensor:
+        if bootstrap_values is None:
+            return token_level_rewards
+        return with_bootstrap(
+            rewards_BT=token_level_rewards,
+            mask_BT=response_mask,
+            bootstrap_B=bootstrap_values,
+            gamma=gamma,
+        )
+
     kernel = (
         gae_advantage
         if value_mask is None
@@ -383,7 +397,7 @@ def compute_gae_advantage_return(
     )
     advantages_BT, returns_BT = _together(
         lambda: kernel(
-            rewards_BT=token_level_rewards,
+            rewards_BT=rewards(),
             values_BT=values,
             mask_BT=response_mask,
             gamma=gamma,

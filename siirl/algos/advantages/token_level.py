@@ -73,6 +73,38 @@ def gae_advantage(
     return advantages_BT, returns_BT
 
 
+def with_bootstrap(
+    *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, bootstrap_B: torch.Tensor, gamma: float
+) -> torch.Tensor:
+    """Rewards [B, T], plus `gamma * V` of the state behind each row at its last kept token.
+
+    `delta = r + gamma * V' - V` then holds there too, for a row that was cut or truncated: V stands
+    for the rewards to come. It is 0 for an episode that terminated.
+
+    Args:
+        rewards_BT: Rewards of tokens.
+        mask_BT: 1 where the policy chose the token.
+        bootstrap_B: V of the state behind the last decision, float [B].
+        gamma: Discount from one decision to the next.
+
+    Raises:
+        TensorError: A value that is not finite, or of a row without kept tokens.
+    """
+    require_axes(1, bootstrap_values=bootstrap_B)
+    require_finite(bootstrap_values=bootstrap_B)
+    kept_BT = as_bool_mask(mask_BT)
+    require_same_shape(bootstrap_values=bootstrap_B, rows_of_response_mask=kept_BT.any(-1))
+    homeless_B = ~kept_BT.any(-1) & (bootstrap_B != 0)
+    if bool(homeless_B.any()):
+        row = int(homeless_B.nonzero()[0])
+        raise TensorError(
+            f"bootstrap_values is {float(bootstrap_B[row])} in row {row}, which has no kept token "
+            "to add it to: drop the row."
+        )
+    last_BT = kept_BT & (kept_BT.flip(1).cumsum(1).flip(1) == 1)
+    return rewards_BT + last_BT * (gamma * bootstrap_B)[:, None]
+
+
 def _rows_at_a_time(values_BT: torch.Tensor) -> list[slice]:
     """On a CPU a few rows, so that intermediate tensors stay in the cache; elsewhere all."""
     rows = (

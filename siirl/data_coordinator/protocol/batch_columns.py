@@ -137,6 +137,22 @@ COLUMNS: dict[str, Column] = {
         Layout.TOKEN,
         "1 at the first token of each decision, which has a value",
     ),
+    "final_pixel_values": Column(
+        np.uint8, "B N H W 3", Layout.FIXED, "camera images behind the last decision of a row"
+    ),
+    "final_proprioception": Column(
+        np.float32, "B J", Layout.FIXED, "what the robot feels behind the last decision of a row"
+    ),
+    "bootstrapped": Column(
+        np.bool_,
+        "B",
+        Layout.FIXED,
+        "whether rewards follow behind the row: it was cut or truncated, the episode did not "
+        "terminate",
+    ),
+    "bootstrap_values": Column(
+        np.float32, "B", Layout.FIXED, "value of the state behind a row; 0 after termination"
+    ),
     "reward_baselines": Column(
         np.float32, "B", Layout.FIXED, "reward of a greedy rollout of the same prompt"
     ),

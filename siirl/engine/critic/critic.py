@@ -20,6 +20,7 @@ from siirl.algos.tensor_checks import as_bool_mask, require_finite
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.critic.value_scorers import states_behind
 from siirl.engine.training.batch_cuts import mini_batch_rows
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
@@ -85,6 +86,23 @@ class Critic:
         values_BT = self.engine.forward(batch, lambda values_BT, rows: values_BT).to(device)
         self._require_finite(values=values_BT)
         return Values(values_BT=values_BT, value_mask_BT=self.decisions(batch))
+
+    def bootstrap_values(self, batch: TensorDict) -> torch.Tensor:
+        """Value [B] of the state behind each of this rank's rows; 0 if its episode terminated.
+
+        Every rank calls it.
+
+        Args:
+            batch: With `bootstrapped` and the columns that `states_behind` reads.
+
+        Raises:
+            TensorError: A value that is not finite on this rank; InvariantError on the others.
+        """
+        going_on_B = as_bool_mask(batch["bootstrapped"])
+        values_BT = self.engine.forward(states_behind(batch), lambda values_BT, rows: values_BT)
+        values_B = values_BT[:, 0].to(going_on_B.device)
+        self._require_finite(mask=going_on_B, bootstrap_values=values_B)
+        return torch.where(going_on_B, values_B, torch.zeros_like(values_B))
 
     def update(self, batch: TensorDict) -> Metrics:
         """All optimiser steps of a training step; every rank calls it, also one without rows.

@@ -91,6 +91,24 @@ def embodied_value_scorer(
     return put_back(values_N[:, None].expand(-1, tokens), executed_BC, kept_BT)
 
 
+def states_behind(batch: TensorDict) -> TensorDict:
+    """The states behind the last decision of each row, as rows of one chunk of one token."""
+    rows = len(batch)
+    token_BT = torch.zeros((rows, 1), dtype=torch.long, device=batch["response_mask"].device)
+    columns = {
+        name: batch[f"final_{name}"][:, None] for name in CHUNK_COLUMNS if f"final_{name}" in batch
+    }
+    return TensorDict(
+        {
+            **columns,
+            "instruction_ids": batch["instruction_ids"],
+            "responses": token_BT,
+            "response_mask": torch.ones_like(token_BT),
+        },
+        batch_size=[rows],
+    )
+
+
 def first_token_of_each_chunk(batch: TensorDict) -> torch.Tensor:
     """Bool [B, T]: the first executed token of each chunk that was executed, even in part."""
     kept_BCS = as_bool_mask(batch["response_mask"]).unflatten(1, (number_of_chunks(batch), -1))

@@ -17,6 +17,7 @@ from envs.base import FrameRequest
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
+from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow
 from siirl.engine.rollout.workflow import (
     ENCODER_STREAM,
     RECORDER_STREAM,
@@ -66,6 +67,8 @@ class EmbodiedRollout(Rollout):
             top_p=settings.top_p,
             compute_dtype=compute_dtype,
         )
+        self.segments: SegmentWorkflow | None = None
+        """Runs the segments of training, if it does not run whole episodes."""
         self.recorder_stream = {RECORDER_STREAM: settings.recorder}
         workflow = EmbodiedWorkflow(
             pool=pool, policy=policy, streams=self.recorder_stream, blind=settings.blind
@@ -86,7 +89,12 @@ class EmbodiedRollout(Rollout):
         workflow: RolloutWorkflow | None = None,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> tuple[RolloutResult, dict[str, float]]:
-        """See `Rollout.generate`; with `embed` and an encoder, rows get a `video_embedding`."""
+        """See `Rollout.generate`; with `embed` and an encoder, rows get a `video_embedding`.
+
+        Segments that are under way give their environments to the episodes of other workflows.
+        """
+        if self.segments is not None and workflow is not self.segments:
+            self.inference.loop.run_until_complete(self.segments.park())
         self.workflow.streams = self.recorder_stream | (self.encoder_stream if embed else {})
         with one_thread():
             result, stats = super().generate(
@@ -97,6 +105,12 @@ class EmbodiedRollout(Rollout):
             self._embed(result, self.encoder)
             stats["encode_s"] = time.perf_counter() - begin
         return result, stats
+
+    def close(self) -> None:
+        """See `Rollout.close`."""
+        if self.segments is not None and not self.inference.loop.is_closed():
+            self.inference.loop.run_until_complete(self.segments.park())
+        super().close()
 
     async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
         """See `Rollout.generate_beside`."""

@@ -56,7 +56,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
             if name != RECORDER_STREAM or filmed
         }
         async with self.pool.slot() as slot:
-            recorder = _RowRecorder(self.policy, marks_versions=self.marks_versions)
+            recorder = RowRecorder(self.policy, marks_versions=self.marks_versions)
             observation, _ = await slot.reset(
                 seed=data.seed,
                 options={**data.options, "task": data.task, "frames": streams},
@@ -65,7 +65,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
             executed: list[Any] = []
             terminated = truncated = False
             while not (terminated or truncated):
-                request = self._request(observation, data, generator)
+                request = self.request(observation, data, generator)
                 response = await engine.act(request)
                 actions = self.policy.action_tokenizer.decode(response.values)
                 observation, reward, terminated, truncated, info = await slot.step_chunk(
@@ -82,9 +82,10 @@ class EmbodiedWorkflow(RolloutWorkflow):
             record={"actions": executed, "options": dict(data.options)} if filmed else {},
         )
 
-    def _request(
+    def request(
         self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator
     ) -> ActRequest:
+        """The policy's inputs for an observation; `generator` draws the numbers that choose tokens."""
         images = observation.get(IMAGES)
         if self.blind and images is not None:
             images = np.zeros_like(images)
@@ -102,8 +103,8 @@ class EmbodiedWorkflow(RolloutWorkflow):
         )
 
 
-class _RowRecorder:
-    """Collects the training row of an episode, chunk by chunk."""
+class RowRecorder:
+    """Collects the training row of an episode, or of a part of one, chunk by chunk."""
 
     def __init__(self, policy: Policy, *, marks_versions: bool) -> None:
         self.dimensions = policy.action_tokenizer.dimensions
@@ -130,7 +131,7 @@ class _RowRecorder:
     def row(
         self, data: EpisodeRequest, info: Mapping[str, Any], *, truncated: bool
     ) -> dict[str, Any]:
-        """The training sample; `info` is the last one of the episode."""
+        """The training sample; `info` is that of the last chunk."""
         requests, responses = zip(*self.chunks, strict=True)
         row: dict[str, Any] = {
             "uid": data.uid,

@@ -1,0 +1,117 @@
+"""SegmentCollector: turns the prompts of a step into segments of running episodes.
+
+A prompt stands for an environment: its task and seed begin the episodes that begin in its segment.
+The other collector, `rollout_collector`, takes whole episodes.
+"""
+
+import dataclasses
+from typing import Any
+
+from tensordict import TensorDict
+
+from siirl.dag_worker.rollout_collector import RolloutCollector, prompts_of
+from siirl.engine.rollout.rollout import requests_for_prompts
+from siirl.engine.rollout.vla.segment_workflow import (
+    EPISODE_LENGTH,
+    EPISODE_RETURN,
+    SegmentWorkflow,
+)
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
+from siirl.errors import CheckpointError, ConfigError
+from siirl.execution.dag import NodeOutput
+
+OF_EPISODES = ("/episodes", "/return", "/episode_length", "/truncated_share", "success_rate")
+"""Ends of the names of metrics that count whole episodes; rows are parts of them."""
+
+
+class SegmentCollector(RolloutCollector):
+    """Runs a segment for each prompt of a step.
+
+    Args:
+        segments: Runs them on the rollout's environments.
+        options: Those of `RolloutCollector`.
+    """
+
+    def __init__(self, *, segments: SegmentWorkflow, **options: Any) -> None:
+        super().__init__(**options)
+        self.segments = segments
+
+    def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
+        """Run a segment for every prompt; a row for each part of an episode.
+
+        Raises:
+            ConfigError: `greedy`: a greedy episode is a whole one.
+        """
+        if greedy:
+            raise ConfigError(
+                "A greedy baseline needs whole episodes, and actor_rollout_ref.rollout.n_steps="
+                f"{self.segments.decisions} cuts them: leave it out."
+            )
+        requests = self.requests(batch, step=step)
+        result, stats = self.rollout.generate(requests, workflow=self.segments)
+        self.check(result, episodes=len(requests))
+        self.segments.forget_others({request.group_id for request in requests})
+        of_episodes = self.measure(ended_episodes(result), stats)
+        metrics = {
+            name: of_episodes.get(name) if name.endswith(OF_EPISODES) else value
+            for name, value in self.measure(result, stats).items()
+        }
+        return NodeOutput(
+            batch=result.batch(),
+            metrics={name: value for name, value in metrics.items() if value is not None},
+        )
+
+    def requests(
+        self, batch: TensorDict, *, step: int, greedy: bool = False
+    ) -> list[EpisodeRequest]:
+        """One segment a prompt; none is recorded."""
+        return requests_for_prompts(
+            prompts_of(batch),
+            rollouts=1,
+            run_seed=self.config.trainer.seed,
+            step=step,
+            record=0,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Episodes under way on all ranks, by environment."""
+        running: dict[int, Any] = {}
+        for of_rank in self.ranks.gather_objects(self.segments.state_dict()):
+            running |= of_rank
+        return {"running": running, "environments": self.segments.environments}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the episodes of a checkpoint, on any number of ranks.
+
+        Raises:
+            CheckpointError: It is of a run of whole episodes, or of another number of environments.
+        """
+        if not state:
+            raise CheckpointError(
+                "The checkpoint is of whole episodes, and this run cuts them at "
+                f"actor_rollout_ref.rollout.n_steps={self.segments.decisions}: leave it out, or "
+                "start a new run from the checkpoint's weights."
+            )
+        if state["environments"] != self.segments.environments:
+            raise CheckpointError(
+                f"The checkpoint has {state['environments']} environments, and this run has "
+                f"data.train_batch_size={self.segments.environments}: resume with the same."
+            )
+        self.segments.load_state_dict(state["running"])
+
+
+def ended_episodes(result: RolloutResult) -> RolloutResult:
+    """The episodes that ended in the segments, with the return and length of the whole episode."""
+    whole = [
+        dataclasses.replace(
+            trajectory,
+            row=trajectory.row
+            | {
+                "env_return": trajectory.record[EPISODE_RETURN],
+                "finish_step": trajectory.record[EPISODE_LENGTH],
+            },
+        )
+        for trajectory in result.trajectories
+        if EPISODE_RETURN in trajectory.record
+    ]
+    return dataclasses.replace(result, trajectories=whole)

@@ -1,0 +1,262 @@
+"""Segments: a fixed number of decisions in each environment between two updates.
+
+An episode that is under way at the end of a segment goes on in the next one, with the new weights;
+one that ends is followed by the next in the same segment. A segment gives one training row for each
+part of an episode in it. A row has the state behind its last decision, whose value stands for the
+rewards to come: the episode was cut or truncated there, unless it terminated (Schulman et al. 2017,
+arXiv 1707.06347, section 5).
+
+A running episode is kept as seed and actions. `park` gives its environment to other episodes, and
+a checkpoint stores no more; the next segment replays it.
+
+Left out: videos and video embeddings, which belong to whole episodes.
+"""
+
+# K action of a chunk, E action executed in an episode so far
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LAST_SEED
+from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
+from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow, RowRecorder
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.env_server.episode_record import difference, sample
+from siirl.env_server.slot import Slot
+from siirl.errors import SimulationFailed
+
+EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
+"""Entries of the record of a row whose episode ended with it."""
+REQUEST_FIELDS = ("task", "task_id", "trial_id", "seed", "options")
+"""Fields of the request that began an episode, which its later rows repeat."""
+
+
+@dataclass
+class RunningEpisode:
+    """An episode that began in this segment or an earlier one and has not ended."""
+
+    begun_by: dict[str, Any]
+    """`REQUEST_FIELDS` of the request that began it."""
+    observation: Any = None
+    """The newest one; None if the episode was loaded from a checkpoint and not replayed yet."""
+    actions: list[NDArray[Any]] = field(default_factory=list)
+    """Executed actions [K, ...], chunk by chunk."""
+    env_return: float = 0.0
+    steps: int = 0
+
+    def add(self, observation: Any, reward: float, actions: NDArray[Any]) -> None:
+        """Note a chunk, its executed actions, and what it led to."""
+        self.observation = observation
+        self.actions.append(actions)
+        self.env_return += reward
+        self.steps += len(actions)
+
+    def options(self) -> dict[str, Any]:
+        """Options of the environment's reset."""
+        return {**self.begun_by["options"], "task": self.begun_by["task"], "frames": {}}
+
+    def record(self) -> dict[str, Any]:
+        """What metrics say of an episode that has ended."""
+        return {EPISODE_RETURN: self.env_return, EPISODE_LENGTH: self.steps}
+
+    def state(self) -> dict[str, Any]:
+        """As plain data and arrays."""
+        return {
+            "begun_by": self.begun_by,
+            "actions": np.concatenate(self.actions) if self.actions else None,
+            "env_return": self.env_return,
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "RunningEpisode":
+        """The inverse of `state`."""
+        actions = state["actions"]
+        return cls(
+            begun_by=dict(state["begun_by"]),
+            actions=[] if actions is None else [actions],
+            env_return=state["env_return"],
+            steps=state["steps"],
+        )
+
+
+@dataclass
+class _Lent:
+    """An environment of the pool that a segment's episodes hold."""
+
+    slot: Slot
+    context: AbstractAsyncContextManager[Slot]
+
+
+class SegmentWorkflow(RolloutWorkflow):
+    """Runs segments; `arun_episode` runs the one that a request asks for.
+
+    Args:
+        episodes: Tokenizes observations and actions; its pool has the environments.
+        decisions: Decisions of a segment.
+        environments: Segments of a training step over all ranks. The request of group g continues
+            environment g modulo this number.
+    """
+
+    def __init__(self, *, episodes: EmbodiedWorkflow, decisions: int, environments: int) -> None:
+        self.episodes = episodes
+        self.decisions = decisions
+        self.environments = environments
+        self._running: dict[int, RunningEpisode] = {}
+        """By environment."""
+        self._lent: dict[int, _Lent] = {}
+
+    async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> list[Trajectory]:
+        """Run a segment; raises SimulationFailed if the pool could not simulate it.
+
+        The episode that failed is dropped; the next segment begins another.
+        """
+        environment = data.group_id % self.environments
+        try:
+            return await self._segment(engine, data, environment)
+        except SimulationFailed:
+            self._running.pop(environment, None)
+            raise
+
+    async def park(self) -> None:
+        """Return the environments to the pool; the next segments replay their episodes."""
+        lent, self._lent = self._lent, {}
+        for each in lent.values():
+            await each.context.__aexit__(None, None, None)
+
+    def forget_others(self, groups: Collection[int]) -> None:
+        """Drop the episodes of a checkpoint that no request of these groups continues.
+
+        They run on other ranks.
+        """
+        own = {group % self.environments for group in groups}
+        self._running = {
+            environment: episode
+            for environment, episode in self._running.items()
+            if environment in own
+        }
+
+    def state_dict(self) -> dict[int, dict[str, Any]]:
+        """Episodes under way, by environment."""
+        return {
+            environment: episode.state() for environment, episode in sorted(self._running.items())
+        }
+
+    def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+        """Go on with the episodes of a checkpoint; those of other ranks are never asked for."""
+        self._running = {
+            environment: RunningEpisode.from_state(episode)
+            for environment, episode in state.items()
+        }
+
+    async def _segment(
+        self, engine: EmbodiedEngine, data: EpisodeRequest, environment: int
+    ) -> list[Trajectory]:
+        episode, slot = await self._resumed(environment)
+        generator = np.random.default_rng(data.policy_seed)
+        recorder = self._recorder()
+        rows: list[Trajectory] = []
+        begun = 0
+        for decision in range(self.decisions):
+            if episode is None:
+                episode = await self._begin(data, slot, number=begun)
+                self._running[environment] = episode
+                begun += 1
+            request = self.episodes.request(episode.observation, data, generator)
+            response = await engine.act(request)
+            actions = self.episodes.policy.action_tokenizer.decode(response.values)
+            observation, reward, terminated, truncated, info = await slot.step_chunk(list(actions))
+            recorder.add(request, response, reward, info["executed"])
+            episode.add(observation, reward, actions[: info["executed"]])
+            ended = terminated or truncated
+            if not ended and decision + 1 < self.decisions:
+                continue
+            row = recorder.row(
+                _part(data, episode, number=len(rows)), info, truncated=bool(truncated)
+            )
+            row |= self._behind(observation, data, terminated=bool(terminated))
+            rows.append(Trajectory(row, record=episode.record() if ended else {}))
+            recorder = self._recorder()
+            if ended:
+                del self._running[environment]
+                episode = None
+        return rows
+
+    def _recorder(self) -> RowRecorder:
+        return RowRecorder(self.episodes.policy, marks_versions=self.episodes.marks_versions)
+
+    async def _begin(self, data: EpisodeRequest, slot: Slot, *, number: int) -> RunningEpisode:
+        """Begin episode `number` of a segment."""
+        begun_by = {name: getattr(data, name) for name in REQUEST_FIELDS}
+        begun_by["options"] = dict(data.options)
+        begun_by["seed"] = episode_seed(data.seed, number=number)
+        episode = RunningEpisode(begun_by)
+        episode.observation, _ = await slot.reset(seed=begun_by["seed"], options=episode.options())
+        return episode
+
+    async def _resumed(self, environment: int) -> tuple[RunningEpisode | None, Slot]:
+        """The episode that goes on, with its environment where it left it."""
+        episode = self._running.get(environment)
+        if environment in self._lent:
+            return episode, self._lent[environment].slot
+        context = self.episodes.pool.slot()
+        slot = await context.__aenter__()
+        self._lent[environment] = _Lent(slot, context)
+        if episode is not None:
+            await self._replay(episode, slot)
+        return episode, slot
+
+    async def _replay(self, episode: RunningEpisode, slot: Slot) -> None:
+        actions = list(np.concatenate(episode.actions)) if episode.actions else []
+        observation, ended = await slot.resume(
+            seed=episode.begun_by["seed"], options=episode.options(), actions=actions
+        )
+        differs = (
+            None
+            if episode.observation is None
+            else difference(sample(episode.observation), sample(observation), where="observation")
+        )
+        if ended:
+            differs = "it ended"
+        if differs is not None:
+            raise SimulationFailed(
+                f"The episode with seed {episode.begun_by['seed']} did not go on where it was "
+                f"left after {episode.steps} steps: {differs}. Seed and actions do not determine "
+                "an episode of this environment: make it deterministic, or leave "
+                "actor_rollout_ref.rollout.n_steps out."
+            )
+        episode.observation = observation
+
+    def _behind(
+        self, observation: Any, data: EpisodeRequest, *, terminated: bool
+    ) -> dict[str, Any]:
+        """Columns of the state behind a row's last decision."""
+        state = self.episodes.request(observation, data, np.random.default_rng(0))
+        columns: dict[str, Any] = {"bootstrapped": not terminated}
+        if state.pixel_values is not None:
+            columns["final_pixel_values"] = state.pixel_values
+        if state.proprioception is not None:
+            columns["final_proprioception"] = state.proprioception
+        return columns
+
+
+def episode_seed(seed: int, *, number: int) -> int:
+    """Seed of the episode that begins as number `number` in a segment whose request has `seed`.
+
+    It is one of the training seeds, [1,000,000, 2**31).
+    """
+    if number == 0:
+        return seed
+    drawn = int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
+    return FIRST_TRAINING_SEED + drawn % (LAST_SEED + 1 - FIRST_TRAINING_SEED)
+
+
+def _part(data: EpisodeRequest, episode: RunningEpisode, *, number: int) -> EpisodeRequest:
+    """The request of row `number` of a segment: its own id, and the episode's task and seed."""
+    return dataclasses.replace(data, **episode.begun_by, uid=f"{data.uid}-{number:04d}")

@@ -1,0 +1,96 @@
+"""Jobs by segments that cannot work: each refusal with its value, place and remedy."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import gymnasium
+import pytest
+
+from envs.base import PROPRIOCEPTION, EnvSpec
+from siirl.params.parser import parse, parse_config
+from siirl.preflight.config_checks import config_problems, environment_problems
+from siirl.preflight.unread import unread_in_domain, unread_problems
+
+JOB = ("env=gymnasium", "env.id=CartPole-v1", "pipeline=ppo", "trainer=classic_control")
+SPEC = EnvSpec(
+    name="gymnasium",
+    tasks=("CartPole-v1",),
+    observation_space=gymnasium.spaces.Dict({PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (4,))}),
+    action_space=gymnasium.spaces.Discrete(2),
+    max_episode_steps=500,
+    reports_success=False,
+)
+
+
+def problems(*overrides: str, job: Sequence[str] = JOB) -> list[str]:
+    parsed = parse([*job, *overrides])
+    return [
+        str(problem)
+        for problem in (
+            *config_problems(parsed.config),
+            *unread_problems(parsed.config, named=parsed.named),
+            *unread_in_domain(parsed.config, named=parsed.named, text=False),
+        )
+    ]
+
+
+def test_the_preset_is_sound():
+    assert problems() == []
+    assert [str(each) for each in environment_problems(parse_config([*JOB]), SPEC)] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["actor_rollout_ref.rollout.n=4"],
+            "n_steps=32 continues one episode in each environment, and actor_rollout_ref.rollout.n=4",
+        ),
+        (["reward=srpo"], "n_steps=32 rewards parts of episodes, and reward.name=srpo scores whole"),
+        (
+            ["data.task_sampling=learnable"],
+            "n_steps=32 has parts of episodes, and data.task_sampling=learnable counts successes",
+        ),
+        (
+            ["data.train_batch_size=24"],
+            "in each of data.train_batch_size=24 environments, 24 on a rank, which has 16: raise "
+            "env.envs_per_server=8 or env.num_servers=2",
+        ),
+        (
+            ["dag.groups={rollout: 1, train: 1}", "trainer.n_gpus_per_node=2"],
+            "n_steps=32 rolls out on the ranks that train, between two updates",
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_mini_batch_size=96"],
+            "ppo_mini_batch_size=96 does not divide data.train_batch_size=8 x "
+            "actor_rollout_ref.rollout.n_steps=32 = 256 decisions: make it 64",
+        ),
+        (
+            ["trainer.record_episodes=3"],
+            "trainer.record_episodes=3 is read by training on whole episodes, and "
+            "actor_rollout_ref.rollout.n_steps=32 cuts them",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_a_cut_is_refused(overrides, message):
+    assert any(message in problem for problem in problems(*overrides))
+
+
+def test_a_pipeline_without_critic_has_no_value_behind_a_cut():
+    without = (*JOB[:2], "pipeline=grpo")
+    assert any(
+        "n_steps=4 is read only with a critic, and pipeline=grpo has none" in problem
+        for problem in problems("actor_rollout_ref.rollout.n_steps=4", job=without)
+    )
+
+
+def test_an_environment_that_cannot_be_replayed_is_refused():
+    spec = dataclasses.replace(SPEC, replayable=False)
+    (problem,) = environment_problems(parse_config([*JOB]), spec)
+    assert "env=gymnasium cannot be replayed (EnvSpec.replayable): leave it out" in str(problem)
+
+
+def test_text_has_no_steps_to_cut_at():
+    parsed = parse(["env=math", "pipeline=ppo", "actor_rollout_ref.rollout.n_steps=4"])
+    found = unread_in_domain(parsed.config, named=parsed.named, text=True)
+    assert any("n_steps" in str(problem) for problem in found)
