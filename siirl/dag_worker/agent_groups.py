@@ -6,10 +6,10 @@ lowest group are those of a run without agents. The others have `agent_N/` befor
 recordings in the folder `agent_N`, and weights in `actor_N` of a checkpoint.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import WorkerComponents
@@ -25,20 +25,6 @@ from siirl.params.agents import config_of_group, owners
 
 AGENTS = "agents"  # in the state of a checkpoint
 REDISTRIBUTION = "redistribution"  # one for all groups
-
-
-class BuildGroup(Protocol):
-    """Builds the components of one group; arguments as of `assembly.build_components`."""
-
-    def __call__(
-        self,
-        *,
-        config: SiiRLArguments,
-        run_folder: Path,
-        with_critic: bool,
-        **of_several: Any,
-    ) -> WorkerComponents:
-        """Build them; `of_several` is empty in a run of one group."""
 
 
 @dataclass
@@ -126,9 +112,12 @@ def build_groups(
     graph: TaskGraph,
     run_folder: Path,
     ranks: Collectives,
-    build: BuildGroup,
+    build: Callable[..., WorkerComponents],
 ) -> AgentGroups:
-    """Build all agent groups of the graph, and their common checkpoints."""
+    """Build all agent groups of the graph, and their common checkpoints.
+
+    `build` makes the components of one, with arguments of `assembly.build_components`.
+    """
     numbers = graph.agent_groups()
     drawing = frozenset(node.agent_group for node in graph.get_entry_nodes())
     if len(numbers) == 1:

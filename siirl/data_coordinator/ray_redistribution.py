@@ -28,7 +28,7 @@ from siirl.data_coordinator.queues import (
     Share,
     Transfers,
 )
-from siirl.data_coordinator.row_transport import AllToAll, RowTransport, pack, unpack
+from siirl.data_coordinator.row_transport import AllToAll, pack, unpack
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict, row_infos
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
@@ -59,13 +59,13 @@ class RayRedistribution:
         rank: int,
         ranks: int,
         request: PartitionRequest | None = None,
-        transport: RowTransport | None = None,
+        transport: AllToAll | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.coordinator = coordinator
         self.rank, self.ranks = rank, ranks
         self.request = request or PartitionRequest(partitions=ranks)
-        self.transport: RowTransport = transport or AllToAll()
+        self.transport = transport or AllToAll()
         self.timeout_s = timeout_s
         self.bytes_given = 0
         self._shares: list[tuple[QueueKey, Share]] = []

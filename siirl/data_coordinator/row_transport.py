@@ -12,7 +12,7 @@ Left out: columns of other types than numbers and strings.
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import NonTensorStack, TensorDict
@@ -25,15 +25,8 @@ ALIGNMENT = 16  # no dtype of torch is wider
 LENGTH_BYTES = 8
 
 
-class RowTransport(Protocol):
-    """Takes packed rows to other ranks."""
-
-    def exchange(self, outgoing: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Give each rank its bytes, and get those that others gave, by rank; all ranks call it."""
-
-
 class AllToAll:
-    """`RowTransport` over a process group: NCCL takes bytes through the rank's GPU.
+    """Takes packed rows to other ranks of a process group: NCCL takes bytes through the rank's GPU.
 
     Args:
         group: The ranks that exchange rows, numbered as there; None: all.
@@ -43,7 +36,7 @@ class AllToAll:
         self._group = group
 
     def exchange(self, outgoing: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """See `RowTransport.exchange`."""
+        """Give each rank its bytes, and get those that others gave, by rank; all ranks call it."""
         device = "cuda" if distributed.get_backend(self._group) == "nccl" else "cpu"
         ranks = range(distributed.get_world_size(self._group))
         nothing = torch.empty(0, dtype=torch.uint8)

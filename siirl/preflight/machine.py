@@ -44,7 +44,7 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
             answer.
         MissingAssetError: No OpenGL.
     """
-    held = episodes_at_once(config)
+    held = episodes_at_once(sizes.slots(config))
     refuse(
         [
             *machine_problems(config.cluster, config.env),

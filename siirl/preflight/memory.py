@@ -84,12 +84,11 @@ def episodes_of_step(data: DataArguments, rollout: RolloutArguments) -> HeldEpis
     )
 
 
-def episodes_at_once(config: SiiRLArguments) -> HeldEpisodes:
-    """Episodes that run concurrently; an evaluation frees each when it ends."""
-    count = sizes.slots(config)
+def episodes_at_once(slots: int) -> HeldEpisodes:
+    """Episodes that run at once in so many environments; an evaluation frees each at its end."""
     return HeldEpisodes(
-        count,
-        f"{counted(count, 'episode')} at the same time",
+        slots,
+        f"{counted(slots, 'episode')} at the same time",
         "lower env.num_servers or env.envs_per_server",
     )
 
@@ -98,7 +97,7 @@ def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
     """Episodes of a step or of an evaluation, whichever are more; the two never overlap."""
     return max(
         episodes_of_step(config.data, config.actor_rollout_ref.rollout),
-        episodes_at_once(config),
+        episodes_at_once(sizes.slots(config)),
         key=lambda held: held.count,
     )
 
@@ -114,16 +113,13 @@ def image_bytes_per_trajectory(model: ModelArguments, env_spec: EnvSpec) -> floa
 
 def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> Parts:
     """Memory of a training run; `models` is 2 with a critic, else 1."""
-    adapters, has_own_reference = (
-        config.actor_rollout_ref.model.lora.rank > 0,
-        config.actor_rollout_ref.ref.path is not None,
-    )
+    adapters = config.actor_rollout_ref.model.lora.rank > 0
+    has_own_reference = config.actor_rollout_ref.ref.path is not None
     frozen = int(adapters) + int(
         sizes.needs_reference(config) and (has_own_reference or not adapters)
     )
-    weights = (
-        frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER
-    )  # adapters themselves are negligible
+    # adapters themselves are negligible
+    weights = frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER
     return (
         *_processes(config, env_spec),
         (
@@ -145,7 +141,7 @@ def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
         ("policy", BYTES_PER_PARAMETER * policy_parameters(config.actor_rollout_ref.model)),
         (
             "images",
-            episodes_at_once(config).count
+            sizes.slots(config)
             * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec),
         ),
     )
@@ -158,22 +154,24 @@ def simulation_problems(
 
     A smaller excess is a warning (`shortage`).
     """
-    environments, images = (
-        _environments(config, env_spec),
-        held.count * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec),
-    )
+    servers = sizes.servers(config)
+    environments = _environments(config.env, env_spec, servers=servers)
+    images = held.count * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec)
     if config.cluster.address is not None or environments + images <= ROUGHLY * total_memory_bytes:
         return []
-    tasks, kept = counted(len(env_spec.tasks), "task"), _simulators(config.env, env_spec)
-    tasks += f" ({kept} of them kept)" if kept < len(env_spec.tasks) else ""
+    tasks = counted(len(env_spec.tasks), "task")
+    kept = _simulators(config.env, env_spec)
+    if kept < len(env_spec.tasks):
+        tasks += f" ({kept} of them kept)"
     of_images = f", the images of {held.in_keys} {size_text(images)}" if images else ""
-    remedies = [held.remedy] if images > environments else _fewer_simulators(config, env_spec)
-    remedies += (
-        ["or give cluster.address= of a larger cluster"] if config.cluster.mode == "ray" else []
-    )
+    remedies = [held.remedy]
+    if images <= environments:
+        remedies = _fewer_simulators(config.env, env_spec, servers=servers)
+    if config.cluster.mode == "ray":
+        remedies.append("or give cluster.address= of a larger cluster")
     return [
         ConfigError(
-            f"env.num_servers x env.envs_per_server = {sizes.servers(config)} x "
+            f"env.num_servers x env.envs_per_server = {servers} x "
             f"{config.env.envs_per_server} environments with {tasks} "
             f"each take about {size_text(environments)}{of_images}, and this machine has "
             f"{size_text(total_memory_bytes)} of memory: "
@@ -216,7 +214,7 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     return (
-        ("environments", _environments(config, env_spec)),
+        ("environments", _environments(config.env, env_spec, servers=sizes.servers(config))),
         ("workers", sizes.ranks(config) * WORKER_BYTES),
         (
             "Ray",
@@ -225,16 +223,12 @@ def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     )
 
 
-def _environments(config: SiiRLArguments, env_spec: EnvSpec) -> float:
-    sized, simulators = (
-        ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES),
-        _simulators(config.env, env_spec),
-    )
-    scenes = min(len(env_spec.tasks), simulators * config.env.envs_per_server)
-    return (
-        sizes.servers(config) * (sized.server + scenes * sized.scene)
-        + sizes.slots(config) * simulators * sized.simulator
-    )
+def _environments(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> float:
+    sized = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES)
+    simulators = _simulators(env, env_spec) * env.envs_per_server
+    scenes = min(len(env_spec.tasks), simulators)
+    of_a_server = sized.server + scenes * sized.scene + simulators * sized.simulator
+    return servers * of_a_server
 
 
 def _simulators(env: EnvArguments, env_spec: EnvSpec) -> int:
@@ -243,13 +237,13 @@ def _simulators(env: EnvArguments, env_spec: EnvSpec) -> int:
     return min(tasks, env.kwargs.get("kept_simulators") or tasks)
 
 
-def _fewer_simulators(config: SiiRLArguments, env_spec: EnvSpec) -> list[str]:
-    sized, remedies = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), list[str]()
-    if _simulators(config.env, env_spec) > 1 and sized.simulator:
-        remedies += ["name fewer env.tasks"]
-        remedies += (
-            ["keep fewer simulators ('env.kwargs={kept_simulators: 1}')"] if sized.bounded else []
-        )
-    if sizes.slots(config) > 1 or not remedies:
+def _fewer_simulators(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> list[str]:
+    sized = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES)
+    remedies = []
+    if _simulators(env, env_spec) > 1 and sized.simulator:
+        remedies.append("name fewer env.tasks")
+        if sized.bounded:
+            remedies.append("keep fewer simulators ('env.kwargs={kept_simulators: 1}')")
+    if servers * env.envs_per_server > 1 or not remedies:
         remedies.insert(0, "lower env.num_servers or env.envs_per_server")
     return remedies

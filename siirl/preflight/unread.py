@@ -6,7 +6,7 @@ So defaults of groups do not count, and a run's config.yaml, which names every k
 again. Left out: the condition under which a key is read (`siirl.preflight.key_readers`).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
@@ -23,15 +23,7 @@ def unread_problems(config: SiiRLArguments, *, named: Collection[str] = ()) -> l
         config: The job.
         named: Keys that the command line names.
     """
-    return [error for _, error in _of_both(config, named)]
-
-
-def unread_keys(
-    config: SiiRLArguments, *, text: bool, named: Collection[str] = ()
-) -> dict[str, SiirlError]:
-    """All set keys that the job does not read, by their place; arguments as below."""
-    found = (*_of_both(config, named), *_in_domain(config, text, named))
-    return {key.place: error for key, error in found}
+    return list(SetKeys(config, named).unread_of_both().values())
 
 
 def unread_in_domain(
@@ -44,73 +36,88 @@ def unread_in_domain(
         text: Whether it is a text job; else a robot job.
         named: Keys that the command line names.
     """
-    return [error for _, error in _in_domain(config, text, named)]
+    return list(SetKeys(config, named).unread_in(text=text).values())
 
 
-def _of_both(config: SiiRLArguments, named: Collection[str]) -> Iterator[tuple[Key, SiirlError]]:
-    for key in _asked_for(config, named):
-        if not _of_one_domain(key) and not _is_read(config, key):
-            yield key, _unread(config, key)
+def unread_keys(
+    config: SiiRLArguments, *, text: bool, named: Collection[str] = ()
+) -> dict[str, SiirlError]:
+    """All set keys that the job does not read, by their place; arguments as above."""
+    keys = SetKeys(config, named)
+    return keys.unread_of_both() | keys.unread_in(text=text)
 
 
-def _in_domain(
-    config: SiiRLArguments, text: bool, named: Collection[str]
-) -> Iterator[tuple[Key, SiirlError]]:
-    env = f"env={config.env.name}"
-    for key in _asked_for(config, named):
-        setting = f"{key.place}={as_text(value_of(config, key.place))}"
+class SetKeys:
+    """Keys of a job that the user set, and the reason of those that nothing reads.
+
+    Args:
+        config: The job.
+        named: Keys that the command line names.
+    """
+
+    def __init__(self, config: SiiRLArguments, named: Collection[str]) -> None:
+        self.config = config
+        self.keys = [key for key in keys_of(SiiRLArguments) if self._is_set(key, named)]
+
+    def unread_of_both(self) -> dict[str, SiirlError]:
+        """Unread keys that both domains have, by their place."""
+        found: dict[str, SiirlError] = {}
+        for key in self.keys:
+            if not _of_one_domain(key) and (error := self._unread(key)):
+                found[key.place] = error
+        return found
+
+    def unread_in(self, *, text: bool) -> dict[str, SiirlError]:
+        """Unread keys of one domain, and set keys of the other, by their place."""
+        found: dict[str, SiirlError] = {}
+        for key in self.keys:
+            error = self._of_other_domain(key, text=text)
+            if error is None and _of_one_domain(key):
+                error = self._unread(key)
+            if error is not None:
+                found[key.place] = error
+        return found
+
+    def _is_set(self, key: Key, named: Collection[str]) -> bool:
+        value = value_of(self.config, key.place)
+        asks_for_nothing = value == key.default and not (value and key.place in named)
+        if key.metadata["derived"] or asks_for_nothing:
+            return False
+        return key.place in named or value not in self._shipped(key)
+
+    def _shipped(self, key: Key) -> list[object]:
+        """Values that the groups under configs/ give a key; `${other.key}` is resolved."""
+        values = []
+        for value in compose.shipped_values().get(key.place, ()):
+            refers = isinstance(value, str) and value.startswith("${")
+            values.append(value_of(self.config, value[2:-1]) if refers else value)
+        return values
+
+    def _of_other_domain(self, key: Key, *, text: bool) -> ConfigError | None:
+        env, setting = f"env={self.config.env.name}", self._setting(key)
         if key.metadata["text_only"] and not text:
-            yield (
-                key,
-                ConfigError(
-                    f"{setting} is read by text jobs only, and {env} is no text: "
-                    f"{key.metadata['text_only']}. Leave it out."
-                ),
+            return ConfigError(
+                f"{setting} is read by text jobs only, and {env} is no text: "
+                f"{key.metadata['text_only']}. Leave it out."
             )
-        elif (
-            key.place in ROBOTS_ONLY and text and value_of(config, key.place) != 0
-        ):  # 0 videos is harmless in a text job
-            yield (
-                key,
-                ConfigError(
-                    f"{setting} is read by robot jobs only, and {env} is text: "
-                    f"{ROBOTS_ONLY[key.place]}. Leave it out."
-                ),
+        # 0 videos is harmless in a text job
+        if key.place in ROBOTS_ONLY and text and value_of(self.config, key.place) != 0:
+            return ConfigError(
+                f"{setting} is read by robot jobs only, and {env} is text: "
+                f"{ROBOTS_ONLY[key.place]}. Leave it out."
             )
-        elif _of_one_domain(key) and not _is_read(config, key):
-            yield key, _unread(config, key)
+        return None
+
+    def _unread(self, key: Key) -> ConfigError | None:
+        for reader in READERS.get(key.place, ()):
+            if not reader.applies(self.config):
+                clause = reader.clause.format_map(vars(self.config))
+                return ConfigError(f"{self._setting(key)} is read {clause}")
+        return None
+
+    def _setting(self, key: Key) -> str:
+        return f"{key.place}={as_text(value_of(self.config, key.place))}"
 
 
 def _of_one_domain(key: Key) -> bool:
     return bool(key.metadata["text_only"]) or key.place in ROBOTS_ONLY
-
-
-def _asked_for(config: SiiRLArguments, named: Collection[str]) -> Iterator[Key]:
-    for key in keys_of(SiiRLArguments):
-        value = value_of(config, key.place)
-        if key.metadata["derived"] or (value == key.default and not (value and key.place in named)):
-            continue
-        if key.place in named or value not in _shipped(config, key.place):
-            yield key
-
-
-def _shipped(config: SiiRLArguments, place: str) -> list[object]:
-    """Values that the groups under configs/ give a key; `${other.key}` is resolved."""
-    return [
-        value_of(config, value[2:-1])
-        if isinstance(value, str) and value.startswith("${")
-        else value
-        for value in compose.shipped_values().get(place, ())
-    ]
-
-
-def _is_read(config: SiiRLArguments, key: Key) -> bool:
-    return all(reader.applies(config) for reader in READERS.get(key.place, ()))
-
-
-def _unread(config: SiiRLArguments, key: Key) -> ConfigError:
-    reader = next(reader for reader in READERS[key.place] if not reader.applies(config))
-    return ConfigError(
-        f"{key.place}={as_text(value_of(config, key.place))} is read "
-        f"{reader.clause.format_map(vars(config))}"
-    )

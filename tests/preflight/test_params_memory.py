@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from envs.base import EnvSpec
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.memory import (
     episodes_at_once,
@@ -81,7 +81,7 @@ def test_training_holds_the_images_of_a_step_or_of_the_episodes_of_an_evaluation
 
 
 def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> None:
-    assert episodes_at_once(job("trainer.val_episodes=1000")).count == 8
+    assert episodes_at_once(sizes.slots(job("trainer.val_episodes=1000"))).count == 8
 
 
 @pytest.mark.parametrize(

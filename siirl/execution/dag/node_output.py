@@ -1,20 +1,7 @@
 """Return value of a node's function: the batch with its new columns, and metrics."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
-
-
-class Batch(Protocol):
-    """Interface of a batch in this package: named columns and a shallow copy. A TensorDict is
-    one, and so is a dict.
-    """
-
-    def keys(self) -> Iterable[Any]:
-        """The names of the columns."""
-
-    def copy(self) -> Self:
-        """A batch with the same columns, to which others can be added without changing this one."""
+from typing import Any
 
 
 @dataclass

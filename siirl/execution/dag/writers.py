@@ -7,9 +7,12 @@ applies it to what they did, because a function may declare nothing.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from siirl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from siirl.execution.dag.task_graph import TaskGraph
 
 LOADER = ""
 """Writer of the prompts' columns; it comes before every node."""
@@ -18,16 +21,7 @@ Writers = Mapping[str, str]
 """Id of the node that wrote each column, or LOADER."""
 
 
-class Ancestry(Protocol):
-    """The part of a TaskGraph that tells which node comes before which."""
-
-    graph_id: str
-
-    def get_ancestors(self, node_id: str) -> set[str]:
-        """Ids of all nodes before `node_id`."""
-
-
-def meet(graph: Ancestry, node_id: str, branches: Mapping[str, Writers]) -> dict[str, str]:
+def meet(graph: "TaskGraph", node_id: str, branches: Mapping[str, Writers]) -> dict[str, str]:
     """Writers of the joined columns of `node_id`.
 
     Args:
@@ -42,7 +36,7 @@ def meet(graph: Ancestry, node_id: str, branches: Mapping[str, Writers]) -> dict
     return {name: _latest(graph, node_id, name, branches) for name in names}
 
 
-def _latest(graph: Ancestry, node_id: str, column: str, branches: Mapping[str, Writers]) -> str:
+def _latest(graph: "TaskGraph", node_id: str, column: str, branches: Mapping[str, Writers]) -> str:
     writers = list(
         dict.fromkeys(branch[column] for branch in branches.values() if column in branch)
     )
@@ -57,12 +51,12 @@ def _latest(graph: Ancestry, node_id: str, column: str, branches: Mapping[str, W
     )
 
 
-def _comes_before(graph: Ancestry, writer: str, other: str) -> bool:
+def _comes_before(graph: "TaskGraph", writer: str, other: str) -> bool:
     """Whether `other` has seen what `writer` wrote."""
     return writer in (LOADER, other) or (other != LOADER and writer in graph.get_ancestors(other))
 
 
-def _rivals(graph: Ancestry, writers: list[str]) -> tuple[str, str]:
+def _rivals(graph: "TaskGraph", writers: list[str]) -> tuple[str, str]:
     """Two writers without an order between them."""
     return next(
         (first, second)
