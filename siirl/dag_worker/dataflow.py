@@ -9,11 +9,11 @@ kept until its last reader has run.
 
 The order is fixed and the same on every rank, because nodes call collectives. A node whose work can
 be begun ahead (`siirl.execution.dag.stage`: a text's reward, in processes) is begun when its
-dependencies have run, and called as late as its dependents permit; other nodes run meanwhile. A node that asks for
-more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and no other node; nodes that
-still are to read those ancestors get the rows of all rounds, and entry nodes whose rows are joined
-with the asking node's later get the prompts of all rounds. Left out: what a call of a node is
-(DAGWorker).
+dependencies have run, and called as late as its dependents permit; other nodes run meanwhile. A
+node that asks for more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and no other
+node; nodes that still are to read those ancestors get the rows of all rounds, and entry nodes whose
+rows are joined with the asking node's later get the prompts of all rounds. Left out: what a call of
+a node is (DAGWorker).
 """
 
 from collections.abc import Callable, Iterable
@@ -147,7 +147,12 @@ class Dataflow:
             self._release(name, this)
         if len(names) == 1:
             return batches[0], next(iter(known.values()), {})
-        joined = meet(self.graph, node.node_id, known)
+        joined = meet(
+            node.node_id,
+            known,
+            graph_id=self.graph.graph_id,
+            ancestors=self.graph.get_ancestors,
+        )
         source = {
             column: next(
                 position for position, name in enumerate(names) if known[name].get(column) == writer

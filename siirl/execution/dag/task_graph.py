@@ -56,7 +56,8 @@ class TaskGraph:
         for name in (node.node_id, *node.aliases):
             if name in taken:
                 raise ConfigError(
-                    f"Graph {self.graph_id!r} has a node {name!r} already. Give the new one another id."
+                    f"Graph {self.graph_id!r} has a node {name!r} already. Give the new one "
+                    "another id."
                 )
         self.nodes[node.node_id] = node
         self.update_edges()
@@ -186,7 +187,8 @@ class TaskGraph:
         if len(order) < len(ids):
             cycle = self._find_cycle([node_id for node_id in ids if missing[node_id]])
             raise ConfigError(
-                f"Graph {self.graph_id!r} has a cycle: {' -> '.join(cycle)}. Take one of these dependencies out."
+                f"Graph {self.graph_id!r} has a cycle: {' -> '.join(cycle)}. Take one of these "
+                "dependencies out."
             )
         return order
 
@@ -278,7 +280,8 @@ class TaskGraph:
         for node_id in self.get_topological_sort():
             branches = {name: put_out[name] for name in self.rev_adj[node_id]}
             written = dict.fromkeys(self.nodes[node_id].provided_columns or (), node_id)
-            put_out[node_id] = {**meet(self, node_id, branches), **written}
+            joined = meet(node_id, branches, graph_id=self.graph_id, ancestors=self.get_ancestors)
+            put_out[node_id] = {**joined, **written}
 
     def _check_moved_rows(self) -> None:
         """Refuse a join of rows that moved between ranks with rows that stayed."""
@@ -338,7 +341,8 @@ class TaskGraph:
         ]
         if elsewhere:
             raise ConfigError(
-                f"Node {node_id!r} requires the column {column!r}, which {elsewhere[0]!r} provides, but that node does not come before it. "
+                f"Node {node_id!r} requires the column {column!r}, which {elsewhere[0]!r} "
+                "provides, but that node does not come before it. "
                 f"Add {elsewhere[0]!r} to the dependencies of {node_id!r} or of a node before it."
             )
         known = self._provided_before(node_id) | (self._loader_columns or frozenset())

@@ -2,65 +2,71 @@
 
 A column has one writer on every path. Where paths meet, the version holds whose writer comes after
 all others; where two branches each wrote a column after they had parted, none does, and the graph
-is refused. `TaskGraph.check_columns` applies this to what nodes declare; `siirl.dag_worker.dataflow`
-applies it to what they did, because a function may declare nothing.
+is refused. `TaskGraph.check_columns` applies this to what nodes declare;
+`siirl.dag_worker.dataflow` applies it to what they did, because a function may declare nothing.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from siirl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from siirl.execution.dag.task_graph import TaskGraph
 
 LOADER = ""
 """Writer of the prompts' columns; it comes before every node."""
 
 Writers = Mapping[str, str]
 """Id of the node that wrote each column, or LOADER."""
+Ancestors = Callable[[str], set[str]]
+"""Ids of all nodes before a node (`TaskGraph.get_ancestors`)."""
 
 
-def meet(graph: "TaskGraph", node_id: str, branches: Mapping[str, Writers]) -> dict[str, str]:
+def meet(
+    node_id: str, branches: Mapping[str, Writers], *, graph_id: str, ancestors: Ancestors
+) -> dict[str, str]:
     """Writers of the joined columns of `node_id`.
 
     Args:
-        graph: The graph.
         node_id: The node at which branches meet.
         branches: For each of its dependencies the writers of the columns that it puts out.
+        graph_id: Name of the graph, for errors.
+        ancestors: Ids of all nodes before a node.
 
     Raises:
         ConfigError: Two branches both wrote a column.
     """
     names = dict.fromkeys(name for writers in branches.values() for name in writers)
-    return {name: _latest(graph, node_id, name, branches) for name in names}
+    joined = {}
+    for name in names:
+        writers = [branch[name] for branch in branches.values() if name in branch]
+        latest = _latest(list(dict.fromkeys(writers)), ancestors)
+        if latest is None:
+            first, second = _rivals(writers, ancestors)
+            raise ConfigError(
+                f"Node {node_id!r} of graph {graph_id!r} joins branches that both wrote the "
+                f"column {name!r}: {first!r} and {second!r}. Make one of these nodes depend on the "
+                "other, or give their columns different names."
+            )
+        joined[name] = latest
+    return joined
 
 
-def _latest(graph: "TaskGraph", node_id: str, column: str, branches: Mapping[str, Writers]) -> str:
-    writers = list(
-        dict.fromkeys(branch[column] for branch in branches.values() if column in branch)
-    )
+def _latest(writers: list[str], ancestors: Ancestors) -> str | None:
+    """The writer that comes after all others; None if there is none."""
     for writer in writers:
-        if all(_comes_before(graph, other, writer) for other in writers):
+        if all(_comes_before(other, writer, ancestors) for other in writers):
             return writer
-    first, second = _rivals(graph, writers)
-    raise ConfigError(
-        f"Node {node_id!r} of graph {graph.graph_id!r} joins branches that both wrote the column "
-        f"{column!r}: {first!r} and {second!r}. Make one of these nodes depend on the other, or "
-        "give their columns different names."
-    )
+    return None
 
 
-def _comes_before(graph: "TaskGraph", writer: str, other: str) -> bool:
+def _comes_before(writer: str, other: str, ancestors: Ancestors) -> bool:
     """Whether `other` has seen what `writer` wrote."""
-    return writer in (LOADER, other) or (other != LOADER and writer in graph.get_ancestors(other))
+    return writer in (LOADER, other) or (other != LOADER and writer in ancestors(other))
 
 
-def _rivals(graph: "TaskGraph", writers: list[str]) -> tuple[str, str]:
+def _rivals(writers: list[str], ancestors: Ancestors) -> tuple[str, str]:
     """Two writers without an order between them."""
-    return next(
-        (first, second)
-        for first in writers
-        for second in writers
-        if not _comes_before(graph, first, second) and not _comes_before(graph, second, first)
-    )
+    for first in writers:
+        for second in writers:
+            ordered = _comes_before(first, second, ancestors)
+            if not ordered and not _comes_before(second, first, ancestors):
+                return first, second
+    raise AssertionError("Each writer comes before or after every other.")
