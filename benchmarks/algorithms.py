@@ -366,23 +366,35 @@ def markdown(result: Mapping[str, Any]) -> str:
     for name, part in result["gae"].items():
         error = part["largest error against float64"]
         copied = part["speed against time before batch"]["median"]
-        told = f"{_times(part['speed'])}, {copied:.1f} times as the loop on columns copied to lie together"
+        told = (
+            f"{_times(part['speed'])}, {copied:.1f} times as the loop on columns copied to lie "
+            "together"
+        )
         told += f"; error {error['siirl']:.1e}, the loop's {error['loop over time steps']:.1e}"
         lines.append(_row(f"GAE {GAE_ROWS} x {GAE_TOKENS}, {name}", part, told))
     if result["groups"]:
         part = result["groups"]
-        told = f"{_times(part['speed'])}; {part['speed against floats']['median']:.1f} times with floats in the lists"
+        told = (
+            f"{_times(part['speed'])}; {part['speed against floats']['median']:.1f} times with "
+            "floats in the lists"
+        )
         lines.append(_row(f"group statistics, {SAMPLES} samples", part, told))
     if result["log_probs"]:
         part = result["log_probs"]
-        told = f"{part['peak memory']['median']:.3f} of the memory, {part['time']['median']:.2f} of the time"
+        told = (
+            f"{part['peak memory']['median']:.3f} of the memory, {part['time']['median']:.2f} of "
+            "the time"
+        )
         lines.append(
             _row(f"log-probs and entropy, {TOKENS} tokens x {VOCABULARY} entries", part, told)
         )
     for name, part in result["balance"].items():
         seconds = statistics.median(part["seconds"]["processor"]["siirl"])
         textbook = part.get("spread of the textbook's Karmarkar-Karp")
-        told = f"{seconds:.2f} s, spread {part['spread']}, largest over mean {part['largest over mean']:.6f}"
+        told = (
+            f"{seconds:.2f} s, spread {part['spread']}, largest over mean "
+            f"{part['largest over mean']:.6f}"
+        )
         lines.append(
             _row(
                 name,

@@ -1,4 +1,5 @@
-"""Measures what rollouts that run ahead of training gain: wall clock to a success rate, by staleness.
+"""Measures what rollouts that run ahead of training gain: wall clock to a success rate, by
+staleness.
 
     # tools whose answers take a lognormal time, from 0.5 s (median) to 10 s (99th percentile)
     python -m benchmarks.async_learning tools --seeds 1 2 3

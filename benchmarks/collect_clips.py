@@ -317,7 +317,8 @@ def main() -> None:
     clips = asyncio.run(job)
     save_clips(arguments.output, clips)
     print(
-        f"{len(clips)} clips, {sum(clip.success for clip in clips)} of them successful, in {arguments.output}"
+        f"{len(clips)} clips, {sum(clip.success for clip in clips)} of them successful, in "
+        f"{arguments.output}"
     )
 
 

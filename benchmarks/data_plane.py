@@ -7,7 +7,8 @@ queues against a plain one.
 Ranks are simulated; the coordinator's actor class, the division of rows and the transfers that each
 rank receives are the real ones. Four questions:
 
-1. **Bytes moved** by `data_rebalance`, against the fewest that any division needs whose busiest rank
+1. **Bytes moved** by `data_rebalance`, against the fewest that any division needs whose busiest
+rank
    has no more work than this one's (or 2 % above the mean, whichever is more). Each rank above that
    has to give away rows of at least its surplus; the cheapest such rows are found exactly, by
    dynamic programming over their sizes. Control: a division that looks at no row's place.
@@ -15,14 +16,15 @@ rank receives are the real ones. Four questions:
    all rows and hands them out; and the metadata that the coordinator sends and receives.
 3. **Processor time of the coordinator** a step: every rank puts its metadata at a time of its own,
    asks for its share, and acknowledges it. What it unpickles and pickles counts.
-4. **A put and a filtered get** beside a number of waiting samples, against a list behind a lock that
+4. **A put and a filtered get** beside a number of waiting samples, against a list behind a lock
+that
    is searched from the front.
 
 Rows: `text` has responses of lognormal length in groups of eight, weighed by the FLOPs of a
 7-billion-parameter decoder. `robots` has 1 to 15 chunks of a 224 x 224 image, weighed by chunks.
 
-Left out: Ray's remote calls (one put, one get and one acknowledgement a rank and step), the network,
-packing rows, and leftovers, which go through Ray's object store.
+Left out: Ray's remote calls (one put, one get and one acknowledgement a rank and step), the
+network, packing rows, and leftovers, which go through Ray's object store.
 """
 
 import argparse
@@ -325,13 +327,16 @@ def markdown(result: dict[str, Any], *, rows_of_coordinator: int) -> str:
     lines = [
         "## Bytes moved by rebalancing, shares of all bytes",
         "",
-        "| rows | ranks | moved | fewest | moved / fewest | without looking at places | imbalance before | after |",
+        "| rows | ranks | moved | fewest | moved / fewest | without looking at places | imbalance "
+        "before | after |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for run in result["moved"]:
         lines.append(
-            f"| {run['rows']} | {run['ranks']:.0f} | {run['moved']:.2%} | {run['fewest']:.2%} | {run['over_fewest']:.2f} "
-            f"| {run['by_work_only']:.0%} | {run['imbalance_before']:.1%} | {run['imbalance']:.2%} |"
+            f"| {run['rows']} | {run['ranks']:.0f} | {run['moved']:.2%} | {run['fewest']:.2%} | "
+            f"{run['over_fewest']:.2f} "
+            f"| {run['by_work_only']:.0%} | {run['imbalance_before']:.1%} | {run['imbalance']:.2%} "
+            "|"
         )
     lines += [
         "",
@@ -365,7 +370,8 @@ def markdown(result: dict[str, Any], *, rows_of_coordinator: int) -> str:
     ]
     for run in result["queues"]:
         lines.append(
-            f"| {run['waiting']:,} | {run['list_us']:.0f} | {run['coordinator_us']:.0f} | {run['ratio']:.1f} |"
+            f"| {run['waiting']:,} | {run['list_us']:.0f} | {run['coordinator_us']:.0f} | "
+            f"{run['ratio']:.1f} |"
         )
     return "\n".join([*lines, ""])
 

@@ -298,17 +298,20 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         counted = Counter(row["how"] for row in of_kind if row["verdict"] != "wrong")
         right = sum(row["verdict"] == RIGHT for row in of_kind)
         lines.append(
-            f"| {kind} | {len(of_kind)} | {right} | {'; '.join(f'{how} ({number})' for how, number in counted.items())} |"
+            f"| {kind} | {len(of_kind)} | {right} | "
+            f"{'; '.join(f'{how} ({number})' for how, number in counted.items())} |"
         )
     right = sum(row["verdict"] == RIGHT for row in rows)
     jobs = Counter(row["job"] for row in rows)
     lines += [
         "",
-        f"{right} of {len(rows)} right. Jobs: {'; '.join(f'{job} ({number})' for job, number in sorted(jobs.items()))}.",
+        f"{right} of {len(rows)} right. Jobs: "
+        f"{'; '.join(f'{job} ({number})' for job, number in sorted(jobs.items()))}.",
         "",
     ]
     lines += [
-        f"- Trial {row['trial']}, {row['kind']}, {row['job']}, at {row['share']}: {'; '.join(row['wrong'])} (folder {row['folder']})"
+        f"- Trial {row['trial']}, {row['kind']}, {row['job']}, at {row['share']}: "
+        f"{'; '.join(row['wrong'])} (folder {row['folder']})"
         for row in rows
         if row["verdict"] == "wrong"
     ]
@@ -375,7 +378,8 @@ def _run_and_tell(trial: Trial, folder: Path, references: References) -> dict[st
     row = row_of(trial, outcome, time.monotonic() - begin, own)
     told = f"{row['verdict']:<8} {outcome.how} {'; '.join(outcome.wrong)}"
     print(
-        f"{trial.number:3d} {trial.kind:<30} {trial.job!s:<28} {trial.share:5.2f} {row['seconds']:6.1f} s  {told}",
+        f"{trial.number:3d} {trial.kind:<30} {trial.job!s:<28} {trial.share:5.2f} "
+        f"{row['seconds']:6.1f} s  {told}",
         flush=True,
     )
     if not outcome.wrong:

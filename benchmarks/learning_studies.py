@@ -138,7 +138,8 @@ def adopt_runs(study: Study, name: str, *, seed: int, flags: argparse.Namespace)
     )
     if not (first.parent / "result.json").is_file():
         raise SystemExit(
-            f"{flags.study} continues {study.goes_on_from}, whose {name} of seed {seed} has not been run."
+            f"{flags.study} continues {study.goes_on_from}, whose {name} of seed {seed} has not "
+            "been run."
         )
     if not runs.is_dir():
         shutil.copytree(first, runs, symlinks=True)
@@ -301,5 +302,8 @@ def summarise(benchmark: str, flags: argparse.Namespace) -> None:
                 for x in (before, after)
             ]
             cells.append(f"{kind} {spans[0]} -> {spans[1]}")
-        length = f"{result['steps']} steps, {result['environment_steps']:.0f} of environments, {result['minutes']:.1f} min"
+        length = (
+            f"{result['steps']} steps, {result['environment_steps']:.0f} of environments, "
+            f"{result['minutes']:.1f} min"
+        )
         print(f"{result['arm']:>20} seed {result['seed']}: {'; '.join(cells)}; {length}")

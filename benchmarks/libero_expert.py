@@ -4,8 +4,8 @@
     python -m benchmarks.libero_expert --suite goal+10 --tasks goal/7 10/2 --episodes 2
 
 No image is drawn, so an episode takes one to three seconds. Results are kept task by task in one
-file: an interrupted run continues, `--again` repeats recorded tasks (after a change of the expert), and
-`--table` prints the results as in docs/libero.md.
+file: an interrupted run continues, `--again` repeats recorded tasks (after a change of the expert),
+    and `--table` prints the results as in docs/libero.md.
 """
 
 import argparse
@@ -94,7 +94,10 @@ def row(key: str, result: dict[str, Any]) -> str:
     steps = [step for step in result["steps"] if step is not None]
     span = f"{min(steps)} to {max(steps)}" if steps else ""
     span += f" {result['diverged']} diverged" if result.get("diverged") else ""
-    return f"| {key} | {result['name'].replace('_', ' ')} | {len(steps)}/{len(result['steps'])} | {span} |"
+    return (
+        f"| {key} | {result['name'].replace('_', ' ')} | {len(steps)}/{len(result['steps'])} | "
+        f"{span} |"
+    )
 
 
 def place(key: str) -> tuple[str, int]:

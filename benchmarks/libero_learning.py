@@ -6,8 +6,8 @@
 
 Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO and the 0/1
 reward train for as many steps, and so for as many episodes. Environment steps of the two are close
-and not equal, because an episode ends at its success; each arm's result has its own count. `benchmarks.learning_studies`
-runs and measures the arms.
+and not equal, because an episode ends at its success; each arm's result has its own count.
+`benchmarks.learning_studies` runs and measures the arms.
 
 An arm that is finished is not run again, and one that was cut off goes on from its last checkpoint
 when the command is repeated. `--arms srpo` runs one alone.

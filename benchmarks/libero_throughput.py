@@ -3,7 +3,8 @@ gymnasium's, gymnasium's with our trick, ours.
 
     python -m benchmarks.libero_throughput
     # a quick look
-    python -m benchmarks.libero_throughput --prompts 1 --rollouts 2 --rounds 1 --max-episode-steps 24
+    python -m benchmarks.libero_throughput --prompts 1 --rollouts 2 --rounds 1 --max-episode-steps
+    24
 
 (a) lockstep: a process an environment, every action stepped by robosuite's own loop and rendered,
 simulators rebuilt for each episode, the policy also asked for episodes that have ended. (b)
@@ -168,7 +169,8 @@ def make_contenders(
     num_envs = flags.num_servers * flags.envs_per_server
     if flags.prompts * flags.rollouts % num_envs:
         raise SystemExit(
-            f"--prompts x --rollouts must be a multiple of the {num_envs} environments: lockstep loops run full batches."
+            f"--prompts x --rollouts must be a multiple of the {num_envs} environments: lockstep "
+            "loops run full batches."
         )
     lockstep = functools.partial(
         Lockstep, policy, env_kwargs, instructions=instructions, num_envs=num_envs
@@ -211,7 +213,8 @@ def measure(
             steps[name].append(outcome.steps / seconds)
             outcomes[name] = outcome._asdict()
             print(
-                f"round {number} of {rounds}: {name:<16} {episodes[name][-1]:8.1f} episodes/min {steps[name][-1]:8.0f} steps/s",
+                f"round {number} of {rounds}: {name:<16} {episodes[name][-1]:8.1f} episodes/min "
+                f"{steps[name][-1]:8.0f} steps/s",
                 flush=True,
             )
     return {"episodes_per_minute": episodes, "steps_per_s": steps, "outcomes": outcomes}
@@ -253,7 +256,8 @@ def report(result: Mapping[str, Any]) -> str:
         steps, outcome = statistics.median(result["steps_per_s"][name]), result["outcomes"][name]
         done = f"{outcome['steps']}, {outcome['successes']} of {outcome['episodes']}"
         lines.append(
-            f"| {name} | {statistics.median(values):.1f} | {steps:.0f} | {result['memory_mb'][name]} | {done} |"
+            f"| {name} | {statistics.median(values):.1f} | {steps:.0f} | "
+            f"{result['memory_mb'][name]} | {done} |"
         )
     lines += ["", "| ratio within a round | median | range |", "|---|---|---|"]
     lines += [

@@ -122,7 +122,8 @@ def main() -> None:
 def summary(row: dict[str, Any]) -> str:
     """One line of a case."""
     parts = ", ".join(
-        f"{phase} {row['predicted_mib'][phase]:.0f} planned, {row['measured_mib'][phase]:.0f} measured"
+        f"{phase} {row['predicted_mib'][phase]:.0f} planned, {row['measured_mib'][phase]:.0f} "
+        "measured"
         for phase in PHASES
     )
     return f"{row['parameters'] / 1e6:.0f} M, {row['case']}: {parts} MiB; error {row['error']:+.1%}"

@@ -4,8 +4,8 @@
 
 Models have Qwen2.5's architecture and random weights. Each rank is a process
 (`benchmarks.model_sizes_rank`); measured is its largest resident memory during a call above what it
-had before. `--before` names a checkout of an older revision, which is measured on the smaller models:
-each of its ranks holds a whole one.
+had before. `--before` names a checkout of an older revision, which is measured on the smaller
+models: each of its ranks holds a whole one.
 
 Aims: loading takes at most 1.3 times the rank's shard of float32 weights. A sync to vLLM takes the
 memory of one bucket.

@@ -79,7 +79,8 @@ def main() -> None:
     flags.output.write_text(json.dumps(result, indent=1) + "\n")
     for name, share in result["slowdown"].items():
         print(
-            f"{name:<12} with recording / without - 1: {share['median']:+.1%} [{share['lowest']:+.1%}, {share['highest']:+.1%}]"
+            f"{name:<12} with recording / without - 1: {share['median']:+.1%} "
+            f"[{share['lowest']:+.1%}, {share['highest']:+.1%}]"
         )
     print(f"written to {flags.output}")
 

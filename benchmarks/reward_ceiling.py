@@ -300,10 +300,14 @@ def main() -> None:
     }
     for name, result in results.items():
         print(
-            f"{name:42s} by task {result['task']['mean']:+.2f}   within scenes {result['scene']['mean']:+.2f}"
+            f"{name:42s} by task {result['task']['mean']:+.2f}   within scenes "
+            f"{result['scene']['mean']:+.2f}"
         )
     clips = f" --training-clips {arguments.training_clips.name}" if arguments.training_clips else ""
-    command = f"python -m benchmarks.reward_ceiling --scenes {arguments.scenes} --training-scenes {arguments.training_scenes}{clips}"
+    command = (
+        f"python -m benchmarks.reward_ceiling --scenes {arguments.scenes} --training-scenes "
+        f"{arguments.training_scenes}{clips}"
+    )
     report = {
         "command": command,
         "machine": describe_machine(),

@@ -359,7 +359,10 @@ def main() -> None:
             "encode_milliseconds_per_clip": round(encode_milliseconds(encode, material), 2),
         }
         print(name, json.dumps(results[name]))
-    command = f"python -m benchmarks.reward_progress --policy {arguments.policy} --training-clips {arguments.training_clips}"
+    command = (
+        f"python -m benchmarks.reward_progress --policy {arguments.policy} --training-clips "
+        f"{arguments.training_clips}"
+    )
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "command": command,

@@ -214,7 +214,8 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
                 if number > 0:
                     rates[name].append(steps / seconds)
                     print(
-                        f"round {number} of {flags.rounds}: {name:<24} {rates[name][-1]:8.0f} steps/s",
+                        f"round {number} of {flags.rounds}: {name:<24} {rates[name][-1]:8.0f} "
+                        "steps/s",
                         flush=True,
                     )
     finally:

@@ -139,7 +139,8 @@ async def check(contenders: dict[str, Contender], problem: Problem, right: str) 
         found = await run(problem, right), await run(problem, CONSTANT)
         if found[0] != len(problem.cases) or found[1] > problem.best_constant:
             raise RuntimeError(
-                f"{name} counted {found[0]} and {found[1]} tests of {len(problem.cases)} for a right program and a constant."
+                f"{name} counted {found[0]} and {found[1]} tests of {len(problem.cases)} for a "
+                "right program and a constant."
             )
 
 

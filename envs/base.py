@@ -64,7 +64,8 @@ class EnvSpec:
     replayed.
     """
     num_agents: int = 1
-    """Number of acting agents N. For N > 1, `step` takes N actions and returns N observations and an
+    """Number of acting agents N. For N > 1, `step` takes N actions and returns N observations and
+    an
     array of N rewards. An agent whose observation is None waits: its next action is None. So agents
     act together, in turn, or both; until the episode ends at least one acts.
     """

@@ -6,11 +6,11 @@ stacked under `images`, texts (a mission) are joined by line ends under `instruc
 leaves are flattened into one float32 vector under `proprioception`.
 
 Actions. `Box` stays, `Discrete` counts from 0. `MultiDiscrete` and `MultiBinary` of A decisions
-become a Box of A dimensions, which a policy bins: dimension i ranges over [-0.5, n_i - 0.5], and the
-nearest whole number is the decision, so every decision has an equal share of the range.
+become a Box of A dimensions, which a policy bins: dimension i ranges over [-0.5, n_i - 0.5], and
+the nearest whole number is the decision, so every decision has an equal share of the range.
 
-Left out: observations of graphs, sequences and alternatives (`OneOf`), which have no fixed size, and
-actions that are texts or composed, which no policy of siirl outputs. They are refused.
+Left out: observations of graphs, sequences and alternatives (`OneOf`), which have no fixed size,
+and actions that are texts or composed, which no policy of siirl outputs. They are refused.
 """
 
 from collections.abc import Iterator

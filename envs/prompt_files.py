@@ -197,7 +197,8 @@ class ParquetPrompts(PromptFile):
             self._file = parquet.ParquetFile(path, read_dictionary=text_columns(metadata, known))
         except pyarrow.ArrowInvalid as error:
             raise ValueError(
-                f"{path} is not a readable parquet file ({error}). Write it again, or remove it from "
+                f"{path} is not a readable parquet file ({error}). Write it again, or remove it "
+                "from "
                 "the list."
             ) from error
         if not self._is_gsm8k:

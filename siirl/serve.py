@@ -3,9 +3,9 @@
     siirl serve env=metaworld port=8000
     siirl serve env=sandbox port=8000 sessions=16 token_file=my_token
 
-Clients are openenv-core, every trainer that uses it, and siirl's own env=openenv. Each session has an
-environment in a process of its own. All words but these are those of `siirl.train`; only the groups
-env and cluster matter:
+Clients are openenv-core, every trainer that uses it, and siirl's own env=openenv. Each session has
+an environment in a process of its own. All words but these are those of `siirl.train`; only the
+groups env and cluster matter:
 
     port=8000             TCP port; 0 takes a free one
     host=127.0.0.1        address to listen at: this machine alone. Another one exposes the server to

@@ -29,8 +29,8 @@ sys.meta_path.insert(0, PressesCtrlC)
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-# Audit events: docs.python.org/3/library/audit_events.html. "import" has the module's name among its
-# arguments, "open", "os.mkdir" and "os.rename" have paths, "subprocess.Popen" the program.
+# Audit events: docs.python.org/3/library/audit_events.html. "import" has the module's name among
+# its arguments, "open", "os.mkdir" and "os.rename" have paths, "subprocess.Popen" the program.
 CTRL_C_AT = """
 import os, signal, sys, time
 

@@ -209,6 +209,9 @@ def test_a_line_without_a_known_shell_is_refused(
 
 
 def test_the_script_is_made_in_half_a_second_of_processor_time() -> None:
-    code = "import sys, time; from siirl.completion import main; main(['bash']); print(time.process_time(), file=sys.stderr)"
+    code = (
+        "import sys, time; from siirl.completion import main; main(['bash']); "
+        "print(time.process_time(), file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stderr) < 0.5

@@ -52,7 +52,8 @@ def test_another_version_and_a_missing_package_are_told_with_both_versions(tmp_p
     with pytest.raises(MissingAssetError) as lack:
         packages(lock)
     assert str(lack.value).startswith(
-        f"pillow {installed('pillow')} instead of 0.1, no-such-package not installed instead of 1.0. Type: make"
+        f"pillow {installed('pillow')} instead of 0.1, no-such-package not installed instead of "
+        "1.0. Type: make"
     )
 
 

@@ -144,11 +144,13 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         (("checkpoint=/dev/null",), "checkpoint=/dev/null: the folder does not exist."),
         (
             ("checkpoint=no/where",),
-            "checkpoint=no/where: the folder does not exist. Give a policy folder, a checkpoint, or a run folder.",
+            "checkpoint=no/where: the folder does not exist. Give a policy folder, a checkpoint, "
+            "or a run folder.",
         ),
         (
             ("checkpoint=docs/examples",),
-            "docs/examples is not a checkpoint. Expected: the folder of a run (outputs/<name>/<time>)",
+            "docs/examples is not a checkpoint. Expected: the folder of a run "
+            "(outputs/<name>/<time>)",
         ),
         (("checkpoint=assets/tiny_vla", "actions=greedy"), "Unknown value of actions= 'greedy'"),
         (
@@ -164,7 +166,8 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
                 "checkpoint=assets/tiny_vla",
                 "env.envs_per_server=10000",
             ),  # 2 x (230 + 3 x 60) MB, 20,000 x 3 x 25 MB
-            "env.num_servers x env.envs_per_server = 2 x 10000 environments with 3 tasks each take about 1500.8 GB",
+            "env.num_servers x env.envs_per_server = 2 x 10000 environments with 3 tasks each take "
+            "about 1500.8 GB",
         ),
         (
             (

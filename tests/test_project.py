@@ -128,8 +128,8 @@ def test_a_strangers_package_of_the_same_name_is_refused(repository: Path, tmp_p
     done = run(sys.executable, "-I", "-c", code, cwd=tmp_path)
     assert done.returncode != 0
     assert (
-        f"needs its own package 'envs' at {repository / 'envs'}, but {tmp_path / 'envs'} comes first"
-        in done.stderr
+        f"needs its own package 'envs' at {repository / 'envs'}, but {tmp_path / 'envs'} comes "
+        "first" in done.stderr
     )
 
 
@@ -184,7 +184,10 @@ def test_a_wheel_finds_its_configs_and_weights(repository: Path, installed_wheel
 def test_a_wheel_prints_the_resolved_configuration_anywhere(
     installed_wheel: Path, tmp_path: Path
 ) -> None:
-    code = f"import sys; sys.path.insert(0, {str(installed_wheel)!r}); from siirl.train import main; sys.exit(main(['--cfg', 'job']))"
+    code = (
+        f"import sys; sys.path.insert(0, {str(installed_wheel)!r}); from siirl.train import main; "
+        "sys.exit(main(['--cfg', 'job']))"
+    )
     done = run(sys.executable, "-I", "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "actor_rollout_ref" in done.stdout

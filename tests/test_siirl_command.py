@@ -15,7 +15,10 @@ import siirl
 from siirl import commands
 from siirl.commands import SUBCOMMANDS
 
-SCRIPT = "import sys; sys.argv[0] = '/usr/bin/siirl'; sys.path[0] = '/usr/bin'; from siirl.commands import script; script()"
+SCRIPT = (
+    "import sys; sys.argv[0] = '/usr/bin/siirl'; sys.path[0] = '/usr/bin'; from siirl.commands "
+    "import script; script()"
+)
 """The console script as pip writes it, with the folder of scripts first on the path as Python
 puts it.
 """
@@ -126,8 +129,8 @@ def test_another_package_of_the_working_folder_is_refused_as_by_python_m(
     done = run("-c", SCRIPT, "train", "--cfg", "job", cwd=tmp_path, path=str(repository))
     assert done.returncode == 1
     assert (
-        f"siirl needs its own package 'envs' at {repository / 'envs'}, but {tmp_path / 'envs'} comes first"
-        in done.stderr
+        f"siirl needs its own package 'envs' at {repository / 'envs'}, but {tmp_path / 'envs'} "
+        "comes first" in done.stderr
     )
 
 

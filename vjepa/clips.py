@@ -34,7 +34,8 @@ def check_clip(clip: NDArray[np.uint8], *, row: int) -> None:
     """Refuse what is not a clip, naming its row in the batch."""
     if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3 or 0 in clip.shape:
         raise ValueError(
-            f"Clip {row} must be uint8 [T >= 1, height, width, 3]; got {clip.dtype} {list(clip.shape)}."
+            f"Clip {row} must be uint8 [T >= 1, height, width, 3]; got {clip.dtype} "
+            f"{list(clip.shape)}."
         )
 
 

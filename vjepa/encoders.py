@@ -114,11 +114,13 @@ def load_tiny(
         model.load_state_dict(tensors)
     except SafetensorError as error:
         raise ValueError(
-            f"{weights} cannot be read ({error}): it is truncated or no safetensors file. Fetch it again."
+            f"{weights} cannot be read ({error}): it is truncated or no safetensors file. Fetch it "
+            "again."
         ) from error
     except RuntimeError as error:
         raise ValueError(
-            f"{weights} does not belong to the network that {folder / 'config.json'} describes: {error}"
+            f"{weights} does not belong to the network that {folder / 'config.json'} describes: "
+            f"{error}"
         ) from error
     return wrap(
         model,
@@ -160,7 +162,8 @@ def tiny_folder() -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(
-        f"The shipped video encoder is in none of {', '.join(map(str, TINY_FOLDERS))}; reinstall the package."
+        f"The shipped video encoder is in none of {', '.join(map(str, TINY_FOLDERS))}; reinstall "
+        "the package."
     )
 
 
@@ -230,6 +233,7 @@ def load_video_encoder(
             computing=computing,
         )
     raise ValueError(
-        f"Unknown video encoder {name_or_path!r}. Known: pixels, random, tiny, a folder, a .pt file of the V-JEPA 2 release, "
+        f"Unknown video encoder {name_or_path!r}. Known: pixels, random, tiny, a folder, a .pt "
+        "file of the V-JEPA 2 release, "
         f"or a hub id such as facebook/vjepa2-vitl-fpc64-256. Poolings: {', '.join(POOLINGS)}."
     )

@@ -1,4 +1,5 @@
-"""Measures a score of progress: rank correlation, monotonicity, separation of successes and failures.
+"""Measures a score of progress: rank correlation, monotonicity, separation of successes and
+failures.
 
 The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewards). Pure numpy;
 left out: plots and protocols (benchmarks/reward_progress.py).

@@ -127,7 +127,8 @@ def encoder_tensors(checkpoint: Any, *, path: Path) -> dict[str, Tensor]:
             }
     known = ", ".join(sorted(map(str, checkpoint))[:8])
     raise ValueError(
-        f"{path} has neither 'target_encoder' nor 'encoder', so it is no V-JEPA 2 checkpoint. It holds: {known}."
+        f"{path} has neither 'target_encoder' nor 'encoder', so it is no V-JEPA 2 checkpoint. It "
+        f"holds: {known}."
     )
 
 
@@ -171,7 +172,8 @@ def _read(path: Path) -> Any:
     ) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{path} cannot be read ({reason}): it is truncated or no PyTorch weight file. Fetch it again."
+            f"{path} cannot be read ({reason}): it is truncated or no PyTorch weight file. Fetch "
+            "it again."
         ) from error
 
 

@@ -173,7 +173,9 @@ class TrajectoryReward:
         )
 
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Reference embeddings of successes at `task` [N, D]: demonstrations, the bank, this step's."""
+        """Reference embeddings of successes at `task` [N, D]: demonstrations, the bank, this
+        step's.
+        """
         parts = [
             part
             for part in (self.demonstrations.get(task), self.bank.get(task))
@@ -231,7 +233,8 @@ class TrajectoryReward:
             for task, rows in memory.items():
                 if rows.shape[1] != embeddings_BD.shape[1]:
                     raise ValueError(
-                        f"Embeddings have {embeddings_BD.shape[1]} channels, the {name} of {task!r} {rows.shape[1]}: they come from "
+                        f"Embeddings have {embeddings_BD.shape[1]} channels, the {name} of "
+                        f"{task!r} {rows.shape[1]}: they come from "
                         f"another encoder. Use that one, or start without its memory."
                     )
 
@@ -266,13 +269,15 @@ def check_rows(
     }
     if len(set(lengths.values())) > 1:
         raise ValueError(
-            f"Every trajectory needs an embedding, a success flag, a task and a group; got {lengths}."
+            "Every trajectory needs an embedding, a success flag, a task and a group; got "
+            f"{lengths}."
         )
     task_of: dict[int, str] = {}
     for group, task in zip(group_B.tolist(), tasks_B, strict=True):
         if task_of.setdefault(group, task) != task:
             raise ValueError(
-                f"Group {group} has the tasks {task_of[group]!r} and {task!r}; a group is one prompt of one task."
+                f"Group {group} has the tasks {task_of[group]!r} and {task!r}; a group is one "
+                "prompt of one task."
             )
 
 
@@ -348,6 +353,7 @@ def finite_rows(
     if len(bad):
         of_task = f" (task {tasks[bad[0]]!r})" if tasks is not None and bad[0] < len(tasks) else ""
         raise ValueError(
-            f"Row {bad[0]}{of_task} of the {what} is not finite, {len(bad)} rows in all: the encoder failed on that clip."
+            f"Row {bad[0]}{of_task} of the {what} is not finite, {len(bad)} rows in all: the "
+            "encoder failed on that clip."
         )
     return rows

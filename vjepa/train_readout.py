@@ -78,7 +78,8 @@ class EpisodeIndex:
         keep = np.isin(tasks, list(self.ends_of)) & (lengths >= 2)
         if not keep.any():
             raise ValueError(
-                "The read-out needs a task with at least two successful clips of two frames; there is none."
+                "The read-out needs a task with at least two successful clips of two frames; there "
+                "is none."
             )
         self.starts, self.lengths, self.success, self.tasks = (
             starts[keep],

@@ -79,7 +79,8 @@ class ClipSampler:
     ) -> None:
         if int(lengths.sum()) != len(frames_NHW3) or len(lengths) == 0 or int(lengths.min()) < 1:
             raise ValueError(
-                f"The lengths of the clips sum to {int(lengths.sum())}, but there are {len(frames_NHW3)} frames."
+                f"The lengths of the clips sum to {int(lengths.sum())}, but there are "
+                f"{len(frames_NHW3)} frames."
             )
         self.frames, self.lengths, self.starts = frames_NHW3, lengths, np.cumsum(lengths) - lengths
         self.frames_per_clip, self.rng = frames_per_clip, np.random.default_rng(seed)

@@ -70,5 +70,6 @@ def _check_model_type(name_or_path: str) -> None:
         model_type = json.loads(config.read_text()).get("model_type")
         if model_type != "vjepa2":
             raise ValueError(
-                f"{config} describes a model of type {model_type!r}; only 'vjepa2' can encode clips."
+                f"{config} describes a model of type {model_type!r}; only 'vjepa2' can encode "
+                "clips."
             )

@@ -51,7 +51,8 @@ class VideoTransformerConfig:
                 raise ValueError(f"{what}, both at least 1; got {whole} and {part}.")
         if self.width // self.num_heads < 6:
             raise ValueError(
-                f"A head needs at least 6 channels, 2 for each of three axes; got {self.width // self.num_heads}."
+                "A head needs at least 6 channels, 2 for each of three axes; got "
+                f"{self.width // self.num_heads}."
             )
 
     @property
@@ -196,7 +197,8 @@ class VideoTransformer(nn.Module):
             or any(size < unit or size % unit for size, unit in zip(sizes[2:], units, strict=False))
         ):
             raise ValueError(
-                f"A video is [B, 3, T, height, width] with T, height, width multiples of {units}; got {list(sizes)}."
+                f"A video is [B, 3, T, height, width] with T, height, width multiples of {units}; "
+                f"got {list(sizes)}."
             )
         return sizes[2] // units[0], sizes[3] // units[1], sizes[4] // units[2]
 

@@ -36,7 +36,10 @@ from envs.math.vocabulary import CHANGING
 DECIMAL_PLACES = 6  # of an answer that may be a rounded fraction, as in math-verify
 NEAR = Fraction(1, 10**5)  # and how near it must be, relative to the truth
 LISTED = re.compile(r"[0-9],(?![0-9]{3}(?![0-9]))")
-FUNCTION_NAMES = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi mod gcd lcm max min cis"
+FUNCTION_NAMES = (
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi mod gcd lcm "
+    "max min cis"
+)
 FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 COMMAND = re.compile(r"\\[A-Za-z]+")
 LETTERS = re.compile(r"[A-Za-z]{2,}")

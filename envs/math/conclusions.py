@@ -2,7 +2,8 @@ r"""The answer of a text in which nothing is marked: its last line where that is
 its closing sentence.
 
 `**85**`, `$2\sqrt{3}$` or `Total: $650` alone on the last line is an answer, and so is a last
-sentence that states one value plainly: `Therefore, the area is 15 square units.` Only the end of a text
+sentence that states one value plainly: `Therefore, the area is 15 square units.` Only the end of a
+text
 counts: a number in the middle answers nothing. The rules for what may stand around the value are
 those of marked answers (`envs.math.leads`, `envs.math.quantities`), and stricter: nothing
 provisional (`So far ...`), no second value, no doubt in the sentence before.
@@ -80,7 +81,8 @@ LABELS = (
     AMOUNTS
     | LINKS
     | words(
-        "the final grand overall net result results solution sum product difference quotient average mean median revenue number altogether"
+        "the final grand overall net result results solution sum product difference quotient "
+        "average mean median revenue number altogether"
     )
 )
 DOUBT = re.compile(

@@ -28,7 +28,8 @@ IMPOSSIBLE = re.compile(
     re.IGNORECASE,
 )
 REJECTING = words(
-    "rejected reject rejecting rejects discarded discard discarding extraneous excluded exclude excluding invalid "
+    "rejected reject rejecting rejects discarded discard discarding extraneous excluded exclude "
+    "excluding invalid "
     "inadmissible dismissed dismiss dropped drop ignored ignore ignoring impossible ruled"
 )
 AROUND = words(

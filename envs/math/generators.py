@@ -82,13 +82,15 @@ class GeneratedTask(NamedTuple):
         if kind not in GENERATORS:
             known = [f"{kind}-n" for kind in GENERATORS]
             raise ValueError(
-                f"Unknown maths task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, for example sums-2."
+                f"Unknown maths task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, "
+                "for example sums-2."
             )
         draw, largest = GENERATORS[kind]
         smallest = 2 if kind == "countdown" else 1
         if not (size.isascii() and size.isdigit() and smallest <= int(size) <= largest):
             raise ValueError(
-                f"Maths task {name!r} must end in a size from {smallest} to {largest}, for example {kind}-{smallest}."
+                f"Maths task {name!r} must end in a size from {smallest} to {largest}, for example "
+                f"{kind}-{smallest}."
             )
         return cls(name, draw, int(size))
 
@@ -118,7 +120,8 @@ def _first_of_split(
         if held_out(question.key, share=heldout_share) == (split == "heldout"):
             return question
     raise ValueError(
-        f"No {split} question of {task.name!r} in {MAX_DRAWS} draws: heldout_share is {heldout_share}."
+        f"No {split} question of {task.name!r} in {MAX_DRAWS} draws: heldout_share is "
+        f"{heldout_share}."
     )
 
 
@@ -141,7 +144,8 @@ def distinct_questions(
         if len(found) == count:
             return list(found.values())
     raise ValueError(
-        f"Task {task.name!r} has hardly more than {len(found)} {split} questions at heldout_share={heldout_share}, not {count}."
+        f"Task {task.name!r} has hardly more than {len(found)} {split} questions at "
+        f"heldout_share={heldout_share}, not {count}."
     )
 
 
@@ -191,7 +195,8 @@ def _countdown(random: np.random.Generator, count: int) -> Question:
     listed = sorted(numbers)
     bare = f"{','.join(map(str, listed))}->{target}:"
     words = (
-        f"Use the numbers {', '.join(map(str, listed))}, each at most once, with + - * / and parentheses, in an expression whose value is "
+        f"Use the numbers {', '.join(map(str, listed))}, each at most once, with + - * / and "
+        "parentheses, in an expression whose value is "
         f"{target}. The answer is the expression."
     )
     truth = json.dumps({"numbers": listed, "target": target})

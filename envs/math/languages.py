@@ -151,7 +151,8 @@ CONCLUDING = words(
 )
 """Words that may stand before a mark of another language, in its clause."""
 RETRACTING_ELSEWHERE = words(
-    "nein non no нет não nej nie но однако pero mais aber sondern ma però sino espera perdón pardon warte attendez o ou oder или"
+    "nein non no нет não nej nie но однако pero mais aber sondern ma però sino espera perdón "
+    "pardon warte attendez o ou oder или"
 )
 RETRACTING_CHARACTERS = re.compile(
     r"\s*(?:不|但|等|可是|或|错|いや|しかし|または|아니|하지만|그러나)"

@@ -178,7 +178,8 @@ class MathEnv(Environment):
             return [checked_text(action, space=space)]
         if not isinstance(action, (list, tuple)) or len(action) != self.spec.num_agents:
             raise ValueError(
-                f"step needs a list of {self.spec.num_agents} texts, one an agent, got {type(action).__name__}."
+                f"step needs a list of {self.spec.num_agents} texts, one an agent, got "
+                f"{type(action).__name__}."
             )
         return [checked_text(entry, space=space) for entry in action]
 
@@ -221,7 +222,8 @@ def asked_row(
         return source.draw(task, split=split, seed=seed)
     if not isinstance(options["row"], Mapping):
         raise ValueError(
-            f"The option 'row' must be a row with the prompt columns, got {type(options['row']).__name__}."
+            "The option 'row' must be a row with the prompt columns, got "
+            f"{type(options['row']).__name__}."
         )
     try:
         row = PromptRow.of(options["row"])

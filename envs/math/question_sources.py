@@ -73,7 +73,8 @@ class FileQuestions:
         unknown = [task for task in tasks or () if task not in places]
         if unknown:
             raise ValueError(
-                f"No row of {', '.join(self._files)} has the data_source {unknown[0]!r}; there are: {', '.join(places)}."
+                f"No row of {', '.join(self._files)} has the data_source {unknown[0]!r}; there "
+                f"are: {', '.join(places)}."
             )
         self.tasks = tuple(tasks or places)
         self._places = places
@@ -92,7 +93,8 @@ class FileQuestions:
             if held_out(_key(row), share=self._heldout_share) == (split == "heldout"):
                 return self._checked(row, file, row_number)
         raise ValueError(
-            f"None of the {len(places)} rows of {task!r} is a {split} one at heldout_share={self._heldout_share}."
+            f"None of the {len(places)} rows of {task!r} is a {split} one at "
+            f"heldout_share={self._heldout_share}."
         )
 
     def _checked(self, row: PromptRow, file: int, row_number: int) -> PromptRow:

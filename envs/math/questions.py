@@ -46,10 +46,12 @@ ANIMALS = words(
     "dog cat cow horse sheep pig chicken duck goose goat rabbit bird turtle frog bee snail"
 )
 PERSONS = words(
-    "people person man men woman women boy girl child children student pupil teacher kid guest passenger worker friend"
+    "people person man men woman women boy girl child children student pupil teacher kid guest "
+    "passenger worker friend"
 )
 OBJECTS = words(
-    "pencil pen book marble sticker stamp ball bike car card coin candle cookie cupcake egg flower ticket chair table brick tree"
+    "pencil pen book marble sticker stamp ball bike car card coin candle cookie cupcake egg flower "
+    "ticket chair table brick tree"
 )
 THINGS = (FRUITS, ANIMALS, PERSONS, OBJECTS)
 """Things that are no other of these, but for persons: a pupil is a child."""

@@ -16,7 +16,10 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 CARDINALS = {word: number for number, word in enumerate(ONES.split())}
 CARDINALS |= {word: 10 * number for number, word in enumerate(TENS.split(), start=2)}

@@ -1,8 +1,8 @@
 """One event loop for the connections of this process, in a thread that always runs.
 
-An environment server's own loop stops between requests. A connection there would answer no ping while
-the policy computes, and uvicorn, which runs most OpenEnv servers, closes one that is silent for 40
-seconds.
+An environment server's own loop stops between requests. A connection there would answer no ping
+while the policy computes, and uvicorn, which runs most OpenEnv servers, closes one that is silent
+for 40 seconds.
 """
 
 import asyncio

@@ -7,9 +7,11 @@
 An environment of `siirl serve` has its own spec, observations and actions (`space_play`). Every
 other one is text (`text_play`, `text_form`).
 
-Each environment has one session at a time, kept over episodes. A server that vanishes, answers late,
-too long or with something else than the protocol costs the running episode: it is reported as failed
-and never scored, and the next reset connects again. With `replayable=True` such an episode is
+Each environment has one session at a time, kept over episodes. A server that vanishes, answers
+late,
+too long or with something else than the protocol costs the running episode: it is reported as
+failed and never scored, and the next reset connects again. With `replayable=True` such an episode
+is
 simulated again from its seed instead. Left out: frames for videos, and rows of prompt files.
 """
 
@@ -76,7 +78,8 @@ class OpenEnvEnv(Environment):
             observation_field: Field of the observation that the model reads; by default all.
             max_episode_steps: Turns of the model after which an episode is truncated, 16 by
                 default; an environment of siirl has its own bound.
-            success_return: Return from which an episode counts as a success, unless the server says.
+            success_return: Return from which an episode counts as a success, unless the server
+                says.
             replayable: Whether seed and actions determine an episode; by default what the server of
                 siirl says, and False for others, which may ignore the seed.
             deadline_s: Seconds for one answer; with connect_deadline_s below env.deadline_s.

@@ -5,8 +5,9 @@ JSON texts `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": …}`
 `{"type": "observation" | "state" | "mcp" | "error", "data": …}`. Its own client is not used,
 because the package requires gradio, fastmcp, openai and pandas; the protocol needs `websockets`.
 
-Answers carry no number, so an answer after the deadline would be taken for that of the next message.
-The session therefore closes the connection after every fault, and `reset` opens another. Its
+Answers carry no number, so an answer after the deadline would be taken for that of the next
+message. The session therefore closes the connection after every fault, and `reset` opens another.
+Its
 coroutines run in `network_loop`, where pings are answered while nothing is asked. Left out: the
 stateless HTTP routes `/reset` and `/step`, which play no episode.
 """

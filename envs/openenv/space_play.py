@@ -1,8 +1,9 @@
 """Episodes of an environment of siirl behind `siirl serve`: its own spaces, infos and chunks.
 
 The server sends its spec with the schema of actions. So the environment has the same spec here,
-and the same seed, options and actions give the same episode, bit by bit. Left out: frames for videos
-(`spec.renders` is False), rows of prompt files, and the ground truth, which never leaves the server.
+and the same seed, options and actions give the same episode, bit by bit. Left out: frames for
+videos (`spec.renders` is False), rows of prompt files, and the ground truth, which never leaves the
+server.
 """
 
 import dataclasses

@@ -2,7 +2,8 @@
 
 The reward of a turn is the sum of its steps. Null counts as no reward yet; an environment that ends
 an episode with null has no reward for it, because openenv-core writes NaN so too, and the episode
-fails. `success` is the server's own field if it has one, else a return of at least `success_return`.
+fails. `success` is the server's own field if it has one, else a return of at least
+`success_return`.
 """
 
 import dataclasses

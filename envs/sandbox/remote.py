@@ -139,7 +139,8 @@ class RemoteSandbox:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SandboxFailed(
-                f"The sandbox service at {self._address} answered with a run_result of another form: {error!r}."
+                f"The sandbox service at {self._address} answered with a run_result of another "
+                f"form: {error!r}."
             ) from error
         output, errors = (
             str(result.get(name) or "").encode("utf-8", errors="replace")

@@ -121,8 +121,8 @@ class FlowNoise(FlowDistribution):
     """Every step is N(x + v d, s^2) with a deviation s that is learnt.
 
     Choices are chains [N, T, K+1]. Their log-prob is `log N(x_0; 0, 1) + sum_k log N(x_{k+1}; x_k +
-    v_k d, s_k^2)` (piRL, equations 4 and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the mean over
-    steps; the sum is the log-prob.
+    v_k d, s_k^2)` (piRL, equations 4 and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the
+    mean over steps; the sum is the log-prob.
 
     Args:
         log_std: [N, K, T]; of each step, from the observation and the time.
@@ -225,7 +225,8 @@ class FlowSDE(FlowDistribution):
         super().check_settings(temperature=temperature, top_p=top_p, entropy_coef=entropy_coef)
         if entropy_coef != 0:
             raise ConfigError(
-                f"actor_rollout_ref.actor.entropy_coef={entropy_coef}: the entropy of {cls.__name__} "
+                f"actor_rollout_ref.actor.entropy_coef={entropy_coef}: the entropy of "
+                f"{cls.__name__} "
                 "depends on no weight, so that this term would do nothing; leave it at 0, or learn "
                 "the noise (FlowNoise; model=tiny_flow_vla: options.noise=learnt)."
             )

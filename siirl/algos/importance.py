@@ -93,15 +93,18 @@ def check_importance(*, level: str, bound: str, high: float, low: float) -> None
         raise UnknownNameError.of(kind="bound of importance weights", name=bound, known=BOUNDS)
     if not high >= 1.0:
         raise ConfigError(
-            f"Importance weights: high={high} is below 1, the weight of a sample of the policy itself."
+            f"Importance weights: high={high} is below 1, the weight of a sample of the policy "
+            "itself."
         )
     if not 0.0 <= low <= 1.0:
         raise ConfigError(
-            f"Importance weights: low={low} must lie in [0, 1], as 1 is the weight of a sample of the "
+            f"Importance weights: low={low} must lie in [0, 1], as 1 is the weight of a sample of "
+            "the "
             "policy itself."
         )
     if bound == "truncate" and low > 0.0:
         raise ConfigError(
-            f"Importance weights: low={low} is read by bound=mask, not by truncate, which holds large "
+            f"Importance weights: low={low} is read by bound=mask, not by truncate, which holds "
+            "large "
             "weights only: leave it out."
         )

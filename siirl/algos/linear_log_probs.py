@@ -70,7 +70,8 @@ def linear_token_scores(
         or hidden.shape[:-1] != tokens.shape
     ):
         raise TensorError(
-            f"hidden of shape {list(hidden.shape)} does not fit weight of shape {list(weight.shape)} "
+            f"hidden of shape {list(hidden.shape)} does not fit weight of shape "
+            f"{list(weight.shape)} "
             f"and tokens of shape {list(tokens.shape)}: [..., D], [V, D] and [...] are expected."
         )
     if hidden.dtype != weight.dtype:

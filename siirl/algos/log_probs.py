@@ -81,7 +81,8 @@ def check_temperature(temperature: float) -> None:
     """Raise ConfigError for a temperature that is not positive and finite."""
     if not 0 < temperature < math.inf:
         raise ConfigError(
-            f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has "
+            f"temperature={temperature} must be positive: logits are divided by it. Greedy choice "
+            "has "
             "no log-probs."
         )
 

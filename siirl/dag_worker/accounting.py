@@ -81,7 +81,8 @@ def work_of_update(
     """Fills the yielded metrics with the speed of the update in the block.
 
     `perf/mfu` is the work of the model over time and the peak that the GPU's maker states for the
-    type of the passes (PaLM, arXiv 2204.02311, appendix B); a device without a stated peak has none.
+    type of the passes (PaLM, arXiv 2204.02311, appendix B); a device without a stated peak has
+    none.
     """
     before, began = engine.flops, clock()
     found: dict[str, float] = {}

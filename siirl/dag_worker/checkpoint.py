@@ -12,9 +12,9 @@
 A rank copies its shards to host memory, then a thread writes them while training continues; at
 most one checkpoint is being written. It is written under a temporary name, flushed to disk and
 renamed, so a crash leaves the previous one intact. It fits any number of ranks: each reads its
-part. `state` is the same on every rank. No file is trusted: sizes and digests are checked before anything is read,
-and reading executes no code from the file. Checkpoints of siirl 0.1, with whole moments in
-`optimizer.safetensors`, load as well.
+part. `state` is the same on every rank. No file is trusted: sizes and digests are checked before
+anything is read, and reading executes no code from the file. Checkpoints of siirl 0.1, with whole
+moments in `optimizer.safetensors`, load as well.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Rewards by token: of trajectories, less the KL, and of custom nodes, moved to the policy's tokens.
+"""Rewards by token: of trajectories, less the KL, and of custom nodes, moved to the policy's
+tokens.
 
 The architecture guide's reward (section 11.2) has the shape of `attention_mask` (prompt and
 response) and puts the score in the last column, which is padding in shorter responses. Estimators

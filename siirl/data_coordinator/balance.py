@@ -57,7 +57,8 @@ def get_seqlen_balanced_partitions(
         raise ConfigError(f"Lengths must not be negative; the smallest is {min(lengths)}.")
     if equal_size and len(lengths) % k_partitions:
         raise ConfigError(
-            f"{len(lengths)} rows cannot be divided into {k_partitions} parts of equal size. Leave {len(lengths) % k_partitions} out."
+            f"{len(lengths)} rows cannot be divided into {k_partitions} parts of equal size. Leave "
+            f"{len(lengths) % k_partitions} out."
         )
     parts = _KarmarkarKarp(lengths, k_partitions, equal_size=equal_size).solve()
     parts = _refine(parts, np.asarray(lengths, dtype=np.int64), equal_size=equal_size)
@@ -79,7 +80,8 @@ def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int) -> list[lis
     """
     if lengths and max(lengths) > max_tokens:
         raise ConfigError(
-            f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a micro-batch. Raise the budget."
+            f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a "
+            "micro-batch. Raise the budget."
         )
     if sum(lengths) <= max_tokens:
         return [list(range(len(lengths)))]

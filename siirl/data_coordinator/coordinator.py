@@ -61,7 +61,8 @@ class DataCoordinator:
     ) -> None:
         if capacity < 1 or lease_seconds <= 0:
             raise ConfigError(
-                f"DataCoordinator: capacity={capacity} and lease_seconds={lease_seconds} must be positive."
+                f"DataCoordinator: capacity={capacity} and lease_seconds={lease_seconds} must be "
+                "positive."
             )
         self.capacity = capacity
         self._clock = clock
@@ -101,7 +102,8 @@ class DataCoordinator:
         """
         if len(sample_infos) != len(sample_refs):
             raise InvariantError(
-                f"{len(sample_infos)} sample infos came with {len(sample_refs)} references for {key}."
+                f"{len(sample_infos)} sample infos came with {len(sample_refs)} references for "
+                f"{key}."
             )
         node = self._nodes.setdefault(key.node, NodeQueues())
         queue = node.steps.get(key.step) or StepQueue(sources=sources)
@@ -140,7 +142,8 @@ class DataCoordinator:
             return None
         if queue.sources is not None:
             raise InvariantError(
-                f"The samples of {key} were put by {queue.sources} sources to be divided. Take them with get_partition."
+                f"The samples of {key} were put by {queue.sources} sources to be divided. Take "
+                "them with get_partition."
             )
         taken = queue.entries.take(count, filter_plugin)
         if taken is None:
@@ -174,14 +177,16 @@ class DataCoordinator:
             return None
         if not 0 <= rank < request.partitions:
             raise ConfigError(
-                f"Rank {rank} asks {key} for one of {request.partitions} parts; ranks count from 0 to {request.partitions - 1}."
+                f"Rank {rank} asks {key} for one of {request.partitions} parts; ranks count from 0 "
+                f"to {request.partitions - 1}."
             )
         if queue.parts is None:
             self._divide(node, queue, request, filter_plugin)
         assert queue.parts is not None
         if queue.request != request:
             raise InvariantError(
-                f"Rank {rank} asks {key} for {request}, but it was divided for {queue.request}. All ranks must request the same."
+                f"Rank {rank} asks {key} for {request}, but it was divided for {queue.request}. "
+                "All ranks must request the same."
             )
         if rank in queue.leases:
             return self._leases.renew(queue.leases[rank], now=self._clock())

@@ -104,7 +104,8 @@ def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
     for entry in entries:
         if GROUP not in entry.info.dict_info:
             raise ConfigError(
-                f"keep_groups needs the group id, but sample {entry.info.uid!r} has no {GROUP!r} in dict_info."
+                f"keep_groups needs the group id, but sample {entry.info.uid!r} has no {GROUP!r} "
+                "in dict_info."
             )
         groups.setdefault(entry.info.dict_info[GROUP], []).append(entry)
     return list(groups.values())

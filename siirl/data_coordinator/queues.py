@@ -28,7 +28,8 @@ def accepts(filter_plugin: FilterPlugin, info: SampleInfo) -> bool:
         return filter_plugin(info)
     except Exception as error:
         raise ConfigError(
-            f"The filter {filter_plugin!r} raised {type(error).__name__} for sample {info.uid!r}: {error}."
+            f"The filter {filter_plugin!r} raised {type(error).__name__} for sample {info.uid!r}: "
+            f"{error}."
         ) from error
 
 
@@ -219,7 +220,8 @@ class StepQueue:
         """Refuse what would lose or double samples, with InvariantError."""
         if self.sources != sources:
             raise InvariantError(
-                f"Rank {source} expects puts of {sources} ranks for {key}, another rank expects {self.sources}."
+                f"Rank {source} expects puts of {sources} ranks for {key}, another rank expects "
+                f"{self.sources}."
             )
         if sources is not None and not 0 <= source < sources:
             raise InvariantError(

@@ -159,7 +159,8 @@ class CoordinatorActor:
         except TimeoutError as error:
             missing = self.coordinator.missing_sources(key)
             raise TimeoutError(
-                f"Nothing for {key} within {timeout:g} s. Ranks that have not put: {missing or 'unknown'}."
+                f"Nothing for {key} within {timeout:g} s. Ranks that have not put: "
+                f"{missing or 'unknown'}."
             ) from error
 
     def _after_put(self, key: QueueKey) -> None:

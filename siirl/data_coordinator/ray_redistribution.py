@@ -175,7 +175,8 @@ class RayRedistribution:
             return list(ray.get(refs))
         except ObjectLostError as error:
             raise InvariantError(
-                f"Samples {what} are lost, because the rank that made them died. Resume the run from its last checkpoint."
+                f"Samples {what} are lost, because the rank that made them died. Resume the run "
+                "from its last checkpoint."
             ) from error
 
 

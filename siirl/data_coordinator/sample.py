@@ -173,7 +173,8 @@ def _check_same_columns(samples: Sequence[Sample]) -> None:
         if sample.columns.keys() != names:
             differing = sorted(sample.columns.keys() ^ names)
             raise InvariantError(
-                f"Sample {sample.columns.get('uid')!r} and the first of its batch differ in the columns {differing}."
+                f"Sample {sample.columns.get('uid')!r} and the first of its batch differ in the "
+                f"columns {differing}."
             )
 
 
@@ -192,7 +193,8 @@ def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
         if not np.array_equal(lengths.setdefault(layout, found_B), found_B):
             row = int((lengths[layout] != found_B).argmax())
             raise InvariantError(
-                f"Columns along the axis {layout.value!r} differ in width: in row {row} {name!r} has {found_B[row]}, and another "
+                f"Columns along the axis {layout.value!r} differ in width: in row {row} {name!r} "
+                f"has {found_B[row]}, and another "
                 f"{lengths[layout][row]}. All belong to the same rows."
             )
     nothing_B = np.zeros(len(next(iter(values.values()))), np.int64)
@@ -228,7 +230,8 @@ def _pad(name: str, values: Sequence[Any], places: Places) -> torch.Tensor:
     ):
         if array.shape != (length, *inner):
             raise InvariantError(
-                f"Row {row} of column {name!r} ({entry.axes}) has the shape {array.shape}, not {(length, *inner)}."
+                f"Row {row} of column {name!r} ({entry.axes}) has the shape {array.shape}, not "
+                f"{(length, *inner)}."
             )
         padded[row, start : start + length] = array
     return torch.from_numpy(padded)
@@ -240,7 +243,8 @@ def _stack(name: str, values: Sequence[Any]) -> torch.Tensor:
     if len(shapes) > 1:
         raise InvariantError(
             f"Rows of column {name!r} differ in shape: {sorted(shapes)}. "
-            "If it runs along tokens or chunks, register it with siirl.data_coordinator.protocol.batch_columns.register_column."
+            "If it runs along tokens or chunks, register it with "
+            "siirl.data_coordinator.protocol.batch_columns.register_column."
         )
     return torch.from_numpy(np.stack(arrays))
 

@@ -114,7 +114,8 @@ class TaskLoader:
             raise ConfigError(f"TaskLoader: rank {rank} of {ranks}; ranks count from 0.")
         if prompts_per_step < ranks:
             raise ConfigError(
-                f"data.train_batch_size={prompts_per_step} gives some of the {ranks} ranks no prompt. Use at least {ranks}."
+                f"data.train_batch_size={prompts_per_step} gives some of the {ranks} ranks no "
+                f"prompt. Use at least {ranks}."
             )
         self.tasks = tuple(tasks)
         self.weights = tuple(weights) or (1,) * len(self.tasks)
@@ -179,7 +180,8 @@ class TaskLoader:
         for name in ("seed", "tasks", "weights", "task_sampling"):
             if saved[name] != own[name]:
                 raise CheckpointError(
-                    f"The checkpoint's data stream has {name}={saved[name]!r}, and this run has {own[name]!r}. "
+                    f"The checkpoint's data stream has {name}={saved[name]!r}, and this run has "
+                    f"{own[name]!r}. "
                     "Resume with the same, or start a new run from the checkpoint's weights."
                 )
         self.position = int(state["position"])
@@ -232,8 +234,10 @@ def evaluation_tasks(
         or seed_offset + episodes_per_task > FIRST_TRAINING_SEED
     ):
         raise ConfigError(
-            f"trainer.val_episodes={episodes_per_task} from trainer.val_seed_offset={seed_offset} are the seeds {seed_offset} to "
-            f"{seed_offset + episodes_per_task - 1}. Evaluation seeds are 0 to {FIRST_TRAINING_SEED - 1}; those above belong to training."
+            f"trainer.val_episodes={episodes_per_task} from trainer.val_seed_offset={seed_offset} "
+            f"are the seeds {seed_offset} to "
+            f"{seed_offset + episodes_per_task - 1}. Evaluation seeds are 0 to "
+            f"{FIRST_TRAINING_SEED - 1}; those above belong to training."
         )
     episodes = [
         EpisodeTask(

@@ -1,18 +1,19 @@
-"""Serves an environment of siirl by OpenEnv's protocol, to openenv-core's clients and to env=openenv.
+"""Serves an environment of siirl by OpenEnv's protocol, to openenv-core's clients and to
+env=openenv.
 
     server = OpenEnvServer(pool, token=token, max_message_bytes=4 << 20, seed=1)
     async with server.listening("127.0.0.1", 8000):
         await stop.wait()
 
-Each WebSocket session (`/ws`) has a slot of the pool: an environment of its own, in a process of its
-own where the pool has one environment a server. A server that dies is replaced, and its episode is
-replayed, so a client sees an answer that took longer (`siirl.env_server.slot`). GET `/schema`,
-`/metadata` and `/health` describe the server. All but `/health` need the token, as
-`Authorization: Bearer TOKEN` or as the password of basic authentication.
+Each WebSocket session (`/ws`) has a slot of the pool: an environment of its own, in a process of
+its own where the pool has one environment a server. A server that dies is replaced, and its episode
+is replayed, so a client sees an answer that took longer (`siirl.env_server.slot`). GET `/schema`,
+`/metadata` and `/health` describe the server. All but `/health` need the token, as `Authorization:
+Bearer TOKEN` or as the password of basic authentication.
 
 The forms are those of `envs.openenv.wire`. A reset takes `seed`, `episode_id` and the environment's
-options, a step `text` or `action`, or `actions` for a chunk. Left out: TLS (a reverse proxy or an SSH
-tunnel has it), the stateless routes POST `/reset` and `/step`, MCP tools, rows of prompt files,
+options, a step `text` or `action`, or `actions` for a chunk. Left out: TLS (a reverse proxy or an
+SSH tunnel has it), the stateless routes POST `/reset` and `/step`, MCP tools, rows of prompt files,
 frames for videos, and the ground truth.
 """
 

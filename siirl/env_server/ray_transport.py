@@ -6,8 +6,9 @@ simulator's chunk of actions: an empty chunk took 1.4 ms of processor time throu
 over the direct connection. So a server is an actor with one long call, `serve`, which takes
 requests from the connection (`siirl.env_server.connection`) and answers them one at a time. Further
 requests queue in the connection, so that the simulator never waits for the next chunk. Environments
-that await (tools, graders in processes) are no simulators: further requests are begun meanwhile, and
-each answer is sent when it is there. Ray reports a process that died, for example of memory exhaustion, as the result of `serve`.
+that await (tools, graders in processes) are no simulators: further requests are begun meanwhile,
+and each answer is sent when it is there. Ray reports a process that died, for example of memory
+exhaustion, as the result of `serve`.
 
 Images of a server on the pool's machine lie in memory that both share
 (`siirl.env_server.shared_area`); those of other machines follow the message on the connection.
@@ -52,9 +53,9 @@ from siirl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PASSED_ON = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
-# glibc's malloc returns memory of 128 kB and more to the system at once, so that each new image costs
-# 70 us in page faults, and 5 us in memory that was kept. Here it keeps arrays of up to 4 MB, and up
-# to 16 MB of free memory.
+# glibc's malloc returns memory of 128 kB and more to the system at once, so that each new image
+# costs 70 us in page faults, and 5 us in memory that was kept. Here it keeps arrays of up to 4 MB,
+# and up to 16 MB of free memory.
 KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 22), "MALLOC_TRIM_THRESHOLD_": str(1 << 24)}
 RAY_WAS_SHUT_DOWN = (
     "Ray was shut down while environment servers were in use: close the EnvPool first."

@@ -2,11 +2,11 @@
 
 The server makes the memory and sends its process number and file descriptor; the pool maps the same
 memory through /proc/<process>/fd, for reading only. The memory has no name in any file system:
-nothing is left when both processes have ended, even if they were killed. Its mode is 0600, and Linux
-lets only processes of the same user look into another's descriptors. Its size is sealed, so that a
-reader never loses a page that it has mapped. A random token at its beginning shows the reader that
-it has opened this memory and not another file of a process with the same number, for example in
-another container.
+nothing is left when both processes have ended, even if they were killed. Its mode is 0600, and
+Linux lets only processes of the same user look into another's descriptors. Its size is sealed, so
+that a reader never loses a page that it has mapped. A random token at its beginning shows the
+reader that it has opened this memory and not another file of a process with the same number, for
+example in another container.
 
 Each environment has one place in the memory, for its last answer. The pool copies the answer when
 its message arrives. A request of an environment whose last answer was not read yet is marked, and
@@ -107,7 +107,8 @@ class SharedArea:
         """
         if not 0 <= place <= place + size <= len(self._places):
             raise ValueError(
-                f"an array of {size} bytes at {place} is outside the {len(self._places)} shared bytes"
+                f"an array of {size} bytes at {place} is outside the {len(self._places)} shared "
+                "bytes"
             )
         return self._places[place : place + size]
 

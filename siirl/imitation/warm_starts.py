@@ -206,7 +206,8 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
             experts[task] = make_expert(task)
         except MISTAKES as error:
             raise ConfigError(
-                f"--expert={reference}: making the expert of {task!r} raised {describe_error(error)}."
+                f"--expert={reference}: making the expert of {task!r} raised "
+                f"{describe_error(error)}."
             ) from error
         if not callable(experts[task]):
             made = type(experts[task]).__name__

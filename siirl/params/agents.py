@@ -6,8 +6,8 @@ it.
 An entry holds what a command line holds: keys, and groups such as `env=math` with the defaults that
 they choose. What belongs to the whole run (its length, ranks and graph) is the run's. With
 `shares: 0` a group acts with and trains the weights of group 0; its own are environment, prompts,
-reward, advantage, loss and the number of rollouts. Left out: which nodes belong to a group (the graph
-says), and what a group builds (`siirl.dag_worker.agent_groups`).
+reward, advantage, loss and the number of rollouts. Left out: which nodes belong to a group (the
+graph says), and what a group builds (`siirl.dag_worker.agent_groups`).
 """
 
 import dataclasses

@@ -51,7 +51,8 @@ TRAIN_FILES = "data.train_files"
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
-# What a choice of an entry of `agents` replaces; the run's settings of it do not fit another option.
+# What a choice of an entry of `agents` replaces; the run's settings of it do not fit another
+# option.
 OF_CHOICE = {
     "env": "env",
     "model": "actor_rollout_ref.model",

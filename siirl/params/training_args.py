@@ -126,7 +126,8 @@ class TrainingArguments:
     )
     tags: tuple[str, ...] = option(
         (),
-        "Words by which dashboards (TensorBoard, wandb, mlflow, trackio, an own logger) find the run.",
+        "Words by which dashboards (TensorBoard, wandb, mlflow, trackio, an own logger) find the "
+        "run.",
         unique=True,
     )
     resume: str | None = option(

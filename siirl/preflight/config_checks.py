@@ -391,7 +391,8 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
         )
     if config.env.num_servers < sizes.rollout_ranks(config):
         yield (
-            f"env.num_servers={config.env.num_servers} is less than the {sizes.rollout_ranks(config)} "
+            f"env.num_servers={config.env.num_servers} is less than the "
+            f"{sizes.rollout_ranks(config)} "
             "ranks: each rank gets one server."
         )
     if band.success_low > 0 and sizes.needs_video(config.reward):

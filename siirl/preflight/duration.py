@@ -1,4 +1,5 @@
-"""Estimates the duration of a run from measured runs of the shipped models and this machine's speed.
+"""Estimates the duration of a run from measured runs of the shipped models and this machine's
+speed.
 
 Left out: the remaining time of a running job, which its own steps tell (siirl.reporting.progress).
 """

@@ -89,8 +89,8 @@ def device_slots() -> tuple[int, str]:
 
 
 def gpu_bytes(cluster: ClusterArguments, trainer: TrainingArguments) -> float | None:
-    """Memory of a GPU: as stated, or of this machine's smallest; None if there is none, or ranks run
-    on other machines.
+    """Memory of a GPU: as stated, or of this machine's smallest; None if there is none, or ranks
+    run on other machines.
     """
     stated = trainer.gpu_memory_gib
     if stated is not None:

@@ -188,7 +188,8 @@ def _render_length(plan: Plan) -> str:
         work += f", {counted(updates, 'optimiser step')}"
     return (
         f"{counted(plan.length.steps, 'step')}{bound}: {work}; "
-        f"{counted(plan.length.evaluations or 0, 'evaluation')} of {plan.length.val_episodes} episodes"
+        f"{counted(plan.length.evaluations or 0, 'evaluation')} of {plan.length.val_episodes} "
+        "episodes"
     )
 
 

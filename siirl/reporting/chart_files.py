@@ -1,6 +1,7 @@
 """Exports what report.html shows, for papers: metrics as CSV, charts as PDF and SVG.
 
-The form follows the path: `curves.csv`; `charts.pdf` with a page a chart; a folder with a PDF and an
+The form follows the path: `curves.csv`; `charts.pdf` with a page a chart; a folder with a PDF and
+an
 SVG of each chart. Left out: the page itself (siirl.reporting.report_page).
 """
 

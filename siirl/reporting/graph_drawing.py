@@ -1,6 +1,8 @@
-"""graph.json of a run, and its drawing for report.html: nodes in columns, arrows along dependencies.
+"""graph.json of a run, and its drawing for report.html: nodes in columns, arrows along
+dependencies.
 
-A node's column is the length of the longest path to it, so that every arrow points right; nodes that
+A node's column is the length of the longest path to it, so that every arrow points right; nodes
+that
 do not run are dashed. Left out: crossing minimisation; graphs of this kind have few branches.
 """
 

@@ -1,8 +1,8 @@
 """Declares every metric: name `area/name`, meaning, and reduction over ranks.
 
 Reductions are never guessed from names: a name not declared in `METRICS`, from a user's node, gets
-its mean over ranks (`siirl.reporting.metric_reduction`). `siirl.reporting.metric_writers` writes the
-reduced values.
+its mean over ranks (`siirl.reporting.metric_reduction`). `siirl.reporting.metric_writers` writes
+the reduced values.
 """
 
 import enum

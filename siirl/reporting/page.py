@@ -1,4 +1,5 @@
-"""The shell of the offline pages: template, style, and the one script that the page's policy allows.
+"""The shell of the offline pages: template, style, and the one script that the page's policy
+allows.
 
 Texts of a page come from environments, models and users. Templates therefore escape everything but
 what this project marks as safe (its diagrams, style and script), and the content security policy

@@ -136,8 +136,8 @@ class Progress:
         return f"{duration(self.seconds_left())} left"
 
     def seconds_left(self) -> float | None:
-        """Until the total at the speed of the last ten steps, or until the limit if that comes first; None where
-        neither is known.
+        """Until the total at the speed of the last ten steps, or until the limit if that comes
+        first; None where neither is known.
         """
         now = self._clock()
         ends = [] if self.limit_s is None else [self._started + self.limit_s]

@@ -37,7 +37,8 @@ def run_folder(
     measure_free: Callable[[Path], int] = free_bytes,
     describe: Callable[[Path], str] | None = None,
 ) -> Iterator[Path]:
-    """Make the run folder with config.yaml and origin.json; remove it if the run ends without results.
+    """Make the run folder with config.yaml and origin.json; remove it if the run ends without
+    results.
 
     A second run within the same second gets its own folder. The exception of a run that ends early
     gets a note on how to resume.

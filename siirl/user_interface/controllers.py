@@ -8,8 +8,8 @@
 
 For a script with a single controller, as in AReaLite's design document; its names are those of
 `InferenceEngine` and `Actor`. Rows pass through the script's process, so this is for groups whose
-batches fit there. Left out: replacing a process that dies, which ends the script with an error; rows
-that stay where they were made, placement and both over a graph (`siirl.train`).
+batches fit there. Left out: replacing a process that dies, which ends the script with an error;
+rows that stay where they were made, placement and both over a graph (`siirl.train`).
 """
 
 import threading

@@ -49,7 +49,10 @@ def test_an_episode_without_a_token_and_without_a_reward_is_a_row_of_zeros():
 def test_a_finish_outside_of_the_row_is_refused(step):
     with pytest.raises(
         TensorError,
-        match=f"finish_step is {step} in row 1, with 2 tokens a step: a row has 5 tokens, for 0 to 2 steps",
+        match=(
+            f"finish_step is {step} in row 1, with 2 tokens a step: a row has 5 tokens, for 0 to 2 "
+            "steps"
+        ),
     ):
         executed_tokens(finish_step_B=torch.tensor([0, step]), tokens_per_step=2, tokens=5)
 

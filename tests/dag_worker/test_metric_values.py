@@ -158,5 +158,6 @@ def test_metrics_that_are_no_mapping_are_named() -> None:
     worker.record(None)
     assert worker.reduce() == {}
     assert worker.take_warnings() == (
-        "Metric 'metrics of a node' is left out: a number or a list of numbers can be logged, and this is of type list.",
+        "Metric 'metrics of a node' is left out: a number or a list of numbers can be logged, and "
+        "this is of type list.",
     )

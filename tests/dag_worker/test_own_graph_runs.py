@@ -87,8 +87,8 @@ def test_a_pipeline_beside_it_gives_its_defaults_and_not_its_graph(
     assert steps(folder, "own") == [1, 2]
     plan = " ".join(capsys.readouterr().out.split())
     assert (
-        "own.yaml (defaults of pipeline=dapo): rollout_actor -> reward -> advantages -> actor_train -> sync_weights"
-        in plan
+        "own.yaml (defaults of pipeline=dapo): rollout_actor -> reward -> advantages -> "
+        "actor_train -> sync_weights" in plan
     )
     assert "clip_ratio_high=0.28" in plan
 

@@ -249,7 +249,8 @@ def test_too_many_failures_stop_every_rank_with_the_same_words(on_two_ranks) -> 
 def test_a_graph_may_begin_with_its_prompts(tmp_path):
     file = tmp_path / "workflow.yaml"
     file.write_text(
-        "nodes:\n  - node_id: prompts\n    node_type: DATA_LOAD\n    node_role: DEFAULT\n    dependencies: []\n"
+        "nodes:\n  - node_id: prompts\n    node_type: DATA_LOAD\n    node_role: DEFAULT\n    "
+        "dependencies: []\n"
     )
     node = load_workflow_file(file).nodes["prompts"]
     assert node.executable is load_prompts

@@ -20,16 +20,20 @@ SMALL = (
 
 def test_a_run_whose_tool_server_does_not_start_names_its_command_and_its_exception(tmp_path: Path):
     (tmp_path / "my_tools.py").write_text("import a_module_that_is_missing\n")
-    tools = f"env.kwargs.tools=[{{mcp: {{command: '{sys.executable}', args: ['-S', '{tmp_path}/my_tools.py']}}}}]"
+    tools = (
+        f"env.kwargs.tools=[{{mcp: {{command: '{sys.executable}', args: ['-S', "
+        f"'{tmp_path}/my_tools.py']}}}}]"
+    )
     with pytest.raises(TooManyFailures) as stopped:
         run(tmp_path / "run", [*SMALL, tools])
     told = str(stopped.value)
     assert told.startswith(
-        "4 of 4 episodes could not be simulated, more than env.max_failed_share=0.05 allows. The first: 'sums-6' with seed"
+        "4 of 4 episodes could not be simulated, more than env.max_failed_share=0.05 allows. The "
+        "first: 'sums-6' with seed"
     )
     assert (
-        f"The MCP server '{sys.executable} -S {tmp_path}/my_tools.py' did not start: MCPError: Connection closed."
-        in told
+        f"The MCP server '{sys.executable} -S {tmp_path}/my_tools.py' did not start: MCPError: "
+        "Connection closed." in told
     )
     assert "ModuleNotFoundError: No module named 'a_module_that_is_missing'" in told
     assert "replayable" not in told

@@ -107,7 +107,9 @@ def test_a_row_that_the_environment_cannot_ask_is_refused_with_its_place(
     path = written(tmp_path, [right, dataclasses.replace(right, **bad)], name=name)
     with pytest.raises(
         ConfigError,
-        match=f"{re.escape(str(path))}, {place}: .*{re.escape(told)}.*Correct the row, or take it out",
+        match=(
+            f"{re.escape(str(path))}, {place}: .*{re.escape(told)}.*Correct the row, or take it out"
+        ),
     ):
         loader_for(env, path)
     assert len(loader_for(env, written(tmp_path, [right], name=f"right_{name}")).draw(1)) == 1
@@ -327,7 +329,8 @@ def test_or_kept_to_be_cut_and_counted_as_well(uneven):
 def test_what_is_left_out_is_said(uneven, caplog):
     loader(uneven, max_prompt_length=5)
     assert caplog.messages == [
-        "2 prompts to train on, 0 held out; 2 training and 0 held-out prompts of more than data.max_prompt_length=5 tokens are left out."
+        "2 prompts to train on, 0 held out; 2 training and 0 held-out prompts of more than "
+        "data.max_prompt_length=5 tokens are left out."
     ]
 
 

@@ -116,7 +116,9 @@ def test_the_data_trains(file: str, tmp_path: Path) -> None:
 
 
 def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
-    """What the batch script would exec on three nodes, with stand-ins for Slurm's and Ray's commands."""
+    """What the batch script would exec on three nodes, with stand-ins for Slurm's and Ray's
+    commands.
+    """
     echo = folder / "python"
     echo.write_text('#!/bin/sh\n[ "$1" = -c ] && echo token || printf "%s\\n" "$@"\n')
     address = '#!/bin/sh\ncase "$*" in *host*) echo 10.0.0.1;; esac\n'  # not of `ray start`

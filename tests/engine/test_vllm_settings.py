@@ -79,8 +79,10 @@ def test_what_vllm_says_is_told_with_the_keys_of_the_run():
     with pytest.raises(RunFailed) as failed, start_errors(settings(kv_cache_gib=0.25)):
         raise ValueError("of several lines\nTo serve one request 0.5 GiB KV cache is needed.")
     assert str(failed.value) == (
-        "vLLM does not start: To serve one request 0.5 GiB KV cache is needed. (Here max_model_len=1536 is data.max_prompt_length + "
-        "data.max_response_length, and its memory for keys and values is actor_rollout_ref.rollout.kv_cache_gib=0.25.)"
+        "vLLM does not start: To serve one request 0.5 GiB KV cache is needed. (Here "
+        "max_model_len=1536 is data.max_prompt_length + "
+        "data.max_response_length, and its memory for keys and values is "
+        "actor_rollout_ref.rollout.kv_cache_gib=0.25.)"
     )
 
 

@@ -283,7 +283,8 @@ def test_a_server_that_stops_and_dies_within_a_message_blocks_nobody_and_is_told
         "from siirl.env_server.connection import accept, listen\n"
         "listener = listen('127.0.0.1')\n"
         "print(listener.getsockname()[1], flush=True)\n"
-        f"with asyncio.new_event_loop().run_until_complete(accept(listener, secret={SECRET!r})) as end:\n"
+        f"with asyncio.new_event_loop().run_until_complete(accept(listener, secret={SECRET!r})) as "
+        "end:\n"
         "    print('sends', flush=True)\n"
         "    end.send(bytes(1 << 26))\n"
     )

@@ -237,8 +237,8 @@ def test_what_cannot_be_replayed_fails_at_once_and_says_why(tmp_path, caplog):
     said, stats = asyncio.run(episode())
     assert isinstance(said, SimulationFailed)
     assert (
-        "replayable=False. Last: raised: server 1 of 2 (probe_envs:FaultyEnv): step_chunk raised RuntimeError: the sim"
-        in str(said)
+        "replayable=False. Last: raised: server 1 of 2 (probe_envs:FaultyEnv): step_chunk raised "
+        "RuntimeError: the sim" in str(said)
     )
     assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
     assert not any("is replayed" in record.message for record in caplog.records)
@@ -435,7 +435,8 @@ def test_ray_is_not_imported_for_a_local_pool():
         "import asyncio, sys\n"
         "from siirl.env_server.pool import EnvPool\n"
         "async def main():\n"
-        f"    async with EnvPool({WALK!r}, {{}}, 1, cluster='local', deadline_s=5.0) as pool, pool.slot() as slot:\n"
+        f"    async with EnvPool({WALK!r}, {{}}, 1, cluster='local', deadline_s=5.0) as pool, "
+        "pool.slot() as slot:\n"
         "        await slot.reset(seed=0)\n"
         "asyncio.run(main())\n"
         "print('ray' in sys.modules, 'torch' in sys.modules)\n"

@@ -62,7 +62,10 @@ def test_module_that_misses_a_package_says_which(tmp_path, monkeypatch):
 
 
 def test_spec_needs_neither_mujoco_nor_metaworld(repository):
-    code = "import sys; from envs.registry import env_spec; env_spec('metaworld'); assert not {'mujoco', 'metaworld'} & set(sys.modules)"
+    code = (
+        "import sys; from envs.registry import env_spec; env_spec('metaworld'); assert not "
+        "{'mujoco', 'metaworld'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=repository, check=True)
 
 

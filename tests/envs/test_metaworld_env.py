@@ -242,7 +242,10 @@ def test_metaworlds_own_cameras_see_something_else(env):
 
 @pytest.mark.parametrize("backend", ["glfw", "disabled", "direct3d"])
 def test_backend_that_cannot_draw_is_refused_before_mujoco_is_imported(backend, repository):
-    code = "import asyncio; from envs.metaworld.metaworld_env import MetaWorldEnv; asyncio.run(MetaWorldEnv().reset(seed=0))"
+    code = (
+        "import asyncio; from envs.metaworld.metaworld_env import MetaWorldEnv; "
+        "asyncio.run(MetaWorldEnv().reset(seed=0))"
+    )
     environment = {"MUJOCO_GL": backend, "PATH": "", "PYTHONPATH": str(repository)}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True

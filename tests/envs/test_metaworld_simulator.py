@@ -114,7 +114,8 @@ def test_no_episode_of_any_task_depends_on_what_ran_before(task):
 
 def test_episode_is_the_same_in_another_process(repository):
     code = (
-        "import hashlib, numpy as np; from envs.metaworld.metaworld_simulator import MetaWorldSimulator; s = "
+        "import hashlib, numpy as np; from envs.metaworld.metaworld_simulator import "
+        "MetaWorldSimulator; s = "
         "MetaWorldSimulator('door-open'); s.reset(seed=11);"
         "[s.step(np.full(4, 0.3, np.float32)) for _ in range(20)]; "
         "print(hashlib.sha256(s.data.qpos.tobytes()).hexdigest())"

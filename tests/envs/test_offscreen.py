@@ -1,5 +1,5 @@
-"""The renderer draws pictures of any size from one context, independent of earlier ones, and reports
-missing OpenGL.
+"""The renderer draws pictures of any size from one context, independent of earlier ones, and
+reports missing OpenGL.
 """
 
 import ctypes.util

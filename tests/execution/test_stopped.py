@@ -75,7 +75,8 @@ def test_a_warning_comes_once_and_names_the_command_that_continues_the_process(
         assert caplog.messages == []
         sentences(watch, 3)
     assert caplog.messages == [
-        "Ray's raylet on this machine (process 7) is stopped (SIGSTOP): `kill -CONT 7` continues it; otherwise the run ends after 30 s."
+        "Ray's raylet on this machine (process 7) is stopped (SIGSTOP): `kill -CONT 7` continues "
+        "it; otherwise the run ends after 30 s."
     ]
 
 

@@ -167,7 +167,10 @@ def test_column_that_comes_too_late_is_refused_with_its_source():
     )
     with pytest.raises(
         ConfigError,
-        match="'advantage' requires the column 'rewards', which 'reward' provides, but that node does not come",
+        match=(
+            "'advantage' requires the column 'rewards', which 'reward' provides, but that node "
+            "does not come"
+        ),
     ):
         graph.check()
 

@@ -53,7 +53,8 @@ def test_an_explanation_waits_until_the_patience_is_over() -> None:
 
 def test_what_ray_says_over_many_lines_becomes_one_without_its_guesses() -> None:
     said = (
-        "The actor died.\n\tpid: 7\nThe actor is dead because its worker process has died. End of file. "
+        "The actor died.\n\tpid: 7\nThe actor is dead because its worker process has died. End of "
+        "file. "
         "Some common causes include: (1) ..."
     )
     assert in_a_line(ValueError(said)) == "its worker process has died. End of file."

@@ -129,7 +129,8 @@ def test_a_rank_that_is_stopped_is_told_as_one_that_does_not_answer():
     )[-1]
     first, second = verdict.split("; rank 1: ")
     assert first.startswith(
-        "rank 0: does not answer, so it is stopped or its code holds the interpreter's lock; last it waits in all_reduce"
+        "rank 0: does not answer, so it is stopped or its code holds the interpreter's lock; last "
+        "it waits in all_reduce"
     )
     assert second.startswith("computes")
 

@@ -79,7 +79,10 @@ def test_type_and_role_without_stage_need_a_function(tmp_path):
 
 
 def test_a_stage_named_by_func_brings_its_type_role_and_columns(tmp_path):
-    text = "nodes: [{node_id: old, func: 'siirl.dag_worker.stages:compute_old_log_prob', requires: [seed]}]"
+    text = (
+        "nodes: [{node_id: old, func: 'siirl.dag_worker.stages:compute_old_log_prob', requires: "
+        "[seed]}]"
+    )
     node = load(tmp_path, text).nodes["old"]
     assert (node.node_type, node.node_role, node.only_forward_compute) == (
         NodeType.MODEL_TRAIN,

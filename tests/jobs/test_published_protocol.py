@@ -193,20 +193,23 @@ def test_suites_are_counted_apart_and_averaged_alike() -> None:
             10,
             50,
             None,
-            "argmax actions, all 50 initial states of each task (the published protocol); training may have started from",
+            "argmax actions, all 50 initial states of each task (the published protocol); training "
+            "may have started from",
         ),
         (
             10,
             4,
             None,
-            "argmax actions, 4 of 50 initial states of each task (NOT the whole published protocol)",
+            "argmax actions, 4 of 50 initial states of each task (NOT the whole published "
+            "protocol)",
         ),
         (2, 50, None, "argmax actions, 2 of 10 tasks of object (NOT the whole published protocol)"),
         (
             10,
             50,
             64,
-            "argmax actions, at most 64 steps instead of the suites' limits (NOT the whole published protocol)",
+            "argmax actions, at most 64 steps instead of the suites' limits (NOT the whole "
+            "published protocol)",
         ),
     ],
 )

@@ -4,9 +4,10 @@
     lerobot-env/bin/pip install lerobot==0.4.4       # layout v3.0; lerobot==0.3.3 for v2.1
     lerobot-env/bin/python tests/lerobot/make_lerobot.py FOLDER
 
-Two episodes of 12 and 8 frames: camera `front` of 64 x 64 pixels at 10 frames a second, four numbers
-of state and action. A white square moves right; its column is 4 x frame, and action[0] is frame/20.
-With `--images` the camera is kept as PNG pictures in parquet, and not as video. With `--check` a
+Two episodes of 12 and 8 frames: camera `front` of 64 x 64 pixels at 10 frames a second, four
+numbers of state and action. A white square moves right; its column is 4 x frame, and action[0] is
+frame/20. With `--images` the camera is kept as PNG pictures in parquet, and not as video. With
+`--check` a
 folder is read instead, and printed as JSON: lengths, tasks, and the means of frames.
 """
 

@@ -36,8 +36,8 @@ def test_observations_that_are_not_what_the_spec_says_stop_the_run(
     assert run.wait() == FAILED, run.text
     run.seconds_until_gone()
     assert (
-        "siirl: the run failed: 6 of 6 episodes could not be simulated, more than env.max_failed_share=0.05 allows."
-        in run.text
+        "siirl: the run failed: 6 of 6 episodes could not be simulated, more than "
+        "env.max_failed_share=0.05 allows." in run.text
     )
     assert expected in run.text
     assert "Traceback (most recent call last)" not in run.text.partition("siirl: the run failed")[2]
@@ -53,8 +53,8 @@ def test_what_an_environment_refuses_is_told_in_its_words(start_run, cluster: st
     assert run.wait() == FAILED, run.text
     run.seconds_until_gone()
     assert (
-        "siirl: the run failed: The states of task 'wait' do not fit its model: take both from one release."
-        in run.text
+        "siirl: the run failed: The states of task 'wait' do not fit its model: take both from one "
+        "release." in run.text
     )
 
 

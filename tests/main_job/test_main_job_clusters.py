@@ -294,8 +294,8 @@ def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(
     )
     assert run.wait() == REFUSED, run.text
     assert (
-        "trainer.nnodes=2 with trainer.n_gpus_per_node=1 asks for 2 machine(s), and the Ray cluster has 1"
-        in run.text
+        "trainer.nnodes=2 with trainer.n_gpus_per_node=1 asks for 2 machine(s), and the Ray "
+        "cluster has 1" in run.text
     )
     assert not run.outputs.exists()
 

@@ -39,8 +39,10 @@ def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> 
     )
     stacks = check_ended(
         run,
-        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: computes node rollout_actor of step 2, since ",
-        "/stacks. If one operation legitimately takes longer, raise trainer.hang_minutes.\nThe last checkpoint is ",
+        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: computes node "
+        "rollout_actor of step 2, since ",
+        "/stacks. If one operation legitimately takes longer, raise trainer.hang_minutes.\nThe "
+        "last checkpoint is ",
         "/checkpoints/step_00000001\nResume with trainer.resume=",
     )
     assert list(stacks) == ["rank_0"]
@@ -56,7 +58,8 @@ def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stac
     )
     stacks = check_ended(
         run,
-        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: does not answer, because its code holds the "
+        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: does not answer, "
+        "because its code holds the "
         "interpreter's lock. Stack traces: ",
         "\nThe last checkpoint is ",
     )
@@ -90,8 +93,8 @@ def test_an_environment_that_blocks_an_evaluation_ends_it(start_run, tmp_path: P
     )
     assert evaluation.returncode == FAILED, evaluation.stderr
     assert (
-        "siirl: the evaluation failed: No progress for trainer.hang_minutes=0.5. rank 0: evaluates, since "
-        in evaluation.stderr
+        "siirl: the evaluation failed: No progress for trainer.hang_minutes=0.5. rank 0: "
+        "evaluates, since " in evaluation.stderr
     )
     assert "Traceback" not in evaluation.stderr
     (file,) = (tmp_path / "outputs" / "evaluation").glob("*/stacks/*")

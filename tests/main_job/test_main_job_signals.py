@@ -106,7 +106,8 @@ def test_a_second_signal_ends_a_run_at_once(start_run) -> None:
     assert run.wait(timeout_s=ENDS_WITHIN_S) == 130, run.text
     run.seconds_until_gone(timeout_s=ENDS_WITHIN_S)
     assert run.text.endswith(
-        f"siirl: interrupted\nThere is no checkpoint yet (trainer.save_freq). Run folder: {run.folders[0]}\n"
+        "siirl: interrupted\nThere is no checkpoint yet (trainer.save_freq). Run folder: "
+        f"{run.folders[0]}\n"
     )
 
 
@@ -119,7 +120,8 @@ def test_a_run_that_is_not_ready_within_its_grace_ends_all_the_same(start_run) -
     folder = run.folders[0]
     assert run.text.endswith(
         "siirl: interrupted, but not stopped in time: raise trainer.grace_s\n"
-        f"The last checkpoint is {folder}/checkpoints/step_00000001\nResume with trainer.resume={folder}\n"
+        f"The last checkpoint is {folder}/checkpoints/step_00000001\nResume with "
+        f"trainer.resume={folder}\n"
     )
 
 

@@ -53,20 +53,25 @@ def plan(
     [
         (
             "no/such/folder",
-            "actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; give a folder with config.json, "
-            "model.safetensors and a tokenizer, a hub id (organisation/model), or take model=tiny_lm.",
+            "actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; give "
+            "a folder with config.json, "
+            "model.safetensors and a tokenizer, a hub id (organisation/model), or take "
+            "model=tiny_lm.",
         ),
         (
             "outputs/model",
-            "there is no folder outputs/model here, and the hub is not asked: HF_HUB_OFFLINE is set. Give a folder with",
+            "there is no folder outputs/model here, and the hub is not asked: HF_HUB_OFFLINE is "
+            "set. Give a folder with",
         ),
         (
             "organisation/Model-0.5B",
-            "there is no folder organisation/Model-0.5B here, and the hub is not asked: HF_HUB_OFFLINE is set.",
+            "there is no folder organisation/Model-0.5B here, and the hub is not asked: "
+            "HF_HUB_OFFLINE is set.",
         ),
         (
             "null",
-            "actor_rollout_ref.model.path=null names no language model: give a folder or a hub id, or take model=tiny_lm.",
+            "actor_rollout_ref.model.path=null names no language model: give a folder or a hub id, "
+            "or take model=tiny_lm.",
         ),
     ],
 )
@@ -92,7 +97,8 @@ def test_further_models_that_are_not_there_are_refused_by_their_own_key(
     status, said = plan(*words, f"{key}=outputs/model", pipeline="ppo")
     assert status == REFUSED
     assert said.startswith(
-        f"siirl: {key}=outputs/model: there is no folder outputs/model here, and the hub is not asked"
+        f"siirl: {key}=outputs/model: there is no folder outputs/model here, and the hub is not "
+        "asked"
     )
 
 
@@ -118,8 +124,10 @@ def test_a_mistyped_folder_is_told_at_once_where_the_hub_cannot_be_reached(tmp_p
         )
     assert done.returncode == REFUSED
     assert done.stderr == (
-        "siirl: actor_rollout_ref.model.path=outputs/model: there is no folder outputs/model here, and the hub could not be reached "
-        "([Errno 111] Connection refused). Give a folder with config.json, model.safetensors and a tokenizer, or try again.\n"
+        "siirl: actor_rollout_ref.model.path=outputs/model: there is no folder outputs/model here, "
+        "and the hub could not be reached "
+        "([Errno 111] Connection refused). Give a folder with config.json, model.safetensors and a "
+        "tokenizer, or try again.\n"
     )
 
 
@@ -177,8 +185,8 @@ def test_prompts_that_may_be_longer_than_the_model_are_refused_with_both_lengths
     )
     assert status == REFUSED
     assert (
-        "data.max_prompt_length=4000 + data.max_response_length=64 = 4064 tokens, and the model holds 2048: make them smaller"
-        in said
+        "data.max_prompt_length=4000 + data.max_response_length=64 = 4064 tokens, and the model "
+        "holds 2048: make them smaller" in said
     )
 
 
@@ -247,12 +255,14 @@ UNANSWERED = row(3, reward_model={"style": "rule", "ground_truth": None})
         (
             [*map(row, range(20)), UNANSWERED],
             [],
-            "line 21: reward_model.ground_truth must be text or a finite number, got None. Correct the row, or take it out.",
+            "line 21: reward_model.ground_truth must be text or a finite number, got None. Correct "
+            "the row, or take it out.",
         ),
         (
             [*map(row, range(20))],
             ["data.max_prompt_length=3"],
-            "Every training prompt is longer than data.max_prompt_length=3 tokens (the shortest has 4): raise it, or take",
+            "Every training prompt is longer than data.max_prompt_length=3 tokens (the shortest "
+            "has 4): raise it, or take",
         ),
     ],
     ids=["no ground truth", "all too long"],
@@ -287,7 +297,8 @@ def test_rows_that_cannot_be_trained_on_end_the_run_before_its_first_step(
         ("not_callable", "not_callable is of type int and cannot be called."),
         (
             "takes_other_things",
-            "it is called with (data_source, solution_str, ground_truth, extra_info), which its signature does not take: "
+            "it is called with (data_source, solution_str, ground_truth, extra_info), which its "
+            "signature does not take: "
             "missing a required argument: 'batch'.",
         ),
     ],
@@ -313,8 +324,8 @@ def test_a_file_of_reward_functions_that_cannot_be_imported_is_refused_with_its_
     status, said = plan(f"custom_reward_function.path={file}", "custom_reward_function.name=fits")
     assert status == REFUSED
     assert (
-        f"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' ({file}, line 1)."
-        in said
+        f"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' ({file}, "
+        "line 1)." in said
     )
 
 
@@ -327,7 +338,8 @@ def test_a_file_of_reward_functions_that_cannot_be_imported_is_refused_with_its_
         ),
         (
             ["path=rewards.py"],
-            "custom_reward_function.path=rewards.py is a file: set custom_reward_function.name to a function in it.",
+            "custom_reward_function.path=rewards.py is a file: set custom_reward_function.name to "
+            "a function in it.",
         ),
         (
             ["name=no_such_module_here:fits"],

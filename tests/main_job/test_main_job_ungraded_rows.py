@@ -72,8 +72,8 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(
     assert main([*JOB, *files, *own_reward(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "grades includes rows that the environment cannot grade (no ground truth, or a style that needs a judge)"
-        in said
+        "grades includes rows that the environment cannot grade (no ground truth, or a style that "
+        "needs a judge)" in said
     )
     (folder,) = (tmp_path / "out").glob("*/*")
     before, step = (

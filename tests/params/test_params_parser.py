@@ -260,7 +260,8 @@ def test_a_value_that_another_key_passes_on_says_so() -> None:
     [
         (
             "nonsense",
-            "'nonsense' (command line) is neither key=value nor group=option. Write no blanks around '='",
+            "'nonsense' (command line) is neither key=value nor group=option. Write no blanks "
+            "around '='",
         ),
         (
             "trainer.seed =1",

@@ -63,7 +63,8 @@ def test_its_keys_are_set_like_all_others() -> None:
 def test_it_may_stand_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "user_groups:\n  my_custom: guide_groups:MyCustomArguments\nmy_custom:\n  feature_threshold: 0.7\n"
+        "user_groups:\n  my_custom: guide_groups:MyCustomArguments\nmy_custom:\n  "
+        "feature_threshold: 0.7\n"
     )
     assert parse_config(config_file=file).my_custom.feature_threshold == 0.7  # type: ignore[attr-defined]
 

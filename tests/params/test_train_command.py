@@ -249,7 +249,8 @@ def test_what_cannot_be_rendered_is_told_with_the_remedy(
     assert main(["--plan", *GYM, "env.kwargs={render_mode: null}"]) == 0
     told = capsys.readouterr().err
     assert told.startswith(
-        "Warning: CartPole-v1 cannot be rendered here, so no videos are recorded (trainer.record_episodes"
+        "Warning: CartPole-v1 cannot be rendered here, so no videos are recorded "
+        "(trainer.record_episodes"
     )
     assert ("pip install pygame" in told) == (importlib.util.find_spec("pygame") is None)
 
@@ -258,8 +259,8 @@ def test_defaults_alone_are_the_demo_job(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--plan"]) == 0
     plan = one_line(capsys.readouterr().out)
     assert (
-        "pipeline embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> compute_reward"
-        in plan
+        "pipeline embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> "
+        "compute_reward" in plan
     )
     assert "tasks metaworld: " in plan
     assert "12 prompts x 8 rollouts = 96 trajectories" in plan

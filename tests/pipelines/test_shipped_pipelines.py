@@ -197,7 +197,10 @@ def test_pipeline_files_import_nothing_but_the_graph(name, repository):
 
 
 def test_declaring_a_pipeline_loads_no_torch():
-    code = "import sys, pipelines.embodied_srpo; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    code = (
+        "import sys, pipelines.embodied_srpo; sys.exit('torch' in sys.modules or 'ray' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -1,5 +1,5 @@
-"""The spec of an environment with two tasks and a camera, as `env=metaworld` has one: for numbers that
-can be checked by hand.
+"""The spec of an environment with two tasks and a camera, as `env=metaworld` has one: for numbers
+that can be checked by hand.
 """
 
 import gymnasium

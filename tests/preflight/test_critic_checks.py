@@ -95,8 +95,8 @@ def test_a_mini_batch_of_the_critic_that_ranks_cannot_share_is_refused():
         "pipeline=ppo", "critic.ppo_mini_batch_size=1", "actor_rollout_ref.rollout.n=2", ranks
     )
     assert (
-        "critic.ppo_mini_batch_size=1 x actor_rollout_ref.rollout.n=2 = 2 trajectories are not divisible"
-        in found
+        "critic.ppo_mini_batch_size=1 x actor_rollout_ref.rollout.n=2 = 2 trajectories are not "
+        "divisible" in found
     )
 
 
@@ -137,7 +137,8 @@ def test_robots_are_told_that_length_costs_them_nothing():
 def test_a_rule_of_filters_is_refused_where_no_filter_reads_it(pipeline):
     (found,) = problems(f"pipeline={pipeline}", "algorithm.filter.name=zero_variance")
     assert found.startswith(
-        "algorithm.filter.name=zero_variance is read by pipeline=dapo and embodied_srpo, which drop groups"
+        "algorithm.filter.name=zero_variance is read by pipeline=dapo and embodied_srpo, which "
+        "drop groups"
     )
     assert [
         problems(f"pipeline={name}", "algorithm.filter.name=truncation")
@@ -188,7 +189,8 @@ def test_the_critics_steps_and_warm_up_are_told():
     )
     assert critic_steps_per_step(config) == 4
     assert describe_critic(config) == (
-        "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it alone (trainer.critic_warmup)"
+        "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it "
+        "alone (trainer.critic_warmup)"
     )
 
 

@@ -102,7 +102,8 @@ def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, na
     [
         (
             ["pipeline=grpo", "env.kwargs={ungraded: true}"],
-            "env.kwargs.ungraded=true uses rows that the environment cannot grade, and reward.name=success",
+            "env.kwargs.ungraded=true uses rows that the environment cannot grade, and "
+            "reward.name=success",
         ),
         (
             [FILES, OWN, "pipeline=dapo", "algorithm.filter.metric=success"],

@@ -185,7 +185,8 @@ def test_an_environment_that_cannot_be_made_is_refused(
         ("ctypes.string_at(0)", "it was ended by SIGSEGV"),
         ("self.spec = 7", "has a spec of type int; it must be an envs.base.EnvSpec"),
         (
-            "self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda row: None)",
+            "self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda "
+            "row: None)",
             "raised",
         ),
         (
@@ -252,12 +253,13 @@ def test_an_environment_that_hangs_is_refused_and_ended(
     monkeypatch.setattr(spec_process, "DEADLINE_S", 20.0)
     monkeypatch.setattr(spec_process, "PATIENCE_S", 1.0)
     name = module(
-        f"{HOSTILE_ENV}        open('{tmp_path}/pid', 'w').write(str(os.getpid()))\n        signal.pause()\n"
+        f"{HOSTILE_ENV}        open('{tmp_path}/pid', 'w').write(str(os.getpid()))\n        "
+        "signal.pause()\n"
     )
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert (
-        "in a child process failed: no answer within 20 s. Test it alone with envs.checker.check_env"
-        in capsys.readouterr().err
+        "in a child process failed: no answer within 20 s. Test it alone with "
+        "envs.checker.check_env" in capsys.readouterr().err
     )
     assert f"Waiting for the constructor of {name}:Env, for at most 20 s." in caplog.text
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
@@ -304,7 +306,8 @@ def test_a_module_that_ends_the_process_when_it_is_imported_is_refused(module, c
 def test_an_environment_is_asked_once(module, tmp_path: Path) -> None:
     """A command checks, plans and starts; a spec is no object that these share."""
     name = module(
-        f"{HOSTILE_ENV}        open('{tmp_path}/asked', 'a').write('x')\n        self.spec = still.spec\n"
+        f"{HOSTILE_ENV}        open('{tmp_path}/asked', 'a').write('x')\n        self.spec = "
+        "still.spec\n"
     )
     first, second = (env_spec(f"{name}:Env") for _ in range(2))
     assert first == second and first.action_space is not second.action_space

@@ -119,7 +119,8 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (
             ["trainer.val_seed_offset=899970"],
-            "takes seeds up to 900069, but those from 900000 on belong to demonstrations and training",
+            "takes seeds up to 900069, but those from 900000 on belong to demonstrations and "
+            "training",
         ),
         (
             ["trainer.val_episodes=900001"],
@@ -149,7 +150,8 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (
             ["algorithm.adv_whitening=none"],
-            "is read by gae and reinforce_plus_plus and reinforce_plus_plus_baseline, not by dr_grpo",
+            "is read by gae and reinforce_plus_plus and reinforce_plus_plus_baseline, not by "
+            "dr_grpo",
         ),
         (
             ["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"],
@@ -161,7 +163,8 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
                 "algorithm.adv_estimator=reinforce_plus_plus",
                 "algorithm.min_group_spread=0.5",
             ],
-            "min_group_spread=0.5 is read by estimators that compare the rollouts of a group, not by reinforce_plus_plus",
+            "min_group_spread=0.5 is read by estimators that compare the rollouts of a group, not "
+            "by reinforce_plus_plus",
         ),
         (
             ["algorithm.gamma=0.9"],
@@ -174,14 +177,16 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (
             ["env=math", "pipeline=grpo", "trainer.total_steps=null"],
-            "actor_rollout_ref.actor.optim.scheduler=cosine_with_warmup falls towards the run's last step",
+            "actor_rollout_ref.actor.optim.scheduler=cosine_with_warmup falls towards the run's "
+            "last step",
         ),
         (
             [
                 "trainer.total_steps=null",
                 "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup",
             ],
-            "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup falls towards the run's last step",
+            "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup falls towards the run's "
+            "last step",
         ),
         (
             [

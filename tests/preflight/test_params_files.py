@@ -70,7 +70,8 @@ def test_one_of_several_files_that_is_missing_or_truncated_is_named(
     second.unlink()
     (missing,) = problems(*model, f"actor_rollout_ref.model.path={shards}")
     assert missing == (
-        f"actor_rollout_ref.model.path: {shards} lacks {second.name}: model.safetensors.index.json names 2 files that hold the weights "
+        f"actor_rollout_ref.model.path: {shards} lacks {second.name}: model.safetensors.index.json "
+        "names 2 files that hold the weights "
         "together. Copy or download what is missing."
     )
 
@@ -150,7 +151,10 @@ def test_a_missing_policy_folder_is_refused_with_the_remedy() -> None:
     assert "siirl.warm_start" in found[0]
 
 
-IN_ITS_PLACE = "give a folder with config.json, model.safetensors and a tokenizer, a hub id (organisation/model), or "
+IN_ITS_PLACE = (
+    "give a folder with config.json, model.safetensors and a tokenizer, a hub id "
+    "(organisation/model), or "
+)
 
 
 def test_a_language_model_is_never_new_and_its_remedy_says_what_else_there_is() -> None:

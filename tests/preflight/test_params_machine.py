@@ -39,8 +39,8 @@ def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
     ]
     assert len(found) == 1
     assert (
-        f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, and this machine has {slots} {kind}"
-        in found[0]
+        f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, and this machine has "
+        f"{slots} {kind}" in found[0]
     )
     assert f"make it at most {slots}" in found[0]
 
@@ -68,15 +68,18 @@ def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
     [
         (
             ["env.num_servers=17"],
-            "env.num_servers=17 asks for as many processes, and this machine has 2 cores: make it at most 16.",
+            "env.num_servers=17 asks for as many processes, and this machine has 2 cores: make it "
+            "at most 16.",
         ),
         (
             ["trainer.threads_per_rank=9"],
-            "threads_per_rank=9 asks for as many threads, and this machine has 2 cores: make it at most 8.",
+            "threads_per_rank=9 asks for as many threads, and this machine has 2 cores: make it at "
+            "most 8.",
         ),
         (
             ["trainer.n_gpus_per_node=2", "trainer.threads_per_rank=5"],
-            "=5 for each of trainer.n_gpus_per_node=2 ranks makes 10 threads, and this machine has 2 cores: make it at most 4.",
+            "=5 for each of trainer.n_gpus_per_node=2 ranks makes 10 threads, and this machine has "
+            "2 cores: make it at most 4.",
         ),
         (["data.num_loader_workers=64"], "data.num_loader_workers=64 asks for as many processes"),
         (

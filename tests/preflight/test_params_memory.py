@@ -58,8 +58,8 @@ def test_environments_and_images_that_take_far_more_than_all_memory_are_refused(
     (problem,) = refusals([], SPEC, total_memory_bytes=needed / 1.6)
     assert "= 2 x 4 environments with 2 tasks each take about 1.1 GB" in problem
     assert (
-        "12 x 8 trajectories 15 MB, and this machine has 697 MB of memory: lower env.num_servers or env.envs_per_server, "
-        in problem
+        "12 x 8 trajectories 15 MB, and this machine has 697 MB of memory: lower env.num_servers "
+        "or env.envs_per_server, " in problem
     )
     assert refusals(["cluster.address=10.0.0.1:6379"], SPEC, total_memory_bytes=1.0) == []
 
@@ -90,7 +90,8 @@ def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> N
         (
             (),
             SPEC,
-            ": lower env.num_servers or env.envs_per_server, name fewer env.tasks, or give cluster.address=",
+            ": lower env.num_servers or env.envs_per_server, name fewer env.tasks, or give "
+            "cluster.address=",
         ),
         (
             (),

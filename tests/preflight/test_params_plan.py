@@ -385,8 +385,8 @@ def test_what_is_skipped_is_said_with_its_reason() -> None:
     assert [node for node, _ in plan.pipeline.skipped] == ["old", "reference"]
     assert "skipped" in one_line(render(plan))
     assert (
-        "reference: no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)"
-        in one_line(render(plan))
+        "reference: no KL has a weight (actor_rollout_ref.actor.use_kl_loss, "
+        "algorithm.use_kl_in_reward)" in one_line(render(plan))
     )
 
 

@@ -44,7 +44,8 @@ def test_the_preset_is_sound():
     [
         (
             ["actor_rollout_ref.rollout.n=4"],
-            "n_steps=32 continues one episode in each environment, and actor_rollout_ref.rollout.n=4",
+            "n_steps=32 continues one episode in each environment, and "
+            "actor_rollout_ref.rollout.n=4",
         ),
         (["reward=srpo"], "n_steps=32 rewards parts of episodes, and reward.name=srpo scores whole"),
         (

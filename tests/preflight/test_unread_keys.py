@@ -212,11 +212,13 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.1",
-            "clip_ratio=0.1 is read only if actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
+            "clip_ratio=0.1 is read only if actor_rollout_ref.actor.clip_ratio_low or "
+            "clip_ratio_high is",
         ),
         (
             "algorithm.kl_ctrl.kl_coef=0.1",
-            "kl_ctrl.kl_coef=0.1 is read with algorithm.use_kl_in_reward=true, and it is false: set it",
+            "kl_ctrl.kl_coef=0.1 is read with algorithm.use_kl_in_reward=true, and it is false: "
+            "set it",
         ),
         (
             "algorithm.kl_ctrl.type=adaptive",
@@ -236,11 +238,13 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.2",
-            "clip_ratio=0.2 is read only if actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
+            "clip_ratio=0.2 is read only if actor_rollout_ref.actor.clip_ratio_low or "
+            "clip_ratio_high is",
         ),
         (
             "algorithm.gamma=1.0",
-            "algorithm.gamma=1.0 is read by gae and reinforce_plus_plus, not by dr_grpo: leave it out.",
+            "algorithm.gamma=1.0 is read by gae and reinforce_plus_plus, not by dr_grpo: leave it "
+            "out.",
         ),
         (
             f"{ACTOR}.kl_loss_coef=0.1",
@@ -268,7 +272,8 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"{ACTOR}.optim.warmup_ratio=0.3",
-            "warmup_ratio=0.3 is read only if actor_rollout_ref.actor.optim.warmup_steps is null, and it is 4",
+            "warmup_ratio=0.3 is read only if actor_rollout_ref.actor.optim.warmup_steps is null, "
+            "and it is 4",
         ),
         (
             f"{ACTOR}.optim.scheduler=constant {ACTOR}.optim.warmup_steps=9",
@@ -308,7 +313,8 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.success_low=0.3",
-            "success_low=0.3 is read with algorithm.filter.name=null or success_band, not with truncation",
+            "success_low=0.3 is read with algorithm.filter.name=null or success_band, not with "
+            "truncation",
         ),
         (
             "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.metric=reward",
@@ -316,7 +322,8 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "pipeline=dapo algorithm.filter.name=success_band algorithm.filter.metric=reward",
-            "metric=reward is read with algorithm.filter.name=null or zero_variance, not with success_band",
+            "metric=reward is read with algorithm.filter.name=null or zero_variance, not with "
+            "success_band",
         ),
         (
             "algorithm.filter.name=success_band algorithm.filter.drop_truncated=true",
@@ -360,7 +367,8 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "recorder_size=64 is read by robot jobs only",
         ),
         (
-            "trainer.record_episodes=0 trainer.record_val_episodes=0 actor_rollout_ref.embodied.recorder_size=64",
+            "trainer.record_episodes=0 trainer.record_val_episodes=0 "
+            "actor_rollout_ref.embodied.recorder_size=64",
             "only if videos are recorded",
         ),
         (
@@ -369,7 +377,8 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "critic.optim.weight_decay=0.5",
-            "critic.optim.weight_decay=0.5 is read only with a critic, and pipeline=embodied_srpo has none",
+            "critic.optim.weight_decay=0.5 is read only with a critic, and pipeline=embodied_srpo "
+            "has none",
         ),
     ],
 )
@@ -385,26 +394,33 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
         "reward=oracle reward.alpha=0.5",
         "pipeline=grpo reward.name=json:loads reward.encoder=null reward.alpha=0.5",
         "env=math pipeline=grpo reward.name=model reward_model.path=x",
-        "env=math data.train_files=[a] data.num_loader_workers=2 data.heldout_share=0.1 trainer.total_epochs=2",
+        "env=math data.train_files=[a] data.num_loader_workers=2 data.heldout_share=0.1 "
+        "trainer.total_epochs=2",
         f"env=math pipeline=grpo rollout=vllm {ROLLOUT}.tensor_model_parallel_size=2",
         f"pipeline=grpo {ACTOR}.clip_ratio=0.1",
-        f"pipeline=dapo {ACTOR}.clip_ratio=0.1 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null",
-        "pipeline=ppo algorithm.use_kl_in_reward=true algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.horizon=5 algorithm.kl_penalty=k3",
+        f"pipeline=dapo {ACTOR}.clip_ratio=0.1 {ACTOR}.clip_ratio_low=null "
+        f"{ACTOR}.clip_ratio_high=null",
+        "pipeline=ppo algorithm.use_kl_in_reward=true algorithm.kl_ctrl.type=adaptive "
+        "algorithm.kl_ctrl.horizon=5 algorithm.kl_penalty=k3",
         f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0.1 actor_rollout_ref.ref.path=x",
         f"{ACTOR}.optim.warmup_steps=null {ACTOR}.optim.warmup_ratio=0.3",
         f"pipeline=ppo {ACTOR}.optim.scheduler=constant",
         f"env=math pipeline=grpo {ACTOR}.micro_batch_tokens=null {ACTOR}.micro_batch_size=4",
         "env=math pipeline=grpo trainer.record_episodes=0 trainer.record_val_episodes=0",
-        "pipeline=grpo dag.custom_pipeline_fn=mine:graph critic.optim.lr=0.1 algorithm.filter.success_low=0.2",
+        "pipeline=grpo dag.custom_pipeline_fn=mine:graph critic.optim.lr=0.1 "
+        "algorithm.filter.success_low=0.2",
         "algorithm.adv_estimator=my_own algorithm.gamma=0.9",
         "profiler.enable=true profiler.steps=[3]",
-        "trainer.val_episodes=0 trainer.val_before_train=false trainer.test_freq=-1 trainer.record_val_episodes=0",
+        "trainer.val_episodes=0 trainer.val_before_train=false trainer.test_freq=-1 "
+        "trainer.record_val_episodes=0",
         "pipeline=dapo algorithm.filter.name=success_band algorithm.filter.success_low=0.3",
         "pipeline=dapo algorithm.filter.name=zero_variance algorithm.filter.metric=reward",
-        "pipeline=dapo algorithm.filter.name=mine:rule algorithm.filter.metric=reward algorithm.filter.success_low=0.3",
+        "pipeline=dapo algorithm.filter.name=mine:rule algorithm.filter.metric=reward "
+        "algorithm.filter.success_low=0.3",
         "trainer.n_gpus_per_node=2 dag.backend_threshold=2",
         # Defaults that ask for nothing.
-        "pipeline=grpo algorithm.filter.drop_truncated=false reward_model.path=null trainer.critic_warmup=0 data.val_files=[]",
+        "pipeline=grpo algorithm.filter.drop_truncated=false reward_model.path=null "
+        "trainer.critic_warmup=0 data.val_files=[]",
     ],
 )
 def test_a_key_that_is_read_is_taken(words: str) -> None:

@@ -192,7 +192,10 @@ def test_wandb_keeps_an_offline_run_in_the_run_folder(
 def test_wandb_without_a_key_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """Runs in a separate process: wandb keeps the mode of its first run."""
     start = f"MetricWriters(['wandb'], RunDescription(Path({str(tmp_path)!r}), total_steps=2))"
-    code = f"from pathlib import Path; from siirl.reporting.metric_writers import MetricWriters, RunDescription; {start}"
+    code = (
+        "from pathlib import Path; from siirl.reporting.metric_writers import MetricWriters, "
+        f"RunDescription; {start}"
+    )
     no_key = os.environ | {
         "WANDB_MODE": "online",
         "WANDB_API_KEY": "",

@@ -170,5 +170,8 @@ def test_a_disk_that_gives_out_is_told_with_the_remedy(tmp_path: Path, number: i
     ):
         (folder / "metrics.jsonl").write_text("{}")
         raise OSError(number, os.strerror(number), "metrics.jsonl")
-    expected = f"trainer.output_dir={tmp_path} cannot be written any more: {os.strerror(number)} (metrics.jsonl). Free some space."
+    expected = (
+        f"trainer.output_dir={tmp_path} cannot be written any more: {os.strerror(number)} "
+        "(metrics.jsonl). Free some space."
+    )
     assert str(caught.value) == expected

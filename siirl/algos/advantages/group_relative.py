@@ -29,7 +29,8 @@ def check_epsilon(epsilon: float) -> None:
     """Raise ConfigError for a negative or infinite epsilon."""
     if not 0 <= epsilon < math.inf:
         raise ConfigError(
-            f"epsilon={epsilon} is added to a deviation that is divided by: it must not be negative."
+            f"epsilon={epsilon} is added to a deviation that is divided by: it must not be "
+            "negative."
         )
 
 

@@ -46,7 +46,8 @@ def pass_at_k_advantage(
     """
     if k is not None and k < 2:
         raise ConfigError(
-            f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs at "
+            f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs "
+            "at "
             "least 2."
         )
     check_epsilon(epsilon)

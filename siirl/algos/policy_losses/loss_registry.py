@@ -204,7 +204,8 @@ def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
         numeric = isinstance(known[option], int | float) and not isinstance(known[option], bool)
         if numeric and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigError(
-                f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such as "
+                f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such "
+                "as "
                 f"{known[option]}."
             )
     if not options:

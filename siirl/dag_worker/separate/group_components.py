@@ -1,8 +1,8 @@
 """Components of a training rank without rollouts, and of a rollout rank without training.
 
 A training rank has no simulators and no rollout engine; a rollout rank has no optimiser, no critic
-and no reference. `RankBuilder` (`siirl.dag_worker.components`) builds each object. Left out: colocated
-ranks (`siirl.dag_worker.assembly`).
+and no reference. `RankBuilder` (`siirl.dag_worker.components`) builds each object. Left out:
+colocated ranks (`siirl.dag_worker.assembly`).
 """
 
 import dataclasses

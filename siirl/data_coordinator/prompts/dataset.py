@@ -62,8 +62,10 @@ class Prompts:
         for place, row in found.items():
             if question_number(row) != int(self.question_N[place]):
                 raise InvariantError(
-                    f"{self.files.key}: row {self.rows_N[place]} of {', '.join(map(str, self.files.paths))} differs from the question "
-                    "at the start of the run: the files were changed. Start a new run, and do not change the files while it runs."
+                    f"{self.files.key}: row {self.rows_N[place]} of "
+                    f"{', '.join(map(str, self.files.paths))} differs from the question "
+                    "at the start of the run: the files were changed. Start a new run, and do not "
+                    "change the files while it runs."
                 )
         return found
 
@@ -168,5 +170,6 @@ def check_task_names(sources: Sequence[str]) -> None:
         other = by_name.setdefault(task_name(source), source)
         if other != source:
             raise ConfigError(
-                f"The data sources {other!r} and {source!r} would both be called {task_name(source)!r} in metrics. Rename one of them."
+                f"The data sources {other!r} and {source!r} would both be called "
+                f"{task_name(source)!r} in metrics. Rename one of them."
             )

@@ -100,7 +100,8 @@ def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
     repeated = [path for path, end in zip(paths, resolved, strict=True) if resolved.count(end) > 1]
     if repeated:
         raise ConfigError(
-            f"{key} names {repeated[0]} more than once: its prompts would count double. Name it once."
+            f"{key} names {repeated[0]} more than once: its prompts would count double. Name it "
+            "once."
         )
     return PromptFiles(paths, key=key)
 

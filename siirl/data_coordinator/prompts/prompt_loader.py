@@ -57,7 +57,8 @@ class PromptLoader:
     ) -> None:
         if prompts_per_step < dataset.ranks:
             raise ConfigError(
-                f"data.train_batch_size={prompts_per_step} gives some of the {dataset.ranks} ranks no prompt. Use at least {dataset.ranks}."
+                f"data.train_batch_size={prompts_per_step} gives some of the {dataset.ranks} ranks "
+                f"no prompt. Use at least {dataset.ranks}."
             )
         self.dataset, self.heldout = dataset, heldout
         self.prompts_per_step, self.num_workers = prompts_per_step, num_workers
@@ -188,8 +189,10 @@ class PromptLoader:
         for name in ("seed", "prompts", "questions"):
             if state.get(name) != own[name]:
                 raise CheckpointError(
-                    f"The checkpoint's data stream has {name}={state.get(name)!r}, and this run has {own[name]!r}: other files, another "
-                    "data.seed, or other rows left out (data.max_prompt_length, data.heldout_share). Resume with the same, or start a new "
+                    f"The checkpoint's data stream has {name}={state.get(name)!r}, and this run "
+                    f"has {own[name]!r}: other files, another "
+                    "data.seed, or other rows left out (data.max_prompt_length, "
+                    "data.heldout_share). Resume with the same, or start a new "
                     "run from the checkpoint's weights."
                 )
         self.position = int(state["position"])
@@ -212,12 +215,14 @@ class PromptLoader:
         )
         if self.heldout is None or not chosen:
             raise ConfigError(
-                "trainer.val_episodes asks for an evaluation, and no prompt is held out: give data.val_files, a larger data.heldout_share, "
+                "trainer.val_episodes asks for an evaluation, and no prompt is held out: give "
+                "data.val_files, a larger data.heldout_share, "
                 "or trainer.val_episodes=0."
             )
         if len(chosen) > FIRST_TRAINING_SEED:
             raise ConfigError(
-                f"{len(chosen)} held-out prompts are more than an evaluation can have seeds: lower trainer.val_episodes."
+                f"{len(chosen)} held-out prompts are more than an evaluation can have seeds: lower "
+                "trainer.val_episodes."
             )
         own = list(enumerate(chosen))[rank::ranks]
         rows = self.heldout.read([place for _, place in own])

@@ -87,9 +87,12 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
     """
     if max_prompt_length + max_response_length > model_length:
         raise ConfigError(
-            f"data.max_prompt_length={max_prompt_length} + data.max_response_length={max_response_length} = "
-            f"{max_prompt_length + max_response_length} tokens, and the model holds {model_length}: make them smaller by "
-            f"{max_prompt_length + max_response_length - model_length}, or take a model with a longer context."
+            f"data.max_prompt_length={max_prompt_length} + "
+            f"data.max_response_length={max_response_length} = "
+            f"{max_prompt_length + max_response_length} tokens, and the model holds "
+            f"{model_length}: make them smaller by "
+            f"{max_prompt_length + max_response_length - model_length}, or take a model with a "
+            "longer context."
         )
 
 
@@ -131,9 +134,13 @@ def _held_out(question_N: NDArray[np.uint64], *, share: float) -> NDArray[np.boo
 
 def _nothing_left(train: PromptIndex, held_N: NDArray[np.bool_], max_prompt_length: int) -> str:
     if held_N.all():
-        return f"All {len(train)} prompts of data.train_files are held out: give other files, or a smaller data.heldout_share."
+        return (
+            f"All {len(train)} prompts of data.train_files are held out: give other files, or a "
+            "smaller data.heldout_share."
+        )
     shortest = int(train.length_N[~held_N].min())
     return (
-        f"Every training prompt is longer than data.max_prompt_length={max_prompt_length} tokens (the shortest has {shortest}): "
+        f"Every training prompt is longer than data.max_prompt_length={max_prompt_length} tokens "
+        f"(the shortest has {shortest}): "
         "raise it, or take data.overlong_prompts=cut."
     )

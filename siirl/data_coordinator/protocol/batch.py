@@ -61,7 +61,8 @@ def concat(batches: Sequence[TensorDict]) -> TensorDict:
     for batch in batches:
         if set(batch.keys()) != names:
             raise InvariantError(
-                f"Batches with different columns cannot be joined; they differ in {sorted(names ^ set(batch.keys()))}."
+                "Batches with different columns cannot be joined; they differ in "
+                f"{sorted(names ^ set(batch.keys()))}."
             )
     extents = [Extent.of_shapes(tensor_shapes(batch)) for batch in batches]
     rows = [batch.batch_size[0] for batch in batches]
@@ -118,7 +119,8 @@ def check_unique_uids(batch: TensorDict) -> None:
     repeated = [uid for uid, count in Counter(texts(batch, "uid")).items() if count > 1]
     if repeated:
         raise InvariantError(
-            f"{len(repeated)} sample ids occur more than once in a batch, first {repeated[0]!r}. Each rollout needs its own."
+            f"{len(repeated)} sample ids occur more than once in a batch, first {repeated[0]!r}. "
+            "Each rollout needs its own."
         )
 
 

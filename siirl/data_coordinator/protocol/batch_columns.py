@@ -59,7 +59,8 @@ class Column:
             return array
         if not np.can_cast(array.dtype, self.dtype, casting="same_kind"):
             raise ConfigError(
-                f"Column {name!r} ({self.axes}: {self.meaning}) is {np.dtype(self.dtype).name}, and got {array.dtype.name}."
+                f"Column {name!r} ({self.axes}: {self.meaning}) is {np.dtype(self.dtype).name}, "
+                f"and got {array.dtype.name}."
             )
         return array.astype(self.dtype)
 
@@ -176,6 +177,7 @@ def register_column(name: str, entry: Column) -> None:
     """
     if COLUMNS.get(name, entry) != entry:
         raise ConfigError(
-            f"Column {name!r} is {COLUMNS[name].axes} ({COLUMNS[name].meaning}) already. Take another name."
+            f"Column {name!r} is {COLUMNS[name].axes} ({COLUMNS[name].meaning}) already. Take "
+            "another name."
         )
     COLUMNS[name] = entry

@@ -115,7 +115,8 @@ def _length_from_last(mask_BT: NDArray[np.generic]) -> NDArray[np.int64]:
 def _tokens_per_chunk(padded: Extent) -> int:
     if padded.tokens % padded.chunks:
         raise InvariantError(
-            f"{padded.tokens} response tokens are no multiple of {padded.chunks} chunks, but chunks have one length each."
+            f"{padded.tokens} response tokens are no multiple of {padded.chunks} chunks, but "
+            "chunks have one length each."
         )
     return padded.tokens // padded.chunks
 
@@ -124,6 +125,7 @@ def _common_width(shapes: Shapes, layout: Layout) -> int:
     widths = {name: shape[1] for name, shape in shapes.items() if column(name).layout is layout}
     if len(set(widths.values())) > 1:
         raise InvariantError(
-            f"Columns along the axis {layout.value!r} differ in width: {widths}. All belong to the same rows."
+            f"Columns along the axis {layout.value!r} differ in width: {widths}. All belong to the "
+            "same rows."
         )
     return next(iter(widths.values()), 0)

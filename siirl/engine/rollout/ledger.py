@@ -1,9 +1,10 @@
 """Ledger of a run whose rollouts go on while it trains: which prompts run, wait and are used.
 
-Admission follows AReaL (arXiv 2505.24298, section 5.1): before version i + 1 of the policy is there,
-at most (max_staleness + i + 1) x batch prompts have been started, less those that were dropped. So
-no sample in time is older than `max_staleness` versions, and 0 is lockstep. A prompt is started,
-finished and used under its number in the stream of prompts, so every sample is accounted for:
+Admission follows AReaL (arXiv 2505.24298, section 5.1): before version i + 1 of the policy is
+there, at most (max_staleness + i + 1) x batch prompts have been started, less those that were
+dropped. So no sample in time is older than `max_staleness` versions, and 0 is lockstep. A prompt is
+started, finished and used under its number in the stream of prompts, so every sample is accounted
+for:
 
     started = running + returned + finished + used + discarded
 

@@ -44,7 +44,8 @@ def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Call
             place = f"{place}.{attribute}"
     if not callable(function):
         raise ConfigError(
-            f"The function {reference!r} of {owner} is of type {type(function).__name__} and cannot be called."
+            f"The function {reference!r} of {owner} is of type {type(function).__name__} and "
+            "cannot be called."
         )
     return function  # type: ignore[no-any-return]
 
@@ -59,7 +60,8 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
     name = describe(function)
     if inspect.iscoroutinefunction(function):
         raise ConfigError(
-            f"The function {name} of {owner} is `async def`. Write a plain function that runs its own coroutines."
+            f"The function {name} of {owner} is `async def`. Write a plain function that runs its "
+            "own coroutines."
         )
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -67,7 +69,8 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
         required = parameter.default is parameter.empty
         if parameter.kind is parameter.POSITIONAL_ONLY and required:
             raise ConfigError(
-                f"The function {name} of {owner} takes {parameter.name!r} by position only; nodes are called by name."
+                f"The function {name} of {owner} takes {parameter.name!r} by position only; nodes "
+                "are called by name."
             )
         if required and parameter.name not in OFFERED:
             hint = (
@@ -77,7 +80,8 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
             )
             known = ", ".join(OFFERED)
             raise ConfigError(
-                f"The function {name} of {owner} asks for {parameter.name!r}, which no node gets.{hint} Known: {known}."
+                f"The function {name} of {owner} asks for {parameter.name!r}, which no node "
+                f"gets.{hint} Known: {known}."
             )
 
 
@@ -100,7 +104,8 @@ def arguments_for(
         if parameter.default is parameter.empty and parameter.name not in available:
             known = ", ".join(sorted(available))
             raise ConfigError(
-                f"{describe(function)} of {owner} asks for {parameter.name!r}, which is not given here. Available: {known}."
+                f"{describe(function)} of {owner} asks for {parameter.name!r}, which is not given "
+                f"here. Available: {known}."
             )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(available)
@@ -126,7 +131,8 @@ def _split(reference: str, *, owner: str) -> tuple[str, list[str]]:
     attributes = path.split(".")
     if not all(part.isidentifier() for part in [*module_name.split("."), *attributes]):
         raise ConfigError(
-            f"The function {reference!r} of {owner} names no module. Write 'module:Class.method' or 'module.function'."
+            f"The function {reference!r} of {owner} names no module. Write 'module:Class.method' "
+            "or 'module.function'."
         )
     return module_name, attributes
 
@@ -142,7 +148,8 @@ def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleTyp
             module = importlib.import_module(".".join(parts[: depth + 1]))
         except MISTAKES as error:
             raise ConfigError(
-                f"The function {reference!r} of {owner} cannot be imported: {describe_error(error)}."
+                f"The function {reference!r} of {owner} cannot be imported: "
+                f"{describe_error(error)}."
             ) from error
     assert module is not None  # `parts` is never empty
     return module
@@ -165,7 +172,8 @@ def _search_path(module: ModuleType) -> list[str]:
 def _refuse_module(name: str, *, parent: ModuleType | None, reference: str, owner: str) -> None:
     if parent is None:
         raise ConfigError(
-            f"The function {reference!r} of {owner}: there is no module {name!r}. Install it, or put its folder on PYTHONPATH."
+            f"The function {reference!r} of {owner}: there is no module {name!r}. Install it, or "
+            "put its folder on PYTHONPATH."
         )
     known = [module.name for module in pkgutil.iter_modules(_search_path(parent))]
     raise UnknownNameError.of(

@@ -26,7 +26,8 @@ def order_for_kl_in_reward(
     rewards = [node.node_id for node in nodes if node.node_role is NodeRole.REWARD]
     if not references:
         raise ConfigError(
-            f"algorithm.use_kl_in_reward=true, but graph {graph.graph_id!r} has no node with the role REFERENCE. "
+            f"algorithm.use_kl_in_reward=true, but graph {graph.graph_id!r} has no node with the "
+            "role REFERENCE. "
             "Add one before the reward, or set it to false."
         )
     if not rewards:
@@ -40,8 +41,10 @@ def order_for_kl_in_reward(
         ]
         if late:
             raise ConfigError(
-                f"KL in the reward needs the log-prob nodes before the reward: in graph {graph.graph_id!r} {' and '.join(map(repr, late))} "
-                f"must come before {reward!r}, which is on another path than {rewards[0]!r}. Add the dependency, or set "
+                "KL in the reward needs the log-prob nodes before the reward: in graph "
+                f"{graph.graph_id!r} {' and '.join(map(repr, late))} "
+                f"must come before {reward!r}, which is on another path than {rewards[0]!r}. Add "
+                "the dependency, or set "
                 "algorithm.use_kl_in_reward=false."
             )
     graph.check_columns()

@@ -23,7 +23,8 @@ def load_pipeline(
     """
     if custom_pipeline_fn and workflow_file:
         raise ConfigError(
-            f"dag.custom_pipeline_fn={custom_pipeline_fn!r} and dag.workflow_file={workflow_file!r} both name a graph. Give one of them."
+            f"dag.custom_pipeline_fn={custom_pipeline_fn!r} and "
+            f"dag.workflow_file={workflow_file!r} both name a graph. Give one of them."
         )
     if workflow_file:
         return load_workflow_file(workflow_file)
@@ -31,7 +32,8 @@ def load_pipeline(
         return _custom(custom_pipeline_fn)
     if pipeline is None:
         raise ConfigError(
-            f"dag.pipeline=null, and no graph of your own is named: choose pipeline=NAME ({', '.join(PIPELINES)}), or give "
+            "dag.pipeline=null, and no graph of your own is named: choose pipeline=NAME "
+            f"({', '.join(PIPELINES)}), or give "
             "dag.workflow_file=FILE.yaml or dag.custom_pipeline_fn=module:function."
         )
     if pipeline not in PIPELINES:
@@ -45,7 +47,8 @@ def _custom(reference: str) -> TaskGraph:
         graph = graph.build()
     if not isinstance(graph, TaskGraph):
         raise ConfigError(
-            f"dag.custom_pipeline_fn={reference!r} returned {type(graph).__name__}, and must return a TaskGraph."
+            f"dag.custom_pipeline_fn={reference!r} returned {type(graph).__name__}, and must "
+            "return a TaskGraph."
         )
     graph.check()
     return graph

@@ -3,7 +3,8 @@
 A node's function is called by name with what its signature asks for (`function_names.OFFERED`), on
 a shallow copy of the batch, so that assigning `batch["x"]` does not change other nodes' batches.
 Columns are checked at both ends: those required before, those provided after. A function that
-declares none is measured once it has run. Left out: which process runs a node (siirl.execution.scheduler).
+declares none is measured once it has run. Left out: which process runs a node
+(siirl.execution.scheduler).
 """
 
 import dataclasses
@@ -116,8 +117,10 @@ class Node:
             raise ConfigError(f"Node {self.node_id!r}: retry_limit={self.retry_limit} is negative.")
         if self.retry_limit and self.node_type not in REPEATABLE_TYPES:
             raise ConfigError(
-                f"Node {self.node_id!r}: retry_limit={self.retry_limit} on a {self.node_type.value} node. Its ranks work together, "
-                "so one that repeats its part leaves the others waiting. Only COMPUTE and CUSTOM nodes are repeated."
+                f"Node {self.node_id!r}: retry_limit={self.retry_limit} on a "
+                f"{self.node_type.value} node. Its ranks work together, "
+                "so one that repeats its part leaves the others waiting. Only COMPUTE and CUSTOM "
+                "nodes are repeated."
             )
         self.requires = None if self.requires is None else column_set(self.requires)
         self.provides = None if self.provides is None else column_set(self.provides)
@@ -257,14 +260,17 @@ class Node:
         """Refuse a filter that is never called, or that cannot be called with a SampleInfo."""
         if self.executable is None or "node" not in inspect.signature(self.executable).parameters:
             raise ConfigError(
-                f"Node {self.node_id!r} has filter_plugin={self.filter_plugin!r}, which its function would never call: put it on the node "
-                "that shares rows among ranks (siirl.dag_worker.stages:data_rebalance), or on one whose function asks for `node`."
+                f"Node {self.node_id!r} has filter_plugin={self.filter_plugin!r}, which its "
+                "function would never call: put it on the node "
+                "that shares rows among ranks (siirl.dag_worker.stages:data_rebalance), or on one "
+                "whose function asks for `node`."
             )
         try:
             inspect.signature(filter_plugin).bind(None)
         except TypeError as error:
             raise ConfigError(
-                f"The filter {describe(filter_plugin)} of {self.label} is called with a SampleInfo: {error}."
+                f"The filter {describe(filter_plugin)} of {self.label} is called with a "
+                f"SampleInfo: {error}."
             ) from error
 
     def _checked_input(self, batch: Any) -> frozenset[str]:

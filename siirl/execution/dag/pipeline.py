@@ -63,11 +63,13 @@ class Pipeline:
         """
         if node_id in self._nodes:
             raise ConfigError(
-                f"Pipeline {self.pipeline_id!r} has a node {node_id!r} already. Give the new one another id."
+                f"Pipeline {self.pipeline_id!r} has a node {node_id!r} already. Give the new one "
+                "another id."
             )
         if isinstance(deps, str):
             raise ConfigError(
-                f"Pipeline {self.pipeline_id!r}, node {node_id!r}: deps is a list of ids. Write deps=[{deps!r}]."
+                f"Pipeline {self.pipeline_id!r}, node {node_id!r}: deps is a list of ids. Write "
+                f"deps=[{deps!r}]."
             )
         for name in options:
             if name not in NodeOptions.__annotations__:

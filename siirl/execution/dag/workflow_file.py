@@ -108,7 +108,8 @@ def default_stage(
         )
         kind = f"{node_type.value}/{node_role.value}"
         raise ConfigError(
-            f"{place}: no stage belongs to {kind}. Name a function with 'func'. Known: {', '.join(known)}."
+            f"{place}: no stage belongs to {kind}. Name a function with 'func'. Known: "
+            f"{', '.join(known)}."
         )
     return stage
 

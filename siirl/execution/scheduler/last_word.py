@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PROGRAM = (
-    "import sys; from pathlib import Path; sys.path[:] = {path!r}; from siirl.execution.scheduler.last_word import wait_and_speak; "
+    "import sys; from pathlib import Path; sys.path[:] = {path!r}; from "
+    "siirl.execution.scheduler.last_word import wait_and_speak; "
     "wait_and_speak(*sys.argv[1:])"
 )
 DONE = b"done"

@@ -188,7 +188,8 @@ def _end_silent_ray(started: set[int]) -> None:
     if not started:
         end_at_once(
             FAILED,
-            "the run failed: Ray's raylet on this machine does not answer when the command wants to leave the cluster.",
+            "the run failed: Ray's raylet on this machine does not answer when the command wants "
+            "to leave the cluster.",
         )
     _kill(started)
 
@@ -269,10 +270,12 @@ def _credentials() -> dict[str, str]:
 def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
     if settings.address is None:
         return RunFailed(
-            f"Ray did not start on this machine: {error} It may be too busy, or short of memory: try again, or cluster=local."
+            f"Ray did not start on this machine: {error} It may be too busy, or short of memory: "
+            "try again, or cluster=local."
         )
     return ConfigError(
-        f"cluster.address={settings.address}: {error}. Start a cluster of this Ray and Python there (ray start --head), or leave "
+        f"cluster.address={settings.address}: {error}. Start a cluster of this Ray and Python "
+        "there (ray start --head), or leave "
         "cluster.address out to run on this machine."
     )
 

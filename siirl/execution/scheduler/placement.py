@@ -1,4 +1,5 @@
-"""Places ranks on machines of a Ray cluster: equally many on each of `nodes`, rank 0 at the command.
+"""Places ranks on machines of a Ray cluster: equally many on each of `nodes`, rank 0 at the
+command.
 
 Otherwise Ray places actors that request no CPU anywhere: both ranks of a job for two machines ran
 on one. All machines are reserved together or not at all, so two jobs never wait for each other with
@@ -85,7 +86,8 @@ class Placement:
         if not self._group.wait(TELL_AFTER_S):
             wanted = f"{layout.gpus_per_node} free GPUs" if layout.gpus_per_node else "free memory"
             logger.warning(
-                "Waiting for %d machine(s) with %s each, which others hold (`ray status` shows it).",
+                "Waiting for %d machine(s) with %s each, which others hold (`ray status` shows "
+                "it).",
                 layout.nodes,
                 wanted,
             )
@@ -125,8 +127,10 @@ def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
             for machine in sorted(there, key=lambda machine: machine.address)
         )
         raise ConfigError(
-            f"trainer.nnodes={layout.nodes} with trainer.n_gpus_per_node={layout.ranks_per_node} asks for {layout.nodes} machine(s){each}, "
-            f"and the Ray cluster has {fitting} (its GPUs: {has}): change one of the two, or add machines to the cluster."
+            f"trainer.nnodes={layout.nodes} with trainer.n_gpus_per_node={layout.ranks_per_node} "
+            f"asks for {layout.nodes} machine(s){each}, "
+            f"and the Ray cluster has {fitting} (its GPUs: {has}): change one of the two, or add "
+            "machines to the cluster."
         )
 
 

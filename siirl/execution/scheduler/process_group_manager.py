@@ -45,7 +45,8 @@ class ProcessGroupManager:
         if sorted(rank_taskgraph_mapping) != list(range(total_workers)):
             assigned = sorted(rank_taskgraph_mapping)
             raise ConfigError(
-                f"Graphs are assigned to the ranks {assigned}; each of 0 to {total_workers - 1} needs one."
+                f"Graphs are assigned to the ranks {assigned}; each of 0 to {total_workers - 1} "
+                "needs one."
             )
         backend = choose_backend(
             total_workers, device_type=device_type, threshold=backend_threshold

@@ -120,7 +120,8 @@ class StoppedWatch:
             needed, replaced = _name(process, NEEDED), _name(process, REPLACED)
             if needed is not None and stopped_s >= self._end_after_s:
                 return (
-                    f"{needed} (process {process.pid}) was stopped (SIGSTOP) for {stopped_s:.0f} s, "
+                    f"{needed} (process {process.pid}) was stopped (SIGSTOP) for {stopped_s:.0f} "
+                    "s, "
                     "and the run cannot continue without it."
                 )
             if (
@@ -135,7 +136,8 @@ class StoppedWatch:
                     else "it is replaced after env.deadline_s"
                 )
                 logger.warning(
-                    "%s (process %d) is stopped (SIGSTOP): `kill -CONT %d` continues it; otherwise %s.",
+                    "%s (process %d) is stopped (SIGSTOP): `kill -CONT %d` continues it; otherwise "
+                    "%s.",
                     needed or replaced,
                     process.pid,
                     process.pid,

@@ -31,7 +31,8 @@ class TaskScheduler:
     def __init__(self, num_physical_nodes: int, gpus_per_node: int) -> None:
         if num_physical_nodes < 1 or gpus_per_node < 1:
             raise ConfigError(
-                f"trainer.nnodes={num_physical_nodes} and trainer.n_gpus_per_node={gpus_per_node} must both be at least 1: "
+                f"trainer.nnodes={num_physical_nodes} and trainer.n_gpus_per_node={gpus_per_node} "
+                "must both be at least 1: "
                 "their product is the number of ranks."
             )
         self.num_physical_nodes = num_physical_nodes
@@ -117,8 +118,10 @@ class TaskScheduler:
         if len(parts) > self.num_workers:
             names = ", ".join(part.graph_id for part in parts)
             raise ConfigError(
-                f"{len(parts)} graphs run side by side ({names}), but there are {self.num_workers} ranks "
-                f"(trainer.nnodes={self.num_physical_nodes} x trainer.n_gpus_per_node={self.gpus_per_node}). Give at least one to each."
+                f"{len(parts)} graphs run side by side ({names}), but there are {self.num_workers} "
+                "ranks "
+                f"(trainer.nnodes={self.num_physical_nodes} x "
+                f"trainer.n_gpus_per_node={self.gpus_per_node}). Give at least one to each."
             )
 
     def _best_rank(self, index: int, owners: dict[int, int], *, cohesion: bool, load: bool) -> int:

@@ -75,7 +75,8 @@ class Vitals:
             if self._looked_at - since >= server.patience_s:
                 self.lost = True
                 raise RunFailed(
-                    f"{server.name} ({server.host}:{server.port}) died, and a run on Ray cannot continue without it ({silence})."
+                    f"{server.name} ({server.host}:{server.port}) died, and a run on Ray cannot "
+                    f"continue without it ({silence})."
                 )
 
 

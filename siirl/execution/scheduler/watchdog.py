@@ -81,7 +81,8 @@ def _duration(seconds: float) -> str:
 def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
     """The judge's verdict with the remedy."""
     return (
-        f"No progress for trainer.hang_minutes={limit_s / 60:g}. {verdict}. Stack traces: {folder}. If one operation legitimately takes "
+        f"No progress for trainer.hang_minutes={limit_s / 60:g}. {verdict}. Stack traces: "
+        f"{folder}. If one operation legitimately takes "
         "longer, raise trainer.hang_minutes."
     )
 
@@ -120,7 +121,10 @@ class OwnWatch:
         if self._limit_s is not None:
             traces = self._folder / f"rank_0-without-lock-{os.getpid()}.txt"
             self._file = traces.open("w")
-            sentence = f"{self._failure}: {hang_sentence(LOCKED, limit_s=self._limit_s, folder=self._folder)}"
+            sentence = (
+                f"{self._failure}: "
+                f"{hang_sentence(LOCKED, limit_s=self._limit_s, folder=self._folder)}"
+            )
             self._child.enter_context(
                 last_word(sentence, traces=traces, run_folder=self._run_folder, before=self._resume)
             )

@@ -32,7 +32,10 @@ def test_stand_ins_say_so(stand_ins):
 
 
 def test_stand_ins_are_announced(repository):
-    code = "from envs.libero.assets import find_assets; find_assets('stand_in'); find_assets('stand_in')"
+    code = (
+        "from envs.libero.assets import find_assets; find_assets('stand_in'); "
+        "find_assets('stand_in')"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True
     )

@@ -308,7 +308,10 @@ def test_import_asks_nothing_and_writes_only_to_the_cache(repository, tmp_path):
     home, cache = tmp_path / "home", tmp_path / "cache"
     home.mkdir()
     before = package_files()
-    code = "import sys; from envs.libero.folders import import_libero; import_libero(); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from envs.libero.folders import import_libero; import_libero(); assert "
+        "'torch' not in sys.modules"
+    )
     environment = {
         "HOME": str(home),
         "SIIRL_CACHE": str(cache),
@@ -353,7 +356,10 @@ def test_missing_opengl_library_is_said(backend, sentence, repository, tmp_path)
     (tmp_path / "sitecustomize.py").write_text(
         "import ctypes.util\nctypes.util.find_library = lambda name: None\n"
     )
-    code = "import asyncio; from envs.libero.libero_env import LiberoEnv; asyncio.run(LiberoEnv(assets='stand_in').reset(seed=0))"
+    code = (
+        "import asyncio; from envs.libero.libero_env import LiberoEnv; "
+        "asyncio.run(LiberoEnv(assets='stand_in').reset(seed=0))"
+    )
     environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "SIIRL_CACHE": str(tmp_path), **backend}
     result = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,6 +1,7 @@
 """A server of OpenEnv's protocol that answers as a test wants, in a thread of its own.
 
-Answers are texts, bytes, None (silence), or `CLOSE`; a dict is sent as JSON. Left out: environments.
+Answers are texts, bytes, None (silence), or `CLOSE`; a dict is sent as JSON. Left out:
+environments.
 """
 
 import asyncio

@@ -231,7 +231,10 @@ def test_supervisor_that_cannot_clean_up_fails_the_program_not_the_service(small
     """Folders whose path is longer than the kernel takes; what follows is not run, and counts as
     not passed.
     """
-    program = "import os\nfor n in range(40): os.mkdir('d' * 250); os.chdir('d' * 250)\ndef solve(v): return v * 7 + 3"
+    program = (
+        "import os\nfor n in range(40): os.mkdir('d' * 250); os.chdir('d' * 250)\ndef solve(v): "
+        "return v * 7 + 3"
+    )
     result = verdict(small, seven, program)
     assert result.passed <= 1 and not result.success
     assert verdict(small, seven, RIGHT).success

@@ -295,7 +295,9 @@ def test_a_kill_that_got_through_is_seen_from_the_outside():
 
 @pytest.mark.parametrize("returned", ["None", "False", "0", "[]", "b''"])
 def test_a_call_that_comes_back_got_through_whatever_it_returned(returned, monkeypatch):
-    """os.rename, os.chmod, os.chroot, clock_settime, sethostname and connect return None on success."""
+    """os.rename, os.chmod, os.chroot, clock_settime, sethostname and connect return None on
+    success.
+    """
     monkeypatch.setitem(ACTS, "act", returned)
     assert said_without_walls(attempt("act", {})) == "through\n"
 

@@ -21,7 +21,10 @@ LIMITS = {
     "tmp_bytes": 2**22,
     "files": 64,
 }
-OPEN_SOCKET = "import socket\ntry:\n    socket.socket()\nexcept OSError as error:\n    print('refused:', error)"
+OPEN_SOCKET = (
+    "import socket\ntry:\n    socket.socket()\nexcept OSError as error:\n    print('refused:', "
+    "error)"
+)
 LEAVE_TRACES = """
 import builtins, os
 print(os.path.exists('/tmp/trace'), hasattr(builtins, 'trace'))

@@ -1,5 +1,5 @@
-"""An MCP server over streamable HTTP without the `mcp` package, in a thread: answers are JSON, or an
-event stream.
+"""An MCP server over streamable HTTP without the `mcp` package, in a thread: answers are JSON, or
+an event stream.
 """
 
 import json

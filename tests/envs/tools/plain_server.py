@@ -26,7 +26,10 @@ TOOLS = {
 }
 CHATTER = b'loading\n{"progress": 1}\n\xff\xfe\n'
 # Prints the pid of its grandchild, which lives in a separate session, and ends; -3 is DEVNULL.
-DETACHED = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
+DETACHED = (
+    "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, "
+    "stdout=-3, stderr=-3).pid)"
+)
 
 
 def answer(method: str, tool: str, folder: Path | None) -> object:

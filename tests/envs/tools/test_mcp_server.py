@@ -140,7 +140,10 @@ def test_server_that_does_not_start_costs_an_episode_and_says_why(command, words
 
 
 def test_server_that_is_silent_is_waited_for_until_its_deadline():
-    program = "import sys, time; print('loading a large index', file=sys.stderr, flush=True); time.sleep(100)"
+    program = (
+        "import sys, time; print('loading a large index', file=sys.stderr, flush=True); "
+        "time.sleep(100)"
+    )
     told = complaint([sys.executable, "-S", "-c", program], start_deadline_s=5.0)
     assert "did not start: TimeoutError: no word from it within 5 s. " in told
     assert told.endswith("The end of its standard error:\nloading a large index")

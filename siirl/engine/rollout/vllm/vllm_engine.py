@@ -1,7 +1,8 @@
 """Text engines over vLLM: paged keys and values, prefix caching, several GPUs, separate weights.
 
 `VLLMEngine` runs vLLM in this process, on the event loop of the episodes. `AsyncVLLMEngine`
-(`async_vllm_engine`, rollout.mode=async) runs it in a separate process, so that it generates while this process does
+(`async_vllm_engine`, rollout.mode=async) runs it in a separate process, so that it generates while
+this process does
 other work. Both get the weights of the trained module in memory: the first tensor by tensor, the
 second in buckets that both processes map. On a GPU vLLM sleeps between rollouts, so that training
 has the memory of its weights, keys and values; vLLM's CPU build does not support that.
