@@ -104,12 +104,7 @@ class RolloutCollector:
         Raises:
             CheckpointError: It is of a run by segments.
         """
-        if state:
-            raise CheckpointError(
-                "The checkpoint has episodes that go on in the next step, and this run takes whole "
-                "episodes: resume with the same actor_rollout_ref.rollout.n_steps, or start a new "
-                "run from the checkpoint's weights."
-            )
+        refuse_segments(state)
 
     def write_recordings(self, rewards: Mapping[str, float]) -> None:
         """Write the step's recorded episodes with their rewards by uid."""
@@ -119,6 +114,16 @@ class RolloutCollector:
     def reports_success(self) -> bool:
         """Whether the environment reports success; if not, `complete` is false everywhere."""
         return self.rollout.pool.spec.reports_success
+
+
+def refuse_segments(state: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for the state of a rollout by segments, in a run of whole episodes."""
+    if state:
+        raise CheckpointError(
+            "The checkpoint has episodes that go on in the next step, and this run takes whole "
+            "episodes: resume with the same actor_rollout_ref.rollout.n_steps, or start a new "
+            "run from the checkpoint's weights."
+        )
 
 
 def prompts_of(batch: TensorDict) -> list[dict[str, Any]]:

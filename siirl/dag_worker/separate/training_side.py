@@ -20,6 +20,7 @@ from tensordict import TensorDict
 
 from envs.base import EnvSpec
 from siirl.dag_worker.no_rows import with_columns_of_all
+from siirl.dag_worker.rollout_collector import refuse_segments
 from siirl.dag_worker.separate.exchange import PROMPT, Report, Taken
 from siirl.dag_worker.separate.line import LOST, Line
 from siirl.dag_worker.separate.published_weights import WeightPublisher
@@ -300,6 +301,14 @@ class DistantCollector:
             return
         self.side.line.call("send_rewards", self.side.publisher.step, self._rewards)
         self._rewards = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: rollout ranks play whole episodes."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `RolloutCollector`."""
+        refuse_segments(state)
 
 
 class DistantValidator:
