@@ -6,13 +6,14 @@ the two kinds. `assembly` combines the objects of a rank.
 
 import abc
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from envs.base import EnvSpec
@@ -313,7 +314,12 @@ class RankBuilder(abc.ABC):
             * rows_per_episode(self.spec),
             seed=self.config.trainer.seed,
             horizon=self.longest_response(engine.module),
+            observe=self.observer(engine.module),
         )
+
+    def observer(self, module: Any) -> Callable[[TensorDict], None] | None:
+        """What takes note of the rows of a step for `module`; None: nothing does."""
+        return None
 
     def reference(self, actor: Actor, module: Any) -> Reference | None:
         """Build the KL's reference policy; None if no KL has a weight.

@@ -38,6 +38,7 @@ def make_critic(
     device: torch.device,
     compute_dtype: torch.dtype | None,
     agents: int = 1,
+    observe: Callable[[TensorDict], None] | None = None,
     **engine_options: Any,
 ) -> Critic:
     """Build the critic: value model, optimizer and update.
@@ -53,6 +54,7 @@ def make_critic(
         device: Device of this rank.
         compute_dtype: Type of the forward and backward passes; None: the weights' own.
         agents: Agents per episode; each adds one row.
+        observe: See `Critic`.
         engine_options: Further arguments of the engine, such as the token budget of micro-batches.
     """
     settings, update, total_steps = config.critic, critic_update(config), config.trainer.total_steps
@@ -82,4 +84,5 @@ def make_critic(
         * agents,
         clip_range=settings.cliprange_value,
         seed=config.trainer.seed,
+        observe=observe,
     )

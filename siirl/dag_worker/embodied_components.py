@@ -1,12 +1,13 @@
 """Builds the objects of a VLA policy's rank; the counterpart of `text_components`."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
 from envs.base import FrameRequest
 from siirl.dag_worker.components import RankBuilder, Rollouts, cut_by_chunk, make_task_loader
@@ -19,7 +20,7 @@ from siirl.dag_worker.rollout_collector import (
 from siirl.dag_worker.segment_collector import SegmentCollector
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.task_stream import Loader, TaskLoader
-from siirl.engine.actor.embodied_scorer import embodied_scorer
+from siirl.engine.actor.embodied_scorer import embodied_scorer, observe_rows
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.critic.value_scorers import embodied_value_scorer, first_token_of_each_chunk
@@ -80,7 +81,12 @@ class EmbodiedBuilder(RankBuilder):
             device=self.device,
             compute_dtype=self.compute_dtype,
             cut=cut_by_chunk(self.config.actor_rollout_ref.actor),
+            observe=self.observer(trunk.policy),
         )
+
+    def observer(self, module: Policy) -> Callable[[TensorDict], None]:
+        """See `RankBuilder`."""
+        return functools.partial(observe_rows, policy=module, ranks=self.ranks)
 
     def longest_response(self, module: Policy) -> int:
         """See `RankBuilder`."""

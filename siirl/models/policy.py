@@ -19,6 +19,7 @@ from torch import nn
 
 from envs.base import EnvSpec
 from siirl.algos.distributions import ActionDistribution, Categorical
+from siirl.algos.ranks import Ranks
 from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.adapters import Adaptable, adapted_layers, add_adapters
@@ -110,6 +111,16 @@ class Policy(Adaptable, abc.ABC):
         implements `drop_head` too.
         """
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
+
+    def observe(self, proprioception_NP: torch.Tensor, *, ranks: Ranks) -> None:
+        """Take note of the observations of a step, after its update; by default nothing.
+
+        Every rank calls it.
+
+        Args:
+            proprioception_NP: Those at which this rank's environments acted, float32 [N, P].
+            ranks: The processes that train together.
+        """
 
     def adapt(self, lora: LoraArguments, *, seed: int) -> None:
         """Add adapters and train only them.

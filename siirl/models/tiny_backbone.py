@@ -164,6 +164,10 @@ class TinyPolicy(Policy):
         super().__init__()
         self.config = config
         self.chunk_length = config.chunk_length
+        self.feature_size = self.build_backbone(config)
+
+    def build_backbone(self, config: TinyConfig) -> int:
+        """Make the layers in front of the head; returns D."""
         width = config.width
         self.words = nn.Embedding(config.instruction_buckets, width, padding_idx=PADDING)
         inputs = width
@@ -183,7 +187,7 @@ class TinyPolicy(Policy):
         self.trunk = nn.Sequential(
             nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
         )
-        self.feature_size = 2 * width
+        return 2 * width
 
     @classmethod
     def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> TinyConfig:

@@ -18,6 +18,7 @@ CheckpointError for another model's weights. `module:name` of a user's own is ca
 POLICIES: dict[str, str] = {
     "tiny_vla": "siirl.models.tiny_vla:make_tiny_vla",
     "tiny_flow_vla": "siirl.models.tiny_flow_vla:make_tiny_flow_vla",
+    "control_policy": "siirl.models.control_policy:make_control_policy",
     "openvla_oft": "siirl.models.openvla_checkpoint:make_openvla_oft",
 }
 """Policies that act, by name."""

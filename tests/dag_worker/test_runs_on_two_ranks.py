@@ -27,7 +27,14 @@ SUMS = (
     "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "env.num_servers=2", "env.envs_per_server=16",
     "trainer.val_episodes=0", "trainer.total_steps=3", "trainer.max_minutes=null", "trainer.save_freq=-1", "trainer.n_gpus_per_node=2",
 )  # fmt: skip
+SEGMENTS = (
+    "env=gymnasium", "env.id=Pendulum-v1", "pipeline=ppo", "trainer=mujoco_control", "cluster=local", "data.train_batch_size=4",
+    "actor_rollout_ref.rollout.n_steps=16", "actor_rollout_ref.actor.ppo_mini_batch_size=32", "actor_rollout_ref.actor.ppo_epochs=1",
+    "env.num_servers=2", "env.envs_per_server=2", "trainer.val_episodes=4", "trainer.val_before_train=false", "trainer.total_steps=2",
+    "trainer.save_freq=-1", "trainer.n_gpus_per_node=2",
+)  # fmt: skip
 CASES = {
+    "segments": SEGMENTS,
     "ppo": (*SMALL, "pipeline=ppo", "trainer.critic_warmup=1"),
     "dapo": (*SMALL, "pipeline=dapo", "env.max_episode_steps=11"),
     "dapo without a group": (
@@ -93,6 +100,12 @@ pytestmark = (
 def test_ranks_report_the_same(reports, name):
     assert reports[0][name] == reports[1][name]
     assert len(reports[0][name]) == (3 if name == "learnable" else 2)
+
+
+def test_segments_of_both_ranks_make_a_step(reports):
+    for step in reports[0]["segments"]:
+        assert (step["data/decisions"], step["env/steps"]) == (64.0, 64.0)
+        assert (step["actor/updates"], step["critic/updates"]) == (2.0, 2.0)
 
 
 def test_the_actor_waits_for_the_critic_on_both(reports):

@@ -44,6 +44,28 @@ def test_a_resumed_run_goes_on_in_its_running_episodes_bit_for_bit(tmp_path):
         assert same(weights(tmp_path / "whole", 3, engine), weights(tmp_path / "parts", 3, engine))
 
 
+STANDARDISED = (
+    "actor_rollout_ref.model.policy=control_policy",
+    "actor_rollout_ref.model.options={chunk_length: 1, width: 8, normalize: true}",
+)
+
+
+def test_statistics_of_states_count_every_decision_and_are_resumed(tmp_path):
+    whole = train(tmp_path / "whole", "trainer.total_steps=3", *STANDARDISED)
+    train(tmp_path / "parts", "trainer.total_steps=2", *STANDARDISED)
+    (resumed,) = train(
+        tmp_path / "parts",
+        "trainer.total_steps=3",
+        f"trainer.resume={tmp_path / 'parts'}",
+        *STANDARDISED,
+    )
+    assert untimed(resumed) == untimed(whole[2])
+    for engine, prefix in (("actor", ""), ("critic", "trunk.policy.")):
+        one, other = (weights(tmp_path / run, 3, engine) for run in ("whole", "parts"))
+        assert same(one, other)
+        assert one[f"{prefix}count"].item() == 3 * 64
+
+
 def test_a_step_takes_as_many_decisions_whatever_ends_in_it(tmp_path):
     steps = train(tmp_path, "trainer.total_steps=2", "trainer.save_freq=-1")
     assert [step["data/decisions"] for step in steps] == [64.0, 64.0]

@@ -41,6 +41,7 @@ class Actor:
             random; by default that of `trainer.seed`.
         horizon: Tokens of the longest possible response; needed by
             `loss_agg_mode=seq-mean-token-sum-norm` only.
+        observe: Called with this rank's rows after an update, on every rank.
 
     Raises:
         ConfigError: An unknown loss, aggregation or KL estimator, or one that lacks a setting.
@@ -54,8 +55,10 @@ class Actor:
         rollouts_per_prompt: int,
         seed: int = 0,
         horizon: int | None = None,
+        observe: Callable[[TensorDict], None] | None = None,
     ) -> None:
         self.engine = engine
+        self.observe = observe
         self.config = config
         self.loss = ActorLoss(config, horizon=horizon)
         self.rows_per_mini_batch = config.ppo_mini_batch_size * rollouts_per_prompt
@@ -117,6 +120,8 @@ class Actor:
                     old_column=old_column, gap=acted, version=policy_version
                 )
                 steps.append(self._step(columns[rows], loss, old_column))
+        if self.observe is not None:
+            self.observe(batch)
         return _metrics(steps)
 
     def state_dict(self) -> dict[str, Any]:

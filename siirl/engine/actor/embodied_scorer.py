@@ -14,8 +14,10 @@ from torch import nn
 
 from siirl.algos.distributions import require_choices, require_distribution
 from siirl.algos.log_probs import TokenScores
+from siirl.algos.ranks import Ranks
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.errors import TensorError
+from siirl.models.policy import Policy
 
 CHUNK_COLUMNS = ("pixel_values", "proprioception")
 """Observations at chunk boundaries, [B, C, ...].
@@ -61,6 +63,15 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
         log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
         entropy_BT=put_back(scores.entropy_BT, executed_BC, kept_BT),
     )
+
+
+def observe_rows(rows: TensorDict, *, policy: Policy, ranks: Ranks) -> None:
+    """Show `policy` the observations at which the decisions of this rank's rows were taken."""
+    if "proprioception" not in rows:
+        return
+    kept_BT = as_bool_mask(rows["response_mask"])
+    executed_BC = kept_BT.unflatten(1, (number_of_chunks(rows), -1)).any(-1)
+    policy.observe(rows["proprioception"][executed_BC], ranks=ranks)
 
 
 def put_back(

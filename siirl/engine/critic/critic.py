@@ -53,6 +53,7 @@ class Critic:
         clip_range: How far an update may move a value before the loss is clipped, in the units of
             `ValueModel.normalized`; None: no clipping.
         seed: Seed of the generator that draws mini-batches.
+        observe: Called with this rank's rows after an update, on every rank.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Critic:
         rows_per_mini_batch: int,
         clip_range: float | None,
         seed: int,
+        observe: Callable[[TensorDict], None] | None = None,
     ) -> None:
         self.engine = engine
+        self.observe = observe
         self.model = model
         self.decisions = decisions
         self.epochs = epochs
@@ -148,6 +151,8 @@ class Critic:
                 )
                 for rows in parts
             ]
+        if self.observe is not None:
+            self.observe(batch)
         return {**metrics, **_metrics(steps)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,314 @@
+"""The networks that specialists in control take: from states or pictures to one action a step.
+
+States go through two tanh layers of 64 units, pictures through the convolutions of Mnih et al. 2015
+(Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of sqrt(2) and of
+0.01 in the head, so that the first actions are nearly uniform (Andrychowicz et al. 2021, arXiv
+2006.05990, section 3.2; Stable-Baselines3 and CleanRL alike). Discrete actions are categorical,
+continuous ones Gaussian with a deviation that does not depend on the state.
+
+With `normalize` states are standardised by the mean and deviation of all states so far and clipped
+at 10, as `VecNormalize` of Stable-Baselines3 does. These move once a step, after its update: acting
+and training compute the same log-probs.
+
+Left out: instructions, which a job with one task does not need.
+"""
+
+# N observation, P proprioception value, T token of a chunk, D feature
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from envs.base import EnvSpec
+from siirl.algos.distributions import ActionDistribution, Categorical, Gaussian
+from siirl.algos.ranks import Ranks
+from siirl.errors import ConfigError
+from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
+from siirl.models.flops import linear_flops
+from siirl.models.tiny_backbone import (
+    TinyConfig,
+    TinyPolicy,
+    load_tiny,
+    observed_sizes,
+    require_fit,
+    require_sizes,
+    stored_bounds,
+    stored_sizes,
+)
+
+CONTROL_POLICY = "control_policy"
+HIDDEN_GAIN, HEAD_GAIN = math.sqrt(2), 0.01
+PICTURE_FEATURES = 512
+SMALLEST_PICTURE = 36  # pixels that three convolutions leave something of
+LARGEST_STATE = 10.0  # in deviations, VecNormalize's clip_obs
+EPSILON = 1e-8  # VecNormalize's
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlConfig(TinyConfig):
+    """Shape of a ControlPolicy; saved next to its weights."""
+
+    action_tokenizer: ActionTokenizer | ContinuousActions
+    normalize: bool = False
+
+    @classmethod
+    def for_env(
+        cls, spec: EnvSpec, *, chunk_length: int = 1, width: int = 64, normalize: bool = False
+    ) -> ControlConfig:
+        """The configuration that fits an environment's observations and actions.
+
+        Args:
+            spec: The environment.
+            chunk_length: Actions for each observation.
+            width: Units of a layer of states.
+            normalize: Whether states are standardised.
+
+        Raises:
+            ValueError: An observation space without images and without proprioception, an invalid
+                size, images that are too small, or several tasks.
+        """
+        require_sizes({"chunk_length": (chunk_length, 1), "width": (width, 1)})
+        if not isinstance(normalize, bool):
+            raise ValueError(f"normalize={normalize!r} must be true or false.")
+        if len(spec.tasks) > 1:
+            raise ValueError(
+                f"Environment {spec.name!r} has {len(spec.tasks)} tasks, and {CONTROL_POLICY} reads "
+                "no instruction: choose one with env.tasks, or take model=tiny_vla."
+            )
+        sizes = observed_sizes(spec)
+        shape = sizes["image_shape"]
+        if shape is not None and min(shape[1:]) < SMALLEST_PICTURE:
+            raise ValueError(
+                f"Environment {spec.name!r} has images of {shape[1]} x {shape[2]} pixels, and "
+                f"{CONTROL_POLICY} needs {SMALLEST_PICTURE}: take model=tiny_vla."
+            )
+        space = spec.action_space
+        bins = getattr(space, "n", None)
+        return cls(
+            action_tokenizer=ContinuousActions.for_space(space)
+            if bins is None
+            else ActionTokenizer.for_space(space, bins=int(bins)),
+            chunk_length=chunk_length,
+            width=width,
+            normalize=normalize,
+            **sizes,
+        )
+
+    @classmethod
+    def from_json(cls, values: dict) -> ControlConfig:
+        """The inverse of `to_json`.
+
+        Raises KeyError, TypeError or ValueError for values that do not describe a ControlPolicy.
+        """
+        coding = values["action_tokenizer"]
+        bounds = stored_bounds(coding)
+        if not isinstance(values["normalize"], bool):
+            raise ValueError(f"normalize={values['normalize']!r} must be true or false.")
+        if "bins" not in coding:
+            sizes = stored_sizes(values, other={})
+            return cls(
+                action_tokenizer=ContinuousActions(**bounds), normalize=values["normalize"], **sizes
+            )
+        sizes = stored_sizes({**values, "bins": coding["bins"]}, other={"bins": 2})
+        tokens = ActionTokenizer(bins=coding["bins"], **bounds)
+        return cls(action_tokenizer=tokens, normalize=values["normalize"], **sizes)
+
+
+class ControlPolicy(TinyPolicy):
+    """The policy; see `Policy` for the contract."""
+
+    name = CONTROL_POLICY
+    config: ControlConfig
+    count: torch.Tensor
+    mean: torch.Tensor
+    variance: torch.Tensor
+
+    def __init__(self, config: ControlConfig) -> None:
+        super().__init__(config)
+        self.action_tokenizer = config.action_tokenizer
+        assert self.feature_size is not None
+        outputs = self.tokens_per_chunk
+        if isinstance(config.action_tokenizer, ActionTokenizer):
+            self.distribution = Categorical
+            outputs *= config.action_tokenizer.bins
+        else:
+            self.distribution = Gaussian
+            self.log_std = nn.Parameter(torch.zeros(self.tokens_per_chunk))
+        self.head = nn.Linear(self.feature_size, outputs)
+        _orthogonal(self.head, gain=HEAD_GAIN)
+
+    def build_backbone(self, config: TinyConfig) -> int:
+        """See `TinyPolicy.build_backbone`."""
+        features = 0
+        if config.image_shape is not None:
+            self.pictures = _picture_layers(config.image_shape)
+            features += PICTURE_FEATURES
+        if config.proprioception_size:
+            self.states = nn.Sequential(
+                nn.Linear(config.proprioception_size, config.width),
+                nn.Tanh(),
+                nn.Linear(config.width, config.width),
+                nn.Tanh(),
+            )
+            features += config.width
+            self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+            self.register_buffer(
+                "mean", torch.zeros(config.proprioception_size, dtype=torch.float64)
+            )
+            self.register_buffer(
+                "variance", torch.ones(config.proprioception_size, dtype=torch.float64)
+            )
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Conv2d):
+                _orthogonal(part, gain=HIDDEN_GAIN)
+        return features
+
+    @classmethod
+    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> ControlConfig:
+        """See `TinyPolicy.wanted`."""
+        return ControlConfig.for_env(spec, **options)
+
+    def observation_flops(self, instruction_ids: torch.Tensor) -> int | None:
+        """See `Policy.observation_flops`; not counted for pictures."""
+        return None if self.config.image_shape is not None else linear_flops(self)
+
+    def features(
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """The last hidden layer [N, D]; see `Policy.features`."""
+        parts = []
+        if pixel_values is not None:
+            pictures = pixel_values.permute(0, 1, 4, 2, 3).flatten(1, 2)
+            parts.append(self.pictures(pictures.to(next(self.parameters()).dtype) / 255))
+        if proprioception is not None:
+            parts.append(self.states(self._standardised(proprioception)))
+        return torch.cat(parts, dim=-1)
+
+    def forward(
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
+    ) -> ActionDistribution:
+        """Distribution of chunks; see `Policy.forward`."""
+        outputs_ND = self.head(
+            self.features(
+                pixel_values=pixel_values,
+                proprioception=proprioception,
+                instruction_ids=instruction_ids,
+            )
+        )
+        if isinstance(self.config.action_tokenizer, ActionTokenizer):
+            return Categorical(outputs_ND.unflatten(-1, (-1, self.config.action_tokenizer.bins)))
+        return Gaussian(outputs_ND, self.log_std)
+
+    def observe(self, proprioception_NP: torch.Tensor, *, ranks: Ranks) -> None:
+        """See `Policy.observe`: joins mean and variance (Chan et al. 1979, equation 1.5)."""
+        if not self.config.normalize:
+            return
+        found = proprioception_NP.to(self.mean)
+        count = found.new_tensor([float(len(found))])
+        total, summed = ranks.sum(count), ranks.sum(found.sum(0))
+        if float(total) == 0:
+            return
+        mean = summed / total
+        variance = ranks.sum((found - mean).square().sum(0)) / total
+        whole = self.count + total[0]
+        apart = mean - self.mean
+        scattered = (
+            self.variance * self.count
+            + variance * total
+            + apart.square() * self.count * total / whole
+        )
+        self.variance.copy_(scattered / whole)
+        self.mean.add_(apart * total / whole)
+        self.count.copy_(whole)
+
+    @property
+    def proprioception_layer(self) -> nn.Linear | None:
+        """See `Policy.proprioception_layer`."""
+        if not self.config.proprioception_size:
+            return None
+        layer = self.states[0]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def drop_head(self) -> None:
+        """See `Policy.drop_head`."""
+        del self.head
+        if isinstance(self.config.action_tokenizer, ContinuousActions):
+            del self.log_std
+
+    def _standardised(self, proprioception_NP: torch.Tensor) -> torch.Tensor:
+        if not self.config.normalize:
+            return proprioception_NP
+        deviation_P = (self.variance + EPSILON).sqrt()
+        standard_NP = (proprioception_NP.double() - self.mean) / deviation_P
+        return standard_NP.clamp(-LARGEST_STATE, LARGEST_STATE).to(proprioception_NP.dtype)
+
+
+def _picture_layers(shape: tuple[int, int, int]) -> nn.Sequential:
+    convolutions = nn.Sequential(
+        nn.Conv2d(3 * shape[0], 32, kernel_size=8, stride=4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=4, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, kernel_size=3, stride=1),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    with torch.no_grad():
+        outputs = convolutions(torch.zeros(1, 3 * shape[0], *shape[1:])).shape[1]
+    return nn.Sequential(*convolutions, nn.Linear(outputs, PICTURE_FEATURES), nn.ReLU())
+
+
+def _orthogonal(layer: nn.Linear | nn.Conv2d, *, gain: float) -> None:
+    if layer.weight.is_meta:  # shapes alone are wanted
+        return
+    nn.init.orthogonal_(layer.weight, gain=gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def make_control_policy(
+    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+) -> ControlPolicy:
+    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
+
+    Its weights are always read: they are small.
+
+    Raises:
+        ConfigError: A policy that does not fit the environment.
+        ValueError: An invalid option (`ControlConfig.for_env`).
+        TypeError: An unknown option.
+    """
+    wanted = ControlConfig.for_env(spec, **options)
+    if path is None:
+        return ControlPolicy(wanted)
+    policy = load_control_policy(path)
+    if type(policy.action_tokenizer) is not type(wanted.action_tokenizer):
+        raise ConfigError(
+            f"The policy in {path} acts in {policy.action_tokenizer}, but environment "
+            f"{spec.name!r} in {spec.action_space}."
+        )
+    require_fit(policy, wanted, spec, path=path)
+    return policy
+
+
+def load_control_policy(folder: str | Path) -> ControlPolicy:
+    """Read a policy folder; see `load_tiny`."""
+    return load_tiny(
+        folder, kind=ControlPolicy, name=CONTROL_POLICY, config_of=ControlConfig.from_json
+    )

@@ -1,0 +1,132 @@
+"""The specialists' networks: what they return, how states are standardised, what is refused."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from siirl.algos.distributions import Categorical, Gaussian
+from siirl.algos.ranks import ALONE
+from siirl.errors import ConfigError
+from siirl.models.control_policy import ControlPolicy, make_control_policy
+from siirl.models.policy_loader import save_policy
+
+WORDS = torch.zeros((2, 24), dtype=torch.long)
+
+
+def spec(action_space, *, images=None, tasks=("reach",)) -> EnvSpec:
+    spaces = {PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)}
+    if images is not None:
+        spaces[IMAGES] = gymnasium.spaces.Box(0, 255, (1, *images, 3), np.uint8)
+    return EnvSpec(
+        name="probe",
+        tasks=tasks,
+        observation_space=gymnasium.spaces.Dict(spaces),
+        action_space=action_space,
+        max_episode_steps=10,
+    )
+
+
+DISCRETE, CONTINUOUS = gymnasium.spaces.Discrete(4), gymnasium.spaces.Box(-2.0, 2.0, (2,))
+
+
+def policy(space=CONTINUOUS, **options) -> ControlPolicy:
+    torch.manual_seed(0)
+    return make_control_policy(spec(space), None, **options)
+
+
+def act(of: ControlPolicy, states_NP: torch.Tensor):
+    return of(pixel_values=None, proprioception=states_NP, instruction_ids=WORDS)
+
+
+def test_discrete_actions_are_categorical_and_nearly_uniform_at_first():
+    distribution = act(policy(DISCRETE), torch.randn(2, 3))
+    assert isinstance(distribution, Categorical)
+    assert distribution.entropy().flatten().tolist() == pytest.approx([np.log(4)] * 2, abs=1e-3)
+
+
+def test_continuous_actions_are_gaussian_with_one_deviation_for_all_states():
+    made = policy()
+    distribution = act(made, torch.randn(2, 3))
+    assert isinstance(distribution, Gaussian)
+    assert distribution.mean.abs().max() < 0.1
+    assert made.log_std.tolist() == [0.0, 0.0]
+
+
+def test_layers_are_orthogonal():
+    weight = policy().states[2].weight
+    assert torch.allclose(weight @ weight.T, 2 * torch.eye(64), atol=1e-5)
+
+
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_statistics_are_those_of_all_states_so_far_however_they_came(sizes, seed):
+    made = policy(normalize=True)
+    states = torch.from_numpy(np.random.default_rng(seed).normal(3, 2, (sum(sizes), 3)))
+    for part in states.split(sizes):
+        made.observe(part, ranks=ALONE)
+    if len(states) == 0:
+        assert made.mean.tolist() == [0.0] * 3
+        return
+    assert torch.allclose(made.mean, states.mean(0))
+    assert torch.allclose(made.variance, states.var(0, unbiased=False))
+
+
+def test_standardised_states_are_clipped_at_ten_deviations():
+    made = policy(normalize=True)
+    made.observe(torch.tensor([[0.0, 0.0, 0.0], [2.0, 2.0, 2.0]]), ranks=ALONE)
+    near, far = made._standardised(torch.tensor([[3.0, 1.0, 0.0], [1e6, -1e6, 1.0]]))
+    assert near.tolist() == pytest.approx([2.0, 0.0, -1.0])
+    assert far.tolist() == pytest.approx([10.0, -10.0, 0.0])
+
+
+def test_without_normalize_states_stay_as_they_are():
+    made = policy()
+    made.observe(torch.ones(4, 3), ranks=ALONE)
+    assert made._standardised(torch.tensor([[7.0, 7.0, 7.0]])).tolist() == [[7.0] * 3]
+
+
+@pytest.mark.parametrize("space", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_a_folder_gives_the_same_policy_statistics_included(space, tmp_path):
+    made = policy(space, normalize=True)
+    made.observe(torch.randn(5, 3), ranks=ALONE)
+    save_policy(made, tmp_path)
+    read = make_control_policy(spec(space), str(tmp_path), normalize=True)
+    assert all(
+        torch.equal(tensor, read.state_dict()[name]) for name, tensor in made.state_dict().items()
+    )
+
+
+def test_pictures_and_states_are_seen_together():
+    made = make_control_policy(spec(DISCRETE, images=(84, 84)), None)
+    distribution = made(
+        pixel_values=torch.zeros((2, 1, 84, 84, 3), dtype=torch.uint8),
+        proprioception=torch.zeros(2, 3),
+        instruction_ids=WORDS,
+    )
+    assert distribution.shape == (2, 1)
+    assert made.feature_size == 512 + 64
+
+
+def test_pictures_too_small_for_the_convolutions_are_refused():
+    with pytest.raises(ValueError, match="images of 32 x 32 pixels, and control_policy needs 36"):
+        make_control_policy(spec(DISCRETE, images=(32, 32)), None)
+
+
+def test_several_tasks_need_a_policy_that_reads():
+    with pytest.raises(ValueError, match="has 2 tasks, and control_policy reads no instruction"):
+        make_control_policy(spec(DISCRETE, tasks=("reach", "push")), None)
+
+
+def test_weights_of_another_kind_of_actions_are_refused(tmp_path):
+    save_policy(policy(DISCRETE), tmp_path)
+    with pytest.raises(ConfigError, match="but environment 'probe' in Box"):
+        make_control_policy(spec(CONTINUOUS), str(tmp_path))
+
+
+def test_a_critics_trunk_has_no_head():
+    made = policy()
+    made.drop_head()
+    assert {name.split(".")[0] for name, _ in made.named_parameters()} == {"states"}
