@@ -92,6 +92,9 @@ else
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(subst ==,===,$(call pinned,torch))"  # exactly: a CPU build that is there already is replaced
 endif
 	@$(PIP) -r requirements.lock
+ifeq ($(TORCH_BUILD),cuda)
+	@$(PIP) -r requirements-timm.lock
+endif
 	@$(PIP) --editable .
 	@$(COMPILED)
 	@touch $@

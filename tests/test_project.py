@@ -213,6 +213,7 @@ def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> Non
         "metaworld",
         "mlflow",
         "reasoning-gym",
+        "timm",
         "vllm",
         "wandb",
     }

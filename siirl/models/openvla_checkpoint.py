@@ -10,6 +10,7 @@ not supported.
 """
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,17 @@ from tokenizers import Tokenizer
 from envs.archives import check_stored
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla import ACTION_SIZE, BINS, IMAGE_SIZE, Quantiles, read_statistics
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.openvla_oft import PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAOFT, OpenVLATokenizer
+from siirl.models.openvla_vision import VisionEncoder, encoder_shape
+from siirl.models.timm_vision import TimmEncoder
 from siirl.models.weights import CONFIG_FILE, materialise, plan_weights, stored_shapes
 from siirl.params.documents import read_object
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
 VISION = "vision_backbone."
+OWN = "own"
+VISIONS = (OWN, "timm")
 FREQUENCIES = "rotary_emb.inv_freq"
 STATE_PROJECTOR = "proprio_projector."
 STATE_PROJECTOR_FILE = "proprio_projector--*_checkpoint.pt"
@@ -43,6 +48,7 @@ def load_openvla_oft(
     statistics: str | None = None,
     question_length: int = 96,
     recompute: bool = True,
+    vision: str = OWN,
     weights: bool = True,
 ) -> OpenVLAOFT:
     """Read a checkpoint of OpenVLA-OFT whose actions are tokens.
@@ -56,6 +62,7 @@ def load_openvla_oft(
             only one in the checkpoint.
         question_length: Tokens that questions are padded to.
         recompute: Recompute activations in the backward pass instead of keeping them.
+        vision: Modules of the image encoders: `own`, or `timm` (`siirl.models.timm_vision`).
         weights: False checks everything and plans to read 15 GB of weights later
             (`siirl.models.weights.materialise`).
 
@@ -99,6 +106,7 @@ def load_openvla_oft(
             question_length=question_length,
             recompute=recompute,
             folder=folder,
+            encoders=_encoders(config["timm_model_ids"], vision=vision, recompute=recompute),
         )
     expected = policy.state_dict()
     policy.planned = plan_weights(
@@ -126,6 +134,20 @@ def make_openvla_oft(
             "checkpoint's folder."
         )
     return load_openvla_oft(path, spec, **options, weights=weights)
+
+
+def _encoders(names: Sequence[str], *, vision: str, recompute: bool) -> list[VisionEncoder] | None:
+    """The image encoders of an option; None for our own."""
+    if vision not in VISIONS:
+        raise UnknownNameError.of(
+            kind="actor_rollout_ref.model.options.vision", name=vision, known=VISIONS
+        )
+    if vision == OWN:
+        return None
+    return [
+        TimmEncoder(name, encoder_shape(name), image_size=IMAGE_SIZE, recompute=recompute)
+        for name in names
+    ]
 
 
 def unused(name: str) -> bool:

@@ -12,7 +12,7 @@ fork of transformers). `envs.libero.openvla` defines the meaning of images, numb
 # of a chunk, S = V+L+T+1 place, D feature
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.flops import decoder_flops, image_flops, linear_flops
 from siirl.models.language_model import recompute_activations
-from siirl.models.openvla_vision import MLP, VisionBackbone, encoder_shape
+from siirl.models.openvla_vision import MLP, VisionBackbone, VisionEncoder, encoder_shape
 from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE
 
@@ -121,6 +121,7 @@ class OpenVLAOFT(Policy):
         question_length: Tokens that every question is padded to.
         recompute: Keep only the input of each block for the backward pass.
         folder: Folder of the files next to the weights.
+        encoders: See `VisionBackbone`.
     """
 
     read_past = ("language_model.lm_head",)
@@ -137,6 +138,7 @@ class OpenVLAOFT(Policy):
         question_length: int,
         recompute: bool,
         folder: Path,
+        encoders: Sequence[VisionEncoder] | None = None,
     ) -> None:
         super().__init__()
         self.action_tokenizer: OpenVLATokenizer = action_tokenizer
@@ -156,6 +158,7 @@ class OpenVLAOFT(Policy):
             stds=preprocessor["stds"],
             image_size=IMAGE_SIZE,
             recompute=recompute,
+            encoders=encoders,
         )
         seen = self.vision_backbone.width
         fused = len(config["timm_model_ids"]) > 1

@@ -66,6 +66,7 @@ class VisionBackbone(nn.Module):
         means, stds: Normalisation of colours in [0, 1], for each encoder.
         image_size: Height and width in pixels.
         recompute: Keep only the input of each block for the backward pass, and recompute the rest.
+        encoders: Of these shapes, built elsewhere (`siirl.models.timm_vision`); None: our own.
     """
 
     means: torch.Tensor
@@ -79,14 +80,15 @@ class VisionBackbone(nn.Module):
         stds: Sequence[Sequence[float]],
         image_size: int,
         recompute: bool,
+        encoders: "Sequence[VisionEncoder] | None" = None,
     ) -> None:
         super().__init__()
-        self.featurizer = VisionEncoder(shapes[0], image_size=image_size, recompute=recompute)
-        self.fused_featurizer = (
-            VisionEncoder(shapes[1], image_size=image_size, recompute=recompute)
-            if len(shapes) > 1
-            else None
-        )
+        if encoders is None:
+            encoders = [
+                VisionEncoder(shape, image_size=image_size, recompute=recompute) for shape in shapes
+            ]
+        self.featurizer = encoders[0]
+        self.fused_featurizer = encoders[1] if len(encoders) > 1 else None
         self.shapes = tuple(shapes)
         self.width = sum(shape.width for shape in shapes)
         self.patches = self.featurizer.patches
@@ -117,7 +119,7 @@ class VisionEncoder(nn.Module):
         self.patches = (image_size // shape.patch) ** 2
         self.registers = shape.registers
         self.recompute = recompute
-        self.patch_embed = nn.ModuleDict(
+        self.patch_embed: nn.Module = nn.ModuleDict(
             {"proj": nn.Conv2d(3, shape.width, kernel_size=shape.patch, stride=shape.patch)}
         )
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patches, shape.width))
@@ -128,13 +130,19 @@ class VisionEncoder(nn.Module):
 
     def forward(self, colours: torch.Tensor) -> torch.Tensor:
         """Patches [N, P, D] of normalised colours [N, 3, height, width]."""
-        tokens = self.patch_embed["proj"](colours).flatten(2).transpose(1, 2) + self.pos_embed
+        tokens = self.embed(colours) + self.pos_embed
         if self.registers:
             first = torch.cat([self.cls_token, self.reg_token], dim=1)
             tokens = torch.cat([first.expand(len(tokens), -1, -1), tokens], dim=1)
         for block in self.blocks:
             tokens = recomputed(block, tokens) if self.recompute else block(tokens)
         return tokens[:, -self.patches :]
+
+    def embed(self, colours: torch.Tensor) -> torch.Tensor:
+        """Embedded patches [N, P, D], without positions."""
+        projection = self.patch_embed.get_submodule("proj")
+        patches: torch.Tensor = projection(colours).flatten(2).transpose(1, 2)
+        return patches
 
 
 def recomputed(part: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> torch.Tensor:
