@@ -49,6 +49,8 @@ NOISE_STD = (0.1, 0.4)
 PAIR = 2
 SAMPLING = ("steps", "noise", "noise_level", "noise_std")
 """Options that stored weights do not determine."""
+READ_WITH = {"noise_level": SDE, "noise_std": LEARNT}
+"""Options that only one kind of noise reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +283,16 @@ def make_tiny_flow_vla(
     """
     wanted = TinyFlowVLAConfig.for_env(spec, **options)
     if path is None:
-        return TinyFlowVLA(wanted)
-    policy = load_flow_policy(path)
-    require_fit(policy, wanted, spec, path=path)
-    return policy.sampled_with(wanted, options) if set(options) & set(SAMPLING) else policy
+        policy = TinyFlowVLA(wanted)
+    else:
+        policy = load_flow_policy(path)
+        require_fit(policy, wanted, spec, path=path)
+        if set(options) & set(SAMPLING):
+            policy = policy.sampled_with(wanted, options)
+    for name, noise in READ_WITH.items():
+        if name in options and policy.config.noise != noise:
+            raise ValueError(
+                f"{name} is read with noise={noise}, and the policy has "
+                f"noise={policy.config.noise}: leave it out."
+            )
+    return policy
