@@ -106,7 +106,7 @@ class GymnasiumEnv(Environment):
         )
         self._step += 1
         self._ended = bool(terminated or truncated)
-        reward = float(reward)
+        reward = self._number(reward)
         if not math.isfinite(reward):
             raise RuntimeError(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step "
@@ -137,6 +137,14 @@ class GymnasiumEnv(Environment):
         """Close the Gymnasium environment."""
         self._env.close()
         self._started, self._ended = False, True
+
+    def _number(self, reward: Any) -> float:
+        if np.size(reward) != 1:
+            raise RuntimeError(
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned {np.size(reward)} rewards, "
+                f"{reward}, and a step has one: wrap it, so that their sum or one of them counts."
+            )
+        return float(np.asarray(reward).reshape(()))
 
     def _info(self, raw: Mapping[str, Any]) -> Info:
         info: Info = {"task": self.spec.tasks[0]}

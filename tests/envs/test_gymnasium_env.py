@@ -71,6 +71,14 @@ class CountsFromOne(Toy):
         return self.seen(), float(action), False, False, {}
 
 
+class TwoGoals(Toy):
+    """Pays a number for each of two goals."""
+
+    def step(self, action):
+        self.time += 1
+        return self.seen(), np.array([0.5, -1.0]), False, False, {}
+
+
 class Words(Toy):
     """An observation that only reads."""
 
@@ -79,7 +87,7 @@ class Words(Toy):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    for env_class in (Toy, ManyImages, CountsFromOne, Words):
+    for env_class in (Toy, ManyImages, CountsFromOne, TwoGoals, Words):
         gymnasium.register(f"siirl-test/{env_class.__name__}-v0", env_class, max_episode_steps=5)
     gymnasium.register("siirl-test/Endless-v0", Toy)
     yield
@@ -271,6 +279,18 @@ def test_observation_that_is_not_finite_fails_the_simulation():
         await env.step_chunk([np.zeros(1, np.float32)] * 2)
 
     with pytest.raises(RuntimeError, match="not finite"):
+        asyncio.run(play())
+
+
+def test_several_rewards_of_a_step_are_refused():
+    async def play():
+        env = GymnasiumEnv(id="siirl-test/TwoGoals-v0")
+        await env.reset(seed=0)
+        await env.step(np.zeros(1, np.float32))
+
+    with pytest.raises(
+        RuntimeError, match=r"returned 2 rewards, \[ 0.5 -1. \], and a step has one"
+    ):
         asyncio.run(play())
 
 
