@@ -239,6 +239,7 @@ def _run(task: str, *, seed: int, arm: str) -> dict[str, Any]:
         "tenths": tenths,
         "last": tenths[-1],
         "mean": statistics.fmean(value for value in tenths if value is not None),
+        "revision": describe_machine()["revision"],
         "seconds": round(seconds, 1),
         "processor_seconds": round(processor, 1),
     }
