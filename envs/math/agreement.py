@@ -62,6 +62,7 @@ SENTENCE = re.compile(
     r"(?P<lead>[A-Za-z][A-Za-z ,:'-]*(?:is|are|equals|=|:|has|of)\s+)(?P<value>[-\u2212$\\(\[{0-9\u221a\u03c0\u221e].*)",
     re.DOTALL,
 )
+POSITIVE = re.compile(r"^[\s$]*\+(?=\s*\\infty)")
 CHOICE = re.compile(r"[A-J]")
 
 
@@ -232,6 +233,7 @@ def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
 
 def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
     truth, answer = with_named_sets(truth), with_named_sets(without_label(answer))
+    answer = POSITIVE.sub("", answer)
     answer = as_interval(truth, in_brackets_of(truth, with_parameter_of(truth, answer)))
     if "pmatrix" in truth:
         answer = answer.replace("{bmatrix}", "{pmatrix}")

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from envs.math.contrasts import contrasted, denies_itself
 from envs.math.dress import MARKUP, undressed
-from envs.math.introductions import introduces
 from envs.math.languages import (
     JOINED_ELSEWHERE,
     PUNCTUATION,
@@ -28,11 +27,18 @@ from envs.math.languages import (
     leads_elsewhere,
     retracts_elsewhere,
 )
-from envs.math.leads import changes, denies, is_rough, names_another_answer
-from envs.math.marks import Mark, last_marks
+from envs.math.leads import changes, denies, is_rough, leads_on, names_another_answer
+from envs.math.marks import Mark, last_marks, without_repetition
 from envs.math.plain_text import plain
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
-from envs.math.sentences import RETRACTION, SURROUNDINGS, first_sentence, sentence_begin, taken_back
+from envs.math.sentences import (
+    RETRACTION,
+    SURROUNDINGS,
+    corrections,
+    first_sentence,
+    sentence_begin,
+    taken_back,
+)
 from envs.math.statements import read_statement
 from envs.math.vocabulary import (
     ALTERNATIVES,
@@ -82,7 +88,8 @@ OPERATED = re.compile(
     r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
 )
 
-
+IF, WOULD = re.compile(r"\bif\b", re.IGNORECASE), re.compile(r"\bwould\b", re.IGNORECASE)
+"""`If the price were $3, the answer would be 54` answers another question."""
 LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
 """Between the boxes of several solutions."""
 
@@ -96,6 +103,8 @@ class MarkedAnswer(NamedTuple):
     """Position in the text where the mark begins."""
     spoilt: bool = False
     """Whether the text around it holds another answer, a doubt or a retraction."""
+    rest: str = ""
+    """The sentences after it, which may correct it; empty where they only name another value."""
 
 
 def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
@@ -104,6 +113,7 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
     """
     text = in_plain_signs(text)
     marks = last_marks(text)
+    text = without_repetition(text, marks)
     while marks:
         mark = marks.pop()
         if mark.kind == "phrase" and REMARK.match(text, _after_spaces(text, mark.end)):
@@ -197,7 +207,7 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
             or (inner[-1].foreign and retracts_elsewhere(rest))
             or _leads_elsewhere(text[begin : inner[-1].start], inner[-1], question=question)
         )
-        if undressed(opened) and not introduces(opened, question=question):
+        if undressed(opened) and not leads_on(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
     elif solutions := _solutions(text, [*inner, mark]):
         content = ", ".join(solutions)
@@ -215,9 +225,11 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
         spoilt = True
     if _is_cut_off(text, mark, end):
         return MarkedAnswer(content, mark.start, True)
+    rest = corrections(rest)
     if not sentence:
-        return MarkedAnswer(content.strip(), mark.start, spoilt)
-    return _with_sentence(content, sentence, mark, spoilt=spoilt, question=question)
+        return MarkedAnswer(content.strip(), mark.start, spoilt, rest)
+    answer = _with_sentence(content, sentence, mark, spoilt=spoilt, question=question)
+    return answer._replace(rest=rest)
 
 
 def _solutions(text: str, boxes: list[Mark]) -> list[str]:
@@ -329,7 +341,8 @@ def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
         if mark.kind == "phrase":
             statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
     lead = text[sentence_begin(text, mark.start) : mark.start]
-    spoilt = denies(lead) or _leads_elsewhere(lead, mark, question=question)
+    imagined = IF.search(lead) is not None and WOULD.search(text, mark.start, mark.end) is not None
+    spoilt = imagined or denies(lead) or _leads_elsewhere(lead, mark, question=question)
     statement = _undressed_line(statement, opened=_opened(text, mark))
     if mark.foreign:
         english = in_english(statement, question=question)
@@ -337,7 +350,8 @@ def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
             spoilt or english is None or retracts_elsewhere(rest),
             english or statement,
         )
-    return MarkedAnswer(statement, mark.start, spoilt or taken_back(rest, statement))
+    spoilt = spoilt or taken_back(rest, statement)
+    return MarkedAnswer(statement, mark.start, spoilt, corrections(rest))
 
 
 def _after_line_mark(text: str, end: int) -> tuple[str, str]:

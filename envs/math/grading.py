@@ -100,7 +100,10 @@ class Grader:
             else marked_answer(text, question=question)
         )
         marked = found is not None
-        found = found if found is not None else concluded_answer(text, question=question)
+        if found is None or found.spoilt:
+            rest = text if found is None else found.rest
+            concluded = concluded_answer(rest, question=question)
+            found, marked = (found, True) if concluded is None and marked else (concluded, False)
         if found is None or not found.text:
             return Grade(False, NO_ANSWER, None)
         answer = found.text

@@ -10,18 +10,21 @@ where the clause has no verb. In front of the verb stands what is asked for, whi
 Left out: what stands after a mark (`envs.math.answers`).
 """
 
+import itertools
 import re
 
-from envs.math.introductions import is_introducing, names_an_operation
+from envs.math.introductions import introduces, is_introducing, names_an_operation
 from envs.math.plain_text import plain
 from envs.math.quantities import read_quantity, stem, words_of
 from envs.math.vocabulary import (
     ALTERNATIVES,
+    CHANGING,
     COMPARISONS,
     HEDGES,
     NUMERALS,
     OPERATIONS,
     ORDINARY_VERBS,
+    is_counted,
     is_plural_noun,
     words,
 )
@@ -62,8 +65,22 @@ VERBS = ORDINARY_VERBS | words(
     simplifies reduces amounts comes adds measures measured
     """
 )
+IRREGULAR = words(
+    """
+    arose ate became began bent bit blew bore bred broke brought built burnt came caught chose cost
+    cut dealt dug drank drew drove fed fell felt fled flew fought found froze gave got grew had heard
+    held hid hit hung kept knew laid led left lent lit lost made met paid put ran rang read rode rose
+    sang sank sat saw sent set shook shot shrank shut slept sold spent split spread stole stood stuck
+    struck swam swept swung taught threw told took tore went woke won wore wound wove wrote
+    """
+)
+"""Past tenses without -ed."""
+PRONOUNS = words("he she it they we you i who which that this")
+DETERMINERS = words(
+    "the a an his her its their our my your each every all some of for in to by with from"
+)
 RESULT_IN = re.compile(
-    r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|equivalent|add(?:s|ed)?|sums?)"
+    r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|converges?|diverges?|tends?|rises?|falls?|drops?|grows?|equivalent|add(?:s|ed)?|sums?)"
     r"(?: up| down| out)? to|(?:results?|resulting) in|arrives? at|(?:given|found) by|left with)$",
     re.IGNORECASE,
 )
@@ -72,7 +89,10 @@ JOINING = words("and to by with from but than per both against versus into on in
 HARMLESS = words(
     "only just also still another additional extra final required desired us me him her them you"
 )
-FINAL = words("final correct right exact required desired numerical numeric simplified overall")
+FINAL = words(
+    "final correct right exact required desired requested numerical numeric simplified overall "
+    "corrected revised updated new actual true real proper"
+)
 """Attributes of an answer in `the ... answer is`."""
 REWORKING = NUMERALS | OPERATIONS | COMPARISONS
 BOUND = re.compile(r"\bat (?:most|least)$", re.IGNORECASE)
@@ -82,8 +102,9 @@ ROUGHLY = re.compile(
     re.IGNORECASE,
 )
 RELATED = re.compile(
-    r"(?:[<>\u2260\u2264\u2265\u2248\u221a~^_+*/|\u00d7\u00b7\u00f7\u2212\u2013-]|[!<>/~]\s?=|\\neq?\s?=)$"
+    r"(?:[<>\u2260\u2264\u2265\u2248\u221a~^_+*/|\u00d7\u00b7\u00f7\u2212\u2013-]|[<>/~]\s?=|(?<![0-9)n])!\s?=|\\neq?\s?=)$"
 )
+"""Signs after which a number is only related to the answer; `5! =` is a factorial."""
 COMMAND = re.compile(r"\\([A-Za-z]+)\s*$")
 PLACING = words(
     """
@@ -103,6 +124,13 @@ EXCLUDING = re.compile(
     r"\b(?:rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|eliminat(?:e|es|ed|ing))\b", re.IGNORECASE
 )
 """`We can rule out option B`."""
+SUPPOSING = re.compile(
+    r"\b(?:maybe|perhaps|possibly|presumably|supposedly|conceivably)\b"
+    r"|\b(?:i|we|let['\u2019]?s|let us|to|would|might|could|can) (?:\w+ )?(?:guess|suppose|assume|presume|imagine|suspect|bet)\b"
+    r"|\b(?:one|you|some|someone|people) (?:might|may|could|would) (?:\w+ )?(?:think|say|believe|expect|guess|answer)\b",
+    re.IGNORECASE,
+)
+"""`One might think that`, at any place in the clause."""
 
 
 def denies(lead: str) -> bool:
@@ -112,6 +140,8 @@ def denies(lead: str) -> bool:
     if any(form.search(lead) for form in (DENIED, IGNORING, EXCLUDING)):
         return True
     clause = RELATIVE.sub(" ", re.split(r"[,;]", plain(lead))[-1])
+    if SUPPOSING.search(clause):
+        return True
     said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
     return bool(DENYING & set(said)) and "equivalently" not in said
 
@@ -141,6 +171,16 @@ def changes(lead: str, *, question: str) -> bool:
             len(clauses) > 1 and read_quantity(clauses[-2].rpartition(":")[2].strip()) is not None
         )
     return _clause_changes(plain(clause).replace("*", " "), question=question)
+
+
+def leads_on(between: str, *, question: str) -> bool:
+    """Whether the words between a line mark and a box only lead to the box: `Final answer: adding
+    them gives`.
+    """
+    if introduces(between, question=question):
+        return True
+    plainly = not re.search(r"[0-9]", between) and WORDS.search(between) is not None
+    return plainly and not (denies(between) or changes(between, question=question))
 
 
 def names_another_answer(lead: str) -> bool:
@@ -192,7 +232,7 @@ def _clause_changes(clause: str, *, question: str) -> bool:
     if BOUND.search(clause) and ASKS_A_BOUND.search(question):
         return False
     said = WORDS.findall(clause)
-    last = max((number for number, word in enumerate(said) if word.lower() in VERBS), default=-1)
+    last = _last_verb([word.lower() for word in said])
     between = said[last + 1 :]
     if last < 0 and (re.search(r"[0-9)]$", clause) or not said):
         return True
@@ -213,3 +253,42 @@ def _clause_changes(clause: str, *, question: str) -> bool:
     receives = between[0].lower() == "the"  # `gives the chickens 20 cups`
     is_thing = is_plural_noun(final) and not receives and stem(final) not in words_of(question)
     return joins or is_thing or names_an_operation(clause) or final in HEDGES
+
+
+def _last_verb(said: list[str]) -> int:
+    """Place of the last verb in the words of a clause, or -1. A word after a pronoun is one, and so
+    is a word in -s after a noun in the singular, where the clause has no other: `The farmer plows`.
+    """
+    places = [number for number, word in enumerate(said) if _is_verb(word)]
+    places += [
+        number
+        for number, (before, word) in enumerate(itertools.pairwise(said), start=1)
+        if before in PRONOUNS
+        and not _is_changing(word)
+        and word not in JOINING
+        and not is_counted(word)
+    ]
+    if places:
+        return max(places)
+    turned = [
+        number
+        for number, (before, word) in enumerate(itertools.pairwise(said), start=1)
+        if is_plural_noun(word)
+        and not _is_changing(word)
+        and not before.endswith("s")
+        and before not in DETERMINERS
+    ]
+    return max(turned, default=-1)
+
+
+def _is_verb(word: str) -> bool:
+    if word in VERBS or word in IRREGULAR:
+        return True
+    return word.endswith("ed") and not word.endswith("eed") and not _is_changing(word)
+
+
+def _is_changing(word: str) -> bool:
+    """Whether `word` is a changing one in any form: `rejects`, `rejected`."""
+    return bool(
+        CHANGING & {word, word.removesuffix("s"), word.removesuffix("ed"), word.removesuffix("d")}
+    )

@@ -54,6 +54,19 @@ def last_marks(text: str) -> deque[Mark]:
     )
 
 
+def without_repetition(text: str, marks: deque[Mark]) -> str:
+    """`text` and its `marks` without the last one where the text ends within a repetition of the
+    one before: `The answer is 27. The answer is`.
+    """
+    if len(marks) < 2:
+        return text
+    repeated, begun = text[marks[-2].start : marks[-1].start], text[marks[-1].start :].rstrip()
+    before = text[marks[-3].start : marks[-2].start] if len(marks) > 2 else None
+    is_empty = not text[marks[-1].end :].strip()
+    cut_off = repeated.startswith(begun) and len(begun) < len(repeated.rstrip())
+    return text[: marks.pop().start] if cut_off and (is_empty or repeated == before) else text
+
+
 def _marks(pattern: re.Pattern[str], text: str) -> deque[Mark]:
     found = deque(pattern.finditer(text), maxlen=MAX_MARKS)
     return deque([Mark(str(match.lastgroup), *match.span()) for match in found])

@@ -10,8 +10,10 @@ WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 
 SURROUNDINGS = 2000  # characters after an answer that may take it back
 SENTENCE_END = re.compile(
-    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+"
-    r"(?=[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f]|\Z)|\u3002|\n|</think>"
+    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)(?<!\bapprox)"
+    r"[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+"
+    r"(?=[a-z] ?= |(?:[$*_(]|\\[(\[] ?)*(?:\\(?:f|frame)?box|[0-9]+\*\*|\Z)"
+    r"|[*_(]*[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f])|\u3002|\n|</think>"
 )
 RETRACTING = words(
     "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "
@@ -24,6 +26,11 @@ RETRACTION = re.compile(
     r"(?:\b(?:is|was|be|are|am|looks|seems)(?:n't)?|['\u2019]s) (?:\w+ )?"
     r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
     r"|\b(?:not|n't) (?:\w+ )?(?:sure|certain|confident|right|correct)\b|\bi (?:\w+ )?guess"
+    r"|\b(?:cannot|can['\u2019]?t|can not|could ?n[o'\u2019]t) (?:possibly |actually )?be (?:right|correct|true|the|so|it)\b"
+    r"|\b(?:does|do|did)(?: not|n['\u2019]t) (?:work|hold|fit|check|match|satisfy|add up|make sense|solve)\b"
+    r"|\bfails?\b|\bcontradict\w*"
+    r"|\b(?:is|was|['\u2019]s) (?:not|n['\u2019]t) (?:a solution|the answer|valid|possible|it)\b"
+    r"|\bisn['\u2019]t (?:a solution|the answer|valid|possible|it)\b"
     r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
     r"|\balso possible\b|\banother (?:possible )?answer\b|\b(?:is|was|be|['\u2019]s) "
     r"too (?:low|high|small|large|big|little|few|many|much)\b"
@@ -70,6 +77,12 @@ def taken_back(rest: str, answer: str) -> bool:
             said = read_quantity(undressed(answer))
             return said is not None and said.value != other.value
     return False
+
+
+def corrections(rest: str) -> str:
+    """The sentences after an answer, which may correct it; empty where they only name another value."""
+    first = first_sentence(rest.strip())[0]
+    return "" if read_quantity(undressed(first)) is not None else rest
 
 
 def _retracts(sentence: str, first: re.Match[str]) -> bool:

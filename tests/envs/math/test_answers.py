@@ -180,3 +180,44 @@ def test_megabytes_of_anything_take_linear_time(text):
     marked = marked_answer(text)
     read_statement(marked.text[:1000] if marked else text[:1000])
     assert time.process_time() - began < 60  # seconds if linear, hours if quadratic
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 27. The answer is 27. The answer is",
+        "#### 27\n#### 27\n####",
+        "\\boxed{27}\n\\boxed{27}\n\\boxed{2",
+    ],
+)
+def test_text_that_is_cut_off_within_a_repetition_keeps_its_answer(text):
+    answer = marked_answer(text)
+    assert (answer.text.rstrip("."), answer.spoilt) == ("27", False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 27. No, the answer is",
+        "The answer is 27. Hmm, wait. The answer is",
+        "\\boxed{27}\n\\boxed{28}\n\\boxed{2",
+    ],
+)
+def test_text_that_is_cut_off_within_another_answer_has_none(text):
+    answer = marked_answer(text)
+    assert answer.spoilt or not answer.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 15.\n\nCheck: 15/2 is no integer, so 15 cannot be right.",
+        "The answer is 15. That doesn't work because x is even.",
+        "The answer is 15. Plugging it in gives 3 = 4, a contradiction.",
+        "#### 15\n\nThis does not satisfy the equation.",
+        "\\boxed{15}. This fails the check.",
+        "The answer is 15. Checking: 15 is not a solution.",
+    ],
+)
+def test_check_that_fails_after_a_mark_takes_it_back(text):
+    assert marked_answer(text).spoilt

@@ -193,3 +193,31 @@ def test_an_ending_of_another_form_answers(grader, text, reference, question):
 )
 def test_an_ending_that_asserts_something_else_answers_nothing(grader, text, reference, question):
     assert not grade(grader, text, reference, question).correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 15.\n\nCheck: 15 is odd, so 15 cannot be right. The right value is 16.",
+        "One might think that the answer is 15, but this counts 8 twice. The correct count is 16.",
+        "#### 15\n\nOops, I made a mistake. The total is 16.",
+        "\\boxed{15}\n\nWait, I forgot one.\n\n**16**",
+    ],
+)
+def test_refuted_mark_gives_way_to_the_value_that_the_text_concludes(grader, text):
+    assert grade(grader, text, "16").correct
+    assert not grade(grader, text, "15").correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 15. Wait, that's not right. Maybe 16.",
+        "The answer is 15. Wait, it could be 16.",
+        "<answer>15</answer> 16",
+        "#### 15\n16",
+    ],
+)
+def test_doubtful_or_second_value_after_a_mark_is_no_correction(grader, text):
+    assert not grade(grader, text, "15").correct
+    assert not grade(grader, text, "16").correct

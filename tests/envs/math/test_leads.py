@@ -155,3 +155,40 @@ def test_percent_sign_has_one_reading_at_most_for_a_reference(
     grader, text, reference, question, right
 ):
     assert is_right(grader, text, reference, question) is right
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "There are $4! = \\boxed{24}$ arrangements.",
+        "4!=\\boxed{24}",
+        "They meet after \\boxed{24} minutes.",
+        "The farmer plows \\boxed{24} acres.",
+        "The pool empties in \\boxed{24} hours.",
+        "Her score improved by \\boxed{24} points.",
+        "The sequence converges to \\boxed{24}.",
+        "The workers assembled \\boxed{24} chairs.",
+        "The corrected final answer is \\boxed{24}.",
+        "There are 24 functions. $\\boxed{24}$",
+        "Final answer: adding them gives $\\boxed{24}$.",
+    ],
+)
+def test_verb_known_by_its_form_and_a_factorial_lead_to_the_answer(grader, text):
+    assert is_right(grader, text, "24", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x != \\boxed{24}",
+        "We guess that they assembled \\boxed{24}",
+        "One might think that the answer is 24",
+        "He rejects \\boxed{24}.",
+        "Perhaps the workers assembled \\boxed{24} chairs.",
+        "Final answer: 11 plus \\boxed{24}",
+        "Final answer: not \\boxed{24}",
+        "If the price were $3, the answer would be 24.",
+    ],
+)
+def test_supposition_and_rejection_before_a_mark_spoil_it(text):
+    assert marked_answer(text).spoilt or marked_answer(text).text != "24"

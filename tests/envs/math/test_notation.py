@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from envs.math.agreement import agreement
 from envs.math.grading import Grader
 from envs.math.notation import Numeral, as_interval, as_list, in_latex, numeral
 
@@ -115,3 +116,8 @@ def test_square_brackets_around_a_matrix_are_as_good_as_round_ones(grader):
     truth, answer = (f"\\begin{{{kind}}}3\\\\4\\end{{{kind}}}" for kind in ("pmatrix", "bmatrix"))
     text = f"\\boxed{{{answer}}}"
     assert asyncio.run(grader.grade(text, truth=truth, style="rule")).correct
+
+
+def test_sign_of_plus_infinity_may_be_written():
+    assert agreement("\\infty", "+\\infty") is True
+    assert agreement("-\\infty", "+\\infty") is not True
