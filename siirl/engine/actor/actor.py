@@ -20,7 +20,7 @@ from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
-from siirl.engine.training.batch_cuts import mini_batch_rows, row_places
+from siirl.engine.training.batch_cuts import mini_batch_rows, row_places, rows_by_id
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.train_engine import TrainEngine
@@ -100,6 +100,7 @@ class Actor:
         old_column = self._old_column(batch, on_policy)
         # a selection needs the unique ids
         columns = batch if self.loss.selects else without_texts(batch)
+        owned = rows_by_id(batch, self.engine.ranks)
         steps: list[TrainStep] = []
         for epoch in range(self.config.ppo_epochs):
             parts = mini_batch_rows(
@@ -107,6 +108,7 @@ class Actor:
                 rows=self.rows_per_mini_batch,
                 ranks=self.engine.ranks,
                 generator=self.generator,
+                owned=owned,
             )
             if on_policy and (len(parts) > 1 or self.config.ppo_epochs > 1):
                 raise ConfigError(

@@ -21,7 +21,7 @@ from siirl.algos.value_loss import clipped_value_loss
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.critic.value_model import ValueModel
 from siirl.engine.critic.value_scorers import states_behind
-from siirl.engine.training.batch_cuts import mini_batch_rows
+from siirl.engine.training.batch_cuts import mini_batch_rows, rows_by_id
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.train_engine import TrainEngine
@@ -137,6 +137,7 @@ class Critic:
         clip_range = math.inf if first else self.clip_range
         self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)
         columns = without_texts(batch)
+        owned = rows_by_id(batch, self.engine.ranks)
         steps: list[TrainStep] = []
         for _ in range(self.epochs):
             parts = mini_batch_rows(
@@ -144,6 +145,7 @@ class Critic:
                 rows=self.rows_per_mini_batch,
                 ranks=self.engine.ranks,
                 generator=self.generator,
+                owned=owned,
             )
             steps += [
                 self.engine.train_batch(

@@ -23,9 +23,17 @@ from siirl.engine.training.collectives import Collectives, fail_together
 from siirl.errors import ConfigError
 from siirl.occupation import OCCUPATION
 
+RowOwners = list[tuple[str, int, int]]
+"""Id, rank and row index of each row."""
+
 
 def mini_batch_rows(
-    *, batch: TensorDict, rows: int, ranks: Collectives, generator: torch.Generator
+    *,
+    batch: TensorDict,
+    rows: int,
+    ranks: Collectives,
+    generator: torch.Generator,
+    owned: RowOwners | None = None,
 ) -> list[torch.Tensor]:
     """Row indices of this rank in each mini-batch.
 
@@ -39,8 +47,9 @@ def mini_batch_rows(
         rows: Rows of a mini-batch, over all ranks.
         ranks: The ranks that share the rows.
         generator: Drawn from only if there is more than one mini-batch.
+        owned: `rows_by_id` of the batch, which several epochs share; None: it is gathered.
     """
-    owned = _rows_by_id(batch, ranks)
+    owned = rows_by_id(batch, ranks) if owned is None else owned
     parts = max(1, -(-len(owned) // rows))
     order_R = (
         torch.arange(len(owned)) if parts == 1 else torch.randperm(len(owned), generator=generator)
@@ -55,14 +64,14 @@ def mini_batch_rows(
 def row_places(*, batch: TensorDict, ranks: Collectives) -> torch.Tensor:
     """Position of this rank's rows among the rows of all ranks in order of ids, int64 [B]."""
     places_B = torch.zeros(len(batch), dtype=torch.long)
-    for place, (_, rank, row) in enumerate(_rows_by_id(batch, ranks)):
+    for place, (_, rank, row) in enumerate(rows_by_id(batch, ranks)):
         if rank == ranks.rank:
             places_B[row] = place
     return places_B
 
 
-def _rows_by_id(batch: TensorDict, ranks: Collectives) -> list[tuple[str, int, int]]:
-    """Id, rank and row index of the rows of all ranks, in the order of their ids."""
+def rows_by_id(batch: TensorDict, ranks: Collectives) -> RowOwners:
+    """The rows of all ranks in the order of their ids; every rank calls it."""
     ids = list(batch["uid"]) if "uid" in batch else [""] * len(batch)
     everywhere = ranks.gather_objects(ids)
     return sorted(
