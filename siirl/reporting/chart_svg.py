@@ -17,7 +17,7 @@ from siirl.reporting.numbers import number
 
 WIDTH, HEIGHT = 460, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26
-_COLOURS = 10
+_COLOURS = 12
 """Colours of the page; further curves repeat them dashed."""
 _MOST_MARKED = 60
 """Points up to which each is marked; a single one is always."""
