@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from envs.registry import env_spec
 from siirl.algos.flow_distributions import FlowNoise, FlowSDE
@@ -46,6 +47,16 @@ def test_it_returns_the_distribution_that_it_names(noise, kind):
     assert distribution.log_prob(choices).shape == (2, 3)
     assert distribution.entropy().shape == (2, 3)
     assert distribution.values(choices).shape == (2, 3)
+
+
+@pytest.mark.parametrize("noise", ["learnt", "sde"])
+def test_the_operations_of_a_scored_choice_are_those_that_torch_counts(noise):
+    policy = build(width=8, steps=3, noise=noise)
+    observation = seen(policy, rows=1)
+    choices = policy(**observation).mode()
+    with FlopCounterMode(display=False) as counter:
+        policy(**observation).log_prob(choices)
+    assert policy.observation_flops(observation["instruction_ids"]) == counter.get_total_flops()
 
 
 def test_new_learnt_deviations_are_the_geometric_mean_of_their_bounds():
