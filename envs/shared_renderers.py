@@ -25,7 +25,7 @@ class Renderer(Protocol):
         """Draw the look of an episode that starts in the simulator's state."""
 
     def render(self, simulator: Any, size: int, camera: str, look: Look) -> NDArray[np.uint8]:
-        """Render the simulator's scene from `camera` as `look` changes it: uint8 [size, size, 3]."""
+        """Render the scene from `camera` as `look` changes it: uint8 [size, size, 3]."""
 
     def close(self) -> None:
         """Free its memory in the OpenGL context."""

@@ -25,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
+    """Run the command line; exit status: 0 done, 1 failed, 2 refused, 129, 130 or 143 stopped."""
     flags = _parser().parse_args(argv)
     try:
         import torch  # slow; Ctrl-C works meanwhile

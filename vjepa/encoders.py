@@ -58,7 +58,7 @@ class VideoEncoder(Protocol):
 
 
 class RawPixelEncoder:
-    """The last frame's and the first frame's pixels, made small: a baseline without any learning."""
+    """The last and the first frame's pixels, made small: a baseline without any learning."""
 
     name = "pixels"
     frames_per_clip = 2

@@ -30,7 +30,7 @@ from vjepa.vision_transformer import VideoTransformer
 
 @dataclass(frozen=True)
 class ReadOutConfig:
-    """Settings of the read-out's training; chosen on tuning seeds (benchmarks/reward_progress.py)."""
+    """Settings of the read-out's training, chosen on tuning seeds (`reward_progress`)."""
 
     steps: int = 1000
     batch_size: int = 128

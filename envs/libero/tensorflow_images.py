@@ -44,7 +44,7 @@ def stored_image(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def resized_image(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """A square image [S, S, 3] by TensorFlow's `lanczos3` with antialias, rounded: [size, size, 3]."""
+    """A square image by TensorFlow's `lanczos3` with antialias, rounded: [size, size, 3]."""
     weights = _lanczos(image.shape[0], size)
     rows = np.tensordot(weights, image.astype(np.float64), axes=1)
     both = np.tensordot(weights, rows.swapaxes(0, 1), axes=1).swapaxes(0, 1)

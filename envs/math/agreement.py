@@ -121,7 +121,7 @@ def truth_quantity(truth: str) -> Quantity | None:
 
 
 def equal_numbers(truth: Fraction, answer: Quantity) -> bool:
-    """Whether `answer` is `truth`, or `truth` with at least six decimal places where it has no end."""
+    """Whether `answer` is `truth`, or an endless `truth` with at least six decimal places."""
     if truth == answer.value:
         return True
     if answer.places < DECIMAL_PLACES or (truth * 10**answer.places).denominator == 1:
@@ -286,7 +286,7 @@ def _rounds(truth: str, text: str) -> bool:
 
 
 def _sides(truth: str, answer: str, *, question: str) -> list[str]:
-    r"""The sides of `m = \sqrt{12} = 2\sqrt{3}` that are no label, where the truth is no equation."""
+    r"""The sides of `m = \sqrt{12} = 2\sqrt{3}` but its label, if the truth is no equation."""
     if "=" in truth or "," in answer:
         return [answer]
     sides = EQUALS.split(answer)

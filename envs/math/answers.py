@@ -281,7 +281,7 @@ def _last_clause(lead: str) -> str:
 
 
 def _is_cut_off(text: str, mark: Mark, end: int) -> bool:
-    """Whether the text ends inside of the box at `mark`, so that more of the answer may be missing."""
+    """Whether the text ends inside the box at `mark`, so that more of the answer may be missing."""
     opened = re.match(r"[ \t]{0,8}\{", text[mark.end : mark.end + 9])
     return (
         opened is not None
@@ -375,7 +375,7 @@ def _after_line_mark(text: str, end: int) -> tuple[str, str]:
 
 
 def _opened(text: str, mark: Mark) -> str:
-    """Text that may open markup around the statement: the line before `mark` and the signs after."""
+    """Text that may open markup around the statement: the line up to `mark`, and signs after."""
     begin = text.rfind("\n", max(0, mark.start - SURROUNDINGS), mark.start) + 1
     ahead = re.compile(r"[\s*_:}]{0,40}").match(text, mark.end)
     assert ahead is not None  # it may be empty

@@ -161,7 +161,7 @@ def _words_of(question: str) -> frozenset[str]:
 
 
 def stem(word: str) -> str:
-    """`word` (lower case) without its ending, so that plural and singular, past and present agree."""
+    """`word` (lower case) without its ending: plural and singular, past and present agree."""
     return ENDING.sub("", word) if len(word) > 3 else word
 
 

@@ -311,7 +311,7 @@ def is_plural_noun(word: str) -> bool:
 
 
 def is_counted(word: str) -> bool:
-    """Whether `word` (lower case) names something that is counted, in the singular or the plural."""
+    """Whether `word` (lower case) names something that is counted, singular or plural."""
     return (
         word in COUNTED
         or word.removesuffix("s") in COUNTED

@@ -95,7 +95,7 @@ class RolloutCollector:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """State that the next rollouts depend on, the same on every rank; whole episodes have none."""
+        """State that later rollouts depend on, the same on every rank; whole episodes have none."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -173,7 +173,7 @@ def get_from_buffer(*, context: StageContext, node: Node) -> NodeOutput:
 
 @stage(NodeType.COMPUTE, requires=["uid", "index", "response_mask"], moves_rows=True)
 def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
-    """Balance the rows that the node's filter accepts over the ranks, by the work that they make."""
+    """Balance the rows that the node's filter accepts over the ranks, by their work."""
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
     balanced = context.redistribution.redistribute(
         accepted,

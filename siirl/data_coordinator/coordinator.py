@@ -211,7 +211,7 @@ class DataCoordinator:
         rank: int,
         filter_plugin: FilterPlugin | None = None,
     ) -> Share | None:
-        """`get_partition` for rows that stay in the ranks' memories: what this rank gives and gets."""
+        """`get_partition` for rows in the ranks' memories: what this rank gives and gets."""
         lease = self.get_partition(key, request, rank=rank, filter_plugin=filter_plugin)
         return None if lease is None else Share(lease.lease_id, self._queue(key).transfers[rank])
 
@@ -253,7 +253,7 @@ class DataCoordinator:
             del node.steps[lease.key.step]
 
     def release(self, holder: str) -> int:
-        """Give back everything that a worker holds, because it died; returns the number of samples."""
+        """Give back all samples of a worker that died; returns their number."""
         return sum(self._give_back(lease_id) for lease_id in self._leases.of_holder(holder))
 
     def expire(self) -> int:

@@ -172,7 +172,7 @@ def _window(work_M: Integers, *, count: int, wanted: float) -> Integers:
 
 
 def _place(part_N: Integers, work_N: Integers, *, parts: int, quota: int | None) -> None:
-    """Give each row without a part, heaviest first, to the part with the least work that has room."""
+    """Give each row without a part, heaviest first, to the least loaded part that has room."""
     homeless = np.flatnonzero(part_N == NOWHERE)
     placed_N = part_N[part_N != NOWHERE]
     room = np.full(parts, len(part_N)) if quota is None else quota - _counts(placed_N, parts=parts)

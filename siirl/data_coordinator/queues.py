@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """A sample that a step left over, as a checkpoint keeps it; a list of them is in their order."""
+    """A sample that a step left over, as a checkpoint keeps it; lists keep their order."""
 
     info: SampleInfo
     ref: Any

@@ -168,7 +168,7 @@ class CoordinatorActor:
         self._serve_parts(key.node)
 
     def _after_take(self, node: str) -> None:
-        """Samples have left a node's queues, or are leased: there may be room, and a time to watch."""
+        """Samples left a node's queues or are leased: there may be room, and a lease to watch."""
         for key in self._putters.keys(node):
             if self._putters.serve(key):
                 self._after_put(key)
@@ -184,7 +184,7 @@ class CoordinatorActor:
         self._watch_expiry()
 
     def _serve_parts(self, node: str) -> None:
-        """Hand out the parts of each step that can be divided: all ranks that wait for one get it."""
+        """Divide each step that is complete: all ranks that wait for a part get it."""
         for key in self._parts.keys(node):
             if self.coordinator.is_ready(key):
                 self._parts.serve(key)

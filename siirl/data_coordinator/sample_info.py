@@ -1,4 +1,4 @@
-"""The metadata of a sample. Apart from `sample`, so that the coordinator's process needs no torch."""
+"""The metadata of a sample, apart from `sample`: the coordinator's process needs no torch."""
 
 from dataclasses import dataclass, field
 from typing import Any

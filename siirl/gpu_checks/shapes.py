@@ -152,7 +152,7 @@ def trajectories(
 
 
 def texts(prompts: list[list[int]], responses: list[list[int]], *, pad: int = 0) -> TensorDict:
-    """Rows of text in the layout of the text scorer: prompts on the left, responses on the right."""
+    """Rows of text as the text scorer reads them: prompts left, responses right."""
     width_P, width_T = max(map(len, prompts)), max(map(len, responses))
     ids_BS = torch.full((len(prompts), width_P + width_T), pad)
     mask_BS = torch.zeros_like(ids_BS)

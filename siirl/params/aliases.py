@@ -54,7 +54,7 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("env", "mujoco"): (("env", "metaworld"),),
     ("env.name", "mujoco"): (("env.name", "metaworld"),),
 }
-"""(key, value) of the documents or of earlier versions to the assignments that mean the same here."""
+"""(key, value) of documents or earlier versions to the assignments of the same meaning."""
 
 RENAMED_KEYS = {
     "reward.bank_size": "reward.success_bank_size",

@@ -79,7 +79,7 @@ def machine_problems(cluster: ClusterArguments, env: EnvArguments) -> list[Siirl
 
 
 def device_slots() -> tuple[int, str]:
-    """Number of ranks that fit on this machine and their device: GPUs if torch sees any, else CPUs."""
+    """Number of ranks that fit on this machine, and their device: GPUs, or else CPUs."""
     if shutil.which("nvidia-smi") is not None:
         import torch  # slow to import
 

@@ -54,7 +54,7 @@ def render_page(
 
 
 def hash_of(script: str) -> str:
-    """The source expression by which a policy allows an inline script (CSP level 3, section 2.3.1)."""
+    """The source expression that allows an inline script (CSP level 3, section 2.3.1)."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"sha256-{digest}"
 

@@ -209,7 +209,7 @@ def wine_rack() -> Thing:
 
 
 def shelf() -> Thing:
-    """Two compartments, one above the other, open to the front; the lower one stands on the table."""
+    """Two compartments, one above the other, open to the front; the lower is on the table."""
     solids = [
         block((-0.1609, -0.0792, 0.0002), (-0.1467, 0.1071, 0.2061), WOOD),
         block((0.1560, -0.0792, 0.0002), (0.1702, 0.1071, 0.2061), WOOD),

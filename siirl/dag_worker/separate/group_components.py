@@ -72,7 +72,7 @@ def build_training(
     with_critic: bool = False,
     line: Line,
 ) -> WorkerComponents:
-    """Components of a training rank; the arguments are those of `build_components`, and its line."""
+    """Components of a training rank; arguments as of `build_components`, and its line."""
     spec = describe_env(config)
     make = builder_of(config, spec, ranks=ranks, device=device)
     learner = make.learner(make.load(), with_critic=with_critic)

@@ -59,7 +59,7 @@ class Recording:
         self._write(rewards, [entry for entry in self.recorder.waiting if entry[1] == "val"])
 
     def write_up_to(self, step: int, rewards: Any) -> None:
-        """Write training episodes with a reward, and those of steps up to `step`, which get none."""
+        """Write training episodes with a reward, and those up to step `step`, which get none."""
         ready = [
             entry
             for entry in self.recorder.waiting

@@ -27,7 +27,7 @@ def in_order(dataset: Any, *, num_workers: int) -> Iterator[Any]:
 def in_batches(
     dataset: Any, *, batches: Iterable[Sequence[int]], num_workers: int
 ) -> Iterator[Any]:
-    """`dataset.__getitems__(batch)` for every batch of numbers, in order; `batches` may be endless."""
+    """`dataset.__getitems__(batch)` for each batch of numbers, in order; they may be endless."""
     # One batch a process ahead: a batch is hundreds of rows already.
     return _read(
         dataset,

@@ -33,7 +33,7 @@ def select_rows(batch: TensorDict, rows: Sequence[int] | torch.Tensor) -> Tensor
 
 
 def shallow_copy(batch: TensorDict) -> TensorDict:
-    """The same columns in a batch of their own; TensorDict.copy() would visit every string of it."""
+    """The same columns in a new batch; TensorDict.copy() would visit every string of it."""
     return TensorDict(dict(batch.items()), batch_size=batch.batch_size, device=batch.device)
 
 

@@ -84,7 +84,7 @@ class Node:
     agent_group: int = 0
     """The agent whose models the node uses, if several agents are trained."""
     group: str | None = None
-    """Resource group whose ranks run it; None: by its role (siirl.execution.dag.resource_groups)."""
+    """Resource group whose ranks run it; None: by its role (`resource_groups`)."""
     dependencies: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     """The node's own settings; its function reads them from `node.config`."""
@@ -284,7 +284,7 @@ class Node:
         return there
 
     def _check_output(self, output: NodeOutput, *, before: frozenset[str]) -> None:
-        """Refuse a batch without the declared columns; without a declaration, the new ones are it."""
+        """Refuse a batch without the declared columns; undeclared columns are measured."""
         there = frozenset(output.batch.keys())
         if self.provided_columns is None:
             self.provides = there - before

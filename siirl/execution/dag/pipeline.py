@@ -15,7 +15,7 @@ from siirl.execution.dag.task_graph import TaskGraph
 
 
 class NodeOptions(TypedDict, total=False):
-    """What `add_node` takes besides id, function and dependencies; see `Node` for what each means."""
+    """What `add_node` takes besides id, function and dependencies; see `Node`."""
 
     node_type: NodeType
     node_role: NodeRole

@@ -1,1 +1,1 @@
-"""Scheduler of graphs on ranks: TaskScheduler and ProcessGroupManager are pure; `launch` uses Ray."""
+"""Scheduler of graphs on ranks; all but `launch`, `placement` and their helpers is pure."""

@@ -85,7 +85,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
     def request(
         self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator
     ) -> ActRequest:
-        """The policy's inputs for an observation; `generator` draws the numbers that choose tokens."""
+        """The policy's inputs for an observation; `generator` draws the numbers of its tokens."""
         images = observation.get(IMAGES)
         if self.blind and images is not None:
             images = np.zeros_like(images)
