@@ -93,7 +93,10 @@ class SceneRenderer:
         """Upload a copy of `model` into `context`; `camera` is an `MjvCamera`, `size` in pixels."""
         import mujoco
 
-        self._mujoco, self._gl, self._camera, self._size = mujoco, context, camera, size
+        self._mujoco = mujoco
+        self._gl = context
+        self._camera = camera
+        self._size = size
         self._fast = quality == "fast"
         self._model = copy.deepcopy(model)
         self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size
@@ -130,7 +133,8 @@ class SceneRenderer:
         if size > self._size:
             mujoco.mjr_resizeOffscreen(size, size, self._context)
             self._size = size
-        self._model.geom_matid[:], self._model.geom_rgba[:] = self._materials, self._colours
+        self._model.geom_matid[:] = self._materials
+        self._model.geom_rgba[:] = self._colours
         look.colour(self._model)
         if self._fast:
             outside = self._outside(data, look)
@@ -140,7 +144,8 @@ class SceneRenderer:
             self._model, data, self._options, self._perturb, self._camera, category, self._scene
         )
         look.change(self._scene)
-        viewport, pixels = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
+        viewport = mujoco.MjrRect(0, 0, size, size)
+        pixels = np.empty((size, size, 3), np.uint8)
         mujoco.mjr_setBuffer(
             mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context
         )  # another task's renderer may have bound its own
@@ -159,7 +164,9 @@ class SceneRenderer:
         look.move_cameras(self._scene)
         place, forward, up, slope = _view(self._scene)
         offset = data.geom_xpos - place
-        depth, width, height = offset @ forward, offset @ np.cross(forward, up), offset @ up
+        depth = offset @ forward
+        width = offset @ np.cross(forward, up)
+        height = offset @ up
         radius = self._model.geom_rbound
         beside = np.maximum(np.abs(width), np.abs(height)) - slope * depth > radius * np.hypot(
             1.0, slope

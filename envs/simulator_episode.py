@@ -136,11 +136,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step."
             )
-        simulator, frames, limit = (
-            self._simulators[self._task],
-            FrameBuffer(),
-            self._step_limit(self._task),
-        )
+        simulator = self._simulators[self._task]
+        frames = FrameBuffer()
+        limit = self._step_limit(self._task)
         for executed, action in enumerate(checked, start=1):
             success = simulator.step(action)
             self._step += 1
@@ -205,7 +203,8 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     def _words(self, instructions: Sequence[str]) -> gymnasium.spaces.Text:
         """Space of the instructions, with rewordings if the environment has them."""
-        length, characters = max(map(len, instructions)), frozenset("".join(instructions))
+        length = max(map(len, instructions))
+        characters = frozenset("".join(instructions))
         if REWORDED in self._factors:
             length, characters = longest_rewording(instructions)
         return gymnasium.spaces.Text(length, charset=characters)

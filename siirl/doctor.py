@@ -59,10 +59,8 @@ def examine(subjects: Sequence[Check]) -> int:
             ValueError,
             RuntimeError,
         ) as lack:  # siirl's own errors are subclasses of these
-            state, words = (
-                "missing",
-                str(lack) + (f" Only {check.only_for} needs it." if check.only_for else ""),
-            )
+            state = "missing"
+            words = str(lack) + (f" Only {check.only_for} needs it." if check.only_for else "")
             lacking += check.only_for is None
         print(f"{state:<8} {check.subject:<12} {words}", flush=True)
     print(

@@ -50,10 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
-        policy, before = (
-            find(checkpoint),
-            None if resume is None else Path(resume).expanduser(),
-        )
+        policy = find(checkpoint)
+        before = None if resume is None else Path(resume).expanduser()
         from siirl.jobs.evaluation import (
             evaluate,  # slow: imports torch; Ctrl-C works meanwhile
         )

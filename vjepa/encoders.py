@@ -72,7 +72,8 @@ class RawPixelEncoder:
         video_B3THW = prepare(
             clips, frames_per_clip=self.frames_per_clip, image_size=self.image_size, crop=False
         )
-        final, first = video_B3THW[:, :, 1].flatten(1), video_B3THW[:, :, 0].flatten(1)
+        final = video_B3THW[:, :, 1].flatten(1)
+        first = video_B3THW[:, :, 0].flatten(1)
         return torch.cat((final, final - first), dim=1).numpy()
 
 

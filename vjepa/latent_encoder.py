@@ -76,7 +76,9 @@ class LatentEncoder:
             crop: Resize and crop as V-JEPA 2's preprocessor does; if not, the whole image is kept.
             computing: Device, type and batch.
         """
-        self.name, self.frames_per_clip, self.image_size = name, frames_per_clip, image_size
+        self.name = name
+        self.frames_per_clip = frames_per_clip
+        self.image_size = image_size
         self._grid, self._crop, self.computing = grid, crop, computing
         self._pooling = pooling_of(pooling) if isinstance(pooling, str) else pooling
         self.embedding_size = self._pooling(torch.zeros(1, *grid, width)).shape[1]
@@ -97,7 +99,8 @@ class LatentEncoder:
 
     @torch.inference_mode()
     def _fill(self, embeddings: NDArray[np.float32], clips: Sequence[NDArray[np.uint8]]) -> None:
-        network, pooling = self._on_device(self._network), self._on_device(self._pooling)
+        network = self._on_device(self._network)
+        pooling = self._on_device(self._pooling)
         for rows, video in self._batches(clips):
             latents = network(video.to(self.computing.dtype)).unflatten(1, self._grid)
             embeddings[rows] = pooling(latents.float()).cpu().numpy()

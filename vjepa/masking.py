@@ -53,7 +53,8 @@ def sample_masks(
         hidden_BN = _future(mask, grid=grid).expand(batch_size, -1)
     else:
         hidden_BN = _blocks(mask, batch_size=batch_size, grid=grid, generator=generator)
-    num_context, num_target = int((~hidden_BN).sum(1).min()), int(hidden_BN.sum(1).min())
+    num_context = int((~hidden_BN).sum(1).min())
+    num_target = int(hidden_BN.sum(1).min())
     order_BN = torch.rand(
         hidden_BN.shape, generator=generator
     )  # a random subset where a row has more than the others
@@ -78,10 +79,8 @@ def _blocks(
     low, high = mask.aspect
     aspect = low + (high - low) * torch.rand((), generator=generator).item()
     area = mask.scale * rows * columns
-    height, width = (
-        min(rows, round(math.sqrt(area * aspect))),
-        min(columns, round(math.sqrt(area / aspect))),
-    )
+    height = min(rows, round(math.sqrt(area * aspect)))
+    width = min(columns, round(math.sqrt(area / aspect)))
     hidden_BYX = torch.zeros(batch_size, rows, columns, dtype=torch.bool)
     for row in range(batch_size):
         while (

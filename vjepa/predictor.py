@@ -46,7 +46,8 @@ class Predictor(nn.Module):
         hidden = self.mask_token.expand(*target_BM.shape, -1)
         x = torch.cat((self.predictor_embed(context_BCD), hidden), dim=1)
         positions = torch.cat((context_BC, target_BM), dim=1)
-        cosine, sine = self.cosine[positions].unsqueeze(1), self.sine[positions].unsqueeze(1)
+        cosine = self.cosine[positions].unsqueeze(1)
+        sine = self.sine[positions].unsqueeze(1)
         for block in self.blocks:
             x = block(x, cosine, sine)
         return self.predictor_proj(self.predictor_norm(x[:, context_BC.shape[1] :]))

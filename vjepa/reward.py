@@ -108,7 +108,8 @@ class TrajectoryReward:
         self._check_channels(embeddings_BD)
         task_B = np.asarray(tasks_B, dtype=str)
         reward_B = success_B.astype(np.float64)
-        distance_B, z_B = np.full(len(success_B), np.nan), np.full(len(success_B), np.nan)
+        distance_B = np.full(len(success_B), np.nan)
+        z_B = np.full(len(success_B), np.nan)
         clusters: dict[str, Clusters] = {}
         for task in sorted(set(tasks_B)):
             rows_B = task_B == task

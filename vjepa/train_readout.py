@@ -81,12 +81,10 @@ class EpisodeIndex:
                 "The read-out needs a task with at least two successful clips of two frames; there "
                 "is none."
             )
-        self.starts, self.lengths, self.success, self.tasks = (
-            starts[keep],
-            lengths[keep],
-            success[keep],
-            tasks[keep],
-        )
+        self.starts = starts[keep]
+        self.lengths = lengths[keep]
+        self.success = success[keep]
+        self.tasks = tasks[keep]
 
     def draw(self, count: int, rng: np.random.Generator) -> Draw:
         """`count` random frames of random episodes, each with its successor and two goals of its
@@ -132,7 +130,8 @@ def train_readout(
     frame n.
     """
     torch.manual_seed(seed)
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
     readout = ReadOut(num_features=features_NF.shape[1])
     readout.fit_normalisation(features_NF)
     optimizer = torch.optim.AdamW(

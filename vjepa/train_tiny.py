@@ -188,7 +188,8 @@ def train(
         )
         losses.append(loss.item())
         if (step + 1) % report_every == 0:
-            mean, seconds = np.mean(losses[-report_every:]), time.perf_counter() - started
+            mean = np.mean(losses[-report_every:])
+            seconds = time.perf_counter() - started
             print(
                 f"step {step + 1}/{config.steps}  loss {mean:.4f}  {seconds:.0f} s", file=sys.stderr
             )
@@ -282,11 +283,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=TrainingConfig.seed)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # sums in another order with more: other weights
-    config, readout_config, started = (
-        TrainingConfig(steps=arguments.steps, seed=arguments.seed),
-        ReadOutConfig(),
-        time.perf_counter(),
-    )
+    config = TrainingConfig(steps=arguments.steps, seed=arguments.seed)
+    readout_config = ReadOutConfig()
+    started = time.perf_counter()
     clips = load_clips(arguments.clips)
     sampler = ClipSampler(
         frames_NHW3=clips.frames_NHW3,

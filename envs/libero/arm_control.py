@@ -52,12 +52,10 @@ class ArmControl:
                 "LIBERO's fingers are robosuite's PandaGripper, not "
                 f"{type(robot.gripper).__name__}."
             )
-        self._model, self._data, self._controller, self._gripper = (
-            model,
-            data,
-            controller,
-            robot.gripper,
-        )
+        self._model = model
+        self._data = data
+        self._controller = controller
+        self._gripper = robot.gripper
         self._formulas: Any = importlib.import_module("robosuite.utils.control_utils")
         self._joints, self._positions = _span(controller.qvel_index), _span(controller.qpos_index)
         self._stiffness, self._damping = controller.kp, controller.kd  # of "fixed" impedance
@@ -67,7 +65,8 @@ class ArmControl:
             [model.actuator(name).id for name in robot.gripper.actuators]
         )
         low, high = model.actuator_ctrlrange[self._finger_motors].T
-        self._finger_middle, self._finger_half = 0.5 * (high + low), 0.5 * (high - low)
+        self._finger_middle = 0.5 * (high + low)
+        self._finger_half = 0.5 * (high - low)
         self._site = int(robot.eef_site_id)
         self._hand_position, self._hand_rotation = (
             data.site_xpos[self._site],
@@ -94,7 +93,10 @@ class ArmControl:
         Raises:
             LinAlgError: The state is not finite.
         """
-        model, data, controller, gripper = self._model, self._data, self._controller, self._gripper
+        model = self._model
+        data = self._data
+        controller = self._controller
+        gripper = self._gripper
         for _ in range(physics_steps):
             mujoco.mj_step1(model, data)  # positions and velocities
             self._solve()
@@ -120,7 +122,10 @@ class ArmControl:
 
     def _look(self) -> None:
         """robosuite's `Controller.update`, from computed dynamics."""
-        model, data, controller, joints = self._model, self._data, self._controller, self._joints
+        model = self._model
+        data = self._data
+        controller = self._controller
+        joints = self._joints
         mujoco.mj_jacSite(model, data, self._moves, self._turns, self._site)
         controller.ee_pos, controller.ee_ori_mat = (
             self._hand_position.copy(),

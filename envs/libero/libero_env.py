@@ -111,7 +111,9 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             perturb_strength=perturb_strength,
         )
         self._tasks = {task.name: task for task in chosen}
-        self._limit, self._states, self._quality = max_episode_steps, states, render_quality
+        self._limit = max_episode_steps
+        self._states = states
+        self._quality = render_quality
         self._assets = find_assets(assets)
         self.spec = self._make_spec()
         self._state_number = 0

@@ -171,7 +171,8 @@ def prompt(instruction: str) -> str:
 
 
 def _quantiles(statistics: dict[str, Any]) -> Quantiles:
-    low, high = np.asarray(statistics["q01"], np.float64), np.asarray(statistics["q99"], np.float64)
+    low = np.asarray(statistics["q01"], np.float64)
+    high = np.asarray(statistics["q99"], np.float64)
     return Quantiles(low, high, np.asarray(statistics.get("mask", np.ones(low.shape, bool)), bool))
 
 

@@ -276,10 +276,8 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
 
 def _rounds(truth: str, text: str) -> bool:
     """Whether `text` is the truth's value rounded to its own decimal places."""
-    rounded, value = (
-        read_quantity(undressed(text.strip(" ()$"))),
-        size_of(in_latex(without_units(undressed(truth)))),
-    )
+    rounded = read_quantity(undressed(text.strip(" ()$")))
+    value = size_of(in_latex(without_units(undressed(truth))))
     if rounded is None or value is None or not rounded.places:
         return False
     return is_rounding_of(value, rounded=float(rounded.value), places=rounded.places)

@@ -211,24 +211,27 @@ def _combined(random: np.random.Generator, left: int, right: int) -> int:
 
 
 def _word_sum(random: np.random.Generator, steps: int) -> Question:
-    name, thing = NAMES[int(random.integers(len(NAMES)))], THINGS[int(random.integers(len(THINGS)))]
+    name = NAMES[int(random.integers(len(NAMES)))]
+    thing = THINGS[int(random.integers(len(THINGS)))]
     count = int(random.integers(2, 21))
     sentences, key = [f"{name} has {count} {thing}."], [str(count)]
     for _ in range(steps):
         amount = int(random.integers(2, 21))
         match int(random.integers(4)):
             case 0:
-                count, sentence, sign = count + amount, f"{name} finds {amount} more.", f"+{amount}"
+                count = count + amount
+                sentence = f"{name} finds {amount} more."
+                sign = f"+{amount}"
             case 1 if amount <= count:
-                count, sentence, sign = count - amount, f"{name} gives {amount} away.", f"-{amount}"
+                count = count - amount
+                sentence = f"{name} gives {amount} away."
+                sign = f"-{amount}"
             case 2 if count <= 100:
                 count, sentence, sign = 2 * count, "Then the number doubles.", "*2"
             case _:
-                count, sentence, sign = (
-                    count + 2 * amount,
-                    f"{name} buys two boxes with {amount} each.",
-                    f"+2*{amount}",
-                )
+                count = count + 2 * amount
+                sentence = f"{name} buys two boxes with {amount} each."
+                sign = f"+2*{amount}"
         sentences.append(sentence)
         key.append(sign)
     text = " ".join([*sentences, f"How many {thing} does {name} have now?"])

@@ -172,7 +172,8 @@ def with_parameter_of(truth: str, answer: str) -> str:
     r"""`answer` with the integer parameter of `truth`: `2\pi k, k \in \mathbb{Z}` for
     `2\pi n, n \in \mathbb{Z}`.
     """
-    wanted, said = PARAMETER.search(truth), PARAMETER.search(answer.replace("$", ""))
+    wanted = PARAMETER.search(truth)
+    said = PARAMETER.search(answer.replace("$", ""))
     if wanted is None or said is None:
         return answer
     bare = PARAMETER.sub("", answer.replace("$", ""), count=1)

@@ -122,7 +122,8 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
     if number is None:
         return None
     while (scale := WORD.match(tail.lstrip(" -"))) is not None and scale[0].lower() in SCALES:
-        number, tail = number * SCALES[scale[0].lower()], tail.lstrip(" -")[scale.end() :]
+        number = number * SCALES[scale[0].lower()]
+        tail = tail.lstrip(" -")[scale.end() :]
     units = _units(tail, question=question)
     if units is None:
         return None
@@ -190,7 +191,8 @@ def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
 
 def _parted(match: re.Match[str]) -> Fraction | None:
     """The value of `three and a half`, or None where the share is not below 1."""
-    top, bottom = CARDINALS.get(match["top"].lower(), 1), PARTS[match["bottom"].lower()]
+    top = CARDINALS.get(match["top"].lower(), 1)
+    bottom = PARTS[match["bottom"].lower()]
     if match["whole"] is None:
         return Fraction(top, bottom)
     named = match["whole"].strip(" -").lower().replace("-", " ")

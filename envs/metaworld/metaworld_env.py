@@ -269,11 +269,9 @@ def _camera(model: Any, name: str) -> Any:
     if name == "table":
         table = TableCamera()
         camera.type, camera.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, table.lookat
-        camera.distance, camera.azimuth, camera.elevation = (
-            table.distance,
-            table.azimuth,
-            table.elevation,
-        )
+        camera.distance = table.distance
+        camera.azimuth = table.azimuth
+        camera.elevation = table.elevation
     else:
         camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         camera.fixedcamid = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)

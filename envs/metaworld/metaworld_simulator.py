@@ -159,7 +159,8 @@ class MetaWorldSimulator:
     def _restore(self, snapshot: Snapshot) -> None:
         vars(self._env).clear()
         vars(self._env).update(_own_copies(snapshot.attributes))
-        self.model.body_pos[:], self.model.site_pos[:] = snapshot.body_pos, snapshot.site_pos
+        self.model.body_pos[:] = snapshot.body_pos
+        self.model.site_pos[:] = snapshot.site_pos
         mujoco.mj_resetData(self.model, self.data)
         mujoco.mj_setState(self.model, self.data, snapshot.state, STATE)
         mujoco.mj_forward(self.model, self.data)
@@ -181,7 +182,8 @@ def _displaced(
     The distance of object and goal stays, on which some tasks insist. An axis that the task keeps
     fixed for one of them is not displaced.
     """
-    parts, free = drawn.reshape(-1, 3).copy(), (space.high > space.low).reshape(-1, 3)
+    parts = drawn.reshape(-1, 3).copy()
+    free = (space.high > space.low).reshape(-1, 3)
     parts[:, :2] += displacement * free[:, :2].all(axis=0)
     return parts.reshape(-1)
 

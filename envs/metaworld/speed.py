@@ -61,7 +61,8 @@ def _observe(env: Any, hand: Any, right: Any, left: Any) -> NDArray[np.float64]:
     )  # claws are at most about 0.1 m apart
     positions, orientations = env._get_pos_objects(), env._get_quat_objects()
     objects = observation[4 : 4 + len(positions) + len(orientations)].reshape(-1, 7)
-    objects[:, :3], objects[:, 3:] = positions.reshape(-1, 3), orientations.reshape(-1, 4)
+    objects[:, :3] = positions.reshape(-1, 3)
+    objects[:, 3:] = orientations.reshape(-1, 4)
     return observation
 
 

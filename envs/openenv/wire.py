@@ -291,7 +291,8 @@ def _number_to_json(number: float) -> float | str:
 
 
 def _box(value: Mapping[str, Any]) -> spaces.Box:
-    dtype, shape = np.dtype(value["dtype"]), tuple(int(size) for size in value["shape"])
+    dtype = np.dtype(value["dtype"])
+    shape = tuple(int(size) for size in value["shape"])
     if dtype.kind not in "fiub":
         raise ValueError(f"a box of {dtype}")
     if min(shape, default=1) < 0 or math.prod(shape) > MAX_ELEMENTS:

@@ -111,10 +111,8 @@ class Bubblewrap:
         enter, places = [], {path: str(path) for path in sources}
         if os.geteuid() == 0 and _has_nobody():
             stage = _staged(tuple(map(str, sources)))
-            enter, places = (
-                stage.enter,
-                {path: stage.place(number) for number, path in enumerate(sources)},
-            )
+            enter = stage.enter
+            places = {path: stage.place(number) for number, path in enumerate(sources)}
         binds = [
             option
             for path, inside in sources.items()

@@ -51,10 +51,8 @@ class Limits:
             "total_s": SHORTEST_DEADLINE_S,
         }
         for field in fields(self):
-            value, minimum = (
-                getattr(self, field.name),
-                least.get(field.name, 0 if field.type is float else 1),
-            )
+            value = getattr(self, field.name)
+            minimum = least.get(field.name, 0 if field.type is float else 1)
             if isinstance(value, bool) or not isinstance(
                 value, field.type if field.type is int else (int, float)
             ):

@@ -99,7 +99,9 @@ class _Running:
             process.stdin is not None and process.stdout is not None and process.stderr is not None
         )
         self._process, self._limits = process, limits
-        self._input, self._output, self._errors = process.stdin, process.stdout, process.stderr
+        self._input = process.stdin
+        self._output = process.stdout
+        self._errors = process.stderr
         self._excess: Ending | None = None
         self._deadline = 0.0
         self._tasks: list[asyncio.Task[None]] = []

@@ -187,11 +187,9 @@ def _object(line: bytes, *, place: str) -> dict[str, Any]:
 
 def _apps_row(entry: Mapping[str, Any]) -> PromptRow:
     tests = json.loads(entry["input_output"] or "{}")
-    inputs, outputs, function = (
-        tests.get("inputs", []),
-        tests.get("outputs", []),
-        tests.get("fn_name"),
-    )
+    inputs = tests.get("inputs", [])
+    outputs = tests.get("outputs", [])
+    function = tests.get("fn_name")
     if function is not None and all(
         isinstance(output, list) and len(output) == 1 for output in outputs
     ):

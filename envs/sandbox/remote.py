@@ -132,11 +132,9 @@ class RemoteSandbox:
         if result is None:  # compiled languages: the program does not compile
             return Execution(Ending.KILLED)
         try:
-            status, seconds, exit_status = (
-                result["status"],
-                float(result.get("execution_time") or 0.0),
-                int(result.get("return_code") or 0),
-            )
+            status = result["status"]
+            seconds = float(result.get("execution_time") or 0.0)
+            exit_status = int(result.get("return_code") or 0)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SandboxFailed(
                 f"The sandbox service at {self._address} answered with a run_result of another "

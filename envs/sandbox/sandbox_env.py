@@ -197,7 +197,9 @@ class GeneratedProblems:
     ) -> None:
         self._tasks = {name: GeneratedTask.of(name) for name in tasks}
         self.tasks = tuple(self._tasks)
-        self._wording, self._heldout_share, self._num_tests = wording, heldout_share, num_tests
+        self._wording = wording
+        self._heldout_share = heldout_share
+        self._num_tests = num_tests
 
     def draw(self, task: str, *, split: str, seed: int | None) -> Problem:
         """See `ProblemSource.draw`."""

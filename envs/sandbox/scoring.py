@@ -140,7 +140,8 @@ def equal_values(result: Any, expected: Any, tolerance: float) -> bool:
 
 
 def _fault_of_text(output: bytes, expected: str, tolerance: float) -> str | None:
-    printed, wanted = output_lines(output.decode("utf-8", errors="replace")), output_lines(expected)
+    printed = output_lines(output.decode("utf-8", errors="replace"))
+    wanted = output_lines(expected)
     if printed == wanted:
         return None
     if not printed:

@@ -14,11 +14,9 @@ class Budget:
     def __init__(
         self, *, max_characters: int, max_tokens: int | None, tokenizer: Tokenizer | None
     ) -> None:
-        self._max_characters, self._max_tokens, self._tokenizer = (
-            max_characters,
-            max_tokens,
-            tokenizer,
-        )
+        self._max_characters = max_characters
+        self._max_tokens = max_tokens
+        self._tokenizer = tokenizer
         self._characters = self._tokens = 0
 
     @classmethod

@@ -58,7 +58,8 @@ _counting: ContextVar[GarbageCount | None] = ContextVar("counting", default=None
 
 def _is_something_else(record: logging.LogRecord) -> bool:
     """Logging filter: counts and drops the library's records of such lines."""
-    error, counting = record.exc_info[1] if record.exc_info else None, _counting.get()
+    error = record.exc_info[1] if record.exc_info else None
+    counting = _counting.get()
     if counting is None or not isinstance(error, ValidationError):
         return True
     counting.add(repr(error.errors()[0]["input"]))

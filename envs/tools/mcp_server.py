@@ -71,7 +71,9 @@ class MCPTools(Toolset):
         checked_deadline(f"deadline_s of {str(self._server)!r}", deadline_s)
         checked_deadline(f"start_deadline_s of {str(self._server)!r}", start_deadline_s)
         self.replayable = replayable
-        self._deadline_s, self._start_deadline_s, self._fresh = deadline_s, start_deadline_s, fresh
+        self._deadline_s = deadline_s
+        self._start_deadline_s = start_deadline_s
+        self._fresh = fresh
         self._connection: _Connection | None = None
         self._used = False
         self._descriptions: list[ToolDescription] | None = None

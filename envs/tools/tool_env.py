@@ -124,7 +124,8 @@ class ToolEnv(Environment):
         self._descriptions: list[ToolDescription] = []
         self._grader = Grader(num_workers=num_graders, cpu_s=grading_cpu_s)
         self._split, self._announce, self._format_reward = split, announce, float(format_reward)
-        self._max_calls, self._max_tool_characters = max_calls_per_turn, max_tool_characters
+        self._max_calls = max_calls_per_turn
+        self._max_tool_characters = max_tool_characters
         self.spec = text_spec(
             name="tools",
             tasks=self._source.tasks,

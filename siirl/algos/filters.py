@@ -196,10 +196,8 @@ def srpo_keep(
         raise TensorError(
             f"task has {len(task_B)} entries and success {len(success_B)}: each sample needs one."
         )
-    success_B, keep_B = (
-        as_bool_mask(success_B, name="success"),
-        ~as_bool_mask(failed_B, name="failed"),
-    )
+    success_B = as_bool_mask(success_B, name="success")
+    keep_B = ~as_bool_mask(failed_B, name="failed")
     dropped = {"failed_simulation": int((~keep_B).sum())}
 
     def drop(reason: str, gone_B: torch.Tensor) -> None:

@@ -59,10 +59,8 @@ def importance_weights(
         response_mask=mask_BT,
     )
     kept_BT = as_bool_mask(mask_BT)
-    old_log_probs_BT, rollout_log_probs_BT = (
-        old_log_probs_BT.detach(),
-        rollout_log_probs_BT.detach(),
-    )
+    old_log_probs_BT = old_log_probs_BT.detach()
+    rollout_log_probs_BT = rollout_log_probs_BT.detach()
     require_finite(
         mask=kept_BT, old_log_probs=old_log_probs_BT, rollout_log_probs=rollout_log_probs_BT
     )

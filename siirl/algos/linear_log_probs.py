@@ -99,7 +99,8 @@ class _LinearTokenScores(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
         log_probs_N = torch.empty(len(tokens_N), dtype=dtype, device=hidden_ND.device)
-        entropy_N, normalizer_N = torch.empty_like(log_probs_N), torch.empty_like(log_probs_N)
+        entropy_N = torch.empty_like(log_probs_N)
+        normalizer_N = torch.empty_like(log_probs_N)
         for n in _stretches(len(tokens_N), BLOCK_TOKENS):
             running = _Running(tokens_N[n], dtype)
             for v in _stretches(len(weight_VD), _width(tokens_N)):

@@ -108,7 +108,8 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.float64 if logits_NV.dtype == torch.float64 else torch.float32
         log_probs_N = torch.empty(len(tokens_N), dtype=dtype, device=logits_NV.device)
-        entropy_N, normalizer_N = torch.empty_like(log_probs_N), torch.empty_like(log_probs_N)
+        entropy_N = torch.empty_like(log_probs_N)
+        normalizer_N = torch.empty_like(log_probs_N)
         for rows in _chunks(logits_NV):
             z_NV = logits_NV[rows].to(dtype) / temperature
             normalizer_N[rows] = z_NV.logsumexp(-1)

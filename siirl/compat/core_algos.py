@@ -181,10 +181,8 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
             )
         scalar, *shares = returned
         aggregation = AGGREGATIONS[loss_agg_mode]
-        total, weight = (
-            aggregation.rows_B(shares_BT, kept_BT).sum(),
-            aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode),
-        )
+        total = aggregation.rows_B(shares_BT, kept_BT).sum()
+        weight = aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode)
         shares_BT = shares_BT * torch.where(total > 0, weight / total, total)
         if aggregation.needs_horizon:
             shares_BT = shares_BT * kept_BT.shape[-1]  # divisor of agg_loss

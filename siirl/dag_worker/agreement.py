@@ -19,10 +19,8 @@ def require_agreement(metrics: Mapping[str, float], settings: ActorRolloutRefArg
     importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which in
     bfloat16 moves the mean less than rounding does; the maximum shows it.
     """
-    gap, bound = (
-        metrics.get(MEAN_GAP, 0.0),
-        log_prob_gap_bound(settings.rollout, settings.model),
-    )
+    gap = metrics.get(MEAN_GAP, 0.0)
+    bound = log_prob_gap_bound(settings.rollout, settings.model)
     if not gap <= bound:  # also true for NaN
         raise InvariantError(
             "Acting and training disagree: log-probs of the same actions and weights differ by "

@@ -22,7 +22,8 @@ from siirl.engine.reward_manager.text_rewards import TEXT_COLUMNS
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
 
-ALWAYS, WHERE_THERE = ("index", "complete", "env_return"), ("video_embedding", "oracle_distance")
+ALWAYS = ("index", "complete", "env_return")
+WHERE_THERE = ("video_embedding", "oracle_distance")
 
 
 def gather_outcomes(batch: TensorDict, *, ranks: Collectives) -> EpisodeOutcomes:

@@ -60,7 +60,8 @@ def register_loss(name: str) -> Callable[[Any], Any]:
 
 
 def _repeat_loss(known: str, name: str) -> None:
-    POLICY_LOSSES[name], NATIVE_AGGREGATION[name] = POLICY_LOSSES[known], NATIVE_AGGREGATION[known]
+    POLICY_LOSSES[name] = POLICY_LOSSES[known]
+    NATIVE_AGGREGATION[name] = NATIVE_AGGREGATION[known]
     if known in OWN_BOUNDS:
         OWN_BOUNDS.add(name)
     if known in SELECTIONS:

@@ -91,10 +91,8 @@ def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
         )
         if row[2]
     ]
-    successes, episodes = (
-        Counter(task for task, complete, _ in rows if complete),
-        Counter(task for task, _, _ in rows),
-    )
+    successes = Counter(task for task, complete, _ in rows if complete)
+    episodes = Counter(task for task, _, _ in rows)
     return {task: (successes[task], count) for task, count in episodes.items()}
 
 
@@ -182,10 +180,8 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
         flops_B=flops_of_rows(context.actor.engine.module, accepted),
     )
     tokens = float(balanced["response_mask"].sum())
-    largest, total = (
-        context.ranks.maximum(torch.tensor(tokens)).item(),
-        context.ranks.sum(torch.tensor(tokens)).item(),
-    )
+    largest = context.ranks.maximum(torch.tensor(tokens)).item()
+    total = context.ranks.sum(torch.tensor(tokens)).item()
     size = float(
         sum(
             value.numel() * value.element_size()
@@ -249,11 +245,9 @@ def compute_reward(
     kept = [row for row in range(len(batch)) if row not in scores.failed]
     if scores.failed:
         batch = select_rows(batch, kept)
-    reward_B, penalty_B, complete_B = (
-        scores.reward_R[kept],
-        scores.penalty_R[kept],
-        batch["complete"].float(),
-    )
+    reward_B = scores.reward_R[kept]
+    penalty_B = scores.penalty_R[kept]
+    complete_B = batch["complete"].float()
     graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
     on_the_way = float(not reads_reward_at_finish(context.config.algorithm.adv_estimator))
     batch["token_level_scores"] = token_scores(

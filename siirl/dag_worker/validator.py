@@ -255,7 +255,8 @@ def evaluation_metrics(
             metrics[f"{prefix}ungraded_episodes"] = float(len(all_found) - len(found))
         if not found:
             continue
-        successes, count = sum(outcome.success for outcome in found), float(len(found))
+        successes = sum(outcome.success for outcome in found)
+        count = float(len(found))
         metrics[f"{prefix}return"] = Weighted(
             sum(outcome.env_return for outcome in found) / count, count
         )

@@ -171,7 +171,10 @@ class _KarmarkarKarp:
         """Merge single rows into `state` for as long as these two are the pair with the largest
         spreads.
         """
-        rows, lengths, count, rival = self.rows, self.lengths, self.count, self._largest_spread()
+        rows = self.rows
+        lengths = self.lengths
+        count = self.count
+        rival = self._largest_spread()
         while rows:
             length = lengths[rows[-1]]
             if length < rival or _spread_of(state, count) < max(length, rival):
@@ -239,7 +242,8 @@ def pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
     the lightest.
     """
     order = np.argsort(sums, kind="stable")
-    light_first, heavy_first = order[:PARTNERS].tolist(), order[::-1][:PARTNERS].tolist()
+    light_first = order[:PARTNERS].tolist()
+    heavy_first = order[::-1][:PARTNERS].tolist()
     return [(heavy_first[0], part) for part in light_first] + [
         (part, light_first[0]) for part in heavy_first
     ]

@@ -47,7 +47,8 @@ class LeaseBook:
     ) -> Lease:
         """Lease `entries`; `rank` says whose part of a step they are, where they are one."""
         self._opened += 1
-        infos, refs = tuple(entry.info for entry in entries), tuple(entry.ref for entry in entries)
+        infos = tuple(entry.info for entry in entries)
+        refs = tuple(entry.ref for entry in entries)
         lease = Lease(self._opened, key, holder, infos, refs)
         self._records[lease.lease_id] = _Record(lease, list(entries), rank, deadline=0.0)
         self._by_holder.setdefault(holder, set()).add(lease.lease_id)

@@ -198,7 +198,8 @@ def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
                 f"{lengths[layout][row]}. All belong to the same rows."
             )
     nothing_B = np.zeros(len(next(iter(values.values()))), np.int64)
-    prompt_B, tokens_B = lengths.get(Layout.PROMPT, nothing_B), lengths.get(Layout.TOKEN, nothing_B)
+    prompt_B = lengths.get(Layout.PROMPT, nothing_B)
+    tokens_B = lengths.get(Layout.TOKEN, nothing_B)
     places = {
         layout: Places(start_B=nothing_B, length_B=length_B, width=int(length_B.max()))
         for layout, length_B in lengths.items()

@@ -197,7 +197,8 @@ class _Episode:
 
     async def _reset(self, data: Message) -> Message:
         options = {name: value for name, value in data.items() if value is not None}
-        episode_id, seed = options.pop("episode_id", None), options.pop("seed", None)
+        episode_id = options.pop("episode_id", None)
+        seed = options.pop("seed", None)
         if seed is not None and (type(seed) is not int or seed < 0):
             raise Mistake("VALIDATION_ERROR", f"seed must be 0 or more, got {shortened(seed)}")
         for name in KEPT_HERE:

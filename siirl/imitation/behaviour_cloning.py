@@ -128,10 +128,8 @@ def fit_scale(layer: nn.Linear, values_NP: torch.Tensor) -> None:
     Fingers move by centimetres and arms by decimetres, so a fresh layer that reads metres is almost
     insensitive to them. The change is folded into the weights; nothing else is computed or saved.
     """
-    deviation_P, mean_P = (
-        values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION),
-        values_NP.mean(0),
-    )
+    deviation_P = values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION)
+    mean_P = values_NP.mean(0)
     layer.weight.div_(deviation_P)
     layer.bias.sub_(layer.weight @ mean_P)
 

@@ -243,14 +243,16 @@ def by_protocol(
     resume: Path | None,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Success by LIBERO's published protocol, as plain data and as the tables of papers."""
-    tasks, names = chosen_tasks(config.env), ["argmax" if greedy else "sampled" for greedy in kinds]
+    tasks = chosen_tasks(config.env)
+    names = ["argmax" if greedy else "sampled" for greedy in kinds]
     description = identity(
         config.env, config.actor_rollout_ref.rollout, config.trainer, weights, notice=notice
     )
     done = (
         [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)
     )  # refused before anything starts
-    total, before = len(tasks) * STATES * len(names), sum(episode.kind in names for episode in done)
+    total = len(tasks) * STATES * len(names)
+    before = sum(episode.kind in names for episode in done)
     with (
         started(config, folder) as evaluation,
         Progress("published protocol", total, done=before) as progress,

@@ -44,7 +44,9 @@ from siirl.params.documents import read_object
 from siirl.params.model_args import LoraArguments
 from siirl.params.weight_files import INDEX_FILE, WHOLE_FILE, weight_files
 
-CONFIG_FILE, CARD_FILE, RUN_CONFIG_FILE = "config.json", "README.md", "siirl_config.yaml"
+CONFIG_FILE = "config.json"
+CARD_FILE = "README.md"
+RUN_CONFIG_FILE = "siirl_config.yaml"
 UNREAD = "vision_backbone.featurizer.norm.weight"
 """One of the weights of an OpenVLA that no pass reads."""
 COMPANIONS = (".json", ".jinja", ".model", ".txt", ".py")

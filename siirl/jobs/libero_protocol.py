@@ -219,7 +219,10 @@ class _KeptAtOnce(RolloutWorkflow):
         kind: str,
         keep: Callable[[PublishedEpisode], None],
     ) -> None:
-        self._workflow, self._task, self._kind, self._keep = workflow, task, kind, keep
+        self._workflow = workflow
+        self._task = task
+        self._kind = kind
+        self._keep = keep
 
     async def arun_episode(self, engine: Any, data: EpisodeRequest) -> None:
         """See `RolloutWorkflow.arun_episode`; returns no trajectory."""

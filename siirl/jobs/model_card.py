@@ -204,7 +204,8 @@ def _results(training: Training) -> Iterator[str]:
     ]
     if not tables:
         return
-    episodes, seed = training.key("trainer.val_episodes"), training.key("trainer.val_seed_offset")
+    episodes = training.key("trainer.val_episodes")
+    seed = training.key("trainer.val_seed_offset")
     temperature = training.key("actor_rollout_ref.rollout.temperature")
     yield "## Results\n"
     yield (

@@ -10,7 +10,8 @@ from typing import Any
 
 from siirl.errors import UnknownNameError
 
-WORKFLOW_TYPE, MODEL_TYPE = "algorithm.workflow_type", "actor_rollout_ref.model.model_type"
+WORKFLOW_TYPE = "algorithm.workflow_type"
+MODEL_TYPE = "actor_rollout_ref.model.model_type"
 WORKFLOW_TYPES = {"grpo": "DEFAULT", "ppo": "DEFAULT", "dapo": "DAPO", "embodied_srpo": "EMBODIED"}
 """Pipeline to workflow_type, for code that reads the old key."""
 

@@ -43,11 +43,10 @@ LOSS_AGGREGATIONS = (
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
 )
-IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS = ("token", "sequence", "geometric"), ("truncate", "mask")
-FLAT_SCHEDULES, FALLING_SCHEDULES = (
-    ("constant", "constant_with_warmup"),
-    ("cosine_with_warmup", "linear_with_warmup"),
-)
+IMPORTANCE_LEVELS = ("token", "sequence", "geometric")
+IMPORTANCE_BOUNDS = ("truncate", "mask")
+FLAT_SCHEDULES = ("constant", "constant_with_warmup")
+FALLING_SCHEDULES = ("cosine_with_warmup", "linear_with_warmup")
 NO_HUB_CODE = "your own policy is named by actor_rollout_ref.model.policy=module:name"
 NO_RECOMPUTING = (
     "model=openvla_oft has actor_rollout_ref.model.options.recompute, and a tiny policy has "

@@ -207,7 +207,9 @@ def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
     for key in entry:
         if key not in PART_KEYS:
             raise UnknownNameError.of(kind=f"key in {place}", name=str(key), known=PART_KEYS)
-    name, path, weight = entry.get("name"), entry.get("path"), entry.get("weight", 1.0)
+    name = entry.get("name")
+    path = entry.get("path")
+    weight = entry.get("weight", 1.0)
     if not isinstance(name, str) or not name:
         raise ConfigError(
             f"{place}.name={name!r} must name a function, or one of {', '.join(TEXT_REWARDS)}."

@@ -38,7 +38,8 @@ def rollout_ranks(config: SiiRLArguments) -> int:
 
 def streams(config: SiiRLArguments) -> bool:
     """Whether episodes are started all the time, instead of step by step."""
-    mode, behind = config.actor_rollout_ref.rollout.mode, config.trainer.max_staleness > 0
+    mode = config.actor_rollout_ref.rollout.mode
+    behind = config.trainer.max_staleness > 0
     wanted = mode == "async" or (mode is None and behind)
     return separate(config) and wanted and not config.trainer.deterministic
 

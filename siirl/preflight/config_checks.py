@@ -105,7 +105,8 @@ def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _copies(config: SiiRLArguments) -> Iterator[SiirlError]:
-    size, ranks = config.actor_rollout_ref.actor.fsdp_size, sizes.training_ranks(config)
+    size = config.actor_rollout_ref.actor.fsdp_size
+    ranks = sizes.training_ranks(config)
     if size is not None and ranks % size:
         yield ConfigError(
             f"{ACTOR}.fsdp_size={size} must divide the {ranks} ranks that train: groups of so many "
@@ -360,11 +361,9 @@ def _task_shares(data: DataArguments, env: EnvArguments, spec: EnvSpec) -> Itera
 
 
 def _warnings(config: SiiRLArguments) -> Iterator[str]:
-    actor, rollout, band = (
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.rollout,
-        config.algorithm.filter,
-    )
+    actor = config.actor_rollout_ref.actor
+    rollout = config.actor_rollout_ref.rollout
+    band = config.algorithm.filter
     if rollout.top_p < 1.0:
         yield (
             f"{ROLLOUT}.top_p={rollout.top_p} biases the ratio: tokens outside the nucleus "

@@ -90,7 +90,8 @@ def _estimator(
 
 def undivided(config: SiiRLArguments, mini_batch: int, *, place: str) -> ConfigError | None:
     """The error of a mini-batch that does not divide the samples of a step; None if it does."""
-    batch, decisions = config.data.train_batch_size, config.actor_rollout_ref.rollout.n_steps
+    batch = config.data.train_batch_size
+    decisions = config.actor_rollout_ref.rollout.n_steps
     samples = sizes.samples_per_step(config)
     if samples % mini_batch == 0:
         return None
@@ -111,7 +112,8 @@ def undivided(config: SiiRLArguments, mini_batch: int, *, place: str) -> ConfigE
 
 
 def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
-    mini_batch, ranks = critic_update(config).prompts_per_mini_batch, sizes.training_ranks(config)
+    mini_batch = critic_update(config).prompts_per_mini_batch
+    ranks = sizes.training_ranks(config)
     if config.critic.ppo_mini_batch_size is None:
         return  # the actor's, which is checked
     error = undivided(config, mini_batch, place=MINI_BATCH)

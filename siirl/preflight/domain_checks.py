@@ -25,11 +25,9 @@ def domain_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
 
 
 def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    env, model, rollout = (
-        f"env={config.env.name}",
-        config.actor_rollout_ref.model,
-        config.actor_rollout_ref.rollout,
-    )
+    env = f"env={config.env.name}"
+    model = config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
     if config.dag.shipped_graph == SRPO:
         yield ConfigError(
             f"pipeline={SRPO} rewards episode videos, and {env} is text without videos: take "
@@ -105,11 +103,9 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
-    env, model, rollout = (
-        f"env={config.env.name}",
-        config.actor_rollout_ref.model,
-        config.actor_rollout_ref.rollout,
-    )
+    env = f"env={config.env.name}"
+    model = config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
             f"{MODEL}.policy={LANGUAGE_MODEL} generates text, and {env} needs actions: take "

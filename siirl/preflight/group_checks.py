@@ -44,7 +44,8 @@ def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
-    rollout, staleness = config.actor_rollout_ref.rollout, config.trainer.max_staleness
+    rollout = config.actor_rollout_ref.rollout
+    staleness = config.trainer.max_staleness
     if config.cluster.mode == "local":
         yield ConfigError(
             "dag.groups runs rollouts and training in separate processes, and cluster=local is "

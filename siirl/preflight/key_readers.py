@@ -121,7 +121,9 @@ def _any(*conditions: Condition) -> Condition:
     return lambda config: any(condition(config) for condition in conditions)
 
 
-ACTOR, ROLLOUT, KL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.kl_ctrl"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+KL = "algorithm.kl_ctrl"
 LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
 _files = _not(_is("data.train_files", ()))
 asks_a_model = _part_is(lambda name: name == "model")

@@ -145,15 +145,11 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
     """Settings that ask for far more threads or processes than a single machine has cores."""
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # the cores of the other machines are unknown
-    ranks, servers, graders = (
-        config.trainer.n_gpus_per_node,
-        config.env.num_servers,
-        config.env.kwargs.get("num_graders"),
-    )
-    of_ranks, of_servers = (
-        (ranks, f"trainer.n_gpus_per_node={ranks} ranks"),
-        (servers, f"env.num_servers={servers} servers"),
-    )
+    ranks = config.trainer.n_gpus_per_node
+    servers = config.env.num_servers
+    graders = config.env.kwargs.get("num_graders")
+    of_ranks = (ranks, f"trainer.n_gpus_per_node={ranks} ranks")
+    of_servers = (servers, f"env.num_servers={servers} servers")
     asked = (
         ("trainer.threads_per_rank", config.trainer.threads_per_rank, *of_ranks, THREADS_PER_CORE),
         ("data.num_loader_workers", config.data.num_loader_workers, *of_ranks, PROCESSES_PER_CORE),

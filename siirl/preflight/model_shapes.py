@@ -81,7 +81,10 @@ class Stack:
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
         """Inputs and outputs of a block's linear layers."""
-        width, hidden, query, key = self.width, self.hidden, self.query_width, self.key_width
+        width = self.width
+        hidden = self.hidden
+        query = self.query_width
+        key = self.key_width
         attention = [(width, query), (width, key), (width, key), (query, width)]
         if self.gated:
             return (*attention, (width, hidden), (width, hidden), (hidden, width))

@@ -108,7 +108,8 @@ def _render_ranks(plan: Plan) -> str:
 
 
 def _render_group(group: GroupPlan) -> str:
-    ranks, machines = _numbers("rank", group.ranks), _numbers("machine", group.machines)
+    ranks = _numbers("rank", group.ranks)
+    machines = _numbers("machine", group.machines)
     return f"{ranks} ({group.why}) on {machines}: {' -> '.join(group.nodes)}"
 
 

@@ -189,11 +189,9 @@ def check_resume(config: SiiRLArguments) -> str | None:
         MissingAssetError: There is no such folder.
         CheckpointError: The checkpoint is incomplete.
     """
-    wanted, folder, total = (
-        config.trainer.resume,
-        find_resume(config.trainer),
-        config.trainer.total_steps,
-    )
+    wanted = config.trainer.resume
+    folder = find_resume(config.trainer)
+    total = config.trainer.total_steps
     config.trainer.resume = None if folder is None else str(folder)
     if folder is None:
         return (
@@ -288,7 +286,8 @@ def check_policy(
         CheckpointError: Weights of another model.
     """
     model = config.actor_rollout_ref.model
-    own, path = is_reference(model.policy), None if model.path is None else str(find(model.path))
+    own = is_reference(model.policy)
+    path = None if model.path is None else str(find(model.path))
     large = path is not None and parameters_in(path) > BUILT_TWICE
     place = f"{POLICY}={model.policy}"
     if own:

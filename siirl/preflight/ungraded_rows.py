@@ -61,10 +61,8 @@ def grading_problems(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlErr
     """Settings that need a grade although some rows have none."""
     if not spec.leaves_ungraded:
         return
-    asked, band = (
-        f"env.kwargs.{UNGRADED}=true uses rows that the environment cannot grade",
-        config.algorithm.filter,
-    )
+    asked = f"env.kwargs.{UNGRADED}=true uses rows that the environment cannot grade"
+    band = config.algorithm.filter
     part = grade_of_every_row(config.reward, config.custom_reward_function)
     if part is not None:
         yield ConfigError(

@@ -195,11 +195,9 @@ def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
     Adds the mean reward if some rows have no grade; shows the mean return if the environment
     reports no success.
     """
-    rates, scores, mean_return = (
-        evaluations(metrics),
-        mean_scores(metrics),
-        metrics.get("val/all/return"),
-    )
+    rates = evaluations(metrics)
+    scores = mean_scores(metrics)
+    mean_return = metrics.get("val/all/return")
     parts = [f"held out, {name}: {rate}" for name, rate in list(rates.items())[-1:]]
     parts += [f"held out, {name}: mean reward {score}" for name, score in list(scores.items())[-1:]]
     if not parts and isinstance(mean_return, float):

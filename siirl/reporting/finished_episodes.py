@@ -30,7 +30,9 @@ class EpisodeRecorder:
     """
 
     def __init__(self, *, videos: VideoRecorder, reports_success: bool, notice: str = "") -> None:
-        self.videos, self.reports_success, self.notice = videos, reports_success, notice
+        self.videos = videos
+        self.reports_success = reports_success
+        self.notice = notice
         self.waiting: list[tuple[Trajectory, str, int]] = []
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:

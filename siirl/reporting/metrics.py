@@ -74,13 +74,11 @@ class Metric:
     meaning: str
 
 
-_SUM, _MEAN, _RANK_MEAN, _MAX, _LAST = (
-    Reduction.SUM,
-    Reduction.MEAN,
-    Reduction.RANK_MEAN,
-    Reduction.MAX,
-    Reduction.LAST,
-)
+_SUM = Reduction.SUM
+_MEAN = Reduction.MEAN
+_RANK_MEAN = Reduction.RANK_MEAN
+_MAX = Reduction.MAX
+_LAST = Reduction.LAST
 _RATE = Reduction.RATE
 
 # A part in angle brackets matches any text without a slash.

@@ -29,7 +29,8 @@ class NewRecordings:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.videos_folder, self.rollouts_folder = folder / VIDEOS_FOLDER, folder / ROLLOUTS_FOLDER
+        self.videos_folder = folder / VIDEOS_FOLDER
+        self.rollouts_folder = folder / ROLLOUTS_FOLDER
         self._seen_videos: set[str] = set()
         self._rows_seen: dict[tuple[str, int], int] = {}
 

@@ -49,7 +49,10 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console = console or Console()
-        self.description, self.total, self.done, self.limit_s = description, total, done, limit_s
+        self.description = description
+        self.total = total
+        self.done = done
+        self.limit_s = limit_s
         self._clock, self._first = clock, done
         self._started = self._advanced = clock()
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)

@@ -72,7 +72,8 @@ class UnchangedWeights:
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel; updates with a learning rate or gradient of 0 cannot change a weight."""
         unchanged = metrics.get("actor/weights_unchanged") == 1.0
-        rate, norm = metrics.get("actor/lr", 0.0), metrics.get("actor/grad_norm", 0.0)
+        rate = metrics.get("actor/lr", 0.0)
+        norm = metrics.get("actor/grad_norm", 0.0)
         if not unchanged or not rate or not norm:
             return None
         return (

@@ -98,7 +98,8 @@ def free_place(
     simulator: LiberoSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float
 ) -> Vector:
     """Return a place [2] in a region of `parent` for the held `thing`: the middle if free."""
-    centre, half = simulator.data.site(target).xpos[:2].copy(), region_half(simulator, target)[:2]
+    centre = simulator.data.site(target).xpos[:2].copy()
+    half = region_half(simulator, target)[:2]
     own = {thing, object_body(simulator, parent)}
     low, high = boxes(
         simulator, [body for body in simulator.env.obj_body_id.values() if body not in own], yaw=yaw

@@ -70,7 +70,8 @@ def grasps(simulator: LiberoSimulator, body: int) -> list[Grasp]:
 
 def by_handle(simulator: LiberoSimulator, body: int) -> Hold | None:
     """Return a grasp across a thing's handle, close to the thing; None without a handle."""
-    middle, geoms = simulator.data.subtree_com[body], colliding_geoms(simulator, body)
+    middle = simulator.data.subtree_com[body]
+    geoms = colliding_geoms(simulator, body)
     offsets = simulator.data.geom_xpos[geoms][:, :2] - middle[:2]
     furthest = int(np.argmax(np.linalg.norm(offsets, axis=1)))
     yaw = float(np.arctan2(offsets[furthest, 1], offsets[furthest, 0]))

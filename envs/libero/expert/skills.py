@@ -152,10 +152,8 @@ def turn_to_fit(simulator: LiberoSimulator, body: int, target: str) -> float:
     """Return the turn of a long thing to fit a narrow region, at most a quarter; 0 if it fits."""
     if not is_region(simulator, target):
         return 0.0
-    half, region = (
-        np.asarray(simulator.env.object_sites_dict[target].size[:2]),
-        simulator.data.site(target).xmat.reshape(3, 3),
-    )
+    half = np.asarray(simulator.env.object_sites_dict[target].size[:2])
+    region = simulator.data.site(target).xmat.reshape(3, 3)
     heading = level_heading(simulator.data.xmat[body].reshape(3, 3))
     size = Extent(simulator, body, yaw=heading).size[:2]
     if size.max() < 2 * half.min():
@@ -331,7 +329,8 @@ def _top_geom(simulator: LiberoSimulator, part: Part) -> int:
 
 def _thin_side(simulator: LiberoSimulator, geom: int) -> float:
     """Yaw with which the fingers close across a knob's bar."""
-    rotation, size = simulator.data.geom_xmat[geom].reshape(3, 3), simulator.model.geom_size[geom]
+    rotation = simulator.data.geom_xmat[geom].reshape(3, 3)
+    size = simulator.model.geom_size[geom]
     level = [axis for axis in range(3) if abs(rotation[2, axis]) < 0.7]
     thin = min(level, key=lambda axis: float(size[axis]))
     return float(np.arctan2(rotation[1, thin], rotation[0, thin]) - np.pi / 2)

@@ -313,12 +313,10 @@ def _solids(part: Part) -> list[Solid]:
 
 def _turn(*, about_z: float, then_about_y: float) -> Quaternion:
     """The rotation about z and then about the new y axis: w x y z."""
-    cz, sz, cy, sy = (
-        math.cos(about_z / 2),
-        math.sin(about_z / 2),
-        math.cos(then_about_y / 2),
-        math.sin(then_about_y / 2),
-    )
+    cz = math.cos(about_z / 2)
+    sz = math.sin(about_z / 2)
+    cy = math.cos(then_about_y / 2)
+    sy = math.sin(then_about_y / 2)
     return (cz * cy, -sz * sy, cz * sy, sz * cy)
 
 

@@ -217,7 +217,8 @@ def cpgd_advantage(
         )
     statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
     useful_B = statistics.differ(min_group_spread)
-    groups, useful_groups = len(torch.unique(group_B)), len(torch.unique(group_B[useful_B]))
+    groups = len(torch.unique(group_B))
+    useful_groups = len(torch.unique(group_B[useful_B]))
     weight = min(LARGEST_CPGD_WEIGHT, groups / max(useful_groups, 1))
     advantages_B = weight * _centred(rewards_B, statistics)
     return _zero_if_equal(

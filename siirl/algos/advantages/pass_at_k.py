@@ -93,7 +93,9 @@ def _share_below(
     rank_B: torch.Tensor, count_B: torch.Tensor, chosen_B: torch.Tensor
 ) -> torch.Tensor:
     """`C(rank, k - 1) / C(n - 1, k - 1)`, by log-factorials; exactly 1 for a group's best."""
-    rank, last, others = rank_B.double(), count_B.double() - 1, chosen_B.double() - 1
+    rank = rank_B.double()
+    last = count_B.double() - 1
+    others = chosen_B.double() - 1
     possible_B = rank >= others
     rest = torch.where(possible_B, rank - others, 0.0)
     logarithm = (torch.lgamma(rank + 1) - torch.lgamma(last + 1)) - (

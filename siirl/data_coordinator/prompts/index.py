@@ -71,7 +71,10 @@ class _Parts:
     def __init__(
         self, files: PromptFiles, encode: Encode, check: CheckRow, stretches: Sequence[range]
     ) -> None:
-        self.files, self.encode, self.check, self.stretches = files, encode, check, stretches
+        self.files = files
+        self.encode = encode
+        self.check = check
+        self.stretches = stretches
 
     def __len__(self) -> int:
         return len(self.stretches)

@@ -98,7 +98,8 @@ def without_padding(batch: TensorDict) -> TensorDict:
     """The same rows, padded to their longest; views of the columns. Without rows `batch` itself."""
     if not len(batch):
         return batch
-    padded, longest = Extent.of_shapes(tensor_shapes(batch)), Extent.widest(extents_of(batch))
+    padded = Extent.of_shapes(tensor_shapes(batch))
+    longest = Extent.widest(extents_of(batch))
     if padded == longest:
         return batch
     columns: dict[str, Any] = {}

@@ -147,7 +147,8 @@ class ScoringEngine(Generic[Scores]):
                 # would see them whole
                 self.module.reshard()
         if self.micro_batches.cut is not None:
-            kept, numbers = [rows_added(kept, numbers, size=len(batch))], [range(len(batch))]
+            kept = [rows_added(kept, numbers, size=len(batch))]
+            numbers = [range(len(batch))]
         return aggregate_fn(rows_in_order(kept, numbers))
 
     def upload_weights(self) -> dict[str, torch.Tensor]:

@@ -16,7 +16,8 @@ from siirl.execution.dag.task_graph import TaskGraph
 ROLLOUT, TRAIN = "rollout", "train"
 GROUPS = (TRAIN, ROLLOUT)
 """Names that a run may have; rank 0 belongs to the first."""
-PUT, GET = "siirl.dag_worker.stages:put_to_group", "siirl.dag_worker.stages:get_from_group"
+PUT = "siirl.dag_worker.stages:put_to_group"
+GET = "siirl.dag_worker.stages:get_from_group"
 
 
 def group_of_node(graph: TaskGraph, node: Node, *, groups: Collection[str]) -> str:

@@ -76,7 +76,10 @@ class Supervision:
         self, vitals: Vitals, *, post: str, ranks: int, limit_s: float | None, folder: Path
     ) -> None:
         self.vitals = vitals
-        self._post, self._ranks, self._limit_s, self._folder = post, ranks, limit_s, folder
+        self._post = post
+        self._ranks = ranks
+        self._limit_s = limit_s
+        self._folder = folder
         self._judge = Judge(ranks=ranks, limit_s=limit_s)
         self._asked = False
 

@@ -88,7 +88,10 @@ class StoppedWatch:
         every_s: float = LOOK_EVERY_S,
         end_after_s: float = END_AFTER_S,
     ) -> None:
-        self._look, self._end, self._every_s, self._end_after_s = look, end, every_s, end_after_s
+        self._look = look
+        self._end = end
+        self._every_s = every_s
+        self._end_after_s = end_after_s
         self._stopped_s: dict[int, float] = {}
         self._warned: set[int] = set()
         self._over = threading.Event()

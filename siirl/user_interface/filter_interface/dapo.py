@@ -39,7 +39,8 @@ from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filt
 )
 def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Drop groups with identical rewards; request prompts if too few remain and a round is left."""
-    algorithm, wanted = context.config.algorithm, context.config.data.train_batch_size
+    algorithm = context.config.algorithm
+    wanted = context.config.data.train_batch_size
     group_B, mine = context.ranks.gather_rows(batch["index"])
     keep_B = _keep(batch, context, group_B)
     groups_G = group_B[keep_B].unique()  # ascending, the order of the prompts
