@@ -84,15 +84,13 @@ def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
     """Successes and graded trajectories per task."""
     graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
-    rows = [
-        row
-        for row in zip(
-            texts(batch, "task_name"), batch["complete"].tolist(), graded_B.tolist(), strict=True
-        )
-        if row[2]
-    ]
-    successes = Counter(task for task, complete, _ in rows if complete)
-    episodes = Counter(task for task, _, _ in rows)
+    columns = (texts(batch, "task_name"), batch["complete"].tolist(), graded_B.tolist())
+    successes = Counter[str]()
+    episodes = Counter[str]()
+    for task, complete, graded in zip(*columns, strict=True):
+        if graded:
+            episodes[task] += 1
+            successes[task] += bool(complete)
     return {task: (successes[task], count) for task, count in episodes.items()}
 
 

@@ -195,23 +195,24 @@ class Validator:
             kind += "-" + ("+".join(perturb) or "standard")
             options = options | {PERTURB: tuple(perturb)}
         several = self.samples > 1 and not greedy
-        return [
-            EpisodeRequest(
-                uid=f"val-{step:06d}-{kind}-{prompt.group_id:06d}"
-                + (f"-{sample:03d}" if several else ""),
-                group_id=prompt.group_id,
-                task=prompt.task,
-                task_id=prompt.task_id,
-                trial_id=prompt.trial_id,
-                seed=prompt.seed,
-                policy_seed=(self.first_seed, prompt.group_id, sample),
-                greedy=greedy,
-                record=sample == 0 and place < recorded,
-                options=options | reset_options(prompt.columns()),
-            )
-            for place, prompt in enumerate(self._prompts())
-            for sample in range(1 if greedy else self.samples)
-        ]
+        requests = []
+        for place, prompt in enumerate(self._prompts()):
+            for sample in range(1 if greedy else self.samples):
+                uid = f"val-{step:06d}-{kind}-{prompt.group_id:06d}"
+                request = EpisodeRequest(
+                    uid=f"{uid}-{sample:03d}" if several else uid,
+                    group_id=prompt.group_id,
+                    task=prompt.task,
+                    task_id=prompt.task_id,
+                    trial_id=prompt.trial_id,
+                    seed=prompt.seed,
+                    policy_seed=(self.first_seed, prompt.group_id, sample),
+                    greedy=greedy,
+                    record=sample == 0 and place < recorded,
+                    options=options | reset_options(prompt.columns()),
+                )
+                requests.append(request)
+        return requests
 
     def _prompts(self) -> Sequence[EpisodeTask]:
         if self.prompts is not None:

@@ -99,15 +99,11 @@ def by_group(config: SiiRLArguments, check: Check) -> list[SiirlError]:
     sentences = [{str(error) for error in errors} for errors in found.values()]
     common = set.intersection(*sentences)
     first = next(iter(found.values()))
-    return [
-        *(error for error in first if str(error) in common),
-        *(
-            type(error)(f"{place_of(group)}: {error}")
-            for group, errors in found.items()
-            for error in errors
-            if str(error) not in common
-        ),
-    ]
+    problems = [error for error in first if str(error) in common]
+    for group, errors in found.items():
+        own = [error for error in errors if str(error) not in common]
+        problems += [type(error)(f"{place_of(group)}: {error}") for error in own]
+    return problems
 
 
 def unread_of_agents(
@@ -119,17 +115,13 @@ def unread_of_agents(
     for group, own in config.agent_configs.items():
         text = is_text(specs[group])
         unread[group] = unread_keys(own, text=text, named={*named, *typed[group]})
-    of_entries = [
-        type(error)(f"{place_of(group)}: {error}")
-        for group, errors in unread.items()
-        for key, error in errors.items()
-        if key in typed[group]
-    ]
+    problems: list[SiirlError] = []
+    for group, errors in unread.items():
+        for key, error in errors.items():
+            if key in typed[group]:
+                problems.append(type(error)(f"{place_of(group)}: {error}"))
     first = next(iter(unread.values()))
-    of_run = [
-        error
-        for key, error in first.items()
-        if all(key in errors for errors in unread.values())
-        and not any(key in keys for keys in typed.values())
-    ]
-    return of_entries + of_run
+    of_all = set.intersection(*(set(errors) for errors in unread.values()))
+    of_entries = set().union(*typed.values())
+    problems += [error for key, error in first.items() if key in of_all - of_entries]
+    return problems

@@ -28,16 +28,16 @@ class Difference(NamedTuple):
 def from_defaults(config_file: Path) -> list[Difference]:
     """Keys of a config.yaml that differ from their default; none for a file that is no config."""
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
-    return [
-        Difference(
-            place,
-            as_text(value),
-            as_text(_plain(defaults[place].default)) if place in defaults else "",
-            str(defaults[place].metadata.get("help", "")) if place in defaults else "",
-        )
-        for place, value in flat(_read(config_file), defaults)
-        if place not in defaults or _plain(defaults[place].default) != value
-    ]
+    found = []
+    for place, value in flat(_read(config_file), defaults):
+        key = defaults.get(place)
+        if key is None:
+            found.append(Difference(place, as_text(value), "", ""))
+        elif _plain(key.default) != value:
+            default = as_text(_plain(key.default))
+            meaning = str(key.metadata.get("help", ""))
+            found.append(Difference(place, as_text(value), default, meaning))
+    return found
 
 
 def between(config_files: Mapping[str, Path]) -> list[tuple[str, Sequence[str]]]:

@@ -361,10 +361,9 @@ class NothingShown:
 
 def columns_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Rows as plain columns: numbers, strings and arrays, which a checkpoint may hold."""
-    return [
-        {
-            name: value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
-            for name, value in sample.columns.items()
-        }
-        for sample in samples
-    ]
+    return [{name: _plain(value) for name, value in row.columns.items()} for row in samples]
+
+
+def _plain(value: Any) -> Any:
+    """A number for an array without axes."""
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value

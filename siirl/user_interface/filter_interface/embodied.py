@@ -13,9 +13,13 @@ from tensordict import TensorDict
 from siirl.algos.filters import keep_by_name, srpo_keep
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.outcomes import gather_outcomes
-from siirl.data_coordinator.protocol.batch import select_rows, texts
+from siirl.data_coordinator.protocol.batch import select_rows
 from siirl.execution.dag import NodeOutput, NodeRole, NodeType, stage
-from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filter_columns
+from siirl.user_interface.filter_interface.filter_columns import (
+    OF_A_RULE,
+    filter_columns,
+    task_names_of_all,
+)
 
 
 @stage(
@@ -31,11 +35,7 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
         return _by_own_rule(settings.name, batch, context)
     success_B, mine = ranks.gather_rows(batch["complete"])
     group_B, _ = ranks.gather_rows(batch["index"])
-    task_B = [
-        name
-        for part in ranks.gather_objects(texts(batch, "task_name") if len(batch) else [])
-        for name in part
-    ]
+    task_B = task_names_of_all(batch, ranks)
     truncated_B, _ = ranks.gather_rows(batch["truncated"])
     outcome = srpo_keep(
         success_B=success_B,
