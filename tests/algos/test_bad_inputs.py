@@ -207,6 +207,16 @@ OTHERS = {
     "clipped_loss": "gets what checked_columns has let through",
     "register_policy_loss": "takes functions",
     "wide_product": "a product of matrices; who makes scores of it refuses them",
+    "with_bootstrap": "checks its own values; the estimator that takes its rewards checks those",
+    "require_choices": "is the check itself",
+    **dict.fromkeys(
+        ("draw", "most_likely", "nucleus"),
+        "acts, on what a policy put out; its log-probs are checked where they are trained on",
+    ),
+    **dict.fromkeys(
+        ("log_slope_of_tanh", "normal_entropy", "normal_log_prob", "standard_normal"),
+        "is a term of a distribution, whose log-probs the loss checks",
+    ),
 }
 
 # How errors call an argument, where not by its name without the axes.

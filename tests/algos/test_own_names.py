@@ -76,7 +76,7 @@ def test_an_unknown_filter_is_answered_with_the_known_ones() -> None:
 def test_a_name_is_taken_once() -> None:
     register_aggregation("mine")(AGGREGATIONS["token-mean"])
     register_aggregation("mine")(AGGREGATIONS["token-mean"])  # its module was imported twice
-    with pytest.raises(ConfigError, match="Aggregation 'mine' is taken"):
+    with pytest.raises(ConfigError, match="Aggregation 'mine' is already registered"):
         register_aggregation("mine")(
             Aggregation(rows_B=lambda loss_BT, kept_BT: loss_BT.sum(-1), per_token=True)
         )
