@@ -14,6 +14,7 @@ import re
 from envs.math.agreement import is_mathematics, without_units
 from envs.math.answers import MarkedAnswer, in_plain_signs
 from envs.math.approximation import size_of
+from envs.math.clauses import COMPARED, main_clause, without_asides
 from envs.math.contrasts import contrasted
 from envs.math.conversions import read_compound
 from envs.math.dress import EMPHASISED, MARKUP, undressed
@@ -102,7 +103,8 @@ PROVISIONAL = words(
 """Words of a sentence whose number is no final answer; those of the question are harmless."""
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
-    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\(?:sqrt|[dt]?frac|pi)(?![a-z])|(?:sqrt|exp)\("
+    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log|binom)(?![a-z])"
+    r"|(?<=is )[a-z](?= ?[-+^\u00b2\u00b3])|(?:sqrt|exp)\("
     r"|[-\u2212]?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
     rf"|(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
@@ -121,7 +123,9 @@ PLACES = re.compile(
 )
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 LIMITING = re.compile(
-    r"\b(?:every|each|per|by|all|these|those|this|my|part|step)[\s$\\(]*$", re.IGNORECASE
+    r"\b(?:every|each|per|(?<!up )(?<!down )(?<!increased )(?<!decreased )(?<!dropped )"
+    r"(?<!fell )(?<!rose )(?<!grew )(?<!differ )(?<!won )by|all|these|those|this|my|part|step)[\s$\\(]*$",
+    re.IGNORECASE,
 )
 DATE = re.compile(
     r"\b(?:Jan|Febr)uary $|\b(?:March|April|May|June|July|August) $|\b(?:Septem|Octo|Novem|Decem)ber $"
@@ -142,7 +146,14 @@ def concluded_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
     """The answer at the end of `text`, in which nothing is marked; None where it ends in anything
     else than an answer.
     """
-    lines = _last_lines(in_plain_signs(text[-TAIL:]), whole=len(text) <= TAIL)
+    tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
+    stated = without_asides(tail.rstrip())
+    answer = None if stated is None else _at_the_end(stated, whole=whole, question=question)
+    return answer if answer is not None else _at_the_end(tail, whole=whole, question=question)
+
+
+def _at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
+    lines = _last_lines(text, whole=whole)
     if not lines:
         return None
     last, before = lines[-1], lines[:-1]
@@ -322,7 +333,7 @@ def _concluded(sentence: str, *, question: str) -> str | None:
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = CONTRACTED.sub(r"\1 is", sentence)
     contrast = contrasted(sentence)
-    sentence = contrast.answer if contrast is not None else sentence
+    sentence = main_clause(contrast.answer if contrast is not None else sentence)
     for emphasised in EMPHASISED:
         sentence = emphasised.sub(r"\2", sentence)
     said = YES_OR_NO.match(sentence)
@@ -389,6 +400,9 @@ def _without_circumstances(text: str, *, question: str) -> str:
         :6
     ]:
         rest = PERIOD.sub(" ", text[end:])
+        named = re.search(r"[A-Za-z$]", text[:end]) or re.match(r" [a-z]+ [a-z]+ than", rest)
+        if named and COMPARED.fullmatch(rest) and _is_value(text[:end], question=question):
+            return text[:end]
         if set(DIGITS.findall(rest)) <= asked_numbers:
             rest = DIGITS.sub(" ", rest)
         said = {word.lower() for word in WORDS.findall(rest)}

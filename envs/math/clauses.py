@@ -1,0 +1,121 @@
+r"""The part of a closing text that states its value: the main clause of a sentence, and the
+sentences before those that only explain or check it.
+
+`Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first clause, `5 boxes
+hold 6 eggs each, for a total of 30 eggs` at its end. `Thus x = 8. This is the only solution.` states
+it before a remark. What is left out here must hold no doubt and no denial.
+
+Left out: reading the value (`envs.math.conclusions`).
+"""
+
+import re
+
+from envs.math.sentences import RETRACTION, SENTENCE_END
+from envs.math.vocabulary import DOUBTS, HEDGES, words
+
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
+SUBORDINATE = re.compile(
+    r"^(?:(?:so|thus|therefore|hence),? )?(?:since|because|as|given that|with|after|out of|of|starting|when)\b.*, "
+    r"(?=[A-Za-z0-9$][^,]*$)",
+    re.IGNORECASE,
+)
+REASON = re.compile(r"(?:since|because|as|given|when)\b", re.IGNORECASE)
+RESULT = re.compile(
+    r",? (?:(?:and )?(?:so|thus|therefore|hence),?|for a total of|which (?:makes|gives|leaves|totals)"
+    r"|(?<=,) ?(?:giving|leaving)) (?=[^,]*$)",
+    re.IGNORECASE,
+)
+TOTAL = re.compile(r", (?=\$?[0-9][^,]*\b(?:in total|altogether|in all|overall)\.?$)")
+UNSURE = DOUBTS | words("if unless or either whether except without")
+VERB = re.compile(
+    r"\b(?:is|are|was|were|has|have|had|gets?|needs?|makes?|equals?|costs?|takes?|earns?|pays?|becomes?|[a-z]+ed)\b"
+    r"|^[0-9]+ [a-z]"
+)
+COMPARED = re.compile(
+    r" (?:(?:more|fewer|less) [a-z]+|[a-z]{2,}er|more|fewer|less) than (?:the |his |her |their |its )?"
+    r"(?!that\b|this\b|it\b|what\b|twice\b|half\b)(?!.*\b(?:or|and|but)\b)[A-Za-z' ]+$"
+)
+"""`12 years older than Ann`, `6 more pens than Sam`: the number is the difference."""
+ADDRESSED = re.compile(r"[^0-9]*\b(?:you|your)\b[^0-9]*\?$", re.IGNORECASE)
+EXPLAINING = re.compile(
+    r"[*_]{0,2}(?:check(?:ing)?|verification|explanation|reason(?:ing)?|note|to (?:double-?check|check|verify))\b[^.:]{0,30}:"
+    r"|let(?:'s| us| me) (?:check|verify|double-?check)\b|note that\b|this is because\b|here(?: is|'s) why\b",
+    re.IGNORECASE,
+)
+CHECKING = re.compile(
+    r"[*_]{0,2}(?:let\S* )?(?:us |me )?(?:to )?(?:double-?)?(?:check|verif)", re.IGNORECASE
+)
+COMPUTED = re.compile(r"= ?[$\\(]*(-?[0-9]+(?:[.,][0-9]+)*)")
+NUMBER = re.compile(r"-?[0-9]+(?:[.,][0-9]+)*")
+CONCLUSIVE = re.compile(
+    r"[*_]{0,2}(?:(?:so|therefore|thus|hence|in conclusion|consequently|altogether|in total)\b|[a-z] ?= )",
+    re.IGNORECASE,
+)
+GOING_ON = HEDGES | words(
+    "then now next need find must let so therefore thus hence finally first second step also "
+    "total together altogether left gives gets buys not"
+)
+MAX_ASIDES = 8
+
+
+def main_clause(sentence: str) -> str:
+    """The clause of `sentence` that states its value; the whole of it where there are no others."""
+    sentence = INSERTED.sub("," if REASON.match(sentence) else "", sentence)
+    for form in (SUBORDINATE, RESULT, TOTAL):
+        cut = form.search(sentence)
+        if (
+            cut is None
+            or UNSURE & _said(sentence[: cut.end()])
+            or " than " in sentence[cut.end() :]
+        ):
+            continue
+        if form is not SUBORDINATE or VERB.search(sentence, cut.end()) is not None:
+            sentence = sentence[cut.end() :]
+    return sentence
+
+
+def without_asides(text: str) -> str | None:
+    """`text` without the sentences after its conclusion that explain it, check it or address the
+    reader; None where there are none.
+    """
+    ends = [match.end() for match in SENTENCE_END.finditer(text) if match.end() < len(text)]
+    for number, end in enumerate(reversed(ends[-MAX_ASIDES:]), start=1):
+        aside = text[end:].strip()
+        begin = ends[-number - 1] if number < len(ends) else 0
+        if EXPLAINING.match(aside):
+            explains = _only_explains(aside, text[:end].strip().rpartition("\n")[2])
+            return text[:end] if explains else None
+        if number == 1 and (ADDRESSED.fullmatch(aside) or _is_remark(aside, text[begin:end])):
+            return text[:end]
+    return None
+
+
+def _only_explains(aside: str, conclusion: str) -> bool:
+    """Whether `aside` takes nothing back, concludes nothing, and computes what `conclusion` says; a
+    check may compute anything.
+    """
+    computed = COMPUTED.findall(aside)
+    checks = CHECKING.match(aside) is not None
+    if computed and not checks and computed[-1] not in NUMBER.findall(conclusion):
+        return False
+    return (
+        RETRACTION.search(aside) is None
+        and not (HEDGES - words("while instead rather although though")) & _said(aside)
+        and CONCLUSIVE.search(aside.rpartition(". ")[2]) is None
+    )
+
+
+def _is_remark(aside: str, conclusion: str) -> bool:
+    """Whether `aside` says something of a conclusion, and nothing new."""
+    if CONCLUSIVE.match(conclusion.strip()) is None or RETRACTION.search(aside):
+        return False
+    said = _said(aside)
+    if GOING_ON & (said - words("not") if "because" in said else said) or aside.endswith("?"):
+        return False
+    compares = "than" in said or "because" in said
+    return (compares or not re.search(r"[0-9]", aside)) and "\n" not in aside
+
+
+def _said(text: str) -> set[str]:
+    return {word.lower() for word in WORDS.findall(text)}
