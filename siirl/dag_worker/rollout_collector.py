@@ -9,7 +9,7 @@ metrics of a rollout depend on its kind, so the function that computes them is a
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDict
@@ -166,6 +166,7 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
         "rollout/episodes": float(len(leading)),
         "rollout/success_rate": mean_of(float(row["complete"]) for row in graded),
         **{f"rollout/{task}/success_rate": mean_of(values) for task, values in successes.items()},
+        **mixed_groups(graded),
         "rollout/return": mean_of(row["env_return"] for row in graded),
         "rollout/episode_length": mean_of(float(row["finish_step"]) for row in rows),
         "rollout/avg_response_length": mean_of(float(row["response_mask"].sum()) for row in rows),
@@ -186,12 +187,24 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
     }
 
 
+def mixed_groups(graded: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
+    """Share of each task's groups with a success and a failure, which a 0/1 reward learns from."""
+    outcomes: dict[tuple[str, int], set[bool]] = {}
+    for row in graded:
+        group = (task_name(row["task_name"]), int(row["index"]))
+        outcomes.setdefault(group, set()).add(bool(row["complete"]))
+    mixed: dict[str, list[float]] = {}
+    for (task, _), seen in outcomes.items():
+        mixed.setdefault(task, []).append(float(len(seen) == 2))
+    return {f"rollout/{task}/mixed_groups": mean_of(shares) for task, shares in mixed.items()}
+
+
 def return_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
     """`rollout_metrics` without success rates, for an environment without a success flag."""
     return {
         name: value
         for name, value in rollout_metrics(result, stats).items()
-        if not name.endswith("success_rate")
+        if not name.endswith(("success_rate", "mixed_groups"))
     }
 
 

@@ -136,6 +136,9 @@ METRICS: dict[str, Metric] = {
     "rollout/<task>/success_rate": Metric(
         _MEAN, "share of this task's finished training episodes that succeeded, before any filter"
     ),
+    "rollout/<task>/mixed_groups": Metric(
+        _MEAN, "share of this task's groups with a success and a failure, before any filter"
+    ),
     "rollout/episode_length": Metric(_MEAN, "environment steps an episode"),
     "rollout/episodes": Metric(_SUM, "finished episodes"),
     "rollout/avg_response_length": Metric(_MEAN, "tokens a response"),

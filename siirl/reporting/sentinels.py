@@ -4,8 +4,8 @@ A sentinel sees the reduced metrics of every training step in order and returns 
 Left out: ending the run; a metric alone does not prove that it failed.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from siirl.reporting.metrics import Reduced
@@ -20,6 +20,7 @@ COLLAPSED_SHARE = (
     0.02  # share of the first step's entropy; runs that solve their task end at 0.05 to 0.3
 )
 COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
+UNMIXED_STEPS = 10  # with four groups of a task a step: forty without a mixed one
 SOLVED = 0.9  # success above which low entropy is expected
 
 
@@ -159,6 +160,58 @@ _REMEDY_OF_DROP = {
 
 
 @dataclass
+class UnmixedGroups:
+    """A task whose groups never have both a success and a failure."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    successes: dict[str, float] = field(default_factory=dict)
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel; ignores tasks that a step has no group of."""
+        for task, mixed, success in _groups_of_tasks(metrics):
+            unmixed = mixed == 0.0
+            self.steps[task] = self.steps.get(task, 0) + 1 if unmixed else 0
+            self.successes[task] = self.successes.get(task, 0.0) + success if unmixed else 0.0
+        idle = [task for task, steps in self.steps.items() if steps >= UNMIXED_STEPS]
+        if not idle:
+            return None
+        return " ".join(
+            _remedy_of_task(task, success=self.successes[task] / self.steps[task]) for task in idle
+        )
+
+
+def _groups_of_tasks(metrics: Metrics) -> Iterator[tuple[str, float, float]]:
+    """Task, share of mixed groups and success rate of each task of a step."""
+    for name, mixed in metrics.items():
+        if name.startswith("rollout/") and name.endswith("/mixed_groups"):
+            task = name.removeprefix("rollout/").removesuffix("/mixed_groups")
+            success = metrics.get(f"rollout/{task}/success_rate")
+            if isinstance(mixed, float) and isinstance(success, float):
+                yield task, mixed, success
+
+
+def _remedy_of_task(task: str, *, success: float) -> str:
+    found = f"{task}: no group of the last {UNMIXED_STEPS} steps had both a success and a failure"
+    if success >= SOLVED:
+        return (
+            f"{found}, and {success:.0%} of the rollouts succeeded. The task is solved and takes "
+            "rollouts from the others: data.task_sampling=learnable draws fewer of it."
+        )
+    if success > 0:
+        return (
+            f"{found}, and {success:.0%} of the rollouts succeeded: the start state decides the "
+            "outcome, and a 0/1 reward teaches nothing. Raise "
+            "actor_rollout_ref.rollout.temperature, or start from a policy that varies more "
+            "(siirl.warm_start with fewer --updates or more --demonstrations)."
+        )
+    return (
+        f"{found}, and none of the rollouts succeeded: a 0/1 reward teaches nothing. Start from "
+        "weights that sometimes succeed (siirl.warm_start with more --demonstrations), or leave "
+        "the task out."
+    )
+
+
+@dataclass
 class HeldOutPromptsTrain:
     """Training prompts equal held-out prompts except for case and whitespace."""
 
@@ -197,6 +250,7 @@ class Sentinels:
             UnchangedWeights(),
             CollapsedEntropy(),
             EveryGroupFiltered(),
+            UnmixedGroups(),
             HeldOutPromptsTrain(),
         ]
 

@@ -7,7 +7,11 @@ import json
 import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
-from siirl.dag_worker.rollout_collector import RolloutCollector, text_rollout_metrics
+from siirl.dag_worker.rollout_collector import (
+    RolloutCollector,
+    mixed_groups,
+    text_rollout_metrics,
+)
 from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -20,6 +24,7 @@ from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures
 from siirl.params import SiiRLArguments
 from siirl.reporting.metric_reduction import reduce_metrics
+from siirl.reporting.metrics import Weighted
 from siirl.reporting.rollout_files import ALL, RolloutFiles, read_rollouts
 
 
@@ -141,6 +146,7 @@ def test_metrics_are_declared_and_tell_of_text(make):
     output = make(half_right).roll_out(batch_of(asked(0, "2+3=")), step=1)
     metrics = reduce_metrics([output.metrics])
     assert metrics["rollout/a_b/success_rate"] == 0.5
+    assert metrics["rollout/a_b/mixed_groups"] == 1.0
     assert metrics["rollout/reward/correct"] == 0.5
     assert (
         metrics["rollout/avg_response_length"] == 2.5
@@ -153,6 +159,16 @@ def test_metrics_are_declared_and_tell_of_text(make):
         metrics["env/failed_episodes"],
         metrics["rollout/rejected_episodes"],
     ) == (4.0, 0.0, 0.0)
+
+
+def test_a_mixed_group_has_a_success_and_a_failure_of_one_prompt():
+    outcomes = [(0, True), (0, False), (1, True), (1, True), (2, False), (2, False)]
+    rows = [{"task_name": "sums", "index": i, "complete": done} for i, done in outcomes]
+    rows.append({"task_name": "hammer", "index": 3, "complete": True})
+    assert mixed_groups(rows) == {
+        "rollout/sums/mixed_groups": Weighted(1 / 3, 3.0),
+        "rollout/hammer/mixed_groups": Weighted(0.0, 1.0),
+    }
 
 
 def test_group_of_which_every_sample_failed_is_dropped_and_counted(make):

@@ -28,6 +28,8 @@ def test_a_sound_run_is_not_warned_of() -> None:
         "actor/grad_norm": 0.5,
         "actor/entropy": 0.9,
         "rollout/success_rate": 0.5,
+        "rollout/door-open/success_rate": 0.5,
+        "rollout/door-open/mixed_groups": 0.25,
         "data/prompts_nearly_held_out": 0.0,
     }
     assert warnings(*[step] * 30) == []
@@ -101,6 +103,42 @@ def test_three_steps_without_a_group_to_train_on_are_warned_of_with_the_main_rea
 def test_a_warm_up_of_the_critic_and_skipped_updates_are_no_filtered_groups() -> None:
     assert warnings(*[{"actor/updates": 0.0, "critic/warmup": 1.0}] * 5) == []
     assert warnings(*[{"actor/updates": 0.0, "actor/skipped_updates": 2.0}] * 5) == []
+
+
+@pytest.mark.parametrize(
+    ("success", "remedy"),
+    [
+        (1.0, "data.task_sampling=learnable"),
+        (0.5, "the start state decides the outcome"),
+        (0.0, "or leave the task out"),
+    ],
+)
+def test_a_task_without_a_mixed_group_for_ten_steps_is_named_with_the_remedy_for_its_success(
+    success: float, remedy: str
+) -> None:
+    step: Step = {
+        "rollout/door-open/mixed_groups": 0.5,
+        "rollout/door-open/success_rate": 0.5,
+        "rollout/hammer/mixed_groups": 0.0,
+        "rollout/hammer/success_rate": success,
+    }
+    [(number, text)] = warnings(*[step] * 25)
+    assert number == 10
+    assert text.startswith("hammer: no group of the last 10 steps") and remedy in text
+
+
+def test_one_mixed_group_starts_the_count_of_its_task_anew() -> None:
+    unmixed: Step = {"rollout/hammer/mixed_groups": 0.0, "rollout/hammer/success_rate": 1.0}
+    mixed: Step = {"rollout/hammer/mixed_groups": 0.25, "rollout/hammer/success_rate": 0.97}
+    [(number, _)] = warnings(*[unmixed] * 9, mixed, *[unmixed] * 12)
+    assert number == 20
+
+
+def test_a_step_without_groups_of_a_task_does_not_count_for_it() -> None:
+    unmixed: Step = {"rollout/hammer/mixed_groups": 0.0, "rollout/hammer/success_rate": 1.0}
+    steps: list[Step] = [unmixed] * 9 + [{}] * 5 + [unmixed]
+    [(number, _)] = warnings(*steps)
+    assert number == 15
 
 
 def test_held_out_prompts_that_train_are_counted_once() -> None:
