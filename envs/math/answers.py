@@ -341,8 +341,11 @@ def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
         if mark.kind == "phrase":
             statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
     lead = text[sentence_begin(text, mark.start) : mark.start]
-    imagined = IF.search(lead) is not None and WOULD.search(text, mark.start, mark.end) is not None
-    spoilt = imagined or denies(lead) or _leads_elsewhere(lead, mark, question=question)
+    spoilt = (
+        (mark.kind == "phrase" and _is_imagined(text, lead, mark))
+        or denies(lead)
+        or _leads_elsewhere(lead, mark, question=question)
+    )
     statement = _undressed_line(statement, opened=_opened(text, mark))
     if mark.foreign:
         english = in_english(statement, question=question)
@@ -352,6 +355,10 @@ def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
         )
     spoilt = spoilt or taken_back(rest, statement)
     return MarkedAnswer(statement, mark.start, spoilt, corrections(rest))
+
+
+def _is_imagined(text: str, lead: str, mark: Mark) -> bool:
+    return IF.search(lead) is not None and WOULD.search(text, mark.start, mark.end) is not None
 
 
 def _after_line_mark(text: str, end: int) -> tuple[str, str]:

@@ -81,6 +81,8 @@ def taken_back(rest: str, answer: str) -> bool:
 
 def corrections(rest: str) -> str:
     """The sentences after an answer, which may correct it; empty where they only name another value."""
+    if not rest or rest.isspace():
+        return ""
     first = first_sentence(rest.strip())[0]
     return "" if read_quantity(undressed(first)) is not None else rest
 

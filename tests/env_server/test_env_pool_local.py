@@ -435,7 +435,7 @@ def test_ray_is_not_imported_for_a_local_pool():
         "import asyncio, sys\n"
         "from siirl.env_server.pool import EnvPool\n"
         "async def main():\n"
-        f"    async with EnvPool({WALK!r}, {{}}, 1, cluster='local', deadline_s=5.0) as pool, "
+        f"    async with EnvPool({WALK!r}, {{}}, 1, cluster='local', deadline_s=300.0) as pool, "
         "pool.slot() as slot:\n"
         "        await slot.reset(seed=0)\n"
         "asyncio.run(main())\n"
