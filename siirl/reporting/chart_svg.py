@@ -24,6 +24,7 @@ _MOST_MARKED = 60
 _MOST_POINTS = 400
 """More points than the chart has pixels would only make the page large."""
 _SMALLEST_SPAN = 1e-300
+_FINEST_SHARE = 1e-12  # of the larger end
 _ERROR_BARS = 30
 """Up to as many points, an interval is a bar at each; above, a band."""
 
@@ -62,7 +63,9 @@ def draw(chart: Chart) -> Markup:
 
 def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) that cover `low` to `high`."""
-    span = high - low if high - low > _SMALLEST_SPAN else 1.0
+    # a finer step has indices beyond 2 ** 53, which floats do not tell apart
+    span = max(high - low, _FINEST_SHARE * max(abs(low), abs(high)))
+    span = span if span > _SMALLEST_SPAN else 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most)
     first = math.floor(low / step + 1e-9)
