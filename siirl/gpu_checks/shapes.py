@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from envs.libero.openvla import Quantiles
 from siirl.gpu_checks.check import Trial
 from siirl.models import openvla_vision
+from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.language_model import LanguageModel, recompute_activations
 from siirl.models.openvla_oft import OpenVLAOFT, OpenVLATokenizer
 from siirl.models.openvla_vision import EncoderShape
@@ -134,15 +135,17 @@ def observations(policy: Policy, rows: int, *, shape: tuple[int, ...]) -> dict[s
 def trajectories(
     policy: Policy, *, rows: int, chunks: int, shape: tuple[int, ...], numbers: int = NUMBERS
 ) -> TensorDict:
-    """Random episodes of `chunks` whole chunks, for the scorer of VLA policies."""
-    tokens = policy.chunk_length * policy.action_tokenizer.dimensions
+    """Random episodes of `chunks` whole chunks, for the scorer of VLA policies that act by tokens."""
+    tokenizer = policy.action_tokenizer
+    assert isinstance(tokenizer, ActionTokenizer)
+    tokens = policy.chunk_length * tokenizer.dimensions
     length = observations(policy, 1, shape=shape)["instruction_ids"].shape[1]
     batch = TensorDict(
         {
             "pixel_values": torch.randint(256, (rows, chunks, *shape), dtype=torch.uint8),
             "proprioception": 2 * torch.rand(rows, chunks, numbers) - 1,
             "instruction_ids": torch.randint(1, 200, (rows, length)),
-            "responses": torch.randint(BINS, (rows, chunks * tokens)),
+            "responses": torch.randint(tokenizer.bins, (rows, chunks * tokens)),
             "response_mask": torch.ones(rows, chunks * tokens),
             "advantages": torch.randn(rows, 1).expand(-1, chunks * tokens).clone(),
         },

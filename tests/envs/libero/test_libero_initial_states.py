@@ -61,7 +61,7 @@ def test_file_without_states_is_refused(tmp_path, content, sentence):
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"install hf-libero==0\.1\.4 anew"):
+    with pytest.raises(ValueError, match=r"reinstall hf-libero==0\.1\.4"):
         read_initial_states(tmp_path / "none")
     (tmp_path / "damaged").write_bytes(b"no archive")
     with pytest.raises(ValueError, match="cannot be read"):

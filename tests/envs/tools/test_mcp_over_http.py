@@ -44,7 +44,7 @@ def test_the_token_of_a_file_is_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tool", "sentence"),
-    [("fail", "it cannot"), ("wait", "no answer within 0.3 s"), ("nonsense", "something else")],
+    [("fail", "it cannot"), ("wait", "no answer within 0.3 s"), ("nonsense", "not an MCP result")],
 )
 def test_a_call_that_fails_is_an_error_for_the_model(tool: str, sentence: str) -> None:
     deadline_s = 0.3 if tool == "wait" else 30.0
