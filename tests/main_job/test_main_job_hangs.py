@@ -54,7 +54,11 @@ def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stac
     start_run,
 ) -> None:
     run = start_run(
-        *ALONE, "env.name=bad_envs:LockedEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS
+        *ALONE,
+        "env.name=bad_envs:LockedEnv",
+        "trainer.hang_minutes=0.5",
+        "trainer.async_save=false",  # the lock would stop the thread that writes the checkpoint
+        environment=OWN_ENVS,
     )
     stacks = check_ended(
         run,
