@@ -1,4 +1,4 @@
-"""Compares PPO by segments with Stable-Baselines3's PPO: return at equal environment steps, and time.
+"""Compares PPO by segments with Stable-Baselines3's PPO: return at equal steps, and time.
 
     python -m benchmarks.control --tasks CartPole-v1 Pendulum-v1 --seeds 1 2 3
     python -m benchmarks.control --table              # prints the results again
@@ -58,6 +58,13 @@ class Task:
     """Whether Stable-Baselines3 gets `VecNormalize`."""
 
 
+MUJOCO_NETWORKS = {
+    "log_std_init": -2,
+    "ortho_init": False,
+    "activation_fn": "ReLU",
+    "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+}
+"""The zoo's for Hopper and HalfCheetah."""
 TASKS = {
     "CartPole-v1": Task(
         steps=50_176,
@@ -147,12 +154,7 @@ TASKS = {
             "gae_lambda": 0.99,
             "max_grad_norm": 0.7,
             "vf_coef": 0.835671,
-            "policy_kwargs": {
-                "log_std_init": -2,
-                "ortho_init": False,
-                "activation_fn": "ReLU",
-                "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-            },
+            "policy_kwargs": MUJOCO_NETWORKS,
         },
         sb3_environments=1,
         normalize=True,
@@ -173,18 +175,13 @@ TASKS = {
             "gae_lambda": 0.92,
             "max_grad_norm": 0.8,
             "vf_coef": 0.58096,
-            "policy_kwargs": {
-                "log_std_init": -2,
-                "ortho_init": False,
-                "activation_fn": "ReLU",
-                "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-            },
+            "policy_kwargs": MUJOCO_NETWORKS,
         },
         sb3_environments=1,
         normalize=True,
     ),
 }
-"""The zoo has LunarLander-v2, Hopper-v4 and HalfCheetah-v4; the later versions get their settings."""
+"""The zoo has LunarLander-v2, Hopper-v4 and HalfCheetah-v4; later versions get their settings."""
 
 Episodes = list[tuple[int, float, int]]
 """Environment steps so far, mean return, and number of the episodes that ended there."""
@@ -315,9 +312,10 @@ def table(results: dict[str, Any]) -> str:
             runs = [run for run in results["runs"] if (run["task"], run["arm"]) == (task, arm)]
             if not runs:
                 continue
+            seeds = ", ".join(str(run["seed"]) for run in runs)
             last = [run["last"] for run in runs]
             lines.append(
-                f"| {task} | {runs[0]['steps']:,} | {', '.join(str(run['seed']) for run in runs)} | "
+                f"| {task} | {runs[0]['steps']:,} | {seeds} | "
                 f"{arm} | {statistics.fmean(last):.1f} ({', '.join(f'{x:.0f}' for x in last)}) | "
                 f"{statistics.fmean(run['mean'] for run in runs):.1f} | "
                 f"{statistics.fmean(run['processor_seconds'] for run in runs):.0f} | "

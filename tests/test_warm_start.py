@@ -13,7 +13,8 @@ from siirl.imitation.warm_starts import demonstrations_of_each
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
-from siirl.models.tiny_flow_vla import load_flow_policy
+from siirl.models.tiny_backbone import load_tiny
+from siirl.models.tiny_flow_vla import TinyFlowVLA
 from siirl.warm_start import main
 
 SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_forward: 32}"
@@ -60,7 +61,7 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
 
 def test_a_flow_is_cloned_by_flow_matching(tmp_path, capsys):
     assert main(["--output", str(tmp_path), *ROBOT, "model=tiny_flow_vla"]) == 0
-    assert load_flow_policy(tmp_path).config.width == 16
+    assert load_tiny(tmp_path, TinyFlowVLA).config.width == 16
     notes = json.loads((tmp_path / "config.json").read_text())["notes"]
     assert 0 < notes["action_error"] < 2
     told = capsys.readouterr().out.replace("\n", " ")

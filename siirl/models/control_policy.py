@@ -18,9 +18,7 @@ Left out: instructions, which a job with one task does not need.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,15 +27,13 @@ from torch import nn
 from envs.base import EnvSpec
 from siirl.algos.distributions import ActionDistribution, Categorical, Gaussian
 from siirl.algos.ranks import Ranks
-from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.flops import linear_flops
 from siirl.models.tiny_backbone import (
     TinyConfig,
     TinyPolicy,
-    load_tiny,
+    make_tiny,
     observed_sizes,
-    require_fit,
     require_sizes,
     stored_bounds,
     stored_sizes,
@@ -125,6 +121,7 @@ class ControlPolicy(TinyPolicy):
     """The policy; see `Policy` for the contract."""
 
     name = CONTROL_POLICY
+    config_class = ControlConfig
     config: ControlConfig
     count: torch.Tensor
     mean: torch.Tensor
@@ -169,11 +166,6 @@ class ControlPolicy(TinyPolicy):
             if isinstance(part, nn.Linear | nn.Conv2d):
                 _orthogonal(part, gain=HIDDEN_GAIN)
         return features
-
-    @classmethod
-    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> ControlConfig:
-        """See `TinyPolicy.wanted`."""
-        return ControlConfig.for_env(spec, **options)
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int | None:
         """See `Policy.observation_flops`; not counted for pictures."""
@@ -285,30 +277,5 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, *, gain: float) -> None:
 def make_control_policy(
     spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
 ) -> ControlPolicy:
-    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
-
-    Its weights are always read: they are small.
-
-    Raises:
-        ConfigError: A policy that does not fit the environment.
-        ValueError: An invalid option (`ControlConfig.for_env`).
-        TypeError: An unknown option.
-    """
-    wanted = ControlConfig.for_env(spec, **options)
-    if path is None:
-        return ControlPolicy(wanted)
-    policy = load_control_policy(path)
-    if type(policy.action_tokenizer) is not type(wanted.action_tokenizer):
-        raise ConfigError(
-            f"The policy in {path} acts in {policy.action_tokenizer}, but environment "
-            f"{spec.name!r} in {spec.action_space}."
-        )
-    require_fit(policy, wanted, spec, path=path)
-    return policy
-
-
-def load_control_policy(folder: str | Path) -> ControlPolicy:
-    """Read a policy folder; see `load_tiny`."""
-    return load_tiny(
-        folder, kind=ControlPolicy, name=CONTROL_POLICY, config_of=ControlConfig.from_json
-    )
+    """See `make_tiny`; the options are those of `ControlConfig.for_env`."""
+    return make_tiny(ControlPolicy, spec, path, options=options)

@@ -17,10 +17,10 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -153,12 +153,14 @@ def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
 class TinyPolicy(Policy):
     """A policy with the backbone and without a head.
 
-    A subclass sets `name` and `action_tokenizer`, adds its head after `super().__init__`, and
+    A subclass sets `name`, `config_class` and `action_tokenizer`, adds its head after `super().__init__`, and
     implements `forward` and `drop_head`.
     """
 
     name: ClassVar[str]
     """Of the class in config.json and in `siirl.params.policies.POLICIES`."""
+    config_class: ClassVar[type[Any]]
+    """A `TinyConfig` with `for_env(spec, **options)` and `from_json(values)`."""
 
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
@@ -188,11 +190,6 @@ class TinyPolicy(Policy):
             nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
         )
         return 2 * width
-
-    @classmethod
-    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> TinyConfig:
-        """The configuration of new weights with these options."""
-        raise NotImplementedError
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Hashed words, int64 [L]."""
@@ -233,7 +230,7 @@ class TinyPolicy(Policy):
         Options apply to new weights; stored weights have their own, and others would have no
         effect.
         """
-        wanted = self.wanted(spec, options)
+        wanted = self.config_class.for_env(spec, **options)
         for name in options:
             asked = wanted.option(name)
             there = self.config.option(name)
@@ -305,23 +302,28 @@ class ConvEncoder(nn.Module):
 Tiny = TypeVar("Tiny", bound=TinyPolicy)
 
 
-class StoredConfig(Protocol):
-    """Reads a configuration from config.json."""
-
-    def __call__(self, values: dict[str, Any]) -> Any:
-        """The configuration; raises LookupError, TypeError or ValueError."""
-
-
-def load_tiny(
-    folder: str | Path, *, kind: Callable[[Any], Tiny], name: str, config_of: StoredConfig
+def make_tiny(
+    kind: type[Tiny], spec: EnvSpec, path: str | None, *, options: Mapping[str, Any]
 ) -> Tiny:
-    """Read a policy folder.
+    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
 
-    Args:
-        folder: With config.json and model.safetensors.
-        kind: The policy's class.
-        name: Its name in config.json.
-        config_of: Reads its configuration.
+    Its weights are always read: they are small.
+
+    Raises:
+        ConfigError: A policy that does not fit the environment.
+        ValueError: An invalid option (`for_env` of the configuration).
+        TypeError: An unknown option.
+    """
+    wanted = kind.config_class.for_env(spec, **options)
+    if path is None:
+        return kind(wanted)
+    policy = load_tiny(path, kind)
+    require_fit(policy, wanted, spec, path=path)
+    return policy
+
+
+def load_tiny(folder: str | Path, kind: type[Tiny]) -> Tiny:
+    """Read a folder with config.json and model.safetensors as a policy of this class.
 
     Raises:
         MissingAssetError: The folder or one of its two files is missing.
@@ -330,14 +332,14 @@ def load_tiny(
     folder = Path(folder)
     description = describe_folder(folder)
     stored = description.get("policy")
-    if isinstance(stored, str) and stored != name:
+    if isinstance(stored, str) and stored != kind.name:
         if stored in POLICIES:
             raise ConfigError(f"{folder} holds a {stored}: take model={stored}.")
         raise UnknownNameError.of(
-            kind=f"policy class in {folder / CONFIG_FILE}", name=stored, known=[name]
+            kind=f"policy class in {folder / CONFIG_FILE}", name=stored, known=[kind.name]
         )
     try:
-        config = config_of(description["config"])
+        config = kind.config_class.from_json(description["config"])
         # shapes are checked against the weights before memory is allocated
         with torch.device("meta"):
             planned = kind(config)
@@ -384,7 +386,7 @@ def require_fit(policy: TinyPolicy, wanted: TinyConfig, spec: EnvSpec, *, path: 
                 "actor_rollout_ref.model.path, or set env.image_size to fit."
             )
     stored, needed = policy.action_tokenizer, wanted.option("action_tokenizer")
-    if (stored.low, stored.high) != (needed.low, needed.high):
+    if type(stored) is not type(needed) or (stored.low, stored.high) != (needed.low, needed.high):
         raise ConfigError(
             f"The policy in {path} acts in {stored}, but environment {spec.name!r} in "
             f"{spec.action_space}."

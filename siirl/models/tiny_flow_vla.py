@@ -15,7 +15,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,9 +29,8 @@ from siirl.models.tiny_backbone import (
     TinyConfig,
     TinyPolicy,
     conv_flops,
-    load_tiny,
+    make_tiny,
     observed_sizes,
-    require_fit,
     require_sizes,
     stored_bounds,
     stored_sizes,
@@ -137,6 +135,7 @@ class TinyFlowVLA(TinyPolicy):
     """The policy; see `Policy` for the contract."""
 
     name = TINY_FLOW_VLA
+    config_class = TinyFlowVLAConfig
     config: TinyFlowVLAConfig
 
     def __init__(self, config: TinyFlowVLAConfig) -> None:
@@ -151,11 +150,6 @@ class TinyFlowVLA(TinyPolicy):
             self.deviation = nn.Linear(self.feature_size + 2 * FREQUENCIES, self.tokens_per_chunk)
             nn.init.zeros_(self.deviation.weight)
             nn.init.zeros_(self.deviation.bias)
-
-    @classmethod
-    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> TinyFlowVLAConfig:
-        """See `TinyPolicy.wanted`."""
-        return TinyFlowVLAConfig.for_env(spec, **options)
 
     @property
     def uniforms_per_chunk(self) -> int:
@@ -262,33 +256,18 @@ def embed_time(time: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 
 
-def load_flow_policy(folder: str | Path) -> TinyFlowVLA:
-    """Read a policy folder; see `load_tiny`."""
-    return load_tiny(
-        folder, kind=TinyFlowVLA, name=TINY_FLOW_VLA, config_of=TinyFlowVLAConfig.from_json
-    )
-
-
 def make_tiny_flow_vla(
     spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
 ) -> TinyFlowVLA:
-    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
-
-    Its weights are always read: they are small. Options of sampling apply to stored weights too.
+    """See `make_tiny`; options of sampling apply to stored weights too.
 
     Raises:
-        ConfigError: A policy that does not fit the environment.
-        ValueError: An invalid option (`TinyFlowVLAConfig.for_env`).
-        TypeError: An unknown option.
+        ValueError: An invalid option (`TinyFlowVLAConfig.for_env`), or one that the policy's kind
+            of noise does not read.
     """
-    wanted = TinyFlowVLAConfig.for_env(spec, **options)
-    if path is None:
-        policy = TinyFlowVLA(wanted)
-    else:
-        policy = load_flow_policy(path)
-        require_fit(policy, wanted, spec, path=path)
-        if set(options) & set(SAMPLING):
-            policy = policy.sampled_with(wanted, options)
+    policy = make_tiny(TinyFlowVLA, spec, path, options=options)
+    if path is not None and set(options) & set(SAMPLING):
+        policy = policy.sampled_with(TinyFlowVLAConfig.for_env(spec, **options), options)
     for name, noise in READ_WITH.items():
         if name in options and policy.config.noise != noise:
             raise ValueError(

@@ -8,7 +8,6 @@ in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645, section 4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from siirl.models.tiny_backbone import (
     TinyPolicy,
     conv_flops,
     load_tiny,
+    make_tiny,
     observed_sizes,
-    require_fit,
     require_sizes,
     stored_bounds,
     stored_sizes,
@@ -100,6 +99,7 @@ class TinyVLA(TinyPolicy):
     """The policy; see `Policy` for the contract."""
 
     name = TINY_VLA
+    config_class = TinyVLAConfig
     config: TinyVLAConfig
 
     def __init__(self, config: TinyVLAConfig) -> None:
@@ -107,11 +107,6 @@ class TinyVLA(TinyPolicy):
         self.action_tokenizer = config.action_tokenizer
         assert self.feature_size is not None
         self.head = nn.Linear(self.feature_size, self.tokens_per_chunk * self.action_tokenizer.bins)
-
-    @classmethod
-    def wanted(cls, spec: EnvSpec, options: Mapping[str, Any]) -> TinyVLAConfig:
-        """See `TinyPolicy.wanted`."""
-        return TinyVLAConfig.for_env(spec, **options)
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int:
         """See `Policy.observation_flops`."""
@@ -145,24 +140,11 @@ def tiny_vla_flops(policy: TinyVLA) -> int:
 
 def load_policy(folder: str | Path) -> TinyVLA:
     """Read a policy folder; see `load_tiny`."""
-    return load_tiny(folder, kind=TinyVLA, name=TINY_VLA, config_of=TinyVLAConfig.from_json)
+    return load_tiny(folder, TinyVLA)
 
 
 def make_tiny_vla(
     spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
 ) -> TinyVLA:
-    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
-
-    Its weights are always read: they are small.
-
-    Raises:
-        ConfigError: A policy that does not fit the environment.
-        ValueError: An invalid option (`TinyVLAConfig.for_env`).
-        TypeError: An unknown option.
-    """
-    wanted = TinyVLAConfig.for_env(spec, **options)
-    if path is None:
-        return TinyVLA(wanted)
-    policy = load_policy(path)
-    require_fit(policy, wanted, spec, path=path)
-    return policy
+    """See `make_tiny`; the options are those of `TinyVLAConfig.for_env`."""
+    return make_tiny(TinyVLA, spec, path, options=options)

@@ -11,11 +11,8 @@ from siirl.algos.flow_distributions import FlowNoise, FlowSDE
 from siirl.errors import CheckpointError, ConfigError
 from siirl.models import ContinuousActions, Policy, save_policy
 from siirl.models.policy_loader import build_policy
-from siirl.models.tiny_flow_vla import (
-    TinyFlowVLA,
-    embed_time,
-    load_flow_policy,
-)
+from siirl.models.tiny_backbone import load_tiny
+from siirl.models.tiny_flow_vla import TinyFlowVLA, embed_time
 
 SPEC = env_spec("gymnasium", id="Pendulum-v1")
 DISCRETE = env_spec("gymnasium", id="CartPole-v1")
@@ -76,7 +73,7 @@ def test_learnt_deviations_stay_within_their_bounds():
 def test_a_saved_policy_samples_as_before(tmp_path):
     policy = build(width=8, steps=3)
     save_policy(policy, tmp_path)
-    again = load_flow_policy(tmp_path)
+    again = load_tiny(tmp_path, TinyFlowVLA)
     numbers = torch.rand(2, policy.uniforms_per_chunk)
     torch.testing.assert_close(
         again(**seen(again)).sample(numbers), policy(**seen(policy)).sample(numbers)
