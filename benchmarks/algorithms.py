@@ -305,7 +305,7 @@ def log_prob_errors() -> dict[str, dict[str, float]]:
 
 
 def balance_section(rounds: int) -> dict[str, Any]:
-    """Lengths of responses (log-normal, at most 8192 tokens) into parts of free and of equal size."""
+    """Lengths of responses (log-normal, to 8192 tokens) into parts of free and of equal size."""
     sections = {}
     for rows, count in PARTITIONS:
         lengths = (

@@ -149,7 +149,7 @@ FAILING_KINDS = tuple(kind for kind in KINDS if kind != "expert")
 def expert_actions(
     *, simulator: MetaWorldSimulator, seed: int, disturb: Disturb
 ) -> NDArray[np.float32]:
-    """Actions [T, A] of the disturbed expert, up to success or the limit, found without rendering."""
+    """Actions [T, A] of the disturbed expert, up to success or the limit, without rendering."""
     simulator.reset(seed=seed)
     policy, actions = expert(simulator.task), []
     for step in range(MAX_STEPS):

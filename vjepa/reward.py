@@ -41,7 +41,7 @@ class RewardOutput:
 
     `reward_B` float32; `defined_B` is False for failures of a task without any reference: nothing
     can be said of them, their reward is 0 as with a 0/1 reward, their distance and z are NaN. A
-    success has reward 1 whether or not it is told apart.
+    success has reward 1 in any case.
     """
 
     reward_B: NDArray[np.float32]

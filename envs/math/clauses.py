@@ -60,7 +60,7 @@ MAX_ASIDES = 8
 
 
 def main_clause(sentence: str) -> str:
-    """The clause of `sentence` that states its value; the whole of it where there are no others."""
+    """The clause of `sentence` that states its value; a sentence of one clause, whole."""
     sentence = INSERTED.sub("," if REASON.match(sentence) else "", sentence)
     for form in (SUBORDINATE, RESULT, TOTAL):
         cut = form.search(sentence)
@@ -77,7 +77,7 @@ def main_clause(sentence: str) -> str:
 
 def without_asides(text: str) -> str | None:
     """`text` without the sentences after its conclusion that explain it, check it or address the
-    reader; None where there are none.
+    reader; None if it has no such sentence.
     """
     ends = [match.end() for match in SENTENCE_END.finditer(text) if match.end() < len(text)]
     for number, end in enumerate(reversed(ends[-MAX_ASIDES:]), start=1):

@@ -9,7 +9,7 @@ numbers, `word-sums-3` stories of three steps.
 | word-sums-n | steps of the story | Ada has 5 apples. … |
 
 A question has a `key`, the same for questions that are the same exercise (3+5 and 5+3; a story with
-other names); training and held-out questions are told apart by a hash of it, so that no seed can
+other names); a hash of it separates training from held-out questions, so that no seed can
 bring one to the other side.
 """
 

@@ -13,8 +13,8 @@ comes once an agent, and they answer the same question without seeing each other
 
 An answer that the grader cannot decide raises `GradingFailed`: that episode is a counted failure. A
 row that has nothing to hold an answer against, or wants a judge (`reward_model.style` is not of
-`envs.math.grading.STYLES`), is refused, unless `ungraded` says that somebody else decides: then it
-is asked, and gets no verdict. Left out: further turns, which are the business of `envs.tools`.
+`envs.math.grading.STYLES`), is refused, unless `ungraded` leaves the verdict
+to the caller: then the question is asked, and gets none. Left out: further turns, which are the business of `envs.tools`.
 """
 
 import asyncio

@@ -53,9 +53,7 @@ class GeneratedQuestions:
 
 
 class FileQuestions:
-    """Rows of files; a task is a `data_source`, and the splits are told apart by a hash of the
-    prompt.
-    """
+    """Rows of files; a task is a `data_source`, and a hash of the prompt chooses the split."""
 
     def __init__(
         self,

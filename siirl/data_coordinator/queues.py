@@ -126,9 +126,7 @@ class WaitingEntries:
             self._forget_taken()
 
     def take(self, count: int, filter_plugin: FilterPlugin | None = None) -> list[Entry] | None:
-        """Remove the first `count` (of those accepted); None, and nothing removed, where there are
-        fewer.
-        """
+        """Remove the first `count` (of those accepted); None, without removing any, if fewer."""
         if len(self._entries) < count:
             return None
         if filter_plugin is None:
@@ -149,7 +147,7 @@ class WaitingEntries:
         return [self._pop(self._order) for _ in range(len(self._entries))]
 
     def _forget_taken(self) -> None:
-        """Where nobody asks without a filter, or one filter asks no more, their queues grow."""
+        """Drop taken entries from queues that no request reads any more."""
         self._order = sorted(self._entries)
         for view in self._views.values():
             view.order = sorted(view.accepted)

@@ -15,7 +15,7 @@ def ranks(config: SiiRLArguments) -> int:
 
 
 def gpus_of_rank(rollout: RolloutArguments) -> int:
-    """GPUs of a rank where there are any: vLLM spreads its copy of the weights over several."""
+    """GPUs of a rank on a machine with GPUs: vLLM spreads its copy of the weights over several."""
     return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
 
 

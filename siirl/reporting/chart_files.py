@@ -63,7 +63,7 @@ def export(runs: Mapping[str, Sequence[Row]], path: Path) -> list[Path]:
 
 
 def charts_of(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
-    """Every chart of the report, or of the comparison where there are several runs."""
+    """Every chart of the report, or of the comparison of several runs."""
     if len(runs) > 1:
         return compared_charts(runs)
     (rows,) = runs.values()

@@ -94,7 +94,7 @@ def final_tables(evaluated: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
 
     Returns:
         `final/success` if the environment reports success, `final/reward` if a reward scores the
-        episodes; one evaluation is told as `after`.
+        episodes; a single evaluation is `after`.
     """
     ends = {"before": evaluated[0]} if len(evaluated) > 1 else {}
     if evaluated:

@@ -32,8 +32,7 @@ class Progress:
         done: Where it starts; more than 0 in a resumed run.
         limit_s: Seconds after which it ends in any case.
         console: Where to write; by default the standard output.
-        lines: Whether to write lines where there is no terminal. False for a caller that writes its
-            own.
+        lines: Whether to write lines without a terminal. False for a caller that writes its own.
         clock: Seconds that only grow.
     """
 

@@ -86,8 +86,8 @@ class Pipeline:
         """The graph, checked (`TaskGraph.check`).
 
         Raises:
-            ConfigError: A missing dependency, a cycle, an unknown function, a column that nobody
-                provides.
+            ConfigError: A missing dependency, a cycle, an unknown function, a column that no
+                node provides.
         """
         graph = TaskGraph(self.pipeline_id, self.description)
         for node in self._nodes.values():

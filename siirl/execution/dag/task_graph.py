@@ -162,8 +162,8 @@ class TaskGraph:
     def get_topological_sort(self) -> list[str]:
         """Ids in an order in which each comes after its dependencies (Kahn 1962).
 
-        Of those that are free, what leads to a DYNAMIC_SAMPLING node comes first, so that nobody
-        has read rows to which it then adds more; then the one added first.
+        Of those that are free, what leads to a DYNAMIC_SAMPLING node comes first, so that no
+        node has read rows to which it then adds more; then the one added first.
 
         Raises:
             ConfigError: A dependency that is no node, or a cycle, named node by node.

@@ -261,9 +261,7 @@ def _children() -> set[int]:
 
 
 def _credentials() -> dict[str, str]:
-    """Ray 2.60 shows its token only where it is told to; a cluster that asks for none takes it all
-    the same.
-    """
+    """Environment in which Ray 2.60 presents its token; a cluster without one accepts it too."""
     return {"RAY_AUTH_MODE": "token"} if (Path.home() / ".ray" / "auth_token").is_file() else {}
 
 
