@@ -198,8 +198,7 @@ class ParquetPrompts(PromptFile):
         except pyarrow.ArrowInvalid as error:
             raise ValueError(
                 f"{path} is not a readable parquet file ({error}). Write it again, or remove it "
-                "from "
-                "the list."
+                "from the list."
             ) from error
         if not self._is_gsm8k:
             _check_columns(
@@ -308,8 +307,7 @@ class ParquetPrompts(PromptFile):
     def _too_large(self, group: int, verb: str) -> ValueError:
         return ValueError(
             f"{self.path}, row group {group} (from {self.place(self._starts[group])}) {verb} more "
-            "than "
-            f"{MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows a row group."
+            f"than {MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows a row group."
         )
 
     def _read(

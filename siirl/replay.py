@@ -156,8 +156,7 @@ def recorded(folder: Path) -> list[Row]:
     if not rows or not (folder / CONFIG_FILE).is_file():
         raise MissingAssetError(
             f"{folder} is not a run folder with recorded episodes: give one below outputs/, of a "
-            "run "
-            "with trainer.record_episodes or "
+            "run with trainer.record_episodes or "
             "trainer.record_val_episodes above 0."
         )
     return rows

@@ -134,8 +134,7 @@ def _numbered(number: int, *, task: str, within: Sequence[LiberoTask]) -> Libero
     if len(suites) > 1:
         raise ValueError(
             f"Task number {task!r} is of which suite? Write {suites[0]}/{number} (suites of this "
-            f"run: {', '.join(suites)}), "
-            "or tasks=null for all tasks of them."
+            f"run: {', '.join(suites)}), or tasks=null for all tasks of them."
         )
     if number >= len(within):
         raise ValueError(

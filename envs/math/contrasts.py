@@ -29,8 +29,8 @@ IMPOSSIBLE = re.compile(
 )
 REJECTING = words(
     "rejected reject rejecting rejects discarded discard discarding extraneous excluded exclude "
-    "excluding invalid "
-    "inadmissible dismissed dismiss dropped drop ignored ignore ignoring impossible ruled"
+    "excluding invalid inadmissible dismissed dismiss dropped drop ignored ignore ignoring "
+    "impossible ruled"
 )
 AROUND = words(
     """

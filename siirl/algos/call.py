@@ -57,8 +57,7 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
         if parameter.default is inspect.Parameter.empty and name not in known:
             raise ConfigError(
                 f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: "
-                "give it a default. "
-                f"Provided: {', '.join(sorted(known))}."
+                f"give it a default. Provided: {', '.join(sorted(known))}."
             )
 
 

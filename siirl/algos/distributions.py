@@ -101,8 +101,7 @@ class ActionDistribution(abc.ABC):
         if top_p < 1:
             raise ConfigError(
                 f"actor_rollout_ref.rollout.top_p={top_p}: {cls.__name__} has no most likely "
-                "tokens "
-                "to draw from; leave it at 1."
+                "tokens to draw from; leave it at 1."
             )
 
 

@@ -226,9 +226,9 @@ class FlowSDE(FlowDistribution):
         if entropy_coef != 0:
             raise ConfigError(
                 f"actor_rollout_ref.actor.entropy_coef={entropy_coef}: the entropy of "
-                f"{cls.__name__} "
-                "depends on no weight, so that this term would do nothing; leave it at 0, or learn "
-                "the noise (FlowNoise; model=tiny_flow_vla: options.noise=learnt)."
+                f"{cls.__name__} depends on no weight, so that this term would do nothing; leave "
+                "it at 0, or learn the noise (FlowNoise; model=tiny_flow_vla: "
+                "options.noise=learnt)."
             )
 
     def _transition(

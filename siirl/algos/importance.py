@@ -97,12 +97,10 @@ def check_importance(*, level: str, bound: str, high: float, low: float) -> None
     if not 0.0 <= low <= 1.0:
         raise ConfigError(
             f"Importance weights: low={low} must lie in [0, 1], as 1 is the weight of a sample of "
-            "the "
-            "policy itself."
+            "the policy itself."
         )
     if bound == "truncate" and low > 0.0:
         raise ConfigError(
             f"Importance weights: low={low} is read by bound=mask, not by truncate, which holds "
-            "large "
-            "weights only: leave it out."
+            "large weights only: leave it out."
         )

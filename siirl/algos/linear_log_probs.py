@@ -71,8 +71,8 @@ def linear_token_scores(
     ):
         raise TensorError(
             f"hidden of shape {list(hidden.shape)} does not fit weight of shape "
-            f"{list(weight.shape)} "
-            f"and tokens of shape {list(tokens.shape)}: [..., D], [V, D] and [...] are expected."
+            f"{list(weight.shape)} and tokens of shape {list(tokens.shape)}: [..., D], [V, D] and "
+            "[...] are expected."
         )
     if hidden.dtype != weight.dtype:
         raise TensorError(

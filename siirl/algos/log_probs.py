@@ -82,8 +82,7 @@ def check_temperature(temperature: float) -> None:
     if not 0 < temperature < math.inf:
         raise ConfigError(
             f"temperature={temperature} must be positive: logits are divided by it. Greedy choice "
-            "has "
-            "no log-probs."
+            "has no log-probs."
         )
 
 

@@ -18,14 +18,12 @@ def check_clip(
     if not 0.0 <= clip_ratio_low <= 1.0:
         raise ConfigError(
             f"clip_ratio_low={clip_ratio_low}: the ratio is clipped at 1 - clip_ratio_low, so it "
-            "must "
-            "lie in [0, 1]."
+            "must lie in [0, 1]."
         )
     if not clip_ratio_high >= 0.0:
         raise ConfigError(
             f"clip_ratio_high={clip_ratio_high}: the ratio is clipped at 1 + clip_ratio_high, so "
-            "it "
-            "must not be negative."
+            "it must not be negative."
         )
     if clip_ratio_c is not None and not clip_ratio_c > 1.0:
         raise ConfigError(

@@ -18,8 +18,8 @@ def require_same_shape(**tensors: torch.Tensor) -> None:
         if tensor.shape != reference.shape:
             raise TensorError(
                 f"{name} has shape {list(tensor.shape)} and {first} has shape "
-                f"{list(reference.shape)}: "
-                "they must be equal, nothing is broadcast. Expand the smaller one where it is made."
+                f"{list(reference.shape)}: they must be equal, nothing is broadcast. Expand the "
+                "smaller one where it is made."
             )
 
 

@@ -24,8 +24,8 @@ def require_agreement(metrics: Mapping[str, float], settings: ActorRolloutRefArg
     if not gap <= bound:  # also true for NaN
         raise InvariantError(
             "Acting and training disagree: log-probs of the same actions and weights differ by "
-            f"{gap:.2g} in the mean and by "
-            f"{metrics[LARGEST_GAP]:.2g} at most, and rounding explains a mean of {bound:.2g} "
+            f"{gap:.2g} in the mean and by {metrics[LARGEST_GAP]:.2g} at most, and rounding "
+            f"explains a mean of {bound:.2g} "
             "(actor_rollout_ref.rollout.max_log_prob_gap). The ratio of PPO would be wrong."
         )
 

@@ -333,8 +333,7 @@ class CheckpointManager:
         if engines != sorted(self.engines):
             raise CheckpointError(
                 f"{folder} is of another job. Expected engines: {sorted(self.engines)}. Found: "
-                f"{engines}. "
-                "Choose a checkpoint or a pipeline that fits."
+                f"{engines}. Choose a checkpoint or a pipeline that fits."
             )
         return folder
 

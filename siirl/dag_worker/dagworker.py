@@ -434,8 +434,7 @@ def load_state(
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"{folder} holds a state that this job cannot load ({describe_error(error)}). Resume "
-            "with the "
-            "configuration and the version that "
+            "with the configuration and the version that "
             "saved it, or start a new run from its weights: "
             "actor_rollout_ref.model.path=<checkpoint>/actor."
         ) from error

@@ -73,8 +73,8 @@ class LeaseBook:
         if record is None:
             raise InvariantError(
                 f"Lease {lease_id} is not open: it was acknowledged before, or given back after "
-                f"{self.lease_seconds:g} s or "
-                "its holder's death. Another worker may have its samples: do not train on them."
+                f"{self.lease_seconds:g} s or its holder's death. Another worker may have its "
+                "samples: do not train on them."
             )
         held = self._by_holder[record.lease.holder]
         held.discard(lease_id)

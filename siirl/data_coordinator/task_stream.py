@@ -181,8 +181,8 @@ class TaskLoader:
             if saved[name] != own[name]:
                 raise CheckpointError(
                     f"The checkpoint's data stream has {name}={saved[name]!r}, and this run has "
-                    f"{own[name]!r}. "
-                    "Resume with the same, or start a new run from the checkpoint's weights."
+                    f"{own[name]!r}. Resume with the same, or start a new run from the "
+                    "checkpoint's weights."
                 )
         self.position = int(state["position"])
 

@@ -136,8 +136,7 @@ def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedE
         if found.get(name) != expected.get(name):
             raise CheckpointError(
                 f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has "
-                f"{expected.get(name)!r}: "
-                "resume with the same value, or start a new evaluation."
+                f"{expected.get(name)!r}: resume with the same value, or start a new evaluation."
             )
     return [
         PublishedEpisode(**{name: value for name, value in row.items() if name != "step"})

@@ -90,9 +90,8 @@ class RewardArguments:
     functions: tuple[dict[str, Any], ...] = option(
         (),
         "Parts of a text reward, summed; they replace `name`. Each is a mapping: name (success, "
-        "return, model, "
-        "module:name, or with path a function of that file), weight (1), data_sources (all), "
-        "batched (false: one call per sample).",
+        "return, model, module:name, or with path a function of that file), weight (1), "
+        "data_sources (all), batched (false: one call per sample).",
         why="the environment's own reward needs none",
         text_only=OWN_REWARD,
     )

@@ -133,8 +133,7 @@ def _evaluation(trainer: TrainingArguments) -> Iterator[SiirlError]:
             f"trainer.val_seed_offset={first} with trainer.val_episodes={episodes} takes seeds "
             f"up to {first + episodes - 1}, but those "
             f"from {FIRST_DEMONSTRATION_SEED} on belong to demonstrations and training: make "
-            "val_seed_offset at most "
-            f"{FIRST_DEMONSTRATION_SEED - episodes}."
+            f"val_seed_offset at most {FIRST_DEMONSTRATION_SEED - episodes}."
         )
 
 
@@ -355,8 +354,7 @@ def _task_shares(data: DataArguments, env: EnvArguments, spec: EnvSpec) -> Itera
     elif weights and (len(weights) != len(tasks) or min(weights) < 0 or max(weights) == 0):
         yield ConfigError(
             f"data.task_weights={as_text(list(weights))} must have a whole number for each of "
-            f"the {len(tasks)} tasks "
-            f"({', '.join(tasks)}), none below 0 and not all 0."
+            f"the {len(tasks)} tasks ({', '.join(tasks)}), none below 0 and not all 0."
         )
 
 

@@ -124,9 +124,8 @@ def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"{MINI_BATCH}={mini_batch} x "
             f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n} = {trajectories} "
-            "trajectories "
-            f"are not divisible by trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks: "
-            "change one of them."
+            f"trajectories are not divisible by trainer.nnodes x trainer.n_gpus_per_node = {ranks} "
+            "ranks: change one of them."
         )
 
 

@@ -65,8 +65,7 @@ def require_linux(system: str = sys.platform) -> None:
     if system != "linux":
         raise ConfigError(
             f"Runs need Linux, and this system is {system}: siirl needs sched_getaffinity and "
-            "/proc. "
-            "docs/installing.md lists the parts that work elsewhere."
+            "/proc. docs/installing.md lists the parts that work elsewhere."
         )
 
 

@@ -121,8 +121,7 @@ def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
     if declared is None:
         return (
             f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all "
-            "values. "
-            "siirl.reporting.metrics.register_metric declares another reduction."
+            "values. siirl.reporting.metrics.register_metric declares another reduction."
         )
     takes = declared.reduction if declared.reduction in _WANTED else Reduction.RANK_MEAN
     if _kind(value) is takes:

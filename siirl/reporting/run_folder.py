@@ -73,8 +73,8 @@ def run_folder(
             if free < needed_bytes:
                 raise ConfigError(
                     f"{place} has {free / 1e6:.0f} MB free, and the run needs about "
-                    f"{needed_bytes / 1e6:.0f} MB: "
-                    "free some, choose another folder, or save less often (trainer.save_freq)."
+                    f"{needed_bytes / 1e6:.0f} MB: free some, choose another folder, or save less "
+                    "often (trainer.save_freq)."
                 )
         except OSError as error:
             _take_back(folder, made)

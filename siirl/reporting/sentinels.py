@@ -58,8 +58,7 @@ def _remedy_of_reward(value: float) -> str:
         return (
             "A policy that never succeeds learns nothing from a 0/1 reward: start from weights "
             "that sometimes succeed (siirl.warm_start), take easier tasks, or a reward that "
-            "ranks "
-            "failures (reward=srpo). If rollouts do succeed, the reward function is wrong."
+            "ranks failures (reward=srpo). If rollouts do succeed, the reward function is wrong."
         )
     if value == 1.0:
         return "The policy solves all its tasks: take harder ones, or end the run."
@@ -109,8 +108,7 @@ class CollapsedEntropy:
         return (
             f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats a token; its "
             "rollouts are nearly identical and give little signal. Resume from an earlier "
-            "checkpoint "
-            "(trainer.resume) with a lower actor_rollout_ref.actor.optim.lr, a higher "
+            "checkpoint (trainer.resume) with a lower actor_rollout_ref.actor.optim.lr, a higher "
             "actor_rollout_ref.rollout.temperature or actor_rollout_ref.actor.entropy_coef above 0."
         )
 
@@ -222,8 +220,7 @@ class HeldOutPromptsTrain:
             return None
         return (
             f"{count:.0f} training prompts differ from a held-out prompt only in case or "
-            "whitespace, "
-            "so held-out success is overstated: remove them from "
+            "whitespace, so held-out success is overstated: remove them from "
             "data.train_files, or give data.val_files with other questions."
         )
 

@@ -47,8 +47,7 @@ def pass_at_k_advantage(
     if k is not None and k < 2:
         raise ConfigError(
             f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs "
-            "at "
-            "least 2."
+            "at least 2."
         )
     check_epsilon(epsilon)
     statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")

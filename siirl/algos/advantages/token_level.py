@@ -51,8 +51,7 @@ def gae_advantage(
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ConfigError(
             f"gamma={gamma} and lam={lam} must lie in [0, 1]: what comes later counts at most as "
-            "much "
-            "as what comes now."
+            "much as what comes now."
         )
     rewards_BT, values_BT = rewards_BT.detach(), values_BT.detach()
     require_axes(2, token_level_rewards=rewards_BT)
@@ -159,8 +158,7 @@ def require_rewards_at_kept_tokens(rewards_BT: torch.Tensor, kept_BT: torch.Tens
         row, token = lost_BT.nonzero()[0].tolist()
         raise TensorError(
             f"token_level_rewards has a reward at row {row}, token {token}, where response_mask is "
-            "0: "
-            "put it at a kept token."
+            "0: put it at a kept token."
         )
 
 

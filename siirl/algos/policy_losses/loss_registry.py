@@ -205,8 +205,7 @@ def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
         if numeric and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigError(
                 f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such "
-                "as "
-                f"{known[option]}."
+                f"as {known[option]}."
             )
     if not options:
         return

@@ -67,8 +67,7 @@ def cpgd_policy_loss(
     if clip_ratio_low == 1.0:
         raise ConfigError(
             "clip_ratio_low=1.0: cpgd clips the log-ratio at log(1 - clip_ratio_low), so it must "
-            "be "
-            "below 1."
+            "be below 1."
         )
     if not (policy_drift_coef >= 0 and policy_drift_cap > 1):
         raise ConfigError(

@@ -27,8 +27,7 @@ def order_for_kl_in_reward(
     if not references:
         raise ConfigError(
             f"algorithm.use_kl_in_reward=true, but graph {graph.graph_id!r} has no node with the "
-            "role REFERENCE. "
-            "Add one before the reward, or set it to false."
+            "role REFERENCE. Add one before the reward, or set it to false."
         )
     if not rewards:
         return
@@ -44,8 +43,7 @@ def order_for_kl_in_reward(
                 "KL in the reward needs the log-prob nodes before the reward: in graph "
                 f"{graph.graph_id!r} {' and '.join(map(repr, late))} "
                 f"must come before {reward!r}, which is on another path than {rewards[0]!r}. Add "
-                "the dependency, or set "
-                "algorithm.use_kl_in_reward=false."
+                "the dependency, or set algorithm.use_kl_in_reward=false."
             )
     graph.check_columns()
 

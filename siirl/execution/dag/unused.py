@@ -32,9 +32,8 @@ def skip_unused(
     if needs_reference and not references:
         raise ConfigError(
             f"A KL to the reference policy is asked for, but graph {graph.graph_id!r} has no node "
-            "with the role REFERENCE: "
-            "add one, or set actor_rollout_ref.actor.use_kl_loss=false and "
-            "algorithm.use_kl_in_reward=false."
+            "with the role REFERENCE: add one, or set actor_rollout_ref.actor.use_kl_loss=false "
+            "and algorithm.use_kl_in_reward=false."
         )
     for node_id in [] if needs_reference else references:
         graph.skip_node(node_id, reason=NO_KL)

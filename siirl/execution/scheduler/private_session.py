@@ -75,8 +75,8 @@ def keep_token_private() -> None:
         token.chmod(0o600)
         logger.warning(
             "%s had mode %o, so that other users of this machine could read Ray's token; it has "
-            "600 now. Replace the token "
-            "if that matters: delete the file, `umask 077; ray get-auth-token --generate`, and "
+            "600 now. Replace the token if that matters: delete the file, `umask 077; ray "
+            "get-auth-token --generate`, and "
             "start the cluster again.",
             token,
             mode,

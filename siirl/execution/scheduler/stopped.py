@@ -124,8 +124,7 @@ class StoppedWatch:
             if needed is not None and stopped_s >= self._end_after_s:
                 return (
                     f"{needed} (process {process.pid}) was stopped (SIGSTOP) for {stopped_s:.0f} "
-                    "s, "
-                    "and the run cannot continue without it."
+                    "s, and the run cannot continue without it."
                 )
             if (
                 (needed or replaced)

@@ -32,8 +32,7 @@ class TaskScheduler:
         if num_physical_nodes < 1 or gpus_per_node < 1:
             raise ConfigError(
                 f"trainer.nnodes={num_physical_nodes} and trainer.n_gpus_per_node={gpus_per_node} "
-                "must both be at least 1: "
-                "their product is the number of ranks."
+                "must both be at least 1: their product is the number of ranks."
             )
         self.num_physical_nodes = num_physical_nodes
         self.gpus_per_node = gpus_per_node
@@ -119,8 +118,7 @@ class TaskScheduler:
             names = ", ".join(part.graph_id for part in parts)
             raise ConfigError(
                 f"{len(parts)} graphs run side by side ({names}), but there are {self.num_workers} "
-                "ranks "
-                f"(trainer.nnodes={self.num_physical_nodes} x "
+                f"ranks (trainer.nnodes={self.num_physical_nodes} x "
                 f"trainer.n_gpus_per_node={self.gpus_per_node}). Give at least one to each."
             )
 
