@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.errors import InvariantError
+from siirl.params.domains import SERVER, VLLM
 from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments, RolloutArguments
 
 
@@ -44,4 +45,4 @@ def log_prob_gap_bound(rollout: RolloutArguments, model: ModelArguments) -> floa
         return rollout.max_log_prob_gap
     if model.dtype == "float32":
         return 1e-4
-    return 3e-2 if rollout.name == "vllm" else 1e-2
+    return 3e-2 if rollout.name in (VLLM, SERVER) else 1e-2

@@ -40,7 +40,13 @@ from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.rank_device import device_of_rank, set_deterministic
-from siirl.errors import CheckpointError, ConfigError, InvariantError, SiirlError
+from siirl.errors import (
+    CheckpointError,
+    ConfigError,
+    InvariantError,
+    SiirlError,
+    TooManyFailures,
+)
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.execution.dag.stage import declared_start
 from siirl.interrupts import STOP, Interrupted
@@ -201,9 +207,13 @@ class DAGWorker:
     def train(self) -> Iterator[Event]:
         """Evaluate, train, evaluate; yield metrics. An interrupt ends the run with a checkpoint.
 
+        So does an environment or an inference server that fails too often: the completed steps are
+        sound.
+
         Raises:
             ConfigError: The resumed run is complete already; with `total_epochs` only the loader
                 knows its number of steps.
+            TooManyFailures: Too many episodes could not be simulated or scored; on every rank.
         """
         try:
             yield from self._steps()
@@ -211,6 +221,10 @@ class DAGWorker:
         except Interrupted:
             yield Activity("saving before the end")
             yield Ended(self._save_what_is_trained())
+        except TooManyFailures:
+            yield Activity("saving before the end")
+            self._save_what_is_trained()
+            raise
 
     execute_task_graph = train  # name in the user's documents
 

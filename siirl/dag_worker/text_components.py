@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from envs.base import EnvSpec
+from envs.server_address import read_token
 from siirl.dag_worker.components import RankBuilder, Rollouts, make_task_loader
 from siirl.dag_worker.critic_components import make_critic
 from siirl.dag_worker.rollout_collector import text_rollout_metrics
@@ -35,9 +36,13 @@ from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.weights import move_to
 from siirl.params import SiiRLArguments
 from siirl.params.agents import rows_per_episode
+from siirl.params.domains import SERVER
 from siirl.params.model_args import ModelArguments
 from siirl.params.reward_args import reward_parts
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
+
+if TYPE_CHECKING:
+    from siirl.engine.rollout.server.server_engine import ServerEngine
 
 HELD_OUT = {
     "split": "heldout"
@@ -138,7 +143,7 @@ class TextBuilder(RankBuilder):
         return self.load()
 
     def acting(self, module: LanguageModel) -> LanguageModel:
-        """See `RankBuilder`; vLLM makes its own copy."""
+        """See `RankBuilder`; vLLM and a server have their own copy."""
         if self.config.actor_rollout_ref.rollout.name != "hf":
             return module
         copied: LanguageModel = super().acting(module)
@@ -252,6 +257,9 @@ class TextBuilder(RankBuilder):
             from siirl.engine.rollout.hf.hf_engine import HFEngine
 
             return HFEngine(**arguments), model
+        if settings.name == SERVER:
+            server_engine = self._server_engine(model)
+            return server_engine, server_engine
         engine_class = AsyncVLLMEngine if settings.mode == "async" else VLLMEngine
         engine = engine_class(
             **arguments,
@@ -263,6 +271,33 @@ class TextBuilder(RankBuilder):
             device=self.device,
         )
         return engine, engine
+
+    def _server_engine(self, model: LanguageModel) -> "ServerEngine":
+        """Connect to this rank's inference server."""
+        # imports an HTTP client, which other jobs need not wait for
+        from siirl.engine.rollout.server.server_engine import ServerEngine
+        from siirl.engine.rollout.server.server_link import ServerLink
+
+        config = self.config
+        settings = config.actor_rollout_ref.rollout
+        server = settings.server
+        return ServerEngine(
+            model=model,
+            tokenizer=self.tokenizer,
+            link=ServerLink(
+                server.urls[self.ranks.rank].rstrip("/"),
+                token=None if server.token_file is None else read_token(server.token_file),
+                deadline_s=server.deadline_s,
+            ),
+            temperature=settings.temperature,
+            weights_folder=None if server.weights_folder is None else Path(server.weights_folder),
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            compute_dtype=self.compute_dtype,
+            longest_text=config.data.max_prompt_length + config.data.max_response_length,
+            bucket_bytes=settings.update_weights_bucket_megabytes << 20,
+            device=self.device,
+        )
 
 
 def make_tokenizer(model: ModelArguments) -> ChatTokenizer:

@@ -12,7 +12,8 @@ from envs.text import MESSAGES
 
 ACTION_ENGINE = "embodied"
 VLLM = "vllm"
-TEXT_ENGINES = ("hf", VLLM)
+SERVER = "server"
+TEXT_ENGINES = ("hf", VLLM, SERVER)
 SRPO = "embodied_srpo"
 REWARD_MODEL = "model"  # siirl.engine.reward_manager.reward_model
 

@@ -8,12 +8,21 @@ from collections.abc import Iterator
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
-from siirl.params.domains import ACTION_ENGINE, REWARD_MODEL, SRPO, TEXT_ENGINES, VLLM, is_text
+from siirl.params.domains import (
+    ACTION_ENGINE,
+    REWARD_MODEL,
+    SERVER,
+    SRPO,
+    TEXT_ENGINES,
+    VLLM,
+    is_text,
+)
 from siirl.params.packages import require_vllm
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.key_readers import asks_a_model
+from siirl.preflight.server_checks import server_problems
 from siirl.preflight.ungraded_rows import grading_problems
 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -64,6 +73,8 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     except ConfigError as error:
         yield error
     yield from _of_engine(config)
+    if rollout.name == SERVER:
+        yield from server_problems(config)
     if config.reward_model.path is None and asks_a_model(config):
         yield ConfigError(
             f"reward.name={REWARD_MODEL} needs a classifier, and reward_model.path=null: give "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.resource_groups import GROUPS
 from siirl.params import sizes
+from siirl.params.domains import SERVER, VLLM
 from siirl.params.training_args import SiiRLArguments
 
 PIPELINES_WITH_REFILLS = ("dapo",)
@@ -51,10 +52,10 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
             "dag.groups runs rollouts and training in separate processes, and cluster=local is "
             "one process: take cluster=ray."
         )
-    if rollout.name == "vllm":
+    if rollout.name in (VLLM, SERVER):
         yield ConfigError(
-            "dag.groups with rollout=vllm: weights are swapped into policies of this process "
-            "only. Take rollout=hf, or leave dag.groups out."
+            f"dag.groups with rollout={rollout.name}: weights are swapped into policies of this "
+            "process only. Take rollout=hf, or leave dag.groups out."
         )
     if config.data.task_sampling == "learnable":
         yield ConfigError(

@@ -16,6 +16,7 @@ from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS, that_take
 from siirl.params.references import is_reference
 from siirl.params.reward_args import TEXT_REWARDS, VIDEO_REWARDS
 from siirl.params.schema import keys_of, value_of
+from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments
 
 Condition = Callable[[SiiRLArguments], bool]
@@ -149,6 +150,16 @@ VLLM = Reader(
     _is(f"{ROLLOUT}.name", "vllm"),
     f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it "
     "out.",
+)
+OTHER_WEIGHTS = Reader(
+    _is(f"{ROLLOUT}.name", "vllm", "server"),
+    f"by rollout=vllm and rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take one of "
+    "them, or leave it out.",
+)
+SERVERS = Reader(
+    _is(f"{ROLLOUT}.name", "server"),
+    f"by rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=server, or leave "
+    "it out.",
 )
 EVALUATIONS = Reader(
     _not(_is("trainer.val_episodes", 0)),
@@ -305,10 +316,11 @@ ROWS: tuple[Row, ...] = (
             "tensor_model_parallel_size",
             "kv_cache_gib",
             "sleep",
-            "update_weights_bucket_megabytes",
         ),
         VLLM,
     ),
+    (ROLLOUT, ("update_weights_bucket_megabytes",), OTHER_WEIGHTS),
+    (f"{ROLLOUT}.server", tuple(key.place for key in keys_of(ServerArguments)), SERVERS),
     (
         "actor_rollout_ref.ref",
         ("path",),

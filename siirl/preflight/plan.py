@@ -16,6 +16,7 @@ from siirl.execution.dag.task_loader import trained_models
 from siirl.params import sizes
 from siirl.params.agents import rows_per_episode
 from siirl.params.dag_args import DagArguments
+from siirl.params.domains import SERVER
 from siirl.params.model_args import ModelArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
@@ -143,6 +144,10 @@ class Plan:
     needs: Needs
     ungraded: bool
     """Whether the run includes rows that the environment cannot grade."""
+    servers: tuple[str, ...] = ()
+    """Addresses of the inference servers; none if the ranks generate themselves."""
+    weights_folder: str | None = None
+    """Through which the servers get new weights; None: memory of this machine."""
     decisions: int | None = None
     """Decisions of an environment in a step; None if rows are whole episodes."""
     agents_of_run: "tuple[tuple[str, Plan], ...]" = ()
@@ -185,6 +190,7 @@ def make_plan(
         group: The agent group; None: all nodes are of the only one.
     """
     length = _length(config, tasks=len(spec.tasks))
+    rollout = config.actor_rollout_ref.rollout
     return Plan(
         pipeline=_pipeline(graph, name=_graph_name(config.dag), group=group),
         weights=config.actor_rollout_ref.model.path or "new",
@@ -198,8 +204,8 @@ def make_plan(
         num_servers=sizes.servers(config),
         envs_per_server=config.env.envs_per_server,
         prompts=config.data.train_batch_size,
-        group_size=config.actor_rollout_ref.rollout.n,
-        decisions=config.actor_rollout_ref.rollout.n_steps,
+        group_size=rollout.n,
+        decisions=rollout.n_steps,
         agents=rows_per_episode(spec),
         update=_update(config, agents=rows_per_episode(spec), loss=loss, critic=critic),
         groups=tuple(groups),
@@ -211,6 +217,8 @@ def make_plan(
         machine=machine,
         needs=_needs(config, spec, machine, length, models=1 if critic is None else 2),
         ungraded=spec.leaves_ungraded,
+        servers=rollout.server.urls if rollout.name == SERVER else (),
+        weights_folder=rollout.server.weights_folder,
     )
 
 

@@ -71,6 +71,7 @@ def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
             f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = "
             f"{plan.num_servers * plan.envs_per_server}",
         ),
+        *([("servers", _render_servers(plan))] if plan.servers else []),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
         *([("loss", plan.update.loss)] if plan.pipeline.trains else []),
@@ -129,6 +130,11 @@ def _render_staleness(plan: Plan) -> str:
     if plan.streams:
         return f"{behind}: episodes are started all the time, new weights reach running ones"
     return f"{behind}: step k is rolled out with the weights of step k - {plan.max_staleness + 1}"
+
+
+def _render_servers(plan: Plan) -> str:
+    folder = plan.weights_folder or "this machine's memory"
+    return f"{', '.join(plan.servers)} generate, one a rank; new weights go through {folder}"
 
 
 def _render_step(plan: Plan) -> str:

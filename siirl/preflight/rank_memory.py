@@ -16,7 +16,7 @@ from math import ceil
 from envs.base import EnvSpec
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
-from siirl.params.domains import is_text
+from siirl.params.domains import SERVER, VLLM, is_text
 from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
 from siirl.params.paths import find
 from siirl.params.reward_args import RewardArguments
@@ -167,7 +167,7 @@ class PolicyMemory:
 
     def acting_copy(self) -> float:
         """Whole weights that act, where training shards them; vLLM's are in `generation`."""
-        own = self.in_group and self.policy.rollout.name != "vllm"
+        own = self.in_group and self.policy.rollout.name not in (VLLM, SERVER)
         return float(own * self.computing.compute * self.shape.parameters)
 
     def autocast_copies(self) -> float:

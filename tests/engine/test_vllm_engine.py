@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from tiny_language_models import language_model, request, scored, tokenizer
+from tiny_policies import Trained, train
 
 from siirl.algos.products import wide_product
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
@@ -215,24 +216,6 @@ def test_an_interruption_returns_what_there_is(engine, endless):
     partial, later = asyncio.run(scenario())
     assert (partial.finish_reason, len(partial.tokens), len(partial.log_probs)) == ("abort", 5, 5)
     assert len(later.tokens) == 2
-
-
-class Trained:
-    """The part of a TrainEngine that a weight sync uses."""
-
-    def __init__(self, module) -> None:
-        self.module, self.steps = module, 3
-
-    def weights_in_turn(self):
-        return iter(self.module.state_dict().items())
-
-
-def train(model, *, seed: int) -> None:
-    """Move every weight, as an optimiser would."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.1 * torch.randn(weight.shape, generator=generator)
 
 
 @needs_vllm

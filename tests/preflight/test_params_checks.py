@@ -21,6 +21,8 @@ from vjepa.reward_settings import TrajectoryRewardConfig
 
 Problems = Callable[..., list[str]]
 # the shipped one falls, and asks for a last step
+SERVER_KEY = "actor_rollout_ref.rollout.server"
+SERVER = ["env=math", "rollout=server", f"{SERVER_KEY}.urls=['http://127.0.0.1:8100']"]
 CONSTANT_RATE = "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup"
 
 
@@ -309,6 +311,26 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
             ["env=math", "actor_rollout_ref.rollout.mode=async", "trainer.deterministic=true"],
             "batches by arrival time",
         ),
+        (TEXT, ["env=math", "rollout=server"], "server.urls=[] names 0 servers"),
+        (TEXT, [*SERVER, "trainer.n_gpus_per_node=2"], "the job has 2 ranks: name one for each"),
+        (TEXT, [*SERVER, "trainer.deterministic=true"], "take rollout=hf"),
+        (
+            TEXT,
+            ["env=math", "rollout=server", f"{SERVER_KEY}.urls=['localhost:8100']"],
+            "urls=localhost:8100 must be the address of an inference server: http://HOST:PORT",
+        ),
+        (
+            TEXT,
+            ["env=math", "rollout=server", f"{SERVER_KEY}.urls=['http://me:key@localhost']"],
+            f"put the token into a file and name it in {SERVER_KEY}.token_file",
+        ),
+        (TEXT, [*SERVER, f"{SERVER_KEY}.token_file=/no/such"], "/no/such cannot be read"),
+        (
+            TEXT,
+            ["env=math", "rollout=server", f"{SERVER_KEY}.urls=['http://gpu7:8100']"],
+            "weights_folder=null is memory of this one: name a folder that both see",
+        ),
+        (TEXT, [*SERVER, f"{SERVER_KEY}.weights_folder=/no/such"], "/no/such is no folder"),
         (
             spec(),
             ["model=tiny_lm"],

@@ -211,6 +211,11 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "kv_cache_gib=4.0 is read by rollout=vllm",
         ),
         (
+            f"env=math pipeline=grpo rollout=vllm {ROLLOUT}.server.deadline_s=4",
+            "server.deadline_s=4.0 is read by rollout=server, not by "
+            "actor_rollout_ref.rollout.name=vllm",
+        ),
+        (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.1",
             "clip_ratio=0.1 is read only if actor_rollout_ref.actor.clip_ratio_low or "
             "clip_ratio_high is",
@@ -397,6 +402,8 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
         "env=math data.train_files=[a] data.num_loader_workers=2 data.heldout_share=0.1 "
         "trainer.total_epochs=2",
         f"env=math pipeline=grpo rollout=vllm {ROLLOUT}.tensor_model_parallel_size=2",
+        f"env=math pipeline=grpo rollout=server {ROLLOUT}.server.deadline_s=4 "
+        f"{ROLLOUT}.update_weights_bucket_megabytes=64",
         f"pipeline=grpo {ACTOR}.clip_ratio=0.1",
         f"pipeline=dapo {ACTOR}.clip_ratio=0.1 {ACTOR}.clip_ratio_low=null "
         f"{ACTOR}.clip_ratio_high=null",
@@ -438,7 +445,7 @@ OPTIONS = [
     *((f"reward={reward}",) for reward in options()["reward"]),
     *((f"experiment={experiment}",) for experiment in options()["experiment"]),
     *((f"trainer={trainer}",) for trainer in options()["trainer"] if "text" not in trainer),
-    *(("env=math", f"rollout={rollout}") for rollout in ("hf", "vllm")),
+    *(("env=math", f"rollout={rollout}") for rollout in ("hf", "vllm", "server")),
     ("env=libero", "model=openvla_oft"),
     ("cluster=local",),
 ]

@@ -12,8 +12,6 @@ temperature stays 1, and the logits are divided before (`siirl.engine.rollout.vl
 vLLM is an extra (`make vllm`), imported only when an engine is made.
 """
 
-# S token of the probe, V token of the vocabulary
-
 import abc
 import os
 import tempfile
@@ -22,14 +20,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import next_token_logits
+from siirl.engine.rollout.vllm.vllm_probe import (
+    has_weights,
+    loadable,
+    probe_text,
+    trained_log_prob,
+)
 from siirl.engine.rollout.vllm.vllm_settings import (
-    PROBE_TOKENS,
     PROBE_TOLERANCE,
     engine_settings,
     process_state_restored,
@@ -161,7 +162,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
             tokenizer.save(folder)
             self._start({"model": folder, "tokenizer": folder, **settings})
         self._on_workers("siirl_scale_logits", 1.0 / temperature)
-        if _has_weights(model):
+        if has_weights(model):
             self.take_weights(model.state_dict().items())
 
     # ActingWeights
@@ -173,14 +174,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
         `ActingWeights`.
         """
         self.wake()
-        names = self.model.exported_names
-        exported = (
-            (name, tensor.to(self.dtype))
-            for name, tensor in self.model.exported_in_turn(weights)
-            if name in names
-        )
         self._on_workers("siirl_begin_weights")
-        expected = self._transfer(exported)
+        expected = self._transfer(loadable(self.model, weights, self.dtype))
         found = self._on_workers("siirl_finish_weights")
         self._wait(self.vllm.reset_prefix_cache())
         return [
@@ -193,12 +188,14 @@ class VLLMBase(TextEngineBase, abc.ABC):
 
         A sharded module runs on all ranks, which all take weights at the same time.
         """
-        length = min(PROBE_TOKENS, self.longest - 1)
-        ids = np.random.default_rng(0).integers(0, self.tokenizer.vocab_size, length).tolist()
-        ids_1S = torch.tensor([ids], device=self.device)
-        logits_SV = next_token_logits(self.model, ids_1S, compute_dtype=self.dtype)
-        log_probs_SV = torch.log_softmax(logits_SV / self.temperature, dim=-1)
-        expected = float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
+        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
+        expected = trained_log_prob(
+            self.model,
+            ids,
+            temperature=self.temperature,
+            compute_dtype=self.dtype,
+            device=self.device,
+        )
         output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
         found = np.mean(
             [
@@ -394,7 +391,3 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
             for output in self.vllm.step():
                 if output.finished:
                     return output
-
-
-def _has_weights(model: LanguageModel) -> bool:
-    return not any(weight.is_meta or isinstance(weight, DTensor) for weight in model.parameters())

@@ -1,13 +1,74 @@
-"""Logits of the trained module, to prove that vLLM acts with its weights."""
+"""A fixed text and its log-probs by the trained module, to prove that vLLM acts with its weights."""
 
 # S token of the probe, D hidden, V token of the vocabulary
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from siirl.algos.products import wide_product
+from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOKENS
+from siirl.models.language_model import LanguageModel
+
+
+def probe_text(*, vocab_size: int, longest: int) -> list[int]:
+    """Token ids of the fixed text.
+
+    Args:
+        vocab_size: Ids are below this.
+        longest: Tokens of the longest text; one follows the probe.
+    """
+    length = min(PROBE_TOKENS, longest - 1)
+    ids: list[int] = np.random.default_rng(0).integers(0, vocab_size, length).tolist()
+    return ids
+
+
+def trained_log_prob(
+    model: Any,
+    ids: list[int],
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+) -> float:
+    """Mean log-prob of all tokens of `ids` but the first, by the trained module.
+
+    Args:
+        model: See `next_token_logits`.
+        ids: The text.
+        temperature: Divides the logits.
+        compute_dtype: Type of the passes.
+        device: Where the module is.
+    """
+    ids_1S = torch.tensor([ids], device=device)
+    logits_SV = next_token_logits(model, ids_1S, compute_dtype=compute_dtype)
+    log_probs_SV = torch.log_softmax(logits_SV / temperature, dim=-1)
+    return float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
+
+
+def loadable(
+    model: LanguageModel, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that vLLM loads, one at a time: adapters merged, a tied weight once, in `dtype`.
+
+    Args:
+        model: The trained module.
+        weights: See `LanguageModel.exported_in_turn`.
+        dtype: Type of vLLM's weights.
+    """
+    names = model.exported_names
+    for name, tensor in model.exported_in_turn(weights):
+        if name in names:
+            yield name, tensor.to(dtype)
+
+
+def has_weights(model: LanguageModel) -> bool:
+    """Whether the module holds whole weights: none on the meta device, none sharded."""
+    return not any(weight.is_meta or isinstance(weight, DTensor) for weight in model.parameters())
 
 
 @torch.no_grad()

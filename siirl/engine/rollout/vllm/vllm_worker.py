@@ -22,6 +22,8 @@ class WorkerExtension:
     model_runner: Any
     siirl_buffers: MappedBuffers
     siirl_digest: RunningChecksum
+    siirl_own_scale: float | None = None
+    """Factor of the logits that the model itself has."""
 
     def siirl_shut_ports(self) -> None:
         """Shut the ports of this process, a worker of vLLM: those of gloo and of torch's stores."""
@@ -31,12 +33,15 @@ class WorkerExtension:
         """Multiply the model's logits, so that vLLM's temperature 1 is the training temperature.
 
         vLLM's log-probs are then those of the whole distribution under that temperature,
-        independent of top-p and top-k.
+        independent of top-p and top-k. A later call replaces the factor.
 
         Raises:
             AttributeError: The architecture lacks vLLM's logits processor.
         """
-        self.model_runner.get_model().logits_processor.scale *= factor
+        processor = self.model_runner.get_model().logits_processor
+        if self.siirl_own_scale is None:
+            self.siirl_own_scale = processor.scale
+        processor.scale = self.siirl_own_scale * factor
 
     def siirl_begin_weights(self) -> None:
         """Prepare for new weights, of which `siirl_take_bucket` brings some at a time."""

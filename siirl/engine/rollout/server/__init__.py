@@ -1,0 +1,1 @@
+"""Text engine over HTTP: an inference server of its own generates (rollout=server)."""

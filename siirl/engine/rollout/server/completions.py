@@ -1,0 +1,201 @@
+"""Requests and answers of the route /v1/completions: token ids in, token ids and log-probs out.
+
+The form is that of vLLM's OpenAI-compatible server (0.32, `vllm.entrypoints.openai.completion
+.protocol`). An answer is checked before it becomes a `GenerationResponse`: another form, tokens
+outside of the vocabulary, log-probs that are none. Left out: streaming, several prompts a request.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
+
+COMPLETIONS = "/v1/completions"
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
+# Sampling that no engine of siirl has. A server fills in what a request leaves out from the model's
+# generation_config.json.
+NEUTRAL = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_p": 0.0,
+}
+IMPOSSIBLE = -9999.0  # vLLM writes it for log-probs below; JSON has no infinity
+ROUNDING = 1e-3  # a log-prob of a sure token may lie this much above 0
+# Bytes of an answer: its frame, and of a token its text, number and log-prob, each as JSON twice.
+FRAME_BYTES, TOKEN_BYTES = 1 << 16, 1 << 10
+
+
+class BadAnswer(ValueError):
+    """An answer in another form; the message says what is wrong, without the server's name."""
+
+
+def completion_body(
+    request: GenerationRequest,
+    *,
+    model: str,
+    name: str,
+    top_p: float,
+    top_k: int | None,
+    stop_ids: Sequence[int],
+) -> dict[str, Any]:
+    """The request as JSON.
+
+    Temperature 1 is the training temperature: the server's workers divide the logits. So log-probs
+    are those of the whole distribution, whatever top-p and top-k.
+
+    Args:
+        request: What to continue.
+        model: The server's name of the model.
+        name: Id of the request at the server.
+        top_p: See `HFEngine`.
+        top_k: See `HFEngine`.
+        stop_ids: Tokens that end a continuation.
+    """
+    drawing = (
+        {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+        if request.greedy
+        else {"temperature": 1.0, "top_p": top_p, "top_k": top_k or 0}
+    )
+    return {
+        "model": model,
+        "request_id": name,
+        "prompt": list(request.input_ids),
+        "max_tokens": request.max_new_tokens,
+        "seed": int(np.random.SeedSequence(request.seed).generate_state(1)[0]),
+        "stop": list(request.stop),
+        "stop_token_ids": list(stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **NEUTRAL,
+        **drawing,
+    }
+
+
+def scoring_body(ids: Sequence[int], *, model: str) -> dict[str, Any]:
+    """A request for the log-probs of `ids`, of which nothing is continued."""
+    return {
+        "model": model,
+        "prompt": list(ids),
+        "max_tokens": 0,
+        "echo": True,
+        "logprobs": 0,
+        "temperature": 1.0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **NEUTRAL,
+    }
+
+
+def largest_answer(tokens: int) -> int:
+    """Bytes that an answer of so many tokens may have."""
+    return FRAME_BYTES + TOKEN_BYTES * tokens
+
+
+def completion(
+    content: bytes, *, request: GenerationRequest, vocab_size: int, version: int
+) -> GenerationResponse:
+    """The checked answer to `completion_body`.
+
+    Args:
+        content: The answer's body.
+        request: What was asked.
+        vocab_size: Token ids are below this.
+        version: Of the weights that generated it.
+
+    Raises:
+        BadAnswer: Another form, or values that cannot be.
+    """
+    choice = _choice(content)
+    reason = choice.get("finish_reason")
+    if reason not in FINISH_REASONS:
+        raise BadAnswer(f"finish_reason={reason!r} is none of {', '.join(FINISH_REASONS)}")
+    tokens = _token_ids(choice, vocab_size=vocab_size)
+    log_probs = _log_probs(choice, count=len(tokens))
+    most = request.max_new_tokens
+    if len(tokens) > most:
+        raise BadAnswer(f"it has {len(tokens)} tokens, and at most {most} were requested")
+    if reason == "length" and len(tokens) < most:
+        raise BadAnswer(
+            f"it was cut after {len(tokens)} of {most} tokens: the server has a limit of its own "
+            "(start vLLM with --generation-config vllm)"
+        )
+    if reason == "stop" and not tokens:
+        raise BadAnswer("it has no token, and not even one that ends it")
+    return GenerationResponse(
+        tokens=np.array(tokens, np.int64),
+        log_probs=np.array(log_probs, np.float32),
+        versions=np.full(len(tokens), version, np.int64),
+        finish_reason=reason,
+    )
+
+
+def scored_log_probs(content: bytes, *, ids: Sequence[int]) -> list[float]:
+    """Log-probs of all tokens of `ids` but the first, from the answer to `scoring_body`.
+
+    Raises:
+        BadAnswer: Another form.
+    """
+    choice = _choice(content)
+    listed = _listed_log_probs(choice)
+    if len(listed) != len(ids):
+        raise BadAnswer(f"it scores {len(listed)} tokens, and the text has {len(ids)}")
+    return _numbers(listed[1:], first=1)
+
+
+def _choice(content: bytes) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError as error:
+        raise BadAnswer(f"it is no JSON ({error})") from error
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        raise BadAnswer("it lacks `choices` with one entry")
+    choice: Mapping[str, Any] = choices[0]
+    return choice
+
+
+def _token_ids(choice: Mapping[str, Any], *, vocab_size: int) -> list[int]:
+    tokens = choice.get("token_ids")
+    if not isinstance(tokens, list):
+        raise BadAnswer("it lacks `token_ids`, which vLLM 0.32 returns on request")
+    for place, token in enumerate(tokens):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise BadAnswer(
+                f"token {place} is {token!r}, and the vocabulary has the numbers 0 to "
+                f"{vocab_size - 1}: the server has another model"
+            )
+    return tokens
+
+
+def _log_probs(choice: Mapping[str, Any], *, count: int) -> list[float]:
+    if count == 0:
+        return []
+    listed = _listed_log_probs(choice)
+    if len(listed) != count:
+        raise BadAnswer(f"it has {count} tokens and {len(listed)} log-probs")
+    return _numbers(listed, first=0)
+
+
+def _listed_log_probs(choice: Mapping[str, Any]) -> list[Any]:
+    found = choice.get("logprobs")
+    listed = found.get("token_logprobs") if isinstance(found, dict) else None
+    if not isinstance(listed, list):
+        raise BadAnswer("it lacks `logprobs.token_logprobs`")
+    return listed
+
+
+def _numbers(listed: Sequence[Any], *, first: int) -> list[float]:
+    for place, value in enumerate(listed, start=first):
+        is_number = isinstance(value, float | int) and IMPOSSIBLE < value <= ROUNDING
+        if not is_number:  # also for NaN, which every comparison refuses
+            raise BadAnswer(
+                f"the log-prob of token {place} is {value!r}: the weights or the server's "
+                "arithmetic are broken (restart it; if it happens again, lower the learning rate)"
+            )
+    return list(listed)

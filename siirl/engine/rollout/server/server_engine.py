@@ -1,0 +1,385 @@
+"""Text engine over an inference server: vLLM's OpenAI-compatible one, or one with its routes.
+
+The server holds a copy of the weights, on this machine or another, and batches requests as they
+arrive. New weights reach it in buckets (`weight_folder`). Three checks prove them: a checksum over
+the bits that arrived, the log-probs of a fixed text, and a label that the workers lose when they
+are restarted, compared before and after each rollout.
+
+A request without a usable answer costs its episode, which counts as failed and is never scored. A
+server that no longer answers fails the other episodes of the rollout at once. Left out: several
+servers for one rank, sleeping between rollouts, separate rollout ranks (`dag.groups`).
+"""
+
+import asyncio
+import json
+import secrets
+import tempfile
+import time
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from siirl.engine.rollout.admission import check_length
+from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
+from siirl.engine.rollout.server.completions import (
+    COMPLETIONS,
+    BadAnswer,
+    completion,
+    completion_body,
+    largest_answer,
+    scored_log_probs,
+    scoring_body,
+)
+from siirl.engine.rollout.server.server_link import ServerError, ServerLink
+from siirl.engine.rollout.server.server_worker import PROTOCOL
+from siirl.engine.rollout.server.weight_folder import FOLDER_KEY, FolderBuckets
+from siirl.engine.rollout.text_engine_base import TextEngineBase
+from siirl.engine.rollout.vllm.vllm_probe import (
+    has_weights,
+    loadable,
+    probe_text,
+    trained_log_prob,
+)
+from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
+from siirl.engine.training.weight_buckets import BUCKET_BYTES, send
+from siirl.engine.training.weight_sync import ChecksumPair
+from siirl.errors import ConfigError, InvariantError, RunFailed, SimulationFailed
+from siirl.models.chat import ChatTokenizer
+from siirl.models.language_model import LanguageModel
+
+Result = TypeVar("Result")
+
+MEMORY_FOLDER = "/dev/shm"
+SERVER_FAULT = 500  # HTTP status of an exception in the server
+START = "docs/inference_server.md has the command that starts vLLM"
+
+
+class ServerEngine(TextEngineBase):
+    """Continues prompts by requests to one inference server.
+
+    Args:
+        model: The trained module; see `VLLMBase`.
+        tokenizer: Provides the tokens that end a turn.
+        link: The connections to the server, which `close` closes.
+        weights_folder: Seen by this process and the server; for buckets of weights. None: a private
+            folder in this machine's memory.
+        temperature: Divides the logits, for sampling and for the log-probs.
+        top_p: See `HFEngine`.
+        top_k: See `HFEngine`.
+        compute_dtype: Type of the server's weights; None: the module's type.
+        longest_text: Tokens of the longest prompt and its continuation together; None: unknown.
+        bucket_bytes: Size of a bucket of weights.
+        device: Where the trained module is; None: where its weights are.
+
+    Raises:
+        ConfigError: The server lacks a route or siirl's extension, or computes in another type.
+        RunFailed: It does not answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: LanguageModel,
+        tokenizer: ChatTokenizer,
+        link: ServerLink,
+        temperature: float,
+        weights_folder: Path | None = None,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        compute_dtype: torch.dtype | None = None,
+        longest_text: int | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(lockstep=False)
+        self.model, self.tokenizer, self.link = model, tokenizer, link
+        self.bucket_bytes = bucket_bytes
+        self._memory = tempfile.TemporaryDirectory(prefix="siirl-weights-", dir=MEMORY_FOLDER)
+        self.weights_folder = weights_folder or Path(self._memory.name)
+        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        weight = next(model.parameters())
+        self.dtype = compute_dtype or weight.dtype
+        self.device = weight.device if device is None else device
+        self.running: set[str] = set()
+        self.requests = 0
+        self.label = ""
+        self.gone = ""
+        """Why the server is given up for this rollout; empty: it is not."""
+        self.answered_at = 0.0
+        self._verification: asyncio.Task[None] | None = None
+        self._ids = secrets.token_hex(8)  # tells this run's requests and weights from others'
+        self.served_model, self.longest = self._wait(self._served())
+        self._check_longest(longest_text)
+        self._wait(self._check_workers())
+        self._on_workers("siirl_set_temperature", str(temperature))
+        if has_weights(model):
+            self.take_weights(model.state_dict().items())
+
+    # Start
+
+    async def _served(self) -> tuple[str, int]:
+        """Name and length of the server's model."""
+        answer = await self.link.get("/v1/models")
+        try:
+            first = answer["data"][0]
+            return str(first["id"]), int(first["max_model_len"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise ServerError(
+                f"The inference server at {self.link.url} lists no model with its max_model_len: "
+                f"it is no vLLM. {START}."
+            ) from error
+
+    def _check_longest(self, longest_text: int | None) -> None:
+        if longest_text is not None and self.longest < longest_text:
+            raise ConfigError(
+                f"The inference server at {self.link.url} ends at {self.longest} tokens, and "
+                f"data.max_prompt_length + data.max_response_length is {longest_text}: start it "
+                f"with --max-model-len {longest_text}, or lower these."
+            )
+
+    async def _check_workers(self) -> None:
+        description = await self._describe()
+        protocol, dtype = description.get("protocol"), str(description.get("dtype"))
+        expected = str(self.dtype).removeprefix("torch.")
+        if protocol != PROTOCOL:
+            raise ConfigError(
+                f"The inference server at {self.link.url} has siirl {description.get('siirl')} "
+                f"(protocol {protocol}), and this run speaks protocol {PROTOCOL}: install the same "
+                "version of siirl at both ends."
+            )
+        if dtype != expected:
+            raise ConfigError(
+                f"The inference server at {self.link.url} computes in {dtype}, and the run in "
+                f"{expected}: start it with --dtype {expected}, or set "
+                f"actor_rollout_ref.model.dtype={dtype}."
+            )
+
+    async def _describe(self) -> dict[str, Any]:
+        """What the first worker says of itself."""
+        try:
+            [description, *_] = await self._call_workers("siirl_describe")
+        except ServerError as error:
+            if error.status not in (404, 500):
+                raise
+            raise ServerError(
+                f"The inference server at {self.link.url} does not take weights (HTTP "
+                f"{error.status} {error.explanation}): it needs VLLM_SERVER_DEV_MODE=1 and siirl's "
+                f"--worker-extension-cls. {START}."
+            ) from error
+        if not isinstance(description, dict):
+            raise ServerError(
+                f"The inference server at {self.link.url} has another siirl than this run: "
+                "install the same version at both ends."
+            )
+        return description
+
+    # TextEngine
+
+    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
+        """See `TextEngine`.
+
+        Raises:
+            SimulationFailed: The server gave no usable answer.
+        """
+        check_length(request, longest=self.longest)
+        self.counts.calls += 1
+        try:
+            return await asyncio.wrap_future(self.link.start(self._generate(request)))
+        except ServerError as error:
+            raise SimulationFailed(str(error)) from error
+
+    async def _generate(self, request: GenerationRequest) -> GenerationResponse:
+        await self._verify()
+        begin = time.perf_counter()
+        if not self.running:
+            self.busy_since = begin
+        self.requests += 1
+        name = f"{self._ids}-{self.requests}"
+        self.running.add(name)
+        version = self.policy_version
+        try:
+            response = await self._answer(request, name=name, version=version)
+        except ServerError as error:
+            if error.gone and self.answered_at < begin:
+                self.gone = str(error)
+            raise
+        finally:
+            self.running.remove(name)
+            if not self.running:
+                self.counts.busy_s += time.perf_counter() - self.busy_since
+        self.answered_at = time.perf_counter()
+        self.counts.tokens += len(response.tokens)
+        return response
+
+    async def _answer(
+        self, request: GenerationRequest, *, name: str, version: int
+    ) -> GenerationResponse:
+        body = completion_body(
+            request,
+            model=self.served_model,
+            name=name,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop_ids=sorted(self.tokenizer.stop_ids),
+        )
+        most = largest_answer(len(request.input_ids) + request.max_new_tokens)
+        content = await self.link.content("POST", COMPLETIONS, body=body, most_bytes=most)
+        try:
+            return completion(
+                content, request=request, vocab_size=self.tokenizer.vocab_size, version=version
+            )
+        except BadAnswer as error:
+            raise self._unusable(error) from error
+
+    def interrupt(self) -> None:
+        """See `TextEngine`."""
+        self._wait(self._abort())
+
+    async def _abort(self) -> None:
+        if self.running:  # `cmpl-NAME-0` is vLLM's id of the first prompt of a request
+            names = [f"cmpl-{name}-0" for name in sorted(self.running)]
+            await self.link.post("/abort_requests", {"request_ids": names})
+
+    def rest(self) -> None:
+        """End a rollout.
+
+        Raises:
+            InvariantError: The server no longer has this run's weights, so some texts may be
+                another policy's.
+            RunFailed: It does not answer.
+        """
+        if not self.gone and not self._wait(self._has_own_weights()):
+            raise InvariantError(f"{self._lost()} Nothing was trained on this rollout.")
+        self.gone = ""
+        self._verification = None
+
+    def close(self) -> None:
+        """See `TextEngine`; the server goes on."""
+        self.link.close()
+        self._memory.cleanup()
+
+    # Weights
+
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+        """Replace the server's weights; returns the checksum of its workers and a probe's log-prob.
+
+        Raises:
+            RunFailed: The server refuses them or does not answer.
+        """
+        self._verification = None
+        self.label = f"{self._ids}-{secrets.token_hex(4)}"
+        self._wait(self.link.post("/pause", mode="abort"))  # its requests would mix two weights
+        self._on_workers("siirl_begin_weights")
+        transport = FolderBuckets(self.weights_folder, self._hand_over)
+        expected = send(
+            loadable(self.model, weights, self.dtype), transport, bucket_bytes=self.bucket_bytes
+        )
+        found = {int(number) for number in self._on_workers("siirl_finish_weights")}
+        self._wait(self.link.post("/reset_prefix_cache"))
+        self._wait(self.link.post("/resume"))
+        pairs = [ChecksumPair(trained=expected, acting=number) for number in sorted(found)]
+        probe = self._probe()
+        self._on_workers("siirl_label_weights", self.label)
+        return [*pairs, probe]
+
+    def _hand_over(self, file: str, entries: list[Any]) -> None:
+        try:
+            self.link.wait(self._call_workers("siirl_take_file", file, json.dumps(entries)))
+        except ServerError as error:
+            remedy = (
+                " It must be a folder that the server sees under the same path, and the model that "
+                "is trained."
+            )
+            raise RunFailed(
+                f"{error} The weights are in {FOLDER_KEY}={self.weights_folder}."
+                f"{remedy * (error.status == SERVER_FAULT)}"
+            ) from error
+
+    def _probe(self) -> ChecksumPair:
+        """Mean log-prob of a fixed text, by the trained module and by the server."""
+        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
+        expected = trained_log_prob(
+            self.model,
+            ids,
+            temperature=self.temperature,
+            compute_dtype=self.dtype,
+            device=self.device,
+        )
+        found = float(np.mean(self._wait(self._scored(ids))))
+        return ChecksumPair(trained=expected, acting=found, tolerance=PROBE_TOLERANCE[self.dtype])
+
+    async def _scored(self, ids: list[int]) -> list[float]:
+        body = scoring_body(ids, model=self.served_model)
+        most = largest_answer(len(ids))
+        content = await self.link.content("POST", COMPLETIONS, body=body, most_bytes=most)
+        try:
+            return scored_log_probs(content, ids=ids)
+        except BadAnswer as error:
+            raise self._unusable(error) from error
+
+    # Proof that the weights are still there
+
+    async def _verify(self) -> None:
+        """Check the server's weights before the first request of a rollout."""
+        if self.gone:
+            raise ServerError(self.gone)
+        if self._verification is None:
+            self._verification = asyncio.ensure_future(self._require_own_weights())
+        await asyncio.shield(self._verification)
+
+    async def _require_own_weights(self) -> None:
+        try:
+            if await self._has_own_weights():
+                return
+            raise ServerError(self._lost())
+        except ServerError as error:
+            self.gone = str(error)
+            raise
+
+    async def _has_own_weights(self) -> bool:
+        description = await self._describe()
+        return bool(description.get("label") == self.label)
+
+    def _lost(self) -> str:
+        return (
+            f"The inference server at {self.link.url} no longer has the weights of this run: it "
+            "was restarted, or another run uses it. Give each run a server of its own, and resume "
+            "from the last checkpoint."
+        )
+
+    # Calls
+
+    def _unusable(self, error: BadAnswer) -> ServerError:
+        return ServerError(
+            f"The answer of the inference server at {self.link.url} cannot be used: {error}."
+        )
+
+    def _on_workers(self, method: str, *arguments: str) -> list[Any]:
+        """Call a method of `ServerWorker` on every worker."""
+        return self._wait(self._call_workers(method, *arguments))
+
+    async def _call_workers(self, method: str, *arguments: str) -> list[Any]:
+        answer = await self.link.post(
+            "/collective_rpc", {"method": method, "args": list(arguments)}
+        )
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(results, list) or not results:
+            raise ServerError(
+                f"The inference server at {self.link.url} answers /collective_rpc without "
+                f"results: it is no vLLM. {START}."
+            )
+        return results
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work` on the link's loop.
+
+        Raises:
+            RunFailed: No usable answer.
+        """
+        try:
+            return self.link.wait(work)
+        except ServerError as error:
+            raise RunFailed(str(error)) from error

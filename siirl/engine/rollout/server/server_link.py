@@ -1,0 +1,213 @@
+"""HTTP to one inference server: a request, its answer within limits, or one sentence.
+
+The requests run on an event loop in a thread of their own, so that weights can be sent while the
+loop of the episodes does not run. A connection that fails is tried again for a while, because
+requests have seeds and ids: the same request gives the same answer. Left out: TLS settings beyond
+the system's certificates, redirects, proxies.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import httpx2
+
+from envs.server_address import authorization
+
+Result = TypeVar("Result")
+
+RECONNECT_S = 20.0  # a proxy restarts within it; a restarted vLLM has lost the weights in any case
+BETWEEN_ATTEMPTS_S = 0.5
+CONTROL_BYTES = 1 << 20  # of answers without texts
+QUOTED_CHARACTERS = 300  # of an error that the server explains
+SHUT_DOWN_S = 5.0
+
+
+class ServerError(Exception):
+    """A request without a usable answer; the message is a sentence with the remedy.
+
+    Args:
+        message: The sentence.
+        status: HTTP status of the answer; 0 if there is none.
+        explanation: The server's own words.
+        gone: Whether nothing answers at the address.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 0, explanation: str = "", gone: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status, self.explanation, self.gone = status, explanation, gone
+
+
+class ServerLink:
+    """The connections to one server.
+
+    Args:
+        url: Its address, without a slash at the end.
+        token: Sent as a bearer token; None: none.
+        deadline_s: Seconds for an answer.
+        reconnect_s: Seconds of attempts to connect.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None, deadline_s: float, reconnect_s: float = RECONNECT_S
+    ) -> None:
+        self.url = url
+        self.deadline_s, self.reconnect_s = deadline_s, reconnect_s
+        self._headers = {**authorization(token), "Accept-Encoding": "identity"}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="inference-server", daemon=True
+        )
+        self._thread.start()
+        self._client: httpx2.AsyncClient = self.wait(self._connected())
+
+    async def _connected(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            base_url=self.url,
+            headers=self._headers,
+            timeout=None,  # `deadline_s` bounds the whole answer
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,  # a proxy would see every prompt, and cut long answers
+        )
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """Run `work` on the link's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` on the link's loop, and wait for it in the caller's thread."""
+        return self.start(work).result()
+
+    def close(self) -> None:
+        """Close the connections; safe to call twice."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(TimeoutError):
+            self.start(self._client.aclose()).result(SHUT_DOWN_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def get(self, path: str) -> Any:
+        """JSON at `path`.
+
+        Raises:
+            ServerError: No usable answer.
+        """
+        return _read_json(await self.content("GET", path), path=path, url=self.url)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
+        """Answer in JSON to a JSON body; None if it is empty.
+
+        Raises:
+            ServerError: No usable answer.
+        """
+        content = await self.content("POST", path, body=body, query=query)
+        return _read_json(content, path=path, url=self.url) if content else None
+
+    async def content(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        most_bytes: int = CONTROL_BYTES,
+    ) -> bytes:
+        """Body of the answer.
+
+        Raises:
+            ServerError: No connection, no answer in time, an error status, or more than
+                `most_bytes`.
+        """
+        until = time.monotonic() + self.reconnect_s
+        while True:
+            try:
+                async with asyncio.timeout(self.deadline_s):
+                    return await self._content(method, path, body, query, most_bytes)
+            except TimeoutError as error:
+                raise ServerError(
+                    f"The inference server at {self.url} did not answer {path} within "
+                    f"{self.deadline_s:g} s: raise actor_rollout_ref.rollout.server.deadline_s, or "
+                    "look whether it hangs.",
+                    gone=True,
+                ) from error
+            except httpx2.TransportError as error:
+                if time.monotonic() > until:
+                    raise ServerError(
+                        f"No inference server answers at {self.url} "
+                        f"({str(error) or type(error).__name__}; {self.reconnect_s:g} s of "
+                        "attempts): start it; a run that it has ended resumes from its last checkpoint.",
+                        gone=True,
+                    ) from error
+            await asyncio.sleep(BETWEEN_ATTEMPTS_S)
+
+    async def _content(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str] | None,
+        most_bytes: int,
+    ) -> bytes:
+        async with self._client.stream(
+            method, path, json=None if body is None else dict(body), params=query
+        ) as answer:
+            parts, size = [], 0
+            async for part in answer.aiter_raw():
+                size += len(part)
+                if size > most_bytes:
+                    raise ServerError(
+                        f"The inference server at {self.url} answers {path} with more than "
+                        f"{most_bytes >> 10} KiB, which no answer to this request takes: look "
+                        "which program serves there."
+                    )
+                parts.append(part)
+        content = b"".join(parts)
+        if answer.status_code != httpx2.codes.OK:
+            raise self._refused(path, answer.status_code, content)
+        return content
+
+    def _refused(self, path: str, status: int, content: bytes) -> ServerError:
+        explanation = _explanation(content)
+        remedies = {
+            401: "name the file with its key in actor_rollout_ref.rollout.server.token_file.",
+            404: "it is no vLLM, or one without VLLM_SERVER_DEV_MODE=1.",
+        }
+        remedy = remedies.get(status, "see its log.")
+        return ServerError(
+            f"The inference server at {self.url} answers {path} with HTTP {status}"
+            f"{f' ({explanation})' * bool(explanation)}: {remedy}",
+            status=status,
+            explanation=explanation,
+        )
+
+
+def _read_json(content: bytes, *, path: str, url: str) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise ServerError(
+            f"The inference server at {url} answers {path} with something that is no JSON "
+            f"({error}): look which program serves there."
+        ) from error
+
+
+def _explanation(content: bytes) -> str:
+    """The server's own words, on one line: vLLM's and FastAPI's errors, else the body itself."""
+    text = content.decode("utf-8", "replace")
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict):
+        error = answer.get("error", answer.get("detail", text))
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    return " ".join(text.split())[:QUOTED_CHARACTERS]

@@ -1,0 +1,64 @@
+"""Extension of the workers of a vLLM server that a run reaches over HTTP.
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
+        --worker-extension-cls siirl.engine.rollout.server.server_worker.ServerWorker
+
+The route /collective_rpc calls these methods with texts as arguments. The workers keep the label of
+the weights that they loaded last, and lose it with their process: so a run notices a server that
+was restarted or has got the weights of another run.
+"""
+
+import json
+from typing import Any
+
+from siirl import __version__
+from siirl.engine.rollout.server.weight_folder import read_bucket
+from siirl.engine.rollout.vllm.vllm_worker import WorkerExtension
+from siirl.engine.training.weight_buckets import Entry, tensors_of
+
+PROTOCOL = 1
+"""Changes with the methods below."""
+NO_WEIGHTS = ""
+
+
+class ServerWorker(WorkerExtension):
+    """Methods that a run calls on every worker of its server."""
+
+    siirl_label = NO_WEIGHTS
+
+    def siirl_describe(self) -> dict[str, Any]:
+        """Versions, type of the weights, and label of the weights that a run loaded last."""
+        return {
+            "protocol": PROTOCOL,
+            "siirl": __version__,
+            "dtype": str(self.model_runner.model_config.dtype).removeprefix("torch."),
+            "label": self.siirl_label,
+        }
+
+    def siirl_set_temperature(self, temperature: str) -> None:
+        """Divide the logits by `temperature`; see `siirl_scale_logits`."""
+        self.siirl_scale_logits(1.0 / float(temperature))
+
+    def siirl_begin_weights(self) -> None:
+        """See `WorkerExtension`; the old weights are no longer whole."""
+        self.siirl_label = NO_WEIGHTS
+        super().siirl_begin_weights()
+
+    def siirl_take_file(self, file: str, packed: str) -> None:
+        """Load the weights of a bucket.
+
+        Args:
+            file: Its path.
+            packed: Its entries as JSON, as from `Entry.packed`.
+
+        Raises:
+            OSError: The file cannot be read here.
+            ValueError: It is too short.
+        """
+        entries = [Entry.unpacked(each) for each in json.loads(packed)]
+        buffer = read_bucket(file, entries).to(self.model_runner.device)
+        self.siirl_take_weights(tensors_of(entries, buffer))
+
+    def siirl_label_weights(self, label: str) -> None:
+        """Name the weights that were loaded."""
+        self.siirl_label = label

@@ -1,0 +1,82 @@
+"""Buckets of weights in files of a folder that this process and a server both see.
+
+A file holds one bucket and is removed when the server has read it, so the folder needs room for one
+bucket. Every file has a new name: a network file system may answer for an old one from its cache.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from siirl.engine.training.weight_buckets import Entry
+from siirl.errors import RunFailed
+
+FOLDER_KEY = "actor_rollout_ref.rollout.server.weights_folder"
+
+
+class FolderBuckets:
+    """A `Transport` whose buckets are files.
+
+    Args:
+        folder: Seen by both sides; exists.
+        call: Carries the path of a bucket and its packed entries to the server; returns when the
+            server has read it.
+    """
+
+    def __init__(self, folder: Path, call: Callable[[str, list[Any]], None]) -> None:
+        self.folder = folder
+        self.call = call
+        self._numbers = itertools.count()
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """See `Transport`."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
+        """See `Transport`.
+
+        Raises:
+            RunFailed: The folder cannot hold the bucket.
+        """
+        file = self.folder / f"{os.getpid()}-{next(self._numbers)}.bucket"
+        try:
+            self._write(file, buffer[: entries[-1].end])
+            self.call(str(file), [entry.packed() for entry in entries])
+        finally:
+            file.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """See `Transport`."""
+
+    def _write(self, file: Path, content: torch.Tensor) -> None:
+        try:
+            with file.open("wb") as stream:
+                stream.write(content.numpy().data)
+                stream.flush()
+                os.fsync(stream.fileno())  # a server on another machine reads it next
+        except OSError as error:
+            raise RunFailed(
+                f"{FOLDER_KEY}={self.folder} cannot hold a bucket of {len(content) >> 20} MiB ({error}): "
+                "make room, name another folder, or lower "
+                "actor_rollout_ref.rollout.update_weights_bucket_megabytes."
+            ) from error
+
+
+def read_bucket(file: str, entries: Sequence[Entry]) -> torch.Tensor:
+    """The content of a bucket, uint8, in memory of its own.
+
+    Raises:
+        ValueError: The file is shorter than its entries.
+        OSError: It cannot be read.
+    """
+    content = torch.from_numpy(np.fromfile(file, np.uint8))
+    if entries[-1].end > len(content):
+        raise ValueError(
+            f"{file} has {len(content)} bytes, and the weights in it take {entries[-1].end}."
+        )
+    return content

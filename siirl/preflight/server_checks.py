@@ -1,0 +1,64 @@
+"""Checks of rollout=server: addresses, and the servers behind them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from envs.server_address import checked_url, is_loopback, read_token
+from siirl.errors import ConfigError, SiirlError
+from siirl.params import sizes
+from siirl.params.server_args import ServerArguments
+from siirl.params.training_args import SiiRLArguments
+
+ROLLOUT = "actor_rollout_ref.rollout"
+SERVER_KEY = f"{ROLLOUT}.server"
+
+
+def server_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """Settings of rollout=server that cannot work."""
+    server, ranks = config.actor_rollout_ref.rollout.server, sizes.ranks(config)
+    if len(server.urls) != ranks:
+        yield ConfigError(
+            f"{SERVER_KEY}.urls={list(server.urls)} names {len(server.urls)} servers, and the job "
+            f"has {ranks} rank{'s' * (ranks != 1)}: name one for each. "
+            "docs/inference_server.md has the command that starts vLLM."
+        )
+    if config.trainer.deterministic:
+        yield ConfigError(
+            f"{ROLLOUT}.name=server batches by arrival time, and trainer.deterministic=true: take "
+            "rollout=hf."
+        )
+    for url in server.urls:
+        yield from _of_address(url)
+    if server.token_file is not None:
+        try:
+            read_token(server.token_file)
+        except ValueError as error:
+            yield ConfigError(f"{SERVER_KEY}.token_file: {error}")
+    yield from _of_folder(server)
+
+
+def _of_address(url: str) -> Iterator[SiirlError]:
+    try:
+        checked_url(
+            url,
+            key=f"{SERVER_KEY}.urls",
+            token_key=f"{SERVER_KEY}.token_file",
+            server="an inference server",
+        )
+    except ValueError as error:
+        yield ConfigError(str(error))
+
+
+def _of_folder(server: ServerArguments) -> Iterator[SiirlError]:
+    remote = [url for url in server.urls if not is_loopback(url)]
+    if server.weights_folder is None and remote:
+        yield ConfigError(
+            f"{SERVER_KEY}.urls has {remote[0]}, which may be another machine, and "
+            f"{SERVER_KEY}.weights_folder=null is memory of this one: name a folder that both see "
+            "under the same path."
+        )
+    if server.weights_folder is not None and not Path(server.weights_folder).is_dir():
+        yield ConfigError(
+            f"{SERVER_KEY}.weights_folder={server.weights_folder} is no folder: make it, on a "
+            "file system that the servers see under the same path."
+        )

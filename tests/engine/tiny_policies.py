@@ -1,0 +1,26 @@
+"""The part of a trained policy that a weight sync uses."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+
+class Trained:
+    """The part of a TrainEngine that a weight sync uses."""
+
+    steps = 3
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def weights_in_turn(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self.module.state_dict().items())
+
+
+def train(model: nn.Module, *, seed: int) -> None:
+    """Move every weight, as an optimiser would."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * torch.randn(weight.shape, generator=generator)
