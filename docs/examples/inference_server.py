@@ -26,7 +26,7 @@ from starlette.routing import Route
 from siirl import __version__
 from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
-from siirl.engine.rollout.server.server_worker import NO_WEIGHTS, PROTOCOL
+from siirl.engine.rollout.server.handshake import NO_WEIGHTS, PROTOCOL
 from siirl.engine.rollout.server.weight_folder import read_bucket
 from siirl.engine.rollout.vllm.vllm_probe import next_token_logits
 from siirl.engine.training.checksum import RunningChecksum

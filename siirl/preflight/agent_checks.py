@@ -11,7 +11,7 @@ from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
 from siirl.params.agents import SHARES, entries_of, group_configs, keys_named_by, owners, place_of
-from siirl.params.domains import is_text
+from siirl.params.domains import SERVER, is_text
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.unread import unread_keys
 
@@ -26,6 +26,21 @@ def agent_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
             "ranks for rollouts and training support one policy. Leave dag.groups out, or start "
             "a run for each agent."
         )
+    yield from _servers_of_two(config)
+
+
+def _servers_of_two(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """Inference servers that two policies name."""
+    holders: dict[str, int] = {}
+    for group in config.agent_configs.keys() - owners(config).keys():
+        rollout = config.agent_configs[group].actor_rollout_ref.rollout
+        for url in rollout.server.urls if rollout.name == SERVER else ():
+            other = holders.setdefault(url, group)
+            if other != group:
+                yield ConfigError(
+                    f"{place_of(group)}: actor_rollout_ref.rollout.server.urls has {url}, and so "
+                    f"has {place_of(other)}: a server holds one policy. Start one for each group."
+                )
 
 
 def sharing_problems(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> Iterator[SiirlError]:

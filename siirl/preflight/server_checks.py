@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envs.server_address import checked_url, is_loopback, read_token
+from siirl.engine.rollout.server.handshake import shake_hands
+from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.server_args import ServerArguments
@@ -11,10 +13,15 @@ from siirl.params.training_args import SiiRLArguments
 
 ROLLOUT = "actor_rollout_ref.rollout"
 SERVER_KEY = f"{ROLLOUT}.server"
+ANSWERS_WITHIN_S = 20.0  # questions that no weights are needed for
 
 
-def server_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """Settings of rollout=server that cannot work."""
+def server_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """Settings of rollout=server that cannot work; if there are none, servers that cannot."""
+    return list(_of_settings(config)) or list(_of_servers(config))
+
+
+def _of_settings(config: SiiRLArguments) -> Iterator[SiirlError]:
     server, ranks = config.actor_rollout_ref.rollout.server, sizes.ranks(config)
     if len(server.urls) != ranks:
         yield ConfigError(
@@ -35,6 +42,30 @@ def server_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
         except ValueError as error:
             yield ConfigError(f"{SERVER_KEY}.token_file: {error}")
     yield from _of_folder(server)
+
+
+def _of_servers(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """What each server says of itself, if it answers."""
+    server, data = config.actor_rollout_ref.rollout.server, config.data
+    for url in server.urls:
+        link = ServerLink(
+            url.rstrip("/"),
+            token=None if server.token_file is None else read_token(server.token_file),
+            deadline_s=min(server.deadline_s, ANSWERS_WITHIN_S),
+            reconnect_s=0.0,
+        )
+        try:
+            link.wait(
+                shake_hands(
+                    link,
+                    dtype=config.actor_rollout_ref.model.dtype,
+                    longest_text=data.max_prompt_length + data.max_response_length,
+                )
+            )
+        except ServerError as error:
+            yield ConfigError(f"{SERVER_KEY}.urls: {error}")
+        finally:
+            link.close()
 
 
 def _of_address(url: str) -> Iterator[SiirlError]:

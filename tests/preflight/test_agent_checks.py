@@ -104,6 +104,12 @@ def test_agents_of_both_domains_are_checked_each_by_its_own(two_chains):
             ["trainer.n_gpus_per_node=2", "dag.groups={rollout:1,train:1}"],
             "Leave dag.groups out, or start a run for each agent",
         ),
+        (
+            "{0:{},1:{}}",
+            ["rollout=server", "actor_rollout_ref.rollout.server.urls=[http://127.0.0.1:8100]"],
+            "agents.1: actor_rollout_ref.rollout.server.urls has http://127.0.0.1:8100, and so has "
+            "agents.0: a server holds one policy",
+        ),
         ("{0:{},1:{env:nowhere}}", [], "nowhere"),
         (
             "{0:{env.played_by:[0,1]},1:{}}",

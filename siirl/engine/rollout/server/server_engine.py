@@ -33,8 +33,8 @@ from siirl.engine.rollout.server.completions import (
     scored_log_probs,
     scoring_body,
 )
+from siirl.engine.rollout.server.handshake import call_workers, shake_hands, worker_description
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
-from siirl.engine.rollout.server.server_worker import PROTOCOL
 from siirl.engine.rollout.server.weight_folder import FOLDER_KEY, FolderBuckets
 from siirl.engine.rollout.text_engine_base import TextEngineBase
 from siirl.engine.rollout.vllm.vllm_probe import (
@@ -46,7 +46,7 @@ from siirl.engine.rollout.vllm.vllm_probe import (
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
 from siirl.engine.training.weight_buckets import BUCKET_BYTES, send
 from siirl.engine.training.weight_sync import ChecksumPair
-from siirl.errors import ConfigError, InvariantError, RunFailed, SimulationFailed
+from siirl.errors import InvariantError, RunFailed, SimulationFailed
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 
@@ -54,7 +54,6 @@ Result = TypeVar("Result")
 
 MEMORY_FOLDER = "/dev/shm"
 SERVER_FAULT = 500  # HTTP status of an exception in the server
-START = "docs/inference_server.md has the command that starts vLLM"
 
 
 class ServerEngine(TextEngineBase):
@@ -75,8 +74,8 @@ class ServerEngine(TextEngineBase):
         device: Where the trained module is; None: where its weights are.
 
     Raises:
-        ConfigError: The server lacks a route or siirl's extension, or computes in another type.
-        RunFailed: It does not answer.
+        RunFailed: The server does not answer, lacks a route or siirl's extension, computes in
+            another type, or refuses the weights.
     """
 
     def __init__(
@@ -111,70 +110,11 @@ class ServerEngine(TextEngineBase):
         self.answered_at = 0.0
         self._verification: asyncio.Task[None] | None = None
         self._ids = secrets.token_hex(8)  # tells this run's requests and weights from others'
-        self.served_model, self.longest = self._wait(self._served())
-        self._check_longest(longest_text)
-        self._wait(self._check_workers())
-        self._on_workers("siirl_set_temperature", str(temperature))
+        dtype = str(self.dtype).removeprefix("torch.")
+        served = self._wait(shake_hands(link, dtype=dtype, longest_text=longest_text))
+        self.served_model, self.longest = served.name, served.longest
         if has_weights(model):
             self.take_weights(model.state_dict().items())
-
-    # Start
-
-    async def _served(self) -> tuple[str, int]:
-        """Name and length of the server's model."""
-        answer = await self.link.get("/v1/models")
-        try:
-            first = answer["data"][0]
-            return str(first["id"]), int(first["max_model_len"])
-        except (LookupError, TypeError, ValueError) as error:
-            raise ServerError(
-                f"The inference server at {self.link.url} lists no model with its max_model_len: "
-                f"it is no vLLM. {START}."
-            ) from error
-
-    def _check_longest(self, longest_text: int | None) -> None:
-        if longest_text is not None and self.longest < longest_text:
-            raise ConfigError(
-                f"The inference server at {self.link.url} ends at {self.longest} tokens, and "
-                f"data.max_prompt_length + data.max_response_length is {longest_text}: start it "
-                f"with --max-model-len {longest_text}, or lower these."
-            )
-
-    async def _check_workers(self) -> None:
-        description = await self._describe()
-        protocol, dtype = description.get("protocol"), str(description.get("dtype"))
-        expected = str(self.dtype).removeprefix("torch.")
-        if protocol != PROTOCOL:
-            raise ConfigError(
-                f"The inference server at {self.link.url} has siirl {description.get('siirl')} "
-                f"(protocol {protocol}), and this run speaks protocol {PROTOCOL}: install the same "
-                "version of siirl at both ends."
-            )
-        if dtype != expected:
-            raise ConfigError(
-                f"The inference server at {self.link.url} computes in {dtype}, and the run in "
-                f"{expected}: start it with --dtype {expected}, or set "
-                f"actor_rollout_ref.model.dtype={dtype}."
-            )
-
-    async def _describe(self) -> dict[str, Any]:
-        """What the first worker says of itself."""
-        try:
-            [description, *_] = await self._call_workers("siirl_describe")
-        except ServerError as error:
-            if error.status not in (404, 500):
-                raise
-            raise ServerError(
-                f"The inference server at {self.link.url} does not take weights (HTTP "
-                f"{error.status} {error.explanation}): it needs VLLM_SERVER_DEV_MODE=1 and siirl's "
-                f"--worker-extension-cls. {START}."
-            ) from error
-        if not isinstance(description, dict):
-            raise ServerError(
-                f"The inference server at {self.link.url} has another siirl than this run: "
-                "install the same version at both ends."
-            )
-        return description
 
     # TextEngine
 
@@ -272,6 +212,7 @@ class ServerEngine(TextEngineBase):
         self._verification = None
         self.label = f"{self._ids}-{secrets.token_hex(4)}"
         self._wait(self.link.post("/pause", mode="abort"))  # its requests would mix two weights
+        self._on_workers("siirl_set_temperature", str(self.temperature))  # a restart forgets it
         self._on_workers("siirl_begin_weights")
         transport = FolderBuckets(self.weights_folder, self._hand_over)
         expected = send(
@@ -287,7 +228,7 @@ class ServerEngine(TextEngineBase):
 
     def _hand_over(self, file: str, entries: list[Any]) -> None:
         try:
-            self.link.wait(self._call_workers("siirl_take_file", file, json.dumps(entries)))
+            self.link.wait(call_workers(self.link, "siirl_take_file", file, json.dumps(entries)))
         except ServerError as error:
             remedy = (
                 " It must be a folder that the server sees under the same path, and the model that "
@@ -340,7 +281,7 @@ class ServerEngine(TextEngineBase):
             raise
 
     async def _has_own_weights(self) -> bool:
-        description = await self._describe()
+        description = await worker_description(self.link)
         return bool(description.get("label") == self.label)
 
     def _lost(self) -> str:
@@ -359,19 +300,7 @@ class ServerEngine(TextEngineBase):
 
     def _on_workers(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of `ServerWorker` on every worker."""
-        return self._wait(self._call_workers(method, *arguments))
-
-    async def _call_workers(self, method: str, *arguments: str) -> list[Any]:
-        answer = await self.link.post(
-            "/collective_rpc", {"method": method, "args": list(arguments)}
-        )
-        results = answer.get("results") if isinstance(answer, dict) else None
-        if not isinstance(results, list) or not results:
-            raise ServerError(
-                f"The inference server at {self.link.url} answers /collective_rpc without "
-                f"results: it is no vLLM. {START}."
-            )
-        return results
+        return self._wait(call_workers(self.link, method, *arguments))
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of `work` on the link's loop.

@@ -12,13 +12,10 @@ import json
 from typing import Any
 
 from siirl import __version__
+from siirl.engine.rollout.server.handshake import NO_WEIGHTS, PROTOCOL
 from siirl.engine.rollout.server.weight_folder import read_bucket
 from siirl.engine.rollout.vllm.vllm_worker import WorkerExtension
 from siirl.engine.training.weight_buckets import Entry, tensors_of
-
-PROTOCOL = 1
-"""Changes with the methods below."""
-NO_WEIGHTS = ""
 
 
 class ServerWorker(WorkerExtension):

@@ -1,0 +1,112 @@
+"""First questions to an inference server: its model, and siirl's part in its workers.
+
+Imports no torch: a job's checks ask them before anything starts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from siirl.engine.rollout.server.server_link import ServerError, ServerLink
+
+PROTOCOL = 1
+"""Of `siirl.engine.rollout.server.server_worker`; changes with its methods."""
+NO_WEIGHTS = ""
+"""Label of weights that no run has loaded."""
+START = "docs/inference_server.md has the command that starts vLLM"
+LACKS_METHOD = (404, 500)  # HTTP status without development mode, and without siirl's extension
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model of a server."""
+
+    name: str
+    longest: int
+    """Tokens of the longest prompt and its continuation together."""
+
+
+async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None) -> Served:
+    """Check that a server can generate for a run.
+
+    Args:
+        link: The connections to it.
+        dtype: Type of the run's passes, as in "bfloat16".
+        longest_text: Tokens of the run's longest text; None: unknown.
+
+    Raises:
+        ServerError: It does not answer, or cannot.
+    """
+    served = await _served(link)
+    if longest_text is not None and served.longest < longest_text:
+        raise ServerError(
+            f"The inference server at {link.url} ends at {served.longest} tokens, and "
+            f"data.max_prompt_length + data.max_response_length is {longest_text}: start it with "
+            f"--max-model-len {longest_text}, or lower these."
+        )
+    description = await worker_description(link)
+    protocol, computes_in = description.get("protocol"), description.get("dtype")
+    if protocol != PROTOCOL:
+        raise ServerError(
+            f"The inference server at {link.url} has siirl {description.get('siirl')} (protocol "
+            f"{protocol}), and this run speaks protocol {PROTOCOL}: install the same version of "
+            "siirl at both ends."
+        )
+    if computes_in != dtype:
+        raise ServerError(
+            f"The inference server at {link.url} computes in {computes_in}, and the run in "
+            f"{dtype}: start it with --dtype {dtype}, or set "
+            f"actor_rollout_ref.model.dtype={computes_in}."
+        )
+    return served
+
+
+async def _served(link: ServerLink) -> Served:
+    answer = await link.get("/v1/models")
+    try:
+        first = answer["data"][0]
+        return Served(str(first["id"]), int(first["max_model_len"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise ServerError(
+            f"The inference server at {link.url} lists no model with its max_model_len: it is no "
+            f"vLLM. {START}."
+        ) from error
+
+
+async def worker_description(link: ServerLink) -> dict[str, Any]:
+    """What the first worker says of itself.
+
+    Raises:
+        ServerError: No worker with siirl's extension.
+    """
+    try:
+        [description, *_] = await call_workers(link, "siirl_describe")
+    except ServerError as error:
+        if error.status not in LACKS_METHOD:
+            raise
+        raise ServerError(
+            f"The inference server at {link.url} does not take weights (HTTP {error.status} "
+            f"{error.explanation}): it needs VLLM_SERVER_DEV_MODE=1 and siirl's "
+            f"--worker-extension-cls. {START}."
+        ) from error
+    if not isinstance(description, dict):
+        raise ServerError(
+            f"The inference server at {link.url} has another siirl than this run: install the "
+            "same version at both ends."
+        )
+    return description
+
+
+async def call_workers(link: ServerLink, method: str, *arguments: str) -> list[Any]:
+    """Results of a method of `ServerWorker`, one a worker.
+
+    Raises:
+        ServerError: No usable answer.
+    """
+    answer = await link.post("/collective_rpc", {"method": method, "args": list(arguments)})
+    results = answer.get("results") if isinstance(answer, dict) else None
+    if not isinstance(results, list) or not results:
+        raise ServerError(
+            f"The inference server at {link.url} answers /collective_rpc without results: it is "
+            f"no vLLM. {START}."
+        )
+    return results
