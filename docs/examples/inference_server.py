@@ -28,6 +28,7 @@ from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.server.handshake import NO_WEIGHTS, PROTOCOL
 from siirl.engine.rollout.server.weight_folder import read_bucket
+from siirl.engine.rollout.server.weight_group import WeightGroup, join_group
 from siirl.engine.rollout.vllm.vllm_probe import next_token_logits
 from siirl.engine.training.checksum import RunningChecksum
 from siirl.engine.training.weight_buckets import Entry, tensors_of
@@ -46,6 +47,7 @@ class Worker:
         self.temperature = 1.0
         self.label = NO_WEIGHTS
         self.digest = RunningChecksum()
+        self.group: WeightGroup | None = None
 
     def siirl_describe(self) -> dict[str, Any]:
         """Versions, type of the weights, and label of the weights that a run loaded last."""
@@ -67,9 +69,27 @@ class Worker:
 
     def siirl_take_file(self, file: str, packed: str) -> None:
         """Load the weights of a bucket: a file, and names, types, shapes and places in it."""
-        own = self.model.state_dict()
         entries = [Entry.unpacked(each) for each in json.loads(packed)]
-        for name, tensor in tensors_of(entries, read_bucket(file, entries)):
+        self._load(entries, read_bucket(file, entries))
+
+    def siirl_join_group(self, host: str, port: str, ranks: str) -> None:
+        """Join the group in which the run broadcasts its weights."""
+        self.group = join_group(host, int(port), rank=1, ranks=int(ranks))
+
+    def siirl_take_broadcast(self, size: str, packed: str) -> None:
+        """Load the weights of a bucket that the run broadcasts."""
+        assert self.group is not None
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        self.group.broadcast(buffer).wait()
+        self._load([Entry.unpacked(each) for each in json.loads(packed)], buffer)
+
+    def siirl_leave_group(self) -> None:
+        """Close the connections to the run."""
+        self.group = None
+
+    def _load(self, entries: list[Entry], buffer: torch.Tensor) -> None:
+        own = self.model.state_dict()
+        for name, tensor in tensors_of(entries, buffer):
             self.digest.add(tensor)
             own[name].copy_(tensor)
 

@@ -277,6 +277,8 @@ class TextBuilder(RankBuilder):
         # imports an HTTP client, which other jobs need not wait for
         from siirl.engine.rollout.server.server_engine import ServerEngine
         from siirl.engine.rollout.server.server_link import ServerLink
+        from siirl.engine.rollout.server.weight_folder import FolderRoute
+        from siirl.engine.rollout.server.weight_group import GroupRoute
 
         config = self.config
         settings = config.actor_rollout_ref.rollout
@@ -290,7 +292,11 @@ class TextBuilder(RankBuilder):
                 deadline_s=server.deadline_s,
             ),
             temperature=settings.temperature,
-            weights_folder=None if server.weights_folder is None else Path(server.weights_folder),
+            route=(
+                GroupRoute(timeout_s=server.deadline_s)
+                if server.weights == "collective"
+                else FolderRoute(Path(server.weights_folder) if server.weights_folder else None)
+            ),
             top_p=settings.top_p,
             top_k=settings.top_k,
             compute_dtype=self.compute_dtype,

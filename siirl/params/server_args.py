@@ -30,6 +30,14 @@ class ServerArguments:
         above=0,
         text_only=NO_SERVER,
     )
+    weights: str = option(
+        "folder",
+        "Way of new weights to the servers. `folder`: files that both sides see; `collective`: a "
+        "broadcast over the network, for which the servers connect to the run's ranks.",
+        why="the fastest on one machine, where the folder is memory",
+        choices=("folder", "collective"),
+        text_only=NO_SERVER,
+    )
     weights_folder: str | None = option(
         None,
         "Folder that the run and its servers see under the same path: new weights go through it "

@@ -322,6 +322,14 @@ ROWS: tuple[Row, ...] = (
     (ROLLOUT, ("update_weights_bucket_megabytes",), OTHER_WEIGHTS),
     (f"{ROLLOUT}.server", tuple(key.place for key in keys_of(ServerArguments)), SERVERS),
     (
+        f"{ROLLOUT}.server",
+        ("weights_folder",),
+        Reader(
+            _is(f"{ROLLOUT}.server.weights", "folder"),
+            f"with {ROLLOUT}.server.weights=folder: take that, or leave it out.",
+        ),
+    ),
+    (
         "actor_rollout_ref.ref",
         ("path",),
         Reader(

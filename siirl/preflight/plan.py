@@ -18,6 +18,7 @@ from siirl.params.agents import rows_per_episode
 from siirl.params.dag_args import DagArguments
 from siirl.params.domains import SERVER
 from siirl.params.model_args import ModelArguments
+from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
 from siirl.preflight.disk_space import disk_bytes
@@ -146,8 +147,8 @@ class Plan:
     """Whether the run includes rows that the environment cannot grade."""
     servers: tuple[str, ...] = ()
     """Addresses of the inference servers; none if the ranks generate themselves."""
-    weights_folder: str | None = None
-    """Through which the servers get new weights; None: memory of this machine."""
+    way_of_weights: str = ""
+    """Of new weights to the servers, in words."""
     decisions: int | None = None
     """Decisions of an environment in a step; None if rows are whole episodes."""
     agents_of_run: "tuple[tuple[str, Plan], ...]" = ()
@@ -218,7 +219,7 @@ def make_plan(
         needs=_needs(config, spec, machine, length, models=1 if critic is None else 2),
         ungraded=spec.leaves_ungraded,
         servers=rollout.server.urls if rollout.name == SERVER else (),
-        weights_folder=rollout.server.weights_folder,
+        way_of_weights=_way_of_weights(rollout.server),
     )
 
 
@@ -277,6 +278,12 @@ def _pipeline(graph: TaskGraph, *, name: str, group: int | None) -> PipelinePlan
         skipped=tuple((node.node_id, node.skip_reason) for node in nodes if node.skip_reason),
         trains=bool(trained_models(own)),
     )
+
+
+def _way_of_weights(server: ServerArguments) -> str:
+    if server.weights == "collective":
+        return "by a collective"
+    return f"through {server.weights_folder or 'memory of this machine'}"
 
 
 def _update(config: SiiRLArguments, *, agents: int, loss: str, critic: str | None) -> UpdatePlan:

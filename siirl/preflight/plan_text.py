@@ -133,8 +133,8 @@ def _render_staleness(plan: Plan) -> str:
 
 
 def _render_servers(plan: Plan) -> str:
-    folder = plan.weights_folder or "this machine's memory"
-    return f"{', '.join(plan.servers)} generate, one a rank; new weights go through {folder}"
+    servers = ", ".join(plan.servers)
+    return f"{servers} generate, one a rank; new weights go {plan.way_of_weights}"
 
 
 def _render_step(plan: Plan) -> str:

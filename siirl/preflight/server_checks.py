@@ -41,7 +41,8 @@ def _of_settings(config: SiiRLArguments) -> Iterator[SiirlError]:
             read_token(server.token_file)
         except ValueError as error:
             yield ConfigError(f"{SERVER_KEY}.token_file: {error}")
-    yield from _of_folder(server)
+    if server.weights == "folder":
+        yield from _of_folder(server)
 
 
 def _of_servers(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -86,7 +87,7 @@ def _of_folder(server: ServerArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"{SERVER_KEY}.urls has {remote[0]}, which may be another machine, and "
             f"{SERVER_KEY}.weights_folder=null is memory of this one: name a folder that both see "
-            "under the same path."
+            "under the same path, or set weights=collective."
         )
     if server.weights_folder is not None and not Path(server.weights_folder).is_dir():
         yield ConfigError(

@@ -12,6 +12,7 @@ import uvicorn
 from docs.examples.inference_server import InferenceServer
 from siirl.engine.rollout.server.server_engine import ServerEngine
 from siirl.engine.rollout.server.server_link import ServerLink
+from siirl.engine.rollout.server.weight_folder import FolderRoute
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 
@@ -69,6 +70,7 @@ def engine_of(
                 "tokenizer": tokenizer,
                 "link": link,
                 "temperature": 1.3,
+                "route": FolderRoute(None),
                 **options,
             }
         )

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from inference_servers import Playground, engine_of, serving
+from knocking import knocked_at, ports
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from tiny_language_models import END, language_model, request, scored, tokenizer
 from tiny_policies import Trained, train
@@ -17,6 +19,7 @@ from tiny_policies import Trained, train
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.engine.rollout.server.completions import COMPLETIONS
 from siirl.engine.rollout.server.server_engine import ServerEngine
+from siirl.engine.rollout.server.weight_group import GroupRoute
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import ConfigError, InvariantError, RunFailed, SimulationFailed
@@ -188,9 +191,54 @@ def test_buckets_smaller_than_the_weights_bring_all_of_them(
         train(engine.model, seed=2)
         sync(engine)
         assert gap(engine, *REQUESTS) < 1e-5
-        assert not list(engine.weights_folder.iterdir())
+        assert not list(engine.route.folder.iterdir())
     finally:
         engine.close()
+
+
+def test_weights_go_by_a_collective(playground: Playground, url: str) -> None:
+    route = GroupRoute(timeout_s=20.0)
+    engine = engine_of(url, model=model(), tokenizer=tokenizer(), route=route, bucket_bytes=1000)
+    try:
+        assert gap(engine, *REQUESTS) < 1e-5
+        train(engine.model, seed=4)
+        sync(engine)
+        assert gap(engine, *REQUESTS) < 1e-5
+    finally:
+        engine.close()
+
+
+def test_ports_of_the_collective_are_on_one_address_and_take_nobody_else(
+    engine: ServerEngine,
+) -> None:
+    before = ports(psutil.Process())
+    with GroupRoute(timeout_s=20.0).open(engine.link):
+        assert knocked_at(ports(psutil.Process()) - before) == {("127.0.0.1", False)}
+
+
+def test_a_server_that_does_not_join_the_collective_is_told(
+    engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(host: str, port: str, ranks: str) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(playground.server.worker, "siirl_join_group", refused)
+    monkeypatch.setattr("siirl.engine.rollout.server.weight_group.JOIN_WITHIN_S", 0.3)
+    engine.route = GroupRoute(timeout_s=0.3)
+    with pytest.raises(RunFailed, match=r"no route to host.*else take weights=folder"):
+        sync(engine)
+
+
+def test_a_worker_that_fails_ends_the_collective_at_once(
+    engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(size: str, packed: str) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(playground.server.worker, "siirl_take_broadcast", full)
+    engine.route = GroupRoute(timeout_s=1000.0)
+    with pytest.raises(RunFailed, match="out of memory"):
+        sync(engine)
 
 
 def test_weights_that_arrive_and_do_not_act_are_noticed(
@@ -226,7 +274,7 @@ def test_a_server_that_cannot_read_the_folder_is_told(
         raise FileNotFoundError(f"No such file: {file}")
 
     monkeypatch.setattr(playground.server.worker, "siirl_take_file", elsewhere)
-    with pytest.raises(RunFailed, match="must be a folder that the server sees") as failed:
+    with pytest.raises(RunFailed, match="must see the folder under the same path") as failed:
         sync(engine)
     assert "No such file" in str(failed.value)
 
@@ -234,7 +282,7 @@ def test_a_server_that_cannot_read_the_folder_is_told(
 def test_a_full_folder_names_the_remedies(playground: Playground, url: str) -> None:
     engine = engine_of(url, model=model(), tokenizer=tokenizer())
     try:
-        engine.weights_folder = engine.weights_folder / "missing"
+        engine.route.folder = engine.route.folder / "missing"
         with pytest.raises(RunFailed, match="update_weights_bucket_megabytes"):
             sync(engine)
     finally:

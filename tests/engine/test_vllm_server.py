@@ -21,6 +21,7 @@ from test_server_engine import REQUESTS, ask, failure, gap, sync
 from tiny_language_models import request, tokenizer
 from tiny_policies import train
 
+from siirl.engine.rollout.server.weight_group import GroupRoute
 from siirl.errors import InvariantError
 from siirl.models.language_model import load_language_model
 
@@ -102,6 +103,10 @@ def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_resta
         sync(engine)
         assert gap(engine, *REQUESTS) < 1e-4
         assert set(ask(engine, REQUESTS[0])[0].versions.tolist()) == {3}
+        engine.route = GroupRoute(timeout_s=600.0)
+        train(model, seed=2)
+        sync(engine)
+        assert gap(engine, *REQUESTS) < 1e-4
         monkeypatch.setattr(tokenizer(), "stop_ids", frozenset())
 
         async def interrupted():

@@ -332,6 +332,11 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         ),
         (TEXT, [*SERVER, f"{SERVER_KEY}.weights_folder=/no/such"], "/no/such is no folder"),
         (
+            TEXT,
+            [*SERVER, f"{SERVER_KEY}.weights=collective", f"{SERVER_KEY}.weights_folder=/tmp"],
+            "weights_folder=/tmp is read with actor_rollout_ref.rollout.server.weights=folder",
+        ),
+        (
             spec(),
             ["model=tiny_lm"],
             "model.policy=causal_lm generates text, and env=metaworld needs actions",

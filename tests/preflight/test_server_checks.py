@@ -79,3 +79,6 @@ def test_the_plan_names_the_servers_and_the_way_of_the_weights(tmp_path: Path) -
     plan = make_plan(parse_config(words), graph(), spec, machine=machine, loss="vanilla")
     text = one_line(render(plan))
     assert "servers http://a:1, http://b:1 generate, one a rank; new weights go through" in text
+    words[-1] = "actor_rollout_ref.rollout.server.weights=collective"
+    plan = make_plan(parse_config(words), graph(), spec, machine=machine, loss="vanilla")
+    assert "new weights go by a collective" in one_line(render(plan))

@@ -1,7 +1,7 @@
 """Text engine over an inference server: vLLM's OpenAI-compatible one, or one with its routes.
 
 The server holds a copy of the weights, on this machine or another, and batches requests as they
-arrive. New weights reach it in buckets (`weight_folder`). Three checks prove them: a checksum over
+arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks prove them: a checksum over
 the bits that arrived, the log-probs of a fixed text, and a label that the workers lose when they
 are restarted, compared before and after each rollout.
 
@@ -11,13 +11,11 @@ servers for one rank, sleeping between rollouts, separate rollout ranks (`dag.gr
 """
 
 import asyncio
-import json
 import secrets
-import tempfile
 import time
 from collections.abc import Coroutine, Iterable
-from pathlib import Path
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,7 +33,6 @@ from siirl.engine.rollout.server.completions import (
 )
 from siirl.engine.rollout.server.handshake import call_workers, shake_hands, worker_description
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
-from siirl.engine.rollout.server.weight_folder import FOLDER_KEY, FolderBuckets
 from siirl.engine.rollout.text_engine_base import TextEngineBase
 from siirl.engine.rollout.vllm.vllm_probe import (
     has_weights,
@@ -44,7 +41,7 @@ from siirl.engine.rollout.vllm.vllm_probe import (
     trained_log_prob,
 )
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
-from siirl.engine.training.weight_buckets import BUCKET_BYTES, send
+from siirl.engine.training.weight_buckets import BUCKET_BYTES, Transport, send
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import InvariantError, RunFailed, SimulationFailed
 from siirl.models.chat import ChatTokenizer
@@ -52,8 +49,19 @@ from siirl.models.language_model import LanguageModel
 
 Result = TypeVar("Result")
 
-MEMORY_FOLDER = "/dev/shm"
-SERVER_FAULT = 500  # HTTP status of an exception in the server
+
+class WeightRoute(Protocol):
+    """A way of weights to a server."""
+
+    def open(self, link: ServerLink) -> AbstractContextManager[Transport]:
+        """The transport of one sync.
+
+        Raises:
+            RunFailed: It cannot be opened, or the server does not take a bucket.
+        """
+
+    def close(self) -> None:
+        """Free what it holds; safe to call twice."""
 
 
 class ServerEngine(TextEngineBase):
@@ -63,8 +71,7 @@ class ServerEngine(TextEngineBase):
         model: The trained module; see `VLLMBase`.
         tokenizer: Provides the tokens that end a turn.
         link: The connections to the server, which `close` closes.
-        weights_folder: Seen by this process and the server; for buckets of weights. None: a private
-            folder in this machine's memory.
+        route: The way of the weights, which `close` closes.
         temperature: Divides the logits, for sampling and for the log-probs.
         top_p: See `HFEngine`.
         top_k: See `HFEngine`.
@@ -85,7 +92,7 @@ class ServerEngine(TextEngineBase):
         tokenizer: ChatTokenizer,
         link: ServerLink,
         temperature: float,
-        weights_folder: Path | None = None,
+        route: WeightRoute,
         top_p: float = 1.0,
         top_k: int | None = None,
         compute_dtype: torch.dtype | None = None,
@@ -95,9 +102,7 @@ class ServerEngine(TextEngineBase):
     ) -> None:
         super().__init__(lockstep=False)
         self.model, self.tokenizer, self.link = model, tokenizer, link
-        self.bucket_bytes = bucket_bytes
-        self._memory = tempfile.TemporaryDirectory(prefix="siirl-weights-", dir=MEMORY_FOLDER)
-        self.weights_folder = weights_folder or Path(self._memory.name)
+        self.route, self.bucket_bytes = route, bucket_bytes
         self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
         weight = next(model.parameters())
         self.dtype = compute_dtype or weight.dtype
@@ -199,7 +204,7 @@ class ServerEngine(TextEngineBase):
     def close(self) -> None:
         """See `TextEngine`; the server goes on."""
         self.link.close()
-        self._memory.cleanup()
+        self.route.close()
 
     # Weights
 
@@ -214,10 +219,9 @@ class ServerEngine(TextEngineBase):
         self._wait(self.link.post("/pause", mode="abort"))  # its requests would mix two weights
         self._on_workers("siirl_set_temperature", str(self.temperature))  # a restart forgets it
         self._on_workers("siirl_begin_weights")
-        transport = FolderBuckets(self.weights_folder, self._hand_over)
-        expected = send(
-            loadable(self.model, weights, self.dtype), transport, bucket_bytes=self.bucket_bytes
-        )
+        exported = loadable(self.model, weights, self.dtype)
+        with self.route.open(self.link) as transport:
+            expected = send(exported, transport, bucket_bytes=self.bucket_bytes)
         found = {int(number) for number in self._on_workers("siirl_finish_weights")}
         self._wait(self.link.post("/reset_prefix_cache"))
         self._wait(self.link.post("/resume"))
@@ -225,19 +229,6 @@ class ServerEngine(TextEngineBase):
         probe = self._probe()
         self._on_workers("siirl_label_weights", self.label)
         return [*pairs, probe]
-
-    def _hand_over(self, file: str, entries: list[Any]) -> None:
-        try:
-            self.link.wait(call_workers(self.link, "siirl_take_file", file, json.dumps(entries)))
-        except ServerError as error:
-            remedy = (
-                " It must be a folder that the server sees under the same path, and the model that "
-                "is trained."
-            )
-            raise RunFailed(
-                f"{error} The weights are in {FOLDER_KEY}={self.weights_folder}."
-                f"{remedy * (error.status == SERVER_FAULT)}"
-            ) from error
 
     def _probe(self) -> ChecksumPair:
         """Mean log-prob of a fixed text, by the trained module and by the server."""

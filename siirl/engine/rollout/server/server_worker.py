@@ -11,9 +11,12 @@ was restarted or has got the weights of another run.
 import json
 from typing import Any
 
+import torch
+
 from siirl import __version__
 from siirl.engine.rollout.server.handshake import NO_WEIGHTS, PROTOCOL
 from siirl.engine.rollout.server.weight_folder import read_bucket
+from siirl.engine.rollout.server.weight_group import WeightGroup, join_group
 from siirl.engine.rollout.vllm.vllm_worker import WorkerExtension
 from siirl.engine.training.weight_buckets import Entry, tensors_of
 
@@ -22,6 +25,9 @@ class ServerWorker(WorkerExtension):
     """Methods that a run calls on every worker of its server."""
 
     siirl_label = NO_WEIGHTS
+    siirl_group: WeightGroup | None = None
+    rank: int
+    """Number of the worker at its server, vLLM's."""
 
     def siirl_describe(self) -> dict[str, Any]:
         """Versions, type of the weights, and label of the weights that a run loaded last."""
@@ -55,6 +61,22 @@ class ServerWorker(WorkerExtension):
         entries = [Entry.unpacked(each) for each in json.loads(packed)]
         buffer = read_bucket(file, entries).to(self.model_runner.device)
         self.siirl_take_weights(tensors_of(entries, buffer))
+
+    def siirl_join_group(self, host: str, port: str, ranks: str) -> None:
+        """Join the group in which a run broadcasts its weights; the run is its first member."""
+        self.siirl_group = join_group(host, int(port), rank=1 + self.rank, ranks=int(ranks))
+
+    def siirl_take_broadcast(self, size: str, packed: str) -> None:
+        """Load the weights of a bucket of `size` bytes that the run broadcasts."""
+        assert self.siirl_group is not None
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        self.siirl_group.broadcast(buffer).wait()
+        entries = [Entry.unpacked(each) for each in json.loads(packed)]
+        self.siirl_take_weights(tensors_of(entries, buffer.to(self.model_runner.device)))
+
+    def siirl_leave_group(self) -> None:
+        """Close the connections to the run."""
+        self.siirl_group = None
 
     def siirl_label_weights(self, label: str) -> None:
         """Name the weights that were loaded."""

@@ -1,22 +1,64 @@
-"""Buckets of weights in files of a folder that this process and a server both see.
+"""Weights to a server through a folder that both sides see, in files of one bucket.
 
-A file holds one bucket and is removed when the server has read it, so the folder needs room for one
-bucket. Every file has a new name: a network file system may answer for an old one from its cache.
+A file is removed when the server has read it, so the folder needs room for one bucket. Every file
+has a new name: a network file system may answer for an old one from its cache.
 """
 
 import itertools
+import json
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from siirl.engine.training.weight_buckets import Entry
+from siirl.engine.rollout.server.handshake import call_workers
+from siirl.engine.rollout.server.server_link import ServerError, ServerLink
+from siirl.engine.training.weight_buckets import Entry, Transport
 from siirl.errors import RunFailed
 
 FOLDER_KEY = "actor_rollout_ref.rollout.server.weights_folder"
+MEMORY_FOLDER = "/dev/shm"
+SERVER_FAULT = 500  # HTTP status of an exception in the server
+
+
+class FolderRoute:
+    """A `WeightRoute` through a folder.
+
+    Args:
+        folder: Seen by both sides under the same path; None: a private one in this machine's
+            memory.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._memory = tempfile.TemporaryDirectory(prefix="siirl-weights-", dir=MEMORY_FOLDER)
+        self.folder = folder or Path(self._memory.name)
+
+    @contextmanager
+    def open(self, link: ServerLink) -> Iterator[Transport]:
+        """See `WeightRoute`."""
+
+        def hand_over(file: str, entries: list[Any]) -> None:
+            link.wait(call_workers(link, "siirl_take_file", file, json.dumps(entries)))
+
+        try:
+            yield FolderBuckets(self.folder, hand_over)
+        except ServerError as error:
+            remedy = (
+                " The server must see the folder under the same path, and have the trained model."
+            )
+            raise RunFailed(
+                f"{error} The weights are in {FOLDER_KEY}={self.folder}."
+                f"{remedy * (error.status == SERVER_FAULT)}"
+            ) from error
+
+    def close(self) -> None:
+        """See `WeightRoute`."""
+        self._memory.cleanup()
 
 
 class FolderBuckets:
@@ -61,8 +103,8 @@ class FolderBuckets:
                 os.fsync(stream.fileno())  # a server on another machine reads it next
         except OSError as error:
             raise RunFailed(
-                f"{FOLDER_KEY}={self.folder} cannot hold a bucket of {len(content) >> 20} MiB ({error}): "
-                "make room, name another folder, or lower "
+                f"{FOLDER_KEY}={self.folder} cannot hold a bucket of {len(content) >> 20} MiB "
+                f"({error}): make room, name another folder, or lower "
                 "actor_rollout_ref.rollout.update_weights_bucket_megabytes."
             ) from error
 

@@ -1,0 +1,183 @@
+"""Weights to a server by a collective: each bucket is broadcast in a gloo group of this process and
+the server's workers.
+
+A group lives for one sync, so a restarted server needs no special case. The run listens at its
+address towards the server; once all have connected, its ports drop further packets, and a
+connection that is not a member's ends the sync (`siirl.engine.training.port_guard`). Left out:
+NCCL. Weights of a GPU pass through host memory.
+"""
+
+import datetime
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import distributed
+
+from siirl.engine.rollout.server.handshake import call_workers
+from siirl.engine.rollout.server.server_link import ServerError, ServerLink
+from siirl.engine.training.network import own_address_towards
+from siirl.engine.training.port_guard import admit_ranks_only, open_sockets
+from siirl.engine.training.weight_buckets import Entry, Transport
+from siirl.errors import RunFailed
+
+JOIN_WITHIN_S = 30.0  # of members that were called already
+LOOK_EVERY_S = 0.002
+ROOT = 0  # the run; workers follow
+HTTP_PORTS = {"http": 80, "https": 443}
+
+
+class WeightGroup:
+    """A gloo group for one sync.
+
+    Args:
+        store: Where the members exchange their addresses.
+        address: Of this process, at which gloo listens.
+        rank: Number of this process.
+        ranks: Number of members; all make the group at the same time.
+        timeout_s: Longest wait for another member.
+
+    Raises:
+        InvariantError: A process that is no member has connected.
+        RuntimeError: A member did not connect in time.
+    """
+
+    def __init__(
+        self, store: distributed.Store, *, address: str, rank: int, ranks: int, timeout_s: float
+    ) -> None:
+        gloo: Any = distributed.ProcessGroupGloo  # without types
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=address)]
+        options._timeout = datetime.timedelta(seconds=timeout_s)
+        self.store = store
+        self.group = gloo(store, rank, ranks, options)
+
+    def broadcast(self, buffer: torch.Tensor) -> Any:
+        """Begin to copy the run's `buffer` [bytes] into that of every worker; returns the work."""
+        options = distributed.BroadcastOptions()
+        options.rootRank = ROOT
+        return self.group.broadcast([buffer], options)
+
+
+def join_group(host: str, port: int, *, rank: int, ranks: int) -> WeightGroup:
+    """A worker's end of the group that a run opens at `host` and `port`.
+
+    Raises:
+        RuntimeError: The run is not there.
+    """
+    before = open_sockets()
+    store = distributed.TCPStore(
+        host, port, ranks, timeout=datetime.timedelta(seconds=JOIN_WITHIN_S)
+    )
+    address = own_address_towards(host, port)
+    group = WeightGroup(store, address=address, rank=rank, ranks=ranks, timeout_s=JOIN_WITHIN_S)
+    admit_ranks_only(store, rank=rank, ranks=ranks, before=before)
+    return group
+
+
+class GroupRoute:
+    """A `WeightRoute` by a collective.
+
+    Args:
+        timeout_s: Seconds for a bucket.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+
+    @contextmanager
+    def open(self, link: ServerLink) -> Iterator[Transport]:
+        """See `WeightRoute`."""
+        try:
+            group = self._group(link)
+            try:
+                yield GroupBuckets(group, link)
+            finally:  # also ends a broadcast that the workers did not take
+                link.wait(call_workers(link, "siirl_leave_group"))
+        except ServerError as error:
+            raise RunFailed(
+                f"{error} The weights go by actor_rollout_ref.rollout.server.weights=collective, "
+                "for which the server's workers connect to this process: its firewall must let "
+                "them, else take weights=folder."
+            ) from error
+
+    def close(self) -> None:
+        """See `WeightRoute`."""
+
+    def _group(self, link: ServerLink) -> WeightGroup:
+        workers = len(link.wait(call_workers(link, "siirl_describe")))
+        place = urlsplit(link.url)
+        assert place.hostname is not None
+        address = own_address_towards(
+            place.hostname, place.port or HTTP_PORTS.get(place.scheme, HTTP_PORTS["http"])
+        )
+        before = open_sockets()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
+        port = listener.getsockname()[1]
+        ranks = 1 + workers
+        store = distributed.TCPStore(
+            address,
+            port,
+            ranks,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=JOIN_WITHIN_S),
+            master_listen_fd=listener.detach(),
+        )
+        joining = link.start(call_workers(link, "siirl_join_group", address, str(port), str(ranks)))
+        try:
+            group = WeightGroup(
+                store, address=address, rank=ROOT, ranks=ranks, timeout_s=self.timeout_s
+            )
+            admit_ranks_only(store, rank=ROOT, ranks=ranks, before=before)
+        except RuntimeError as error:
+            joining.result()  # its error says more
+            raise ServerError(
+                f"The workers of the inference server at {link.url} did not connect to {address} "
+                f"({error})."
+            ) from error
+        joining.result()
+        return group
+
+
+class GroupBuckets:
+    """A `Transport` whose buckets are broadcast.
+
+    Args:
+        group: Of this process and the server's workers.
+        link: Tells the workers what comes.
+    """
+
+    def __init__(self, group: WeightGroup, link: ServerLink) -> None:
+        self.group, self.link = group, link
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """See `Transport`."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
+        """See `Transport`."""
+        packed = json.dumps([entry.packed() for entry in entries])
+        content = buffer[: entries[-1].end]
+        taken = self.link.start(
+            call_workers(self.link, "siirl_take_broadcast", str(len(content)), packed)
+        )
+        _both(self.group.broadcast(content), taken)
+
+    def finish(self) -> None:
+        """See `Transport`."""
+
+
+def _both(sent: Any, taken: "Future[list[Any]]") -> None:
+    """Wait for a broadcast and the answer of the workers; an error of theirs ends the wait."""
+    while not sent.is_completed() and not taken.done():
+        time.sleep(LOOK_EVERY_S)
+    taken.result()
+    sent.wait()
