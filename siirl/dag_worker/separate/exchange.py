@@ -2,7 +2,7 @@
 
     rollout rank                    exchange                         training rank 0
     work(rank, wanted)  <---------  RolloutLedger
-    put(prompt, refs)   --------->  DataCoordinator  ------------->  take(step, count)
+    put(prompt, refs)   --------->  DataCoordinator  ------------->  take(step, count), references
     weights(after)      <---------  newest buckets   <-------------  publish(step, version)
     result(...)         --------->  evaluation       <------------>  evaluate(step, ...)
 
@@ -80,12 +80,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Taken:
-    """Prompts for a training step, with the references of their rows."""
+    """Prompts for a training step; `Exchange.references` has the references of their rows."""
 
     prompts: tuple[Finished, ...]
     infos: tuple[SampleInfo, ...]
-    refs: tuple[Any, ...]
-    """One a prompt; None where all its episodes failed."""
+    """One a prompt."""
     reports: tuple[tuple[int, Report], ...]
     """Rollout rank and report, since the last call."""
     discarded: int
@@ -157,7 +156,7 @@ class Exchange:
         await self._notify()
 
     async def take(self, step: int, count: int) -> Taken | None:
-        """The rows of `count` prompts for a step; None if they are not there yet."""
+        """`count` prompts with their rows for a step; None if they are not there yet."""
         for _ in range(2):
             self._drop_old()
             taken = self.ledger.take(count, step=step)
@@ -165,6 +164,19 @@ class Exchange:
                 return self._deliver(taken)
             await self._wait()
         return None
+
+    async def references(self, numbers: Sequence[int]) -> list[Any]:
+        """The reference of the rows of each taken prompt; None where all its episodes failed.
+
+        Each training rank asks for those of its share: Ray knows the owner of an object only on a
+        process that got the reference from Ray.
+        """
+        taken = {
+            info.dict_info[PROMPT]: ref
+            for lease, _ in self._taken  # rows that were lost are in an earlier lease
+            for info, ref in zip(lease.infos, lease.refs, strict=True)
+        }
+        return [taken[number] for number in numbers]
 
     async def lost(self, numbers: Sequence[int]) -> None:
         """Start prompts again that were taken, and whose rows were lost with their rank."""
@@ -370,7 +382,6 @@ class Exchange:
         return Taken(
             prompts=tuple(taken),
             infos=tuple(lease.infos[i] for i in order),
-            refs=tuple(lease.refs[i] for i in order),
             reports=tuple(reports),
             discarded=discarded,
         )

@@ -1,7 +1,8 @@
 """The training ranks' side of the exchange, and what stands there for parts of the rollout ranks.
 
 `TrainingSide` is the context's `buffer`: the node that gets rows calls `get`. Rank 0 speaks with
-the exchange, and shares what it hears with the others, so that all take the same decisions. The
+the exchange, and shares what it hears with the others, so that all take the same decisions; each
+rank asks only for the references of its own share. The
 other classes have the interface of what a colocated rank owns itself: a loader, a validator, a
 collector of recordings.
 """
@@ -47,7 +48,7 @@ class TrainingSide:
     """Takes rows for training steps.
 
     Args:
-        line: To the exchange; rank 0's is used.
+        line: This rank's, to the exchange.
         ranks: The training ranks.
         publisher: Publishes the weights.
         max_failed_share: `env.max_failed_share`.
@@ -119,11 +120,12 @@ class TrainingSide:
     def _fetch(self, taken: Taken) -> tuple[list[tuple[tuple[int, int], dict[str, Any]]], int]:
         """Rows of this rank's share with their place in the step, and how many prompts are lost."""
         share = shares(taken.infos, ranks=self.ranks.size)[self.ranks.rank]
-        present = [place for place in share if taken.refs[place] is not None]
-        fetched = self.line.fetch([taken.refs[place] for place in present])
+        own = [taken.prompts[place].prompt.number for place in share]
+        references = dict(zip(own, self.line.call("references", own), strict=True))
+        present = [number for number in own if references[number] is not None]
+        fetched = self.line.fetch([references[number] for number in present])
         lost, rows = [], []
-        for place, columns_of_rows in zip(present, fetched, strict=True):
-            number = taken.prompts[place].prompt.number
+        for number, columns_of_rows in zip(present, fetched, strict=True):
             if columns_of_rows is LOST:
                 lost.append(number)
                 continue

@@ -1,0 +1,124 @@
+"""Several training ranks take the rows of a step from the rollout ranks: each its own share, by
+references that only the exchange hands out.
+"""
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from siirl.dag_worker.separate.exchange import PROMPT, Exchange, Weights
+from siirl.dag_worker.separate.line import LOST, ThreadLine
+from siirl.dag_worker.separate.training_side import TrainingSide
+from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.engine.rollout.ledger import Prompt, RolloutLedger
+from tests.algos.thread_ranks import ThreadRanks, on_threads
+
+BATCH, RANKS = 4, 2
+
+
+class Reference:
+    """Like one of Ray, it loses its owner's address if plain pickle copies it."""
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def __reduce__(self):
+        raise pickle.PicklingError("Only the exchange passes references on.")
+
+
+class ReferenceLine(ThreadLine):
+    """A line whose objects are fetched by references; `dead` ones were lost with their owner."""
+
+    def __init__(self, exchange, loop):
+        super().__init__(exchange, loop)
+        self.dead: set[Reference] = set()
+
+    def store(self, thing):
+        return Reference(thing)
+
+    def fetch(self, references):
+        return [LOST if one in self.dead else one.thing for one in references]
+
+
+class PicklingRanks(ThreadRanks):
+    """Ranks that exchange copies, as processes do."""
+
+    def gather_objects(self, thing):
+        return [pickle.loads(one) for one in self.exchange.all(self.rank, pickle.dumps(thing))]
+
+    def broadcast_object(self, thing):
+        return self.gather_objects(thing)[0]
+
+
+class Publisher:
+    """What a training rank reads of a `WeightPublisher` to take rows: the step under way."""
+
+    step = 1
+
+
+@pytest.fixture
+def line() -> Iterator[ReferenceLine]:
+    """To an open exchange with the batch of step 1 under way on rollout rank 0."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    ledger = RolloutLedger(batch=BATCH, max_staleness=0, ranks=1, streaming=False)
+    line = ReferenceLine(Exchange(ledger=ledger, node="get"), loop)
+    line.call("publish", Weights(step=0, version=0, buckets=(), checksum=0))
+    line.call("open", 0, 0, None, [])
+    yield line
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def put(line: ReferenceLine, prompts: list[Prompt]) -> dict[int, Reference]:
+    """One row for each prompt, whose reward is the prompt's number; references by number."""
+    entries, stored = [], {}
+    for prompt in prompts:
+        row = {"reward": np.float32(prompt.number), "index": prompt.number}
+        stored[prompt.number] = line.store([row])
+        info = SampleInfo(sum_tokens=1, dict_info={PROMPT: prompt.number})
+        entries.append((prompt, info, stored[prompt.number], 0))
+    line.call("put", 0, entries, None)
+    return stored
+
+
+def take(ranks, line) -> list[float]:
+    side = TrainingSide(
+        line=line,
+        ranks=PicklingRanks(ranks.exchange, ranks.rank, ranks.size),
+        publisher=Publisher(),
+        max_failed_share=0.0,
+        max_staleness=0,
+    )
+    return side.get(step=1, prompts=BATCH).batch["reward"].tolist()
+
+
+def test_each_of_two_training_ranks_fetches_the_rows_of_its_own_share(line):
+    put(line, line.call("work", 0, 1, 0).prompts)
+    parts = on_threads(take, [(line,)] * RANKS)
+    assert [len(part) for part in parts] == [2, 2]
+    assert sorted(parts[0] + parts[1]) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_rows_that_died_with_their_rank_are_rolled_out_again_before_any_rank_trains(line):
+    """A replacement puts the rows of prompt 2 again while both ranks wait for the step."""
+    stored = put(line, line.call("work", 0, 1, 0).prompts)
+    line.dead.add(stored[2])
+
+    def replacement():
+        while not (again := line.call("work", 0, 1, 0).prompts):
+            pass
+        put(line, again)
+
+    thread = threading.Thread(target=replacement)
+    thread.start()
+    parts = on_threads(take, [(line,)] * RANKS)
+    thread.join()
+    assert sorted(parts[0] + parts[1]) == [0.0, 1.0, 2.0, 3.0]
+    assert line.call("totals")["used"] == BATCH
