@@ -12,11 +12,16 @@ same marginals (Flow-SDE of piRL, section 4.2, with its hybrid sampling). A choi
 A log-prob of a token is the sum over the random steps: their Gaussians are diagonal, so that tokens
 are independent given the chain. Actions of a chunk that were not executed are left out of the
 loss; as later steps of the others depend on them, that is an approximation for cut chunks.
-Left out: networks (`siirl.models.tiny_flow_vla`).
+
+A published network may move more numbers than an environment acts on: padded dimensions, and
+actions after those that are executed. These `unseen` numbers take Euler steps without noise, and a
+choice keeps them where its random steps begin. A random step on some coordinates alone has the same
+marginals (the diffusion of the stochastic differential equation is then 0 on the others).
+Left out: networks (`siirl.models.tiny_flow_vla`, `siirl.models.smolvla`).
 """
 
-# N observation, T = K*A token of a chunk, S step of denoising, U uniform number, J number of a
-# choice, D feature
+# N observation, T = K*A token of a chunk, E unseen number, F = T+E number that the network moves,
+# S step of denoising, U uniform number, J number of a choice, D feature
 
 import abc
 import math
@@ -24,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from torch.nn import functional
 
 from siirl.algos.distributions import (
     ActionDistribution,
@@ -40,9 +46,11 @@ class Velocity(Protocol):
     """A network that denoises."""
 
     def __call__(
-        self, context_ND: torch.Tensor, x_NST: torch.Tensor, time_NS: torch.Tensor
+        self, context_ND: torch.Tensor, x_NSF: torch.Tensor, time_NS: torch.Tensor, /
     ) -> torch.Tensor:
-        """v(x, t) [N, S, T] at `x_NST` and `time_NS`, given the observations' features."""
+        """v(x, t) [N, S, F] at `x_NSF` (tokens first) and `time_NS`, given the observations'
+        features.
+        """
 
 
 @dataclass(eq=False)
@@ -51,15 +59,17 @@ class FlowDistribution(ActionDistribution):
 
     Args:
         velocity: Called once for all steps of a scored choice, and once a step to sample.
-        context: Features [N, D] of the observations.
+        context: Features [N, D] of the observations, or keys and values of their places [N, ...].
         tokens: T.
         steps: K.
+        unseen: E.
     """
 
     velocity: Velocity
     context: torch.Tensor
     tokens: int = field(kw_only=True)
     steps: int = field(kw_only=True)
+    unseen: int = field(default=0, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -74,7 +84,17 @@ class FlowDistribution(ActionDistribution):
     def imitation_loss(
         self, values_NT: torch.Tensor, *, generator: torch.Generator
     ) -> torch.Tensor:
-        """`|v(x_t, t) - (a - e)|^2` at t uniform in [0, 1) (arXiv 2210.02747, equation 23)."""
+        """`|v(x_t, t) - (a - e)|^2` at t uniform in [0, 1) (arXiv 2210.02747, equation 23).
+
+        Raises:
+            ConfigError: Unseen numbers, of which demonstrations have none.
+        """
+        if self.unseen:
+            raise ConfigError(
+                f"{type(self).__name__} moves {self.unseen} numbers beside the {self.tokens} of a "
+                "chunk, and demonstrations have values of the chunk alone: fine-tune this policy "
+                "with the library that published it."
+            )
         noise_NT = torch.randn(values_NT.shape, generator=generator)
         time_N1 = torch.rand((len(values_NT), 1), generator=generator)
         x_NT = time_N1 * values_NT + (1 - time_N1) * noise_NT
@@ -96,13 +116,27 @@ class FlowDistribution(ActionDistribution):
         time_S = torch.arange(self.steps, device=self.context.device) / self.steps
         return time_S.expand(len(self.context), -1)
 
-    def _velocity_at(self, x_NT: torch.Tensor, step: int) -> torch.Tensor:
-        time_N1 = torch.full((len(x_NT), 1), step / self.steps, device=x_NT.device)
-        return self.velocity(self.context, x_NT[:, None], time_N1)[:, 0].float()
+    def _velocity_at(self, x_NF: torch.Tensor, step: int) -> torch.Tensor:
+        time_N1 = torch.full((len(x_NF), 1), step / self.steps, device=x_NF.device)
+        return self.velocity(self.context, x_NF[:, None], time_N1)[:, 0].float()
+
+    def _with_seen(self, x_NF: torch.Tensor, seen_NT: torch.Tensor) -> torch.Tensor:
+        """`x_NF` with other tokens; itself without unseen numbers, for the same bits and speed."""
+        if not self.unseen:
+            return seen_NT
+        return torch.cat([seen_NT, x_NF[:, self.tokens :]], dim=1)
+
+    def _spread(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Unseen numbers [N, ...] over the tokens of a choice, [N, T, J], with zeros at the end."""
+        flat = numbers.flatten(1)
+        width = -(-flat.shape[1] // self.tokens)
+        padded = functional.pad(flat, (0, width * self.tokens - flat.shape[1]))
+        return padded.view(len(padded), self.tokens, width)
 
     def _euler_chain(self) -> list[torch.Tensor]:
-        """The chain [N, T] of K + 1 without noise, from the mode of the first noise, 0."""
-        chain = [self.context.new_zeros(self.shape, dtype=torch.float32)]
+        """The chain [N, F] of K + 1 without noise, from the mode of the first noise, 0."""
+        size = (len(self.context), self.tokens + self.unseen)
+        chain = [self.context.new_zeros(size, dtype=torch.float32)]
         for step in range(self.steps):
             chain.append(chain[-1] + self._velocity_at(chain[-1], step) / self.steps)
         return chain
@@ -120,9 +154,10 @@ def _require_no_temperature(name: str, temperature: float) -> None:
 class FlowNoise(FlowDistribution):
     """Every step is N(x + v d, s^2) with a deviation s that is learnt.
 
-    Choices are chains [N, T, K+1]. Their log-prob is `log N(x_0; 0, 1) + sum_k log N(x_{k+1}; x_k +
-    v_k d, s_k^2)` (piRL, equations 4 and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the
-    mean over steps; the sum is the log-prob.
+    Choices are chains [N, T, K+1], followed by those of the unseen numbers up to the last step.
+    Their log-prob is `log N(x_0; 0, 1) + sum_k log N(x_{k+1}; x_k + v_k d, s_k^2)` (piRL, equations 4
+    and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the mean over steps; the sum is the
+    log-prob. With unseen numbers it is that of the tokens given the others.
 
     Args:
         log_std: [N, K, T]; of each step, from the observation and the time.
@@ -131,28 +166,33 @@ class FlowNoise(FlowDistribution):
     log_std: torch.Tensor = field(kw_only=True)
 
     def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
-        """See `ActionDistribution.sample`; U is (K+1) T."""
-        noise_NST = standard_normal(uniforms_NU).view(-1, self.steps + 1, self.tokens)
+        """See `ActionDistribution.sample`; U is F + K T."""
+        numbers = self.tokens + self.unseen
+        first_NF, others = standard_normal(uniforms_NU).tensor_split([numbers], dim=1)
+        noise_NST = others.view(-1, self.steps, self.tokens)
         std_NST = self.log_std.float().exp()
-        chain = [noise_NST[:, 0]]
+        chain = [first_NF]
         for step in range(self.steps):
-            mean_NT = chain[-1] + self._velocity_at(chain[-1], step) / self.steps
-            chain.append(mean_NT + std_NST[:, step] * noise_NST[:, step + 1])
-        return torch.stack(chain, dim=-1)
+            mean_NF = chain[-1] + self._velocity_at(chain[-1], step) / self.steps
+            seen_NT = mean_NF[:, : self.tokens] + std_NST[:, step] * noise_NST[:, step]
+            chain.append(self._with_seen(mean_NF, seen_NT))
+        return self._choice(chain)
 
     def mode(self) -> torch.Tensor:
         """The chain without noise."""
-        return torch.stack(self._euler_chain(), dim=-1)
+        return self._choice(self._euler_chain())
 
     def values(self, choices: torch.Tensor) -> torch.Tensor:
         """See `ActionDistribution.values`: the end of the chain."""
-        return choices[..., -1]
+        return choices[..., self.steps]
 
     def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
         """See `ActionDistribution.log_prob`."""
-        chain_NST = choices.transpose(1, 2)
+        chain_NST = choices[..., : self.steps + 1].transpose(1, 2)
         before_NST, after_NST = chain_NST[:, :-1], chain_NST[:, 1:]
-        v_NST = self.velocity(self.context, before_NST, self._time_NS()).float()
+        before_NSF = torch.cat([before_NST, self._unseen_NSE(choices)], dim=-1)
+        v_NSF = self.velocity(self.context, before_NSF, self._time_NS()).float()
+        v_NST = v_NSF[..., : self.tokens]
         steps_NST = normal_log_prob(
             after_NST, mean=before_NST + v_NST / self.steps, log_std=self.log_std.float()
         )
@@ -165,13 +205,26 @@ class FlowNoise(FlowDistribution):
         first = normal_entropy(torch.zeros((), device=self.context.device))
         return first + normal_entropy(self.log_std.float()).sum(1)
 
+    def _choice(self, chain: list[torch.Tensor]) -> torch.Tensor:
+        chain_NFS = torch.stack(chain, dim=-1)
+        seen_NTS = chain_NFS[:, : self.tokens]
+        if not self.unseen:
+            return seen_NTS
+        unseen_NES = chain_NFS[:, self.tokens :, :-1]
+        return torch.cat([seen_NTS, self._spread(unseen_NES)], dim=-1)
+
+    def _unseen_NSE(self, choices: torch.Tensor) -> torch.Tensor:
+        flat = choices[..., self.steps + 1 :].flatten(1)[:, : self.unseen * self.steps]
+        return flat.view(len(flat), self.unseen, self.steps).transpose(1, 2)
+
 
 @dataclass(eq=False)
 class FlowSDE(FlowDistribution):
     """One step, drawn uniformly for each chunk, is random; the others are Euler steps.
 
     Choices are [N, T, 4]: the token before and after the random step, the step's number, and the
-    value at the end of the chain. The log-prob is that of the random step, given the rest.
+    value at the end of the chain; the unseen numbers before that step follow. The log-prob is that
+    of the random step, given the rest.
 
     Args:
         noise: The level a of the deviation `s_t = a sqrt((1 - t) / t)`.
@@ -180,21 +233,24 @@ class FlowSDE(FlowDistribution):
     noise: float = field(kw_only=True)
 
     def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
-        """See `ActionDistribution.sample`; U is 2 T + 1."""
+        """See `ActionDistribution.sample`; U is F + T + 1."""
         step_N1 = (uniforms_NU[:, -1:] * self.steps).long().clamp(max=self.steps - 1)
-        x_NT, noise_NT = standard_normal(uniforms_NU[:, :-1]).chunk(2, dim=1)
-        before_NT = after_NT = x_NT
+        normal = standard_normal(uniforms_NU[:, :-1])
+        x_NF, noise_NT = normal.tensor_split([self.tokens + self.unseen], dim=1)
+        before_NF = after_NF = x_NF
         for step in range(self.steps):
-            v_NT = self._velocity_at(x_NT, step)
-            mean_NT, log_std_N1 = self._transition(x_NT, v_NT, torch.full_like(step_N1, step))
-            is_random_N1 = step_N1 == step
-            next_NT = torch.where(
-                is_random_N1, mean_NT + log_std_N1.exp() * noise_NT, x_NT + v_NT / self.steps
+            v_NF = self._velocity_at(x_NF, step)
+            mean_NT, log_std_N1 = self._transition(
+                x_NF[:, : self.tokens], v_NF[:, : self.tokens], torch.full_like(step_N1, step)
             )
-            before_NT = torch.where(is_random_N1, x_NT, before_NT)
-            after_NT = torch.where(is_random_N1, next_NT, after_NT)
-            x_NT = next_NT
-        return self._choice(before_NT, after_NT, step_N1, x_NT)
+            is_random_N1 = step_N1 == step
+            euler_NF = x_NF + v_NF / self.steps
+            random_NF = self._with_seen(euler_NF, mean_NT + log_std_N1.exp() * noise_NT)
+            next_NF = torch.where(is_random_N1, random_NF, euler_NF)
+            before_NF = torch.where(is_random_N1, x_NF, before_NF)
+            after_NF = torch.where(is_random_N1, next_NF, after_NF)
+            x_NF = next_NF
+        return self._choice(before_NF, after_NF, step_N1, x_NF)
 
     def mode(self) -> torch.Tensor:
         """The chain without noise; of its steps the first is kept."""
@@ -210,8 +266,10 @@ class FlowSDE(FlowDistribution):
         """See `ActionDistribution.log_prob`."""
         step_N1 = choices[:, :1, STEP].long()
         before_NT = choices[..., BEFORE]
-        v_NT = self.velocity(self.context, before_NT[:, None], step_N1 / self.steps)[:, 0].float()
-        mean_NT, log_std_N1 = self._transition(before_NT, v_NT, step_N1)
+        unseen_NE = choices[..., VALUE + 1 :].flatten(1)[:, : self.unseen]
+        before_NF = torch.cat([before_NT, unseen_NE], dim=1)
+        v_NF = self.velocity(self.context, before_NF[:, None], step_N1 / self.steps)[:, 0].float()
+        mean_NT, log_std_N1 = self._transition(before_NT, v_NF[:, : self.tokens], step_N1)
         return normal_log_prob(choices[..., AFTER], mean=mean_NT, log_std=log_std_N1)
 
     def entropy(self) -> torch.Tensor:
@@ -255,10 +313,16 @@ class FlowSDE(FlowDistribution):
 
     def _choice(
         self,
-        before_NT: torch.Tensor,
-        after_NT: torch.Tensor,
+        before_NF: torch.Tensor,
+        after_NF: torch.Tensor,
         step_N1: torch.Tensor,
-        value_NT: torch.Tensor,
+        value_NF: torch.Tensor,
     ) -> torch.Tensor:
+        before_NT, after_NT, value_NT = (
+            numbers[:, : self.tokens] for numbers in (before_NF, after_NF, value_NF)
+        )
         step_NT = step_N1.to(before_NT.dtype).expand(self.shape)
-        return torch.stack([before_NT, after_NT, step_NT, value_NT], dim=-1)
+        seen = torch.stack([before_NT, after_NT, step_NT, value_NT], dim=-1)
+        if not self.unseen:
+            return seen
+        return torch.cat([seen, self._spread(before_NF[:, self.tokens :])], dim=-1)

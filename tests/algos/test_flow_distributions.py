@@ -227,3 +227,61 @@ def test_a_policy_gradient_moves_actions_towards_the_reward(kind):
     with torch.no_grad():
         mean = distribution.values(distribution.sample(numbers)).mean(0)
     torch.testing.assert_close(mean, torch.full((TOKENS,), 0.5), rtol=0, atol=0.15)
+
+
+UNSEEN = 2
+WIDER = torch.tensor([[0.1, -0.2, 0.3, 0.5, -0.4]]).T * torch.tensor([[0.3, 0.1, -0.2, 0.4, 0.2]])
+
+
+def wider_velocity(context_ND, x_NSF, time_NS):
+    """A linear flow of three tokens and two unseen numbers."""
+    return x_NSF @ WIDER.T + time_NS[..., None]
+
+
+def with_unseen(kind, rows: int):
+    settings = {"tokens": TOKENS, "unseen": UNSEEN, "steps": STEPS}
+    if kind is FlowSDE:
+        return FlowSDE(wider_velocity, torch.zeros(rows, 1), noise=0.5, **settings)
+    log_std = torch.full((rows, STEPS, TOKENS), -1.0)
+    return FlowNoise(wider_velocity, torch.zeros(rows, 1), log_std=log_std, **settings)
+
+
+@pytest.mark.parametrize(("kind", "further"), [(FlowSDE, TOKENS + 1), (FlowNoise, STEPS * TOKENS)])
+def test_the_log_prob_of_tokens_is_that_of_their_random_steps_given_unseen_numbers(kind, further):
+    distribution = with_unseen(kind, 6)
+    numbers = uniforms(6, TOKENS + UNSEEN + further)
+    choices = distribution.sample(numbers)
+    normal = torch.special.ndtri(numbers.double() + 2**-25).float()
+    x_NF = normal[:, : TOKENS + UNSEEN]
+    random_step = (numbers[:, -1] * STEPS).long()
+    expected = 0.0
+    if kind is FlowNoise:
+        expected = torch.distributions.Normal(0.0, 1.0).log_prob(x_NF[:, :TOKENS])
+    for step in range(STEPS):
+        time = torch.full((6, 1), step / STEPS)
+        v_NF = wider_velocity(None, x_NF[:, None], time)[:, 0]
+        after_NF = x_NF + v_NF / STEPS
+        mean, std = after_NF[:, :TOKENS], torch.full((6, TOKENS), math.exp(-1))
+        if kind is FlowSDE:
+            mean, log_std = distribution._transition(
+                x_NF[:, :TOKENS], v_NF[:, :TOKENS], torch.full((6, 1), step)
+            )
+            std = log_std.exp().expand(-1, TOKENS)
+        first = TOKENS + UNSEEN + (step * TOKENS if kind is FlowNoise else 0)
+        drawn = mean + std * normal[:, first : first + TOKENS]
+        is_random = torch.ones(6, 1, dtype=torch.bool)
+        if kind is FlowSDE:
+            is_random = (random_step == step)[:, None]
+        log_prob = torch.distributions.Normal(mean, std).log_prob(drawn)
+        expected = expected + torch.where(is_random, log_prob, torch.zeros(()))
+        tokens = torch.where(is_random, drawn, after_NF[:, :TOKENS])
+        x_NF = torch.cat([tokens, after_NF[:, TOKENS:]], dim=1)
+    torch.testing.assert_close(distribution.log_prob(choices), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(distribution.values(choices), x_NF[:, :TOKENS])
+
+
+@pytest.mark.parametrize("kind", [FlowSDE, FlowNoise])
+def test_unseen_numbers_cannot_be_cloned(kind):
+    values = torch.zeros(2, TOKENS)
+    with pytest.raises(ConfigError, match="2 numbers beside the 3 of a chunk"):
+        with_unseen(kind, 2).imitation_loss(values, generator=torch.Generator())
