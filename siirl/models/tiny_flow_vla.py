@@ -25,6 +25,7 @@ from envs.base import EnvSpec
 from siirl.algos.flow_distributions import FlowDistribution, FlowNoise, FlowSDE
 from siirl.models.action_tokenizer import ContinuousActions
 from siirl.models.flops import linear_flops
+from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_noise, require_read
 from siirl.models.tiny_backbone import (
     TinyConfig,
     TinyPolicy,
@@ -37,18 +38,14 @@ from siirl.models.tiny_backbone import (
 )
 
 TINY_FLOW_VLA = "tiny_flow_vla"
-LEARNT, SDE = "learnt", "sde"
 FREQUENCIES = 4  # of a time's embedding: half a period to four periods in [0, 1]
 # Bounds of a learnt step's deviation, in halves of an action's range; new weights begin with their
 # geometric mean, 0.2. RLinf's are 0.08 and 0.16 (`noise_logvar_range`). More noise tells more about
 # actions, and the shipped weights' sampled actions succeed as often: in 38 % of 300 held-out episodes,
 # with RLinf's bounds in 37 % of 180.
 NOISE_STD = (0.1, 0.4)
-PAIR = 2
 SAMPLING = ("steps", "noise", "noise_level", "noise_std")
 """Options that stored weights do not determine."""
-READ_WITH = {"noise_level": SDE, "noise_std": LEARNT}
-"""Options that only one kind of noise reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,8 @@ class TinyFlowVLAConfig(TinyConfig):
     action_tokenizer: ContinuousActions
     steps: int = 4  # piRL's on LIBERO
     noise: str = LEARNT
-    noise_level: float = 0.5  # piRL's on LIBERO; read with noise=sde
+    noise_level: float = NOISE_LEVEL
+    """Read with noise=sde."""
     noise_std: tuple[float, float] = NOISE_STD
     """Bounds of a step's deviation; read with noise=learnt."""
 
@@ -72,7 +70,7 @@ class TinyFlowVLAConfig(TinyConfig):
         instruction_length: int = 24,
         steps: int = 4,
         noise: str = LEARNT,
-        noise_level: float = 0.5,
+        noise_level: float = NOISE_LEVEL,
         noise_std: Sequence[float] = NOISE_STD,
     ) -> TinyFlowVLAConfig:
         """The configuration that fits an environment's observations and actions.
@@ -89,7 +87,7 @@ class TinyFlowVLAConfig(TinyConfig):
                 "steps": (steps, 1),
             }
         )
-        _require_noise(noise, noise_level, noise_std)
+        require_noise(noise, noise_level, noise_std)
         return cls(
             action_tokenizer=ContinuousActions.for_space(spec.action_space),
             chunk_length=chunk_length,
@@ -110,7 +108,7 @@ class TinyFlowVLAConfig(TinyConfig):
         """
         sizes = stored_sizes(values, other={"steps": 1})
         low, high = values["noise_std"]
-        _require_noise(values["noise"], values["noise_level"], (low, high))
+        require_noise(values["noise"], values["noise_level"], (low, high))
         return cls(
             action_tokenizer=ContinuousActions(**stored_bounds(values["action_tokenizer"])),
             noise=values["noise"],
@@ -119,16 +117,6 @@ class TinyFlowVLAConfig(TinyConfig):
             steps=values["steps"],
             **sizes,
         )
-
-
-def _require_noise(noise: Any, level: Any, bounds: Any) -> None:
-    if noise not in (LEARNT, SDE):
-        raise ValueError(f"noise={noise!r} must be {LEARNT!r} (Flow-Noise) or {SDE!r} (Flow-SDE).")
-    if type(level) not in (int, float) or not 0 < level < math.inf:
-        raise ValueError(f"noise_level={level!r} must be a positive number.")
-    numbers = [bound for bound in bounds if type(bound) in (int, float)]
-    if len(bounds) != PAIR or len(numbers) != PAIR or not 0 < numbers[0] < numbers[1] < math.inf:
-        raise ValueError(f"noise_std={bounds!r} must be two positive numbers, the smaller first.")
 
 
 class TinyFlowVLA(TinyPolicy):
@@ -268,10 +256,5 @@ def make_tiny_flow_vla(
     policy = make_tiny(TinyFlowVLA, spec, path, options=options)
     if path is not None and set(options) & set(SAMPLING):
         policy = policy.sampled_with(TinyFlowVLAConfig.for_env(spec, **options), options)
-    for name, noise in READ_WITH.items():
-        if name in options and policy.config.noise != noise:
-            raise ValueError(
-                f"{name} is read with noise={noise}, and the policy has "
-                f"noise={policy.config.noise}: leave it out."
-            )
+    require_read(options, noise=policy.config.noise)
     return policy
