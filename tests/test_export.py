@@ -21,6 +21,7 @@ from siirl.export import main
 from siirl.models import load_policy
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.openvla_checkpoint import load_openvla_oft
+from siirl.models.smolvla_checkpoint import load_smolvla
 from siirl.models.tiny_lm import tiny_tokenizer
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config, to_yaml
@@ -254,3 +255,44 @@ def test_an_impossible_export_is_refused(
     assert export(*(word.format(folder=tmp_path) for word in words)) == 2
     assert sentence in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+
+
+SMOLVLA = Path(__file__).parent / "models" / "smolvla" / "checkpoint"
+
+
+def test_an_exported_smolvla_has_lerobots_files_and_names_with_adapters_merged(tmp_path):
+    images = gymnasium.spaces.Box(0, 255, (2, 48, 64, 3), np.uint8)
+    spaces = {IMAGES: images, PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (8,))}
+    arm = EnvSpec(
+        "arm",
+        ("only",),
+        gymnasium.spaces.Dict(spaces),
+        gymnasium.spaces.Box(-1, 1, (7,), np.float32),
+        10,
+    )
+    policy = load_smolvla(SMOLVLA, arm, noise="learnt")
+    policy.adapt(LoraArguments(rank=2), seed=0)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.02)
+    run = write_run(tmp_path / "run", policy, "model=smolvla")
+    assert export(run, "--output", tmp_path / "out") == 0
+    there = {file.relative_to(SMOLVLA) for file in SMOLVLA.rglob("*") if file.is_file()}
+    found = {file.relative_to(tmp_path / "out") for file in (tmp_path / "out").rglob("*.*")}
+    assert there <= found
+    with (
+        safe_open(SMOLVLA / "model.safetensors", framework="pt") as before,
+        safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as after,
+    ):
+        assert set(before.keys()) == set(after.keys())
+    again = load_smolvla(tmp_path / "out", arm, noise="learnt")
+    seen = {
+        "pixel_values": torch.zeros(1, 2, 48, 64, 3, dtype=torch.uint8),
+        "proprioception": torch.ones(1, 8),
+        "instruction_ids": torch.from_numpy(policy.tokenize_instruction("push the plate"))[None],
+    }
+    with torch.no_grad():
+        one, other = (each(**seen).mode() for each in (policy, again))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert "smolvla" in str(card_of(tmp_path / "out"))

@@ -7,7 +7,8 @@
 
 A language model has transformers' layout, an OpenVLA-OFT its authors', with the projector of
 proprioception in a file of its own and with the weights that no pass reads, which come from the
-published checkpoint. LoRA adapters are merged. Weights are read from a checkpoint's shards and
+published checkpoint, and a SmolVLA LeRobot's, without the layer of learnt noise. LoRA adapters are
+merged. Weights are read from a checkpoint's shards and
 written one tensor at a time. Left out: the upload (`hf upload`), and the critic.
 """
 
@@ -39,6 +40,8 @@ from siirl.models.openvla_checkpoint import (
     STATE_PROJECTOR_FILE,
     unused,
 )
+from siirl.models.smolvla import DEVIATION, VLM_FOLDER, processor_files
+from siirl.models.smolvla_checkpoint import NAME as SMOLVLA
 from siirl.models.stored_tensors import StoredTensors
 from siirl.params.documents import read_object
 from siirl.params.model_args import LoraArguments
@@ -158,6 +161,10 @@ def write_hub_folder(
             write_state_projector(weights, folder, published=published, dtype=dtype)
             names = [name for name in weights.types if not name.startswith(STATE_PROJECTOR)]
             weights = SomeWeights(weights, names)
+        if description.get("type") == SMOLVLA:
+            copy_processors(policy, folder)
+            names = [name for name in weights.types if not name.startswith(DEVIATION)]
+            weights = SomeWeights(weights, names)
         copy_companions(policy, folder)
         write_weights(weights, folder, dtype=dtype, most_bytes=most_bytes)
         if dtype is not None:
@@ -193,6 +200,17 @@ def copy_companions(source: Path, folder: Path) -> None:
     for file in sorted(source.iterdir()):
         if file.suffix in COMPANIONS and file.name not in (INDEX_FILE, ADAPTER_FILE):
             shutil.copyfile(file, folder / file.name)
+
+
+def copy_processors(source: Path, folder: Path) -> None:
+    """Copy the statistics of a SmolVLA, and its vision-language model's configuration and tokenizer.
+
+    LeRobot reads the latter from the Hub.
+    """
+    for file in processor_files(source):
+        shutil.copyfile(file, folder / file.name)
+    if (source / VLM_FOLDER).is_dir():
+        shutil.copytree(source / VLM_FOLDER, folder / VLM_FOLDER)
 
 
 def with_unread_weights(weights: Weights, *, published: Path) -> Weights:

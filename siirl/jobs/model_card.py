@@ -175,7 +175,8 @@ def _kind(card: Card) -> str:
     if card.is_text:
         names = card.description.get("architectures") or [card.description["model_type"]]
         return f"A causal language model (`{names[0]}`)"
-    kind = card.description.get("model_type") or card.description.get("policy", "policy")
+    names = (card.description.get(key) for key in ("model_type", "type", "policy"))
+    kind = next((name for name in names if name), "policy")
     return f"A vision-language-action policy (`{kind}`)"
 
 

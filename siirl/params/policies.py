@@ -19,6 +19,7 @@ POLICIES: dict[str, str] = {
     "tiny_vla": "siirl.models.tiny_vla:make_tiny_vla",
     "tiny_flow_vla": "siirl.models.tiny_flow_vla:make_tiny_flow_vla",
     "control_policy": "siirl.models.control_policy:make_control_policy",
+    "smolvla": "siirl.models.smolvla_checkpoint:make_smolvla",
     "openvla_oft": "siirl.models.openvla_checkpoint:make_openvla_oft",
 }
 """Policies that act, by name."""

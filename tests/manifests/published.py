@@ -36,8 +36,13 @@ class Manifest:
 
     @property
     def dtype(self) -> str:
-        """Type of every tensor."""
+        """Type of most tensors."""
         return str(self.content["dtype"])
+
+    def types(self) -> dict[str, str]:
+        """Name to type of every tensor."""
+        single = self.content.get("float32", ())
+        return {name: "float32" if name in single else self.dtype for name in self.shapes()}
 
     def shapes(self) -> Shapes:
         """Name to shape of every tensor."""
@@ -61,7 +66,7 @@ def write_headers(manifest: Manifest, folder: Path, *, files: int = 4) -> Path:
     placed = {}
     for number, names in enumerate(_cut(list(shapes), files), start=1):
         file = folder / f"model-{number:05d}-of-{files:05d}.safetensors"
-        _write_hollow(file, {name: shapes[name] for name in names}, dtype=manifest.dtype)
+        _write_hollow(file, {name: shapes[name] for name in names}, types=manifest.types())
         placed |= dict.fromkeys(names, file.name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
     return folder
@@ -82,11 +87,11 @@ def _cut(names: list[str], parts: int) -> list[list[str]]:
     return [names[start : start + size] for start in range(0, len(names), size)]
 
 
-def _write_hollow(file: Path, shapes: Shapes, *, dtype: str) -> None:
-    stored, size = STORED[dtype]
+def _write_hollow(file: Path, shapes: Shapes, *, types: Mapping[str, str]) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
+        stored, size = STORED[types[name]]
         start, end = end, end + size * prod(shape)
         header[name] = {"dtype": stored, "shape": shape, "data_offsets": [start, end]}
     content = json.dumps(header).encode()

@@ -1,6 +1,7 @@
 """Our loaders against the published names, shapes and types of real checkpoints, without memory."""
 
 import json
+import shutil
 from math import prod
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import init_empty_weights
+from safetensors.torch import save_file
 from transformers import AutoConfig, VJEPA2Model
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
@@ -16,12 +18,14 @@ from siirl.errors import CheckpointError
 from siirl.models.openvla_checkpoint import load_openvla_oft
 from siirl.models.openvla_oft import OpenVLAOFT
 from siirl.models.pretrained import plan_causal_lm, read_config
+from siirl.models.smolvla_checkpoint import load_smolvla
 from siirl.preflight.model_shapes import read_shape
 from tests.manifests.published import NAMES, Manifest, read_manifest, write_headers
 from tests.models.tiny_openvla import ACTION, PREPROCESSOR, tokenizer
 from vjepa.release_checkpoint import ARCHITECTURES, compare, encoder_tensors
 from vjepa.vision_transformer import VideoTransformer
 
+SMOLVLA = Path(__file__).parents[1] / "models" / "smolvla" / "checkpoint"
 RELEASE = {name: f"vjepa2_{name.replace('-', '_')}" for name in ARCHITECTURES}
 LIBERO = EnvSpec(
     "libero",
@@ -114,6 +118,41 @@ def test_qwen_7b_finds_every_weight_under_its_published_name(tmp_path: Path) -> 
     module, planned = made
     assert {name: tuple(t.shape) for name, t in module.state_dict().items()} == manifest.shapes()
     assert {place.dtype for place in planned.stored.tensors.values()} == {torch.bfloat16}
+
+
+def smolvla_folder(place: Path, manifest: Manifest) -> Path:
+    """Published sizes, with the processors and the tokenizer of a tiny checkpoint."""
+    folder = write_headers(manifest, place, files=1)
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00001-of-00001.safetensors").rename(folder / "model.safetensors")
+    for file in SMOLVLA.glob("policy_*"):
+        shutil.copyfile(file, folder / file.name)
+    (folder / "vlm").mkdir()
+    (folder / "vlm" / "config.json").write_text(json.dumps(manifest.content["vlm"]))
+    shutil.copyfile(SMOLVLA / "vlm" / "tokenizer.json", folder / "vlm" / "tokenizer.json")
+    numbers = {
+        f"{name}.{part}": torch.ones(6)
+        for name in ("observation.state", "action")
+        for part in ("mean", "std")
+    }
+    for file in folder.glob("policy_*.safetensors"):
+        save_file(numbers, file)
+    return folder
+
+
+def test_smolvla_finds_every_weight_under_its_published_name_and_type(tmp_path: Path) -> None:
+    manifest = read_manifest("smolvla_base")
+    folder = smolvla_folder(tmp_path / "smolvla", manifest)
+    images = gymnasium.spaces.Box(0, 255, (3, 256, 256, 3), np.uint8)
+    felt = gymnasium.spaces.Box(-1, 1, (6,))
+    spaces = gymnasium.spaces.Dict({IMAGES: images, PROPRIOCEPTION: felt})
+    box = gymnasium.spaces.Box(-1, 1, (6,), np.float32)
+    policy = load_smolvla(folder, EnvSpec("arm", ("only",), spaces, box, 10), weights=False)
+    ours = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+    assert ours == manifest.shapes()
+    assert policy.planned is not None
+    stored = {name: place.dtype for name, place in policy.planned.stored.tensors.items()}
+    assert stored == {name: getattr(torch, dtype) for name, dtype in manifest.types().items()}
 
 
 @pytest.mark.parametrize("name", ["openvla_oft_7b", "qwen2_5_7b"])

@@ -49,7 +49,7 @@ def test_an_unknown_policy_is_answered_with_the_known_ones():
     with pytest.raises(
         UnknownNameError,
         match=r"Did you mean 'tiny_vla'\? Known: control_policy, module:name, openvla_oft, "
-        r"tiny_flow_vla, tiny_vla",
+        r"smolvla, tiny_flow_vla, tiny_vla",
     ):
         build("tiny_vlaa")
 
