@@ -208,6 +208,7 @@ def test_weights_go_by_a_collective(playground: Playground, url: str) -> None:
         engine.close()
 
 
+@pytest.mark.slow  # an attempt at a deaf port times out: three seconds
 def test_ports_of_the_collective_are_on_one_address_and_take_nobody_else(
     engine: ServerEngine,
 ) -> None:

@@ -3,16 +3,7 @@ proof, interruption, and a restart.
 """
 
 import asyncio
-import contextlib
 import importlib.util
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +12,7 @@ from test_server_engine import REQUESTS, ask, failure, gap, sync
 from tiny_language_models import request, tokenizer
 from tiny_policies import train
 
+from benchmarks.vllm_server import free_port, vllm_server
 from siirl.engine.rollout.server.weight_group import GroupRoute
 from siirl.errors import InvariantError
 from siirl.models.language_model import load_language_model
@@ -32,59 +24,6 @@ pytestmark = [
     ),
 ]
 MODEL = "assets/tiny_lm"
-WORDS = (
-    *("--host", "127.0.0.1", "--model", MODEL, "--dtype", "float32", "--max-model-len", "128"),
-    *("--generation-config", "vllm", "--hf-overrides", '{"head_dtype": "float32"}'),
-    *("--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"),
-    *("--kv-cache-memory-bytes", "50000000", "--max-num-seqs", "32"),
-    "--worker-extension-cls",
-    "siirl.engine.rollout.server.server_worker.ServerWorker",
-)
-ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@contextlib.contextmanager
-def vllm_server(port: int, log: Path) -> Iterator[str]:
-    """The address of vLLM's server, once it answers."""
-    url = f"http://127.0.0.1:{port}"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-                *("--port", str(port), *WORDS),
-            ],
-            env={**os.environ, **ENVIRONMENT},
-            stdout=stream,
-            stderr=stream,
-        )
-    try:
-        while not _answers(url):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health"):
-            return True
-    except urllib.error.URLError:
-        return False
 
 
 def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_restarted(
@@ -92,7 +31,7 @@ def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_resta
 ) -> None:
     port = free_port()
     model = load_language_model(MODEL)
-    with vllm_server(port, tmp_path / "first.log") as url:
+    with vllm_server(MODEL, port=port, log=tmp_path / "first.log") as url:
         engine = engine_of(
             url, model=model, tokenizer=tokenizer(), deadline_s=600.0, bucket_bytes=1 << 20
         )
@@ -120,7 +59,7 @@ def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_resta
         assert len(partial.tokens) == len(partial.log_probs) < 120
         engine.rest()
         assert gap(engine, *REQUESTS) < 1e-4
-    with vllm_server(port, tmp_path / "second.log"):
+    with vllm_server(MODEL, port=port, log=tmp_path / "second.log"):
         with pytest.raises(InvariantError, match="it was restarted"):
             engine.rest()
         engine._verification = None

@@ -2,14 +2,21 @@
 the same answers.
 """
 
+import contextlib
 import importlib.util
 import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from real_run import RealRun
 
+from benchmarks.vllm_server import free_port
 from siirl.reporting.rollout_files import read_rollouts
 
 JOB = (
@@ -69,6 +76,40 @@ def test_each_of_two_ranks_has_a_vllm_of_its_own(start_run) -> None:
     assert len(answers(folder)) == 32
     assert step(folder)["actor/updates"] == 1.0
     assert step(folder)["rollout/log_prob_gap"] < 1e-3
+
+
+@pytest.mark.slow  # two runs through Ray, and two servers in processes of their own: a minute
+@pytest.mark.parametrize("way", ["folder", "collective"])
+def test_each_of_two_ranks_has_an_inference_server(start_run, way: str) -> None:
+    server = "actor_rollout_ref.rollout.server"
+    with reference_server() as first, reference_server() as second:
+        words = (
+            *("rollout=server", f"{server}.urls=['{first}','{second}']", f"{server}.weights={way}"),
+            *("trainer.experiment_name=two", "trainer.n_gpus_per_node=2", "trainer.total_steps=2"),
+        )
+        folder = finished(start_run(*JOB, "pipeline=grpo", *words), "two")
+    assert len(answers(folder)) == 64
+    assert step(folder)["policy/version"] == 2.0
+    assert 0 < step(folder)["rollout/log_prob_gap"] < 1e-4
+
+
+@contextlib.contextmanager
+def reference_server() -> Iterator[str]:
+    """The address of the documented server with the shipped model, in another process."""
+    port = free_port()
+    words = ["docs/examples/inference_server.py", "assets/tiny_lm", str(port)]
+    process = subprocess.Popen([sys.executable, *words])
+    try:
+        while True:
+            assert process.poll() is None
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @pytest.mark.slow  # two whole runs through Ray; dapo draws further prompts by the number of ranks

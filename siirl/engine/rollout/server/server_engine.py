@@ -46,6 +46,7 @@ from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import InvariantError, RunFailed, SimulationFailed
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
+from siirl.occupation import OCCUPATION
 
 Result = TypeVar("Result")
 
@@ -156,6 +157,7 @@ class ServerEngine(TextEngineBase):
             if not self.running:
                 self.counts.busy_s += time.perf_counter() - self.busy_since
         self.answered_at = time.perf_counter()
+        OCCUPATION.got_on()
         self.counts.tokens += len(response.tokens)
         return response
 

@@ -9,6 +9,7 @@ the system's certificates, redirects, proxies.
 import asyncio
 import contextlib
 import json
+import resource
 import threading
 import time
 from collections.abc import Coroutine, Mapping
@@ -22,7 +23,7 @@ from envs.server_address import authorization
 Result = TypeVar("Result")
 
 RECONNECT_S = 20.0  # a proxy restarts within it; a restarted vLLM has lost the weights in any case
-BETWEEN_ATTEMPTS_S = 0.5
+BETWEEN_ATTEMPTS_S = 0.2
 CONTROL_BYTES = 1 << 20  # of answers without texts
 QUOTED_CHARACTERS = 300  # of an error that the server explains
 SHUT_DOWN_S = 5.0
@@ -69,11 +70,13 @@ class ServerLink:
         self._client: httpx2.AsyncClient = self.wait(self._connected())
 
     async def _connected(self) -> httpx2.AsyncClient:
+        # a request has a connection; the rest of this process needs descriptors as well
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         return httpx2.AsyncClient(
             base_url=self.url,
             headers=self._headers,
             timeout=None,  # `deadline_s` bounds the whole answer
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most),
             trust_env=False,  # a proxy would see every prompt, and cut long answers
         )
 
