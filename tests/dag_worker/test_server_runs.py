@@ -51,8 +51,9 @@ def test_a_server_acts_with_the_weights_of_the_step_before(tmp_path: Path) -> No
     ] == [{0}, {1}]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/pause"])
 def test_a_server_that_fails_ends_the_run_with_a_checkpoint_of_what_is_trained(
-    tmp_path: Path,
+    tmp_path: Path, path: str
 ) -> None:
     server = faults()
     found = []
@@ -65,7 +66,7 @@ def test_a_server_that_fails_ends_the_run_with_a_checkpoint_of_what_is_trained(
                 if isinstance(event, StepDone):
                     found.append(event.step)
                     broken = JSONResponse({"error": {"message": "out of memory"}}, status_code=500)
-                    server.instead = {"/v1/completions": broken}
+                    server.instead = {path: broken}
         [checkpoint] = (tmp_path / "run/checkpoints").glob("step_*")
         server.instead = {}
         resumed = [*words, f"trainer.resume={checkpoint}"]

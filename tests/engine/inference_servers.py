@@ -71,6 +71,7 @@ def engine_of(
                 "link": link,
                 "temperature": 1.3,
                 "route": FolderRoute(None),
+                "restart_s": 0.2,
                 **options,
             }
         )

@@ -53,8 +53,13 @@ class ChecksumPair:
 class ActingWeights(Protocol):
     """Weights that act: a module, or an engine with its own copy."""
 
-    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+    def take_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> list[ChecksumPair] | None:
         """Replace all weights by `weights`, and return the numbers before and after.
+
+        None: the weights could not be replaced, and the engine refuses every request until a later
+        call succeeds.
 
         Args:
             weights: Whole tensors with the trained module's names, in its order. They are consumed
@@ -214,7 +219,8 @@ class WeightSync:
                 "update: check the initial weights (actor_rollout_ref.model.path, or the policy's "
                 "own); later: lower actor_rollout_ref.actor.optim.lr."
             )
-        everywhere = self.ranks.gather_objects(pairs)
+        gathered = self.ranks.gather_objects(pairs)
+        everywhere = [each for each in gathered if each is not None]
         exact = [[pair for pair in each if pair.tolerance == 0.0] for each in everywhere]
         arrived = all(pair.agrees for each in everywhere for pair in each)
         if not arrived or any(each != exact[0] for each in exact):
@@ -224,7 +230,7 @@ class WeightSync:
                 "weights are not the trained ones. Report this with the run's config; the last "
                 "checkpoint is intact."
             )
-        checksums = [pair.trained for pair in exact[0]]
+        checksums = [pair.trained for pair in exact[0]] if exact else []
         self.unchanged = bool(checksums) and version > self.version and checksums == self._checksums
         self._checksums = checksums
         self.version = version

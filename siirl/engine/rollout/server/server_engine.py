@@ -6,14 +6,17 @@ the bits that arrived, the log-probs of a fixed text, and a label that the worke
 are restarted, compared before and after each rollout.
 
 A request without a usable answer costs its episode, which counts as failed and is never scored. A
-server that no longer answers fails the other episodes of the rollout at once. Left out: several
+server that no longer answers fails the other episodes of the rollout at once, and one that did not
+take the weights all of them: so all ranks end together, with a checkpoint. Left out: several
 servers for one rank, sleeping between rollouts, separate rollout ranks (`dag.groups`).
 """
 
 import asyncio
+import contextlib
+import itertools
 import secrets
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -51,6 +54,9 @@ from siirl.occupation import OCCUPATION
 Result = TypeVar("Result")
 
 
+RESTART_S = 120.0  # vLLM starts with a 7B model in about as long; a sync brings it all weights
+
+
 class WeightRoute(Protocol):
     """A way of weights to a server."""
 
@@ -80,6 +86,7 @@ class ServerEngine(TextEngineBase):
         longest_text: Tokens of the longest prompt and its continuation together; None: unknown.
         bucket_bytes: Size of a bucket of weights.
         device: Where the trained module is; None: where its weights are.
+        restart_s: Seconds of attempts to reach the server before a sync.
 
     Raises:
         RunFailed: The server does not answer, lacks a route or siirl's extension, computes in
@@ -100,10 +107,12 @@ class ServerEngine(TextEngineBase):
         longest_text: int | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         device: torch.device | None = None,
+        restart_s: float = RESTART_S,
     ) -> None:
         super().__init__(lockstep=False)
         self.model, self.tokenizer, self.link = model, tokenizer, link
         self.route, self.bucket_bytes = route, bucket_bytes
+        self.restart_s = restart_s
         self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
         weight = next(model.parameters())
         self.dtype = compute_dtype or weight.dtype
@@ -113,6 +122,8 @@ class ServerEngine(TextEngineBase):
         self.label = ""
         self.gone = ""
         """Why the server is given up for this rollout; empty: it is not."""
+        self.refusal = ""
+        """Why the server did not take the last weights; empty: it did."""
         self.answered_at = 0.0
         self._verification: asyncio.Task[None] | None = None
         self._ids = secrets.token_hex(8)  # tells this run's requests and weights from others'
@@ -121,6 +132,8 @@ class ServerEngine(TextEngineBase):
         self.served_model, self.longest = served.name, served.longest
         if has_weights(model):
             self.take_weights(model.state_dict().items())
+        if self.refusal:
+            raise RunFailed(self.refusal)
 
     # TextEngine
 
@@ -191,15 +204,15 @@ class ServerEngine(TextEngineBase):
             await self.link.post("/abort_requests", {"request_ids": names})
 
     def rest(self) -> None:
-        """End a rollout.
+        """End a rollout. The next sync notices a server that has gone since its last answer.
 
         Raises:
             InvariantError: The server no longer has this run's weights, so some texts may be
                 another policy's.
-            RunFailed: It does not answer.
         """
-        if not self.gone and not self._wait(self._has_own_weights()):
-            raise InvariantError(f"{self._lost()} Nothing was trained on this rollout.")
+        with contextlib.suppress(ServerError):
+            if not (self.gone or self.refusal or self.link.wait(self._has_own_weights())):
+                raise InvariantError(f"{self._lost()} Nothing was trained on this rollout.")
         self.gone = ""
         self._verification = None
 
@@ -210,15 +223,49 @@ class ServerEngine(TextEngineBase):
 
     # Weights
 
-    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
-        """Replace the server's weights; returns the checksum of its workers and a probe's log-prob.
+    def take_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> list[ChecksumPair] | None:
+        """Replace the server's weights.
+
+        Returns:
+            The checksum of its workers and the log-prob of a probe. None if the server did not
+            take them: the episodes of the next rollout then fail with the reason.
+        """
+        self._verification, self.refusal = None, ""
+        # a chain has no close(): the other ranks gather the rest as well
+        remaining = itertools.chain(weights)
+        pairs: list[ChecksumPair] = []
+        try:
+            pairs = self._send(remaining)
+        except RunFailed as error:
+            self.refusal = str(error)
+            for _ in remaining:
+                pass
+        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
+        expected = self._trained_log_prob(ids)  # on all ranks, if the module is sharded
+        if self.refusal:
+            return None
+        try:
+            found = float(np.mean(self._wait(self._scored(ids))))
+            self._on_workers("siirl_label_weights", self.label)
+        except RunFailed as error:
+            self.refusal = str(error)
+            return None
+        probe = ChecksumPair(trained=expected, acting=found, tolerance=PROBE_TOLERANCE[self.dtype])
+        return [*pairs, probe]
+
+    def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+        """Send all weights; returns the checksum of the workers, once if they agree.
+
+        A server that is being restarted has `restart_s` to answer.
 
         Raises:
             RunFailed: The server refuses them or does not answer.
         """
-        self._verification = None
         self.label = f"{self._ids}-{secrets.token_hex(4)}"
-        self._wait(self.link.post("/pause", mode="abort"))  # its requests would mix two weights
+        # the server's requests would mix two weights
+        self._wait(self.link.post("/pause", reconnect_s=self.restart_s, mode="abort"))
         self._on_workers("siirl_set_temperature", str(self.temperature))  # a restart forgets it
         self._on_workers("siirl_begin_weights")
         exported = loadable(self.model, weights, self.dtype)
@@ -227,23 +274,16 @@ class ServerEngine(TextEngineBase):
         found = {int(number) for number in self._on_workers("siirl_finish_weights")}
         self._wait(self.link.post("/reset_prefix_cache"))
         self._wait(self.link.post("/resume"))
-        pairs = [ChecksumPair(trained=expected, acting=number) for number in sorted(found)]
-        probe = self._probe()
-        self._on_workers("siirl_label_weights", self.label)
-        return [*pairs, probe]
+        return [ChecksumPair(trained=expected, acting=number) for number in sorted(found)]
 
-    def _probe(self) -> ChecksumPair:
-        """Mean log-prob of a fixed text, by the trained module and by the server."""
-        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
-        expected = trained_log_prob(
+    def _trained_log_prob(self, ids: list[int]) -> float:
+        return trained_log_prob(
             self.model,
             ids,
             temperature=self.temperature,
             compute_dtype=self.dtype,
             device=self.device,
         )
-        found = float(np.mean(self._wait(self._scored(ids))))
-        return ChecksumPair(trained=expected, acting=found, tolerance=PROBE_TOLERANCE[self.dtype])
 
     async def _scored(self, ids: list[int]) -> list[float]:
         body = scoring_body(ids, model=self.served_model)
@@ -258,8 +298,8 @@ class ServerEngine(TextEngineBase):
 
     async def _verify(self) -> None:
         """Check the server's weights before the first request of a rollout."""
-        if self.gone:
-            raise ServerError(self.gone)
+        if self.gone or self.refusal:
+            raise ServerError(self.gone or self.refusal)
         if self._verification is None:
             self._verification = asyncio.ensure_future(self._require_own_weights())
         await asyncio.shield(self._verification)

@@ -106,13 +106,26 @@ class ServerLink:
         """
         return _read_json(await self.content("GET", path), path=path, url=self.url)
 
-    async def post(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        reconnect_s: float | None = None,
+        **query: str,
+    ) -> Any:
         """Answer in JSON to a JSON body; None if it is empty.
+
+        Args:
+            path: The route.
+            body: What is asked.
+            reconnect_s: Seconds of attempts to connect; None: the link's.
+            query: Parameters in the address.
 
         Raises:
             ServerError: No usable answer.
         """
-        content = await self.content("POST", path, body=body, query=query)
+        content = await self.content("POST", path, body=body, query=query, reconnect_s=reconnect_s)
         return _read_json(content, path=path, url=self.url) if content else None
 
     async def content(
@@ -123,6 +136,7 @@ class ServerLink:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         most_bytes: int = CONTROL_BYTES,
+        reconnect_s: float | None = None,
     ) -> bytes:
         """Body of the answer.
 
@@ -130,7 +144,8 @@ class ServerLink:
             ServerError: No connection, no answer in time, an error status, or more than
                 `most_bytes`.
         """
-        until = time.monotonic() + self.reconnect_s
+        attempts_s = self.reconnect_s if reconnect_s is None else reconnect_s
+        until = time.monotonic() + attempts_s
         while True:
             try:
                 async with asyncio.timeout(self.deadline_s):
@@ -146,7 +161,7 @@ class ServerLink:
                 if time.monotonic() > until:
                     raise ServerError(
                         f"No inference server answers at {self.url} "
-                        f"({str(error) or type(error).__name__}; {self.reconnect_s:g} s of "
+                        f"({str(error) or type(error).__name__}; {attempts_s:g} s of "
                         "attempts): start it; a run that it has ended resumes from its last checkpoint.",
                         gone=True,
                     ) from error
