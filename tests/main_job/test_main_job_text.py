@@ -82,7 +82,7 @@ def test_each_of_two_ranks_has_a_vllm_of_its_own(start_run) -> None:
 @pytest.mark.parametrize("way", ["folder", "collective"])
 def test_each_of_two_ranks_has_an_inference_server(start_run, way: str) -> None:
     server = "actor_rollout_ref.rollout.server"
-    with reference_server() as first, reference_server() as second:
+    with reference_server() as (first, _), reference_server() as (second, _):
         words = (
             *("rollout=server", f"{server}.urls=['{first}','{second}']", f"{server}.weights={way}"),
             *("trainer.experiment_name=two", "trainer.n_gpus_per_node=2", "trainer.total_steps=2"),
@@ -93,9 +93,35 @@ def test_each_of_two_ranks_has_an_inference_server(start_run, way: str) -> None:
     assert 0 < step(folder)["rollout/log_prob_gap"] < 1e-4
 
 
+@pytest.mark.slow  # a sync waits two minutes for a server that has gone
+def test_a_killed_inference_server_ends_all_ranks_and_loses_no_step(start_run) -> None:
+    key = "actor_rollout_ref.rollout.server.urls"
+    with reference_server() as (first, _), reference_server() as (second, process):
+        words = (
+            *("rollout=server", f"{key}=['{first}','{second}']", "trainer.total_steps=1000"),
+            *("trainer.experiment_name=two", "trainer.n_gpus_per_node=2", "trainer.save_freq=-1"),
+        )
+        run = start_run(*JOB, "pipeline=grpo", *words)
+        run.wait_until(lambda: any(step_numbers(folder)[2:] for folder in run.folders))
+        process.kill()
+        assert run.wait() == 1
+    sentence = f"No inference server answers at {second}"
+    assert "episodes could not be simulated, more than env.max_failed_share=0.05" in run.text
+    assert sentence in run.text
+    [folder] = run.folders
+    assert run.checkpoints() == [f"step_{step_numbers(folder)[-1]:08d}"]
+
+
+def step_numbers(folder: Path) -> list[int]:
+    """Steps whose metrics are written."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["step"] for line in lines]
+
+
 @contextlib.contextmanager
-def reference_server() -> Iterator[str]:
-    """The address of the documented server with the shipped model, in another process."""
+def reference_server() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Address and process of the documented server with the shipped model."""
     port = free_port()
     words = ["docs/examples/inference_server.py", "assets/tiny_lm", str(port)]
     process = subprocess.Popen([sys.executable, *words])
@@ -106,7 +132,7 @@ def reference_server() -> Iterator[str]:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
             time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process
     finally:
         process.terminate()
         process.wait()
