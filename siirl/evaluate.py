@@ -3,6 +3,8 @@
     # newest checkpoint of a run, its own environment
     python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00
     python -m siirl.evaluate checkpoint=assets/tiny_vla env=metaworld trainer.val_episodes=100
+    # agent group 1 of a run with several, in its own environment
+    python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00/checkpoints/step_00000040/actor_1
 
 `checkpoint` is a policy folder (`hf://owner/name` on the Hub), a checkpoint or a run folder; a
 run's configuration then becomes the default. All other words are those of `siirl.train`.

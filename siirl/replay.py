@@ -4,6 +4,8 @@
     python -m siirl.replay outputs/run/TIME
     python -m siirl.replay outputs/run/TIME val-000000-sampled-000003 --size 512 --every 1
     python -m siirl.replay outputs/run/TIME 000004-00000037-000 env.render_quality=full
+    # of agent group 1, in its environment
+    python -m siirl.replay outputs/run/TIME/agent_1
     # every recorded success as a LeRobot data set, with an observation for each step
     python -m siirl.replay outputs/run/TIME --lerobot my_dataset
 
@@ -38,6 +40,7 @@ from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
+from siirl.reporting.agent_folders import hint, run_of_recordings
 from siirl.reporting.console import cell
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.reporting.run_folder import CONFIG_FILE
@@ -153,11 +156,12 @@ def recorded(folder: Path) -> list[Row]:
         MissingAssetError: There is no run, or it recorded nothing.
     """
     rows = [row for row in read_index(folder / VIDEOS_FOLDER) if row.keys() >= NEEDED]
-    if not rows or not (folder / CONFIG_FILE).is_file():
+    run, _ = run_of_recordings(folder)
+    if not rows or not (run / CONFIG_FILE).is_file():
         raise MissingAssetError(
             f"{folder} is not a run folder with recorded episodes: give one below outputs/, of a "
             "run with trainer.record_episodes or "
-            "trainer.record_val_episodes above 0."
+            f"trainer.record_val_episodes above 0.{hint(folder, VIDEOS_FOLDER)}"
         )
     return rows
 
@@ -180,7 +184,8 @@ def replay(
 ) -> int:
     """Play one episode and write its video; return 0 if it ends as recorded."""
     actions, options = recording_of(folder, row)
-    config = parse_first(overrides, config_file=folder / CONFIG_FILE)
+    run, group = run_of_recordings(folder)
+    config = parse_first(overrides, config_file=run / CONFIG_FILE, group=group)
     import_user_modules(config)
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     film, outcome = asyncio.run(play(environment, row, actions, options, frames))

@@ -24,6 +24,7 @@ from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, end, end_without_reader
+from siirl.reporting.agent_folders import folders_of_agents, hint
 from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
 from siirl.reporting.report_page import read_run, write_report
 from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
@@ -115,7 +116,7 @@ def show_rollouts(
     if not steps:
         raise MissingAssetError(
             f"{folder} has no rollouts: name the folder of a run of a language model, with "
-            "trainer.save_rollouts above 0."
+            f"trainer.save_rollouts above 0.{hint(folder, ROLLOUTS_FOLDER)}"
         )
     step = steps[-1] if step is None else step
     if step not in steps:
@@ -129,6 +130,8 @@ def show_rollouts(
         f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of "
         f"step {step}"
     )
+    for other in folders_of_agents(folder, ROLLOUTS_FOLDER):
+        console.print(f"rollouts of another agent: {other}", soft_wrap=True)
 
 
 def _listed(steps: Sequence[int]) -> str:

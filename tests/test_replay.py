@@ -29,6 +29,7 @@ from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
 from siirl.reporting.run_folder import CONFIG_FILE
 
 GOAL = 3.0
+REFUSED = 2
 PLACE = gymnasium.spaces.Box(-100.0, 100.0, (1,), np.float32)
 
 
@@ -124,6 +125,22 @@ def test_an_episode_ends_as_it_was_recorded_and_every_frame_of_it_is_filmed(
         in capsys.readouterr().out
     )
     assert frames_of(run / "replay_a_b.mp4") == 5
+
+
+def test_an_agents_episode_is_simulated_in_the_environment_of_its_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Agent 0 answers questions, agent 1 walks; the folder of the run names that of agent 1."""
+    run = tmp_path / "run"
+    run.mkdir()
+    walker = f"{{env: custom, env.name: '{__name__}:WalkEnv', reward: return}}"
+    config = parse_config(["env=math", "pipeline=grpo", f"agents={{0: {{}}, 1: {walker}}}"])
+    (run / CONFIG_FILE).write_text(to_yaml(config))
+    recorded_run(run / "agent_1", [1.0, 1.0, 0.5, 0.5], success=True)
+    (run / "agent_1" / CONFIG_FILE).unlink()
+    assert main([str(run / "agent_1"), "a/b", "--size", "64"]) == 0
+    assert main([str(run)]) == REFUSED
+    assert f"Its other agents have some: {run / 'agent_1'}." in capsys.readouterr().err
 
 
 def test_an_episode_that_takes_another_course_is_filmed_and_reported(

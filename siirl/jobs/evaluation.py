@@ -87,7 +87,7 @@ def evaluate(
         kinds: One evaluation per entry: True greedy, False sampled.
         resume: Folder of an interrupted evaluation by the published protocol.
     """
-    policy_folder, config_file = locate(checkpoint)
+    policy_folder, config_file, group = locate(checkpoint)
     given = [
         f"actor_rollout_ref.model.path={quoted(policy_folder)}",
         "trainer.experiment_name=evaluation",
@@ -96,7 +96,7 @@ def evaluate(
     if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
         given.append("pipeline=grpo")  # nothing is trained; this pipeline accepts every environment
     given += suite_words(overrides)
-    config = parse_first([*given, *overrides], config_file=config_file)
+    config = parse_first([*given, *overrides], config_file=config_file, group=group)
     rate_by_grade(config)
     if config.trainer.val_episodes == 0:
         raise ConfigError(

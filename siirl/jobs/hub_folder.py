@@ -146,7 +146,9 @@ def write_hub_folder(
     """
     if output.is_dir() and any(output.iterdir()):
         raise ConfigError(f"--output {output} is not empty: name a new folder.")
-    policy, config_file = locate(checkpoint)
+    policy, config_file, group = locate(checkpoint)
+    if group is not None:  # the card describes the run's lowest group
+        config_file = None
     description = read_object(policy / CONFIG_FILE, remedy="Copy or download the folder again.")
     training = read_training(config_file, checkpoint=policy.parent)
     lora = stored_adapters(policy)

@@ -26,6 +26,7 @@ from siirl.params.exit_status import FAILED
 from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
+from siirl.reporting.agent_folders import run_of_recordings
 from siirl.reporting.recorder import write_video
 from siirl.reporting.run_folder import CONFIG_FILE
 
@@ -60,7 +61,8 @@ def write_recorded(
         )
     if flags.fps < 1:
         raise ConfigError(f"--fps {flags.fps} must be at least 1: frames a second.")
-    config = parse_first(flags.overrides, config_file=flags.folder / CONFIG_FILE)
+    run, group = run_of_recordings(flags.folder)
+    config = parse_first(flags.overrides, config_file=run / CONFIG_FILE, group=group)
     import_user_modules(config)
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     writer: DataSetWriter | None = None

@@ -21,9 +21,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import compose
-from siirl.params.agents import configs_of_entries, first_config
+from siirl.params.agents import configs_of_entries
 from siirl.params.aliases import (
     BOUNDS,
     CLIP_RATIO,
@@ -86,19 +86,30 @@ def parse_config(
 
 
 def parse_first(
-    overrides: Sequence[str] = (), *, config_file: str | Path | None = None
+    overrides: Sequence[str] = (),
+    *,
+    config_file: str | Path | None = None,
+    group: int | None = None,
 ) -> SiiRLArguments:
-    """The configuration of a run's lowest agent group, or of a run without agents; what is typed
-    wins over the group's entry.
+    """The configuration of an agent group of a run, by default the lowest, or of a run without
+    agents; what is typed wins over the group's entry.
 
     Raises:
         ConfigError: As `parse`.
+        UnknownNameError: The run has no such group.
     """
     config = parse(overrides, config_file=config_file).config
-    if not config.agent_configs:
+    known = sorted(config.agent_configs)
+    if group is not None and group not in known:
+        raise UnknownNameError.of(
+            kind="agent group of the run", name=str(group), known=list(map(str, known))
+        )
+    if not known:
         return config
     typed = {leaf.key: leaf.value for leaf in _read_command_line(overrides)}
-    return _parse_over(first_config(config), typed, COMMAND_LINE)
+    return _parse_over(
+        config.agent_configs[known[0] if group is None else group], typed, COMMAND_LINE
+    )
 
 
 def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> Parsed:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from siirl.errors import MissingAssetError
+from siirl.reporting.agent_folders import run_of_recordings
 from siirl.reporting.before_after import pairs
 from siirl.reporting.chart_svg import draw
 from siirl.reporting.charts import KINDS_OF_EVALUATION, Row, meaning_of, run_charts, task_charts
@@ -147,9 +148,15 @@ def read_run(folder: Path) -> list[Row]:
     if not rows:
         raise MissingAssetError(
             f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, "
-            "outputs/<name>/<time>."
+            f"outputs/<name>/<time>.{_of_agent(folder)}"
         )
     return rows
+
+
+def _of_agent(folder: Path) -> str:
+    """The remedy if `folder` is that of an agent group."""
+    run, group = run_of_recordings(folder)
+    return "" if group is None else f" {run} has the metrics of all its agents: name it."
 
 
 def _numbers(row: Row) -> Row:
