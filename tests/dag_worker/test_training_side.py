@@ -59,6 +59,9 @@ class Publisher:
 
     step = 1
 
+    def __init__(self):
+        self.steps_of_versions: dict[int, int] = {}
+
 
 @pytest.fixture
 def line() -> Iterator[ReferenceLine]:
@@ -88,14 +91,18 @@ def put(line: ReferenceLine, prompts: list[Prompt]) -> dict[int, Reference]:
     return stored
 
 
-def take(ranks, line) -> list[float]:
-    side = TrainingSide(
+def training_side(ranks, line) -> TrainingSide:
+    return TrainingSide(
         line=line,
         ranks=PicklingRanks(ranks.exchange, ranks.rank, ranks.size),
         publisher=Publisher(),
         max_failed_share=0.0,
         max_staleness=0,
     )
+
+
+def take(ranks, line) -> list[float]:
+    side = training_side(ranks, line)
     return side.get(step=1, prompts=BATCH).batch["reward"].tolist()
 
 
@@ -122,3 +129,16 @@ def test_rows_that_died_with_their_rank_are_rolled_out_again_before_any_rank_tra
     thread.join()
     assert sorted(parts[0] + parts[1]) == [0.0, 1.0, 2.0, 3.0]
     assert line.call("totals")["used"] == BATCH
+
+
+def test_each_rank_of_a_resumed_run_knows_the_steps_of_versions_before_it(line):
+    """Rank 1 has to say how old the rows are that waited in the checkpoint."""
+    ledger = RolloutLedger(batch=BATCH, max_staleness=0, ranks=1, streaming=False)
+    state = {"rollouts": {"ledger": ledger.state_dict(), "rows": [], "versions": {42: 21}}}
+
+    def resumed(ranks):
+        side = training_side(ranks, line)
+        side.open(step=21, position=0, resumed=state)
+        return side.publisher.steps_of_versions
+
+    assert on_threads(resumed, [()] * RANKS) == [{42: 21}] * RANKS

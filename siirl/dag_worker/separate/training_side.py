@@ -209,12 +209,13 @@ class TrainingSide:
         """Let the rollouts begin, after the weights of `step` were published; `resumed` is the
         state of the checkpoint that was loaded, empty if none was.
         """
+        state = resumed.get(STATE)
+        if state is not None:  # each rank measures how old its own rows are
+            self.publisher.steps_of_versions |= state["versions"]
         if self.ranks.rank != 0:
             return
-        state = resumed.get(STATE)
         rows = []
         if state is not None:
-            self.publisher.steps_of_versions |= state["versions"]
             for (number, _, _), kept in zip(
                 state["ledger"]["finished"], state["rows"], strict=True
             ):
