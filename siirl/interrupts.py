@@ -14,6 +14,7 @@ Signals within `SAME_WISH_S` count as one: a terminal signals a whole group, and
 Python runs this module; and use as a library, which installs no handler.
 """
 
+import atexit
 import math
 import os
 import select
@@ -131,6 +132,7 @@ class _Listener:
 
 _last_words: list[Callable[[], str]] = []
 _listener: _Listener | None = None
+_status: int | None = None  # of the finished command; None while it runs
 
 
 def is_command() -> bool:
@@ -147,14 +149,32 @@ def listen() -> None:
     """Start listening to signals, in the main thread of a command; may be called twice."""
     global _listener
     if _listener is None:
+        atexit.register(_end_finished)  # registered before all others, it is called after them
         _listener = _Listener()
 
 
 def leave(status: int) -> NoReturn:
     """End a finished command with `status`; later signals do not change it."""
+    global _status
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    _status = status
     sys.exit(status)
+
+
+def _end_finished() -> None:
+    """End a finished command before Python takes its modules apart.
+
+    With torch and transformers that takes 2.5 s of CPU time, and changes nothing outside of the process.
+    """
+    if _status is None:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return  # Python flushes again and reports the error
+    os._exit(_status)
 
 
 @contextmanager

@@ -33,6 +33,19 @@ with interrupts.last_words(lambda: "outer"), interrupts.last_words(lambda: "inne
     time.sleep(600)
 """
 
+FINISHED = """
+import atexit, os
+from siirl import interrupts
+interrupts.listen()
+class Module:
+    def __del__(self):
+        os.write(1, b"taken apart")
+module = Module()
+atexit.register(print, "called at exit")
+print("result", end=", ")
+interrupts.leave(3)
+"""
+
 
 def test_a_request_that_is_held_waits():
     stop = Stop()
@@ -74,3 +87,10 @@ def test_a_command_ends_at_once_with_its_last_words_the_innermost_first_and_with
     program.send_signal(number)
     _, errors = program.communicate()  # the pipe ends when no child holds it any more
     assert (program.returncode, errors) == (128 + number, "siirl: interrupted\ninner\nouter\n")
+
+
+def test_a_finished_command_calls_what_is_registered_and_ends_before_its_modules_are_taken_apart():
+    done = subprocess.run(
+        [sys.executable, "-c", FINISHED], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "result, called at exit\n", "")

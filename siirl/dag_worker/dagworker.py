@@ -150,7 +150,7 @@ class DAGWorker:
     def run(self) -> Iterator[Event]:
         """Run the whole job; simulators and the process group are closed in any case."""
         try:
-            yield Activity("starting simulators and loading the policy")
+            yield Activity("loading policy and simulators")
             with OCCUPATION.doing("starts simulators and loads the policy"):
                 self.init_graph()
             yield Ready()

@@ -1,10 +1,14 @@
 """Console output of a run: one table row per step above a progress bar, and success tables.
 
+Rows and the lines below them fit the console's width: that of the terminal, or 80 columns in a log
+file, unless COLUMNS says otherwise.
 Left out: all other metrics, which metrics.jsonl and TensorBoard record.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,8 +18,8 @@ from rich.table import Table
 
 from siirl.params.printable import printable
 from siirl.reporting.metrics import Reduced
-from siirl.reporting.numbers import number, percent
-from siirl.reporting.progress import Heartbeat, Progress
+from siirl.reporting.numbers import NUMBER_WIDTH, number, percent
+from siirl.reporting.progress import Heartbeat, Progress, duration
 from siirl.reporting.sentinels import dropped_trajectories
 from siirl.reporting.statistics import (
     MeanInterval,
@@ -28,6 +32,7 @@ from siirl.reporting.statistics import (
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
+_STAGE_SHARE = 0.01  # of the step; a stage with less does not explain where the time went
 PERTURBATION_HEADERS = {
     "object_pose": "object\npose",
     "instruction": "instruc-\ntion",
@@ -36,6 +41,8 @@ PERTURBATION_HEADERS = {
 }
 """Two-line headers of long names."""
 _STEP_WIDTH = 10
+_TIME_LEFT = "time left"
+_INDENT = " " * (_STEP_WIDTH + 2)  # of the lines below a row
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,11 @@ class Column:
     form: Callable[[float], str]
     steady: bool = False
     """Whether a job that has the metric has it in every step; otherwise it gets no column."""
+
+    @property
+    def width(self) -> int:
+        """Characters of title and cells, with a space before them."""
+        return 1 + max(len(self.title), len("100 %") if self.form is percent else NUMBER_WIDTH)
 
     def cell(self, metrics: Mapping[str, Reduced]) -> str:
         """The formatted value, or a dash if the step has none."""
@@ -75,11 +87,10 @@ TEXT_COLUMNS = (
     Column("success", "rollout/success_rate", percent, steady=True),
     Column("reward", "reward/mean_score", number),
     Column("length", "rollout/avg_response_length", number),
-    *_UPDATE,
     Column("cut off", "rollout/truncated_share", percent),
+    *_UPDATE,
     Column("tokens/s", "rollout/tokens_per_s", number),
 )
-_CELL_WIDTH = 1 + max(len(column.title) for column in (*EMBODIED_COLUMNS, *TEXT_COLUMNS))
 
 
 class ConsoleWriter:
@@ -118,36 +129,54 @@ class ConsoleWriter:
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
         """Print the metrics of `step`."""
-        lines = [no_update_line(metrics), stage_line(metrics), evaluation_line(metrics)]
+        room = self.progress.console.width - len(_INDENT)
+        lines = [no_update_line(metrics), stage_line(metrics, room=room), evaluation_line(metrics)]
         if step == 0:
             self.progress.restart_clock()
         else:
             self._row(step, metrics)
         for line in filter(None, lines):
-            self.progress.print(" " * (_STEP_WIDTH + 2) + line)
+            self._below(line)
 
     def _row(self, step: int, metrics: Mapping[str, Reduced]) -> None:
+        self.progress.advance(step - self.progress.done)
         if self._rows == 0:
             self._columns = self._shown(metrics)
         if self._rows % _HEADER_EVERY == 0:
+            titles = [column.title.rjust(column.width) for column in self._columns]
             self.progress.print(
-                "step".rjust(_STEP_WIDTH)
-                + "".join(column.title.rjust(_CELL_WIDTH) for column in self._columns)
+                "".join(["step".rjust(_STEP_WIDTH), *titles, *self._if_log(_TIME_LEFT)])
             )
         self._rows += 1
-        self.progress.advance(step - self.progress.done)
-        cells = [self.progress.count().rjust(_STEP_WIDTH)]
-        cells += [column.cell(metrics).rjust(_CELL_WIDTH) for column in self._columns]
-        if not self.progress.console.is_terminal:
-            cells.append(f"  {self.progress.time_left()}")
-        self.progress.print("".join(cells))
+        cells = [column.cell(metrics).rjust(column.width) for column in self._columns]
+        left = duration(self.progress.seconds_left())
+        self.progress.print(
+            "".join([self.progress.count().rjust(_STEP_WIDTH), *cells, *self._if_log(left)])
+        )
+
+    def _below(self, line: str) -> None:
+        """Print a line below the row; a longer one has a hanging indent, and names stay whole."""
+        wrapped = textwrap.wrap(
+            line,
+            self.progress.console.width,
+            initial_indent=_INDENT,
+            subsequent_indent=_INDENT + "  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for part in wrapped:
+            self.progress.print(part)
+
+    def _if_log(self, text: str) -> list[str]:
+        """The cell of the time left; none above a progress bar, which shows it."""
+        return [] if self.progress.console.is_terminal else [text.rjust(1 + len(_TIME_LEFT))]
 
     def _shown(self, metrics: Mapping[str, Reduced]) -> Sequence[Column]:
         """The columns for which there is room and, of steady ones, a value."""
         there = [c for c in self._columns if not c.steady or c.metric in metrics]
-        console = self.progress.console
-        room = (console.width - _STEP_WIDTH) // _CELL_WIDTH if console.is_terminal else len(there)
-        return there[: max(1, room)]
+        room = self.progress.console.width - _STEP_WIDTH - sum(map(len, self._if_log("")))
+        ends = list(accumulate(column.width for column in there))
+        return there[: max(1, sum(end <= room for end in ends))]
 
     def close(self) -> None:
         """Remove the bar; may be called twice."""
@@ -172,21 +201,26 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
     )
 
 
-def stage_line(metrics: Mapping[str, Reduced]) -> str:
-    """Seconds of the slowest stages, slowest first; empty without `time/<node>_s`."""
+def stage_line(metrics: Mapping[str, Reduced], *, room: int = 80) -> str:
+    """Seconds of the slowest stages, slowest first; empty without `time/<node>_s`.
+
+    As many as fit into `room` characters; at least one.
+    """
     stages = [name for name in metrics if name.startswith("time/") and name.endswith("_s")]
     seconds = {name[len("time/") : -len("_s")]: metrics[name] for name in stages}
     total = seconds.pop("step", None)
+    least = _STAGE_SHARE * total if isinstance(total, float) else 0.0
     slowest = sorted(
         ((value, stage) for stage, value in seconds.items() if isinstance(value, float)),
         reverse=True,
     )[:_STAGES_SHOWN]
-    parts = [f"{stage} {number(value)}" for value, stage in slowest]
-    return (
-        (f"{number(total)} s: " if isinstance(total, float) else "seconds: ") + ", ".join(parts)
-        if parts
-        else ""
-    )
+    parts = [f"{stage} {number(value)}" for value, stage in slowest if value >= least]
+    if not parts:
+        return ""
+    head = f"{number(total)} s: " if isinstance(total, float) else "seconds: "
+    ends = accumulate(len(part) + len(", ") for part in parts)
+    fitting = sum(len(head) + end - len(", ") <= room for end in ends)
+    return head + ", ".join(parts[: max(1, fitting)])
 
 
 def evaluation_line(metrics: Mapping[str, Reduced]) -> str:

@@ -5,6 +5,9 @@ Left out: files for programs (metrics.jsonl, CSV), which keep every digit.
 
 import math
 
+NUMBER_WIDTH = 8
+"""Characters of the longest `number`, `-1.2e-05`."""
+
 
 def number(value: float) -> str:
     """Three significant digits: `0.00123`, `12.3`, `4560`, `1.2e-05`; at most eight characters."""

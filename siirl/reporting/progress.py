@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 from rich.text import Text
 
 from siirl.params.printable import printable
 
+_BAR_WIDTH = 12  # so that the activity fits beside it in 80 columns
 _RECENT_STEPS = 10
 HEARTBEAT_S = 60.0
 _LINE_EVERY_S = 10.0  # rare enough for a log file, frequent enough to see progress
@@ -64,15 +66,20 @@ class Progress:
     def __enter__(self) -> Self:
         """Show the bar on a terminal."""
         if self.console.is_terminal:
-            columns = (
+            activity = TextColumn(
+                "{task.fields[activity]}",
+                style="dim",
+                table_column=Column(no_wrap=True, ratio=1),  # takes the room that is left
+            )
+            self._bar = RichProgress(
                 TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(bar_width=_BAR_WIDTH),
                 _Count(self),
                 TimeElapsedColumn(),
                 _Left(self),
-            )
-            self._bar = RichProgress(
-                *columns, TextColumn("{task.fields[activity]}", style="dim"), console=self.console
+                activity,
+                console=self.console,
+                expand=True,
             )
             self._task = self._bar.add_task(
                 self.description, total=self.total, completed=self.done, activity=""

@@ -1,6 +1,7 @@
 """Output of a run on a terminal and in a log file."""
 
 import io
+from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
     TEXT_COLUMNS,
+    Column,
     ConsoleWriter,
     evaluation_line,
     laggards,
@@ -29,8 +31,8 @@ class Clock:
         return self.now
 
 
-def log_file() -> Console:
-    return Console(file=io.StringIO(), width=80)
+def log_file(*, width: int = 80) -> Console:
+    return Console(file=io.StringIO(), width=width)
 
 
 def terminal(width: int) -> Console:
@@ -51,9 +53,10 @@ def test_a_log_file_gets_whole_lines_without_control_characters() -> None:
     )
     writer.close()
     header, row, stages = text_of(console).splitlines()
-    assert header.split("  ")[-1].strip().endswith("pol busy")
+    assert header.endswith("time left")
     assert row.split()[:3] == ["1/2", "25", "%"]
-    assert row.endswith("left")
+    assert row.split()[-1] == "0:00"
+    assert len(row) == len(header)
     assert stages.strip() == "seconds: generate 2"
     assert "\x1b" not in text_of(console)
 
@@ -64,13 +67,14 @@ def test_a_step_without_a_metric_shows_a_dash() -> None:
 
 
 def test_neighbours_do_not_touch_however_small_a_number_is() -> None:
-    cells = {c.title: c.cell({c.metric: -8.04e-09}) for c in EMBODIED_COLUMNS}
-    assert cells["KL"] == "-8.0e-09"
-    assert max(map(len, cells.values())) <= max(len(column.title) for column in EMBODIED_COLUMNS)
+    columns = (*EMBODIED_COLUMNS, *TEXT_COLUMNS)
+    assert EMBODIED_COLUMNS[3].cell({"actor/ppo_kl": -8.04e-09}) == "-8.0e-09"
+    for value in (-8.04e-09, 1.0):
+        assert all(len(column.cell({column.metric: value})) < column.width for column in columns)
 
 
 def test_a_text_job_has_no_columns_of_simulators() -> None:
-    console = log_file()
+    console = log_file(width=120)
     writer = ConsoleWriter(total_steps=1, columns=TEXT_COLUMNS, console=console)
     writer.write(step=1, metrics={"rollout/success_rate": 0.5, "env/busy_share": 0.5})
     writer.close()
@@ -113,6 +117,60 @@ def test_tasks_with_intervals_that_overlap_are_alike() -> None:
     assert laggards({"a": success_interval(0, 10), "all": success_interval(0, 10)}) == []
 
 
+LONG = {
+    "rollout/success_rate": 1.0,
+    "reward/mean_score": -1.2e-05,
+    "reward/clusters": -1.2e-05,
+    "actor/updates": 0.0,
+    "sampling/dropped_all_success": 1024.0,
+    "sampling/dropped_all_failure": 1024.0,
+    **{f"time/a_stage_with_a_long_name_{index}_s": 1234.5 for index in range(9)},
+    "time/step_s": 12345.0,
+    "val/all/successes": 1234.0,
+    "val/all/episodes": 12340.0,
+    "val/all/mean_score": -1.2e-05,
+    "val/all/scored_episodes": 12340.0,
+}
+
+
+@pytest.mark.parametrize("columns", [EMBODIED_COLUMNS, TEXT_COLUMNS])
+def test_the_lines_of_a_step_fit_80_columns(columns: Sequence[Column]) -> None:
+    for console in (log_file(), terminal(80)):
+        writer = ConsoleWriter(total_steps=1000, columns=columns, console=console)
+        writer.progress.__exit__(None, None, None)  # the bar's own lines are not rows
+        writer.write(step=1000, metrics=LONG)
+        writer.close()
+        lines = [line for line in text_of(console).splitlines() if "\x1b" not in line]
+        assert lines[-1].strip() == "reward -1.2e-05 (n=12340)"  # hanging
+        assert max(map(len, lines)) <= 80
+
+
+def test_a_wide_terminal_shows_all_columns() -> None:
+    for columns in (EMBODIED_COLUMNS, TEXT_COLUMNS):
+        console = terminal(120)
+        writer = ConsoleWriter(total_steps=1, columns=columns, console=console)
+        writer.write(step=1, metrics=LONG)
+        writer.close()
+        assert all(column.title in text_of(console) for column in columns)
+
+
+def test_a_name_longer_than_the_line_stays_whole() -> None:
+    console, name = log_file(), "put_" * 30
+    writer = ConsoleWriter(total_steps=1, console=console)
+    writer.write(step=0, metrics={f"val/{name}/successes": 1.0, f"val/{name}/episodes": 1.0})
+    writer.close()
+    assert f"{name}:" in text_of(console)
+
+
+def test_an_activity_beside_the_bar_leaves_count_and_time_whole() -> None:
+    console = terminal(80)
+    with Progress("training", 240, console=console) as progress:
+        progress.activity("evaluating " * 12)
+    shown = text_of(console)
+    assert "0/240" in shown
+    assert "? left" in shown
+
+
 def test_a_narrow_terminal_shows_the_first_columns() -> None:
     console = terminal(width=60)
     writer = ConsoleWriter(total_steps=1, console=console)
@@ -153,10 +211,10 @@ def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
     writer = ConsoleWriter(total_steps=2, console=console)
     writer.write(step=1, metrics=NOTHING_LEFT)
     writer.close()
-    _, row, reason = text_of(console).splitlines()
+    _, row, *reason = text_of(console).splitlines()
     assert row.split()[1:3] == ["-", "-"]
     assert (
-        reason.strip()
+        " ".join(line.strip() for line in reason)
         == "Policy not updated: rewards within each group were identical (8 dropped: all success)"
     )
 
@@ -184,6 +242,17 @@ def test_reasons_for_no_update(metrics: dict[str, float], line: str) -> None:
 def test_stage_times_are_sorted_and_the_step_comes_first() -> None:
     assert stage_line({"time/a_s": 1.0, "time/b_s": 2.5, "time/step_s": 3.6}) == "3.6 s: b 2.5, a 1"
     assert stage_line({}) == ""
+
+
+def test_a_stage_below_a_hundredth_of_the_step_is_left_out() -> None:
+    seconds = {"time/a_s": 0.009, "time/b_s": 0.9, "time/step_s": 1.0}
+    assert stage_line(seconds) == "1 s: b 0.9"
+
+
+def test_a_narrow_line_has_the_slowest_stages() -> None:
+    seconds = {"time/a_s": 2.0, "time/b_s": 1.0, "time/step_s": 3.0}
+    assert stage_line(seconds, room=len("3 s: a 2, b 1")) == "3 s: a 2, b 1"
+    assert stage_line(seconds, room=len("3 s: a 2, b 1") - 1) == "3 s: a 2"
 
 
 def test_a_single_task_stands_for_all() -> None:
