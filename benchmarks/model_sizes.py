@@ -147,6 +147,8 @@ def _ratios(job: Job, found: list[dict[str, float]], *, parameters: int) -> dict
         "load, shards": largest["load"] / (whole / job.ranks),
         "resume, shards of both moments": largest["resume"] / (2 * whole / job.ranks),
         **{f"{name}, models": largest[name] / whole for name in ("save", "gather")},
+        "sync, bytes a parameter": largest["sync"] / parameters,
+        "sync, MiB": largest["sync"] / MIB,
     }
 
 

@@ -56,8 +56,31 @@ def shard_and_save(job: dict[str, Any], *, rank: int, folder: Path) -> dict[str,
     _, resume = _peak_of(lambda: engine.load(saved), here)
     here = resident_bytes()
     _, gather = _peak_of(lambda: _consume(engine), here)
+    sync = _sync_to_acting_copy(Path(job["model"]), engine)
     leave(ranks)
-    return {"load": load, "held": held, "save": save, "resume": resume, "gather": gather}
+    return {
+        **{"load": load, "held": held, "save": save, "resume": resume},
+        **{"gather": gather, "sync": sync},
+    }
+
+
+def _sync_to_acting_copy(folder: Path, engine: Any) -> int:
+    """Bytes of a sync to the whole copy with which a rank acts, beyond the copy."""
+    from siirl.engine.training.weight_sync import WeightSync, acting_copy
+    from siirl.models.language_model import load_language_model
+
+    copied = acting_copy(load_language_model(folder, weights=False), torch.bfloat16)
+    sync = WeightSync(trained=engine, acting=copied, engine=_Version(), ranks=engine.ranks)
+    sync.sync()  # the copy's pages, and what is made once
+    here = resident_bytes()
+    return _peak_of(sync.sync, here)[1]
+
+
+class _Version:
+    """Stands for the engine whose version follows the weights."""
+
+    def update_weights(self, version: int) -> None:
+        self.version = version
 
 
 def _engine(folder: Path, ranks: Any) -> Any:

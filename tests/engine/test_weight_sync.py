@@ -139,6 +139,22 @@ def test_weights_that_are_not_finite_stop_the_run():
         sync.sync()
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_single_weight_that_is_not_finite_is_seen(number):
+    trained = linear(0)
+    with torch.no_grad():
+        trained.weight[1, 2] = number
+    sync = WeightSync(
+        trained=Trained(trained, steps=3), acting=linear(1), engine=Acting(), ranks=OneProcess()
+    )
+    with pytest.raises(InvariantError, match="not finite"):
+        sync.sync()
+
+
+def test_a_tensor_without_entries_has_a_checksum():
+    assert checksum({"empty": torch.zeros(0, 3)}) == 0
+
+
 def test_the_checksum_sees_two_weights_that_were_exchanged():
     assert checksum({"weight": torch.tensor([1.0, 2.0])}) != checksum(
         {"weight": torch.tensor([2.0, 1.0])}

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import torch
 
 _INTEGER_OF_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK = 1 << 22  # entries widened to 64 bits at a time: 64 MB on top of the weights
+# Entries widened to 64 bits at a time, which are held three times: a CPU is fastest with 6 MB, which
+# fit its cache; a GPU needs fewer and larger kernels, here of 50 MB.
+_CHUNK, _CHUNK_ON_GPU = 1 << 18, 1 << 21
 _MODULUS = 1 << 63  # range of a signed integer in a message
 _FACTOR = 0x9E3779B97F4A7C15  # odd: exchanged tensors change the sum
 
@@ -42,10 +44,15 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _sum_of_bits(tensor: torch.Tensor) -> int:
     flat_N = tensor.contiguous().reshape(-1)
+    if len(flat_N) == 0:
+        return 0
     bits_N = flat_N.view(_INTEGER_OF_BYTES[tensor.element_size()])
-    total = 0
-    for start in range(0, len(bits_N), _CHUNK):
-        part_N = bits_N[start : start + _CHUNK].to(torch.int64)
-        place_N = torch.arange(start, start + len(part_N), dtype=torch.int64, device=tensor.device)
-        total += int((part_N * (2 * place_N + 1)).sum())  # int64 wraps around, whatever the order
-    return total
+    size = min(len(bits_N), _CHUNK if tensor.device.type == "cpu" else _CHUNK_ON_GPU)
+    odd_N = torch.arange(1, 2 * size, 2, dtype=torch.int64, device=tensor.device)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(bits_N), size):
+        part_N = bits_N[start : start + size].to(torch.int64)
+        # 2 i + 1 with i = start + place; int64 wraps around, whatever the order
+        total += 2 * start * part_N.sum()
+        total += (part_N * odd_N[: len(part_N)]).sum()
+    return int(total)

@@ -246,5 +246,13 @@ class _Inspected:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self.weights:
-            self.finite = self.finite and bool(tensor.isfinite().all())
+            self.finite = self.finite and _is_finite(tensor)
             yield name, tensor
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    # isfinite() would need twice the memory of its argument; NaN is both the least and the largest
+    least, largest = torch.aminmax(tensor)
+    return bool(least.isfinite() & largest.isfinite())
