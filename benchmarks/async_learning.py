@@ -5,6 +5,8 @@ staleness.
     python -m benchmarks.async_learning tools --seeds 1 2 3
     # the demo job on simulators
     python -m benchmarks.async_learning robots --seeds 1 2 3
+    # the same text job on colocated and on separate ranks: their learning curves and intervals
+    python -m benchmarks.async_learning placement --seeds 1 2 3
 
 An arm is `python -m siirl.train` with the overrides that the result file lists; all arms of a study
 take the same number of training steps from the same weights. The clock runs from the first prompt
@@ -90,6 +92,20 @@ STUDIES = {
         targets=(0.7, 0.8),
         steps=60,
     ),
+    "placement": Study(
+        common=(
+            *("pipeline=grpo", "env=math", "actor_rollout_ref.actor.optim.scheduler=constant"),
+            *("trainer.val_episodes=250", "trainer.max_minutes=null"),
+        ),
+        arms={
+            "colocated": (),
+            "colocated, two ranks": ("trainer.n_gpus_per_node=2",),
+            LOCKSTEP: behind(0),
+            "1": behind(1, DECOUPLED),
+        },
+        targets=(0.4, 0.5, 0.6),
+        steps=100,
+    ),
 }
 
 
@@ -148,7 +164,7 @@ def short_calls(folder: Path) -> None:
 
 
 def _run(study: Study, arm: str, seed: int, start: Sequence[str], folder: Path, steps: int) -> None:
-    work = folder / f"{arm.replace(' ', '_')}_seed{seed}"
+    work = folder / f"{arm.replace(', ', '_').replace(' ', '_')}_seed{seed}"
     result = work / "result.json"
     if result.is_file():
         return

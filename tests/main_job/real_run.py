@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.processes import RAY_AGENTS, descendants_of, living_processes, processes_of_session
+from siirl.execution.scheduler.launch import TIMED_OUT
 
-__all__ = ["RAY_AGENTS", "RealRun", "descendants_of", "living_processes"]
+__all__ = ["RAY_AGENTS", "RealRun", "descendants_of", "living_processes", "start_ray"]
+
+RAY = Path(sys.executable).parent / "ray"
 
 SMALL_JOB = (
     *("data.train_batch_size=2", "actor_rollout_ref.rollout.n=3"),
@@ -140,3 +143,14 @@ class RealRun:
             except ProcessLookupError:
                 continue
         self.process.wait()
+
+
+def start_ray(words: list[str], environment: dict[str, str]) -> None:
+    """`ray start …`, again where the machine is too busy for the 30 seconds that Ray gives a node."""
+    for _ in range(5):
+        started = subprocess.run(
+            [RAY, *words], env=environment, capture_output=True, text=True, check=False
+        )
+        if TIMED_OUT not in started.stdout + started.stderr:
+            break
+    assert started.returncode == 0, started.stdout + started.stderr

@@ -3,27 +3,22 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from real_run import RAY_AGENTS, descendants_of, living_processes
+from real_run import RAY, RAY_AGENTS, descendants_of, living_processes, start_ray
 
 from siirl.errors import ConfigError
-from siirl.execution.scheduler.launch import TIMED_OUT
 from siirl.execution.scheduler.placement import Layout, Machine, require_machines
 from siirl.preflight.ray_address import address_problems, resolve_address
 
 REFUSED = 2
-RAY = Path(sys.executable).parent / "ray"
 FOUR = "actor_rollout_ref.rollout.n=4"  # which two ranks can share
 SHORT = ("trainer.total_steps=2",)
 OF_A_RUN = ("ray::_Rank", "ray::EnvServerActor")
@@ -35,55 +30,6 @@ def nobody() -> str:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.fixture
-def ray_home() -> Iterator[Path]:
-    """Ray's folder for a test; short, because a socket's path has at most 107 letters."""
-    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def cluster(ray_home: Path) -> Iterator[str]:
-    """Address of a foreign cluster, started by `ray start --head` and ended with the test;
-    other Rays of this machine stay.
-
-    It believes that it has two GPUs, which torch's build for CPUs does not use.
-    """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    words = [
-        "start",
-        "--head",
-        f"--port={port}",
-        "--num-cpus=2",
-        "--num-gpus=2",
-        "--include-dashboard=false",
-        "--disable-usage-stats",
-    ]
-    environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
-    start_ray(words, environment)
-    yield f"127.0.0.1:{port}"
-    servers = {pid for pid, title in living_processes() if str(ray_home) in title}
-    for pid in servers | descendants_of(
-        servers
-    ):  # workers and agents do not name the folder; the raylet is their parent
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def start_ray(words: list[str], environment: dict[str, str]) -> None:
-    """`ray start …`, again where the machine is too busy for the 30 seconds that Ray gives a node."""
-    for _ in range(5):
-        started = subprocess.run(
-            [RAY, *words], env=environment, capture_output=True, text=True, check=False
-        )
-        if TIMED_OUT not in started.stdout + started.stderr:
-            break
-    assert started.returncode == 0, started.stdout + started.stderr
 
 
 def servers_of(ray_home: Path) -> set[int]:

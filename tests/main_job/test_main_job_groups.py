@@ -7,6 +7,8 @@ import re
 import signal
 
 import pytest
+import torch
+from real_run import descendants_of, living_processes
 
 GROUPS = ("trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
 STREAM = (*GROUPS, "trainer.max_staleness=1")
@@ -46,3 +48,53 @@ def test_a_killed_training_rank_or_exchange_ends_the_run_which_resumes(start_run
     again = start_run(*STREAM, "trainer.total_steps=12", "trainer.resume=auto")
     assert again.wait() in (0, 2), again.text
     assert "Traceback" not in again.text
+
+
+FOUR_RANKS = (
+    *("env=math", "data.max_response_length=6", "env.envs_per_server=16", "trainer.val_episodes=2"),
+    *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.n_gpus_per_node=4"),
+    *("actor_rollout_ref.actor.ppo_mini_batch_size=2", "dag.groups={rollout: 2, train: 2}"),
+    "actor_rollout_ref.model.options={}",
+)
+
+
+def ranks_of(ray_home, title: str) -> list[int]:
+    """Numbers of the cluster's processes with `title`; on a foreign cluster ranks are not in the
+    session of the command.
+    """
+    servers = {pid for pid, name in living_processes() if str(ray_home) in name}
+    own = descendants_of(servers)
+    return sorted(pid for pid, name in living_processes() if pid in own and title in name)
+
+
+def last_saved(run) -> int:
+    """Step of the newest checkpoint."""
+    return int(run.checkpoints()[-1].removeprefix("step_"))
+
+
+@pytest.mark.slow  # a cluster and two runs of four ranks
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_of_several_ranks_a_rollout_rank_is_replaced_and_a_training_rank_ends_the_run_which_resumes(
+    cluster, ray_home, start_run, staleness
+):
+    words = (*FOUR_RANKS, f"cluster.address={cluster}", f"trainer.max_staleness={staleness}")
+    environment = {"RAY_TMPDIR": str(ray_home)}
+    run = start_run(*words, "trainer.total_steps=2000", environment=environment)
+    after_step(run, 2)
+    os.kill(ranks_of(ray_home, "ray::_ReplaceableRank")[-1], signal.SIGKILL)
+    run.wait_until(lambda: "another takes its place" in run.text)
+    done = last_saved(run)
+    run.wait_until(lambda: last_saved(run) > done + 3)  # training goes on
+    os.kill(ranks_of(ray_home, "ray::_Rank")[-1], signal.SIGKILL)
+    assert run.wait() == 1, run.text
+    assert re.search(r"The process of rank [01] died", " ".join(run.text.split()))
+    last = last_saved(run) + 3
+    again = start_run(
+        *words, f"trainer.total_steps={last}", "trainer.resume=auto", environment=environment
+    )
+    assert again.wait() == 0, again.text
+    [checkpoint] = run.outputs.glob(f"*/*/checkpoints/step_{last:08d}")
+    ledger = torch.load(checkpoint / "state.pt", weights_only=False)["rollouts"]["ledger"]
+    assert ledger["used"] == last * 4
+    waiting = len(ledger["pending"]) + len(ledger["finished"])
+    assert ledger["started"] == ledger["position"] == ledger["used"] + ledger["discarded"] + waiting
