@@ -50,7 +50,8 @@ GRAPH = Path("docs/examples/solver_checker.yaml")
 TASK = "sums-2"
 ARMS = ("joint", "alone", "untrained_checker")
 HELD_OUT = 250  # questions; +-6 points at 50 %
-FORMAT_UPDATES, FORMAT_ROWS, FORMAT_RATE = 300, 64, 1e-3
+# 28 % of sampled answers are right then, which leaves most of the sums to learn
+FORMAT_UPDATES, FORMAT_ROWS, FORMAT_RATE = 120, 64, 1e-3
 PROMPTS, ROLLOUTS = 16, 8
 COMMON = (
     *("cluster=local", f"data.train_batch_size={PROMPTS}", "data.max_response_length=24"),
