@@ -210,7 +210,7 @@ def _render_time(plan: Plan) -> str:
             f"no estimate: env={plan.env} was not measured with a model of this size; see the "
             "first step"
         )
-    measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.1f}x, measured now)"
+    measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.2g}x, measured now)"
     return (
         f"about {plan.needs.minutes:.0f} minutes, {measured}"
         if plan.needs.minutes >= 1
