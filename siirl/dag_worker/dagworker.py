@@ -7,7 +7,6 @@ yielded as events, so the worker runs unchanged in a Ray actor and in a debugger
 
 import copy
 import functools
-import gc
 import os
 import signal
 import socket
@@ -72,6 +71,7 @@ class DAGWorker:
         run_folder: Output folder of the run.
         connect: Returns this rank's client of the DataCoordinator; None with one rank.
         build: Builds the components; None: those of a colocated rank of the job's domain.
+        on_start: Called when everything is built and loaded.
 
     Raises:
         ConfigError: This machine does not have the run folder.
@@ -99,6 +99,7 @@ class DAGWorker:
         run_folder: Path,
         connect: Callable[[int], Redistribution] | None = None,
         build: Callable[..., WorkerComponents] | None = None,
+        on_start: Callable[[], object] | None = None,
     ) -> None:
         require_run_folder(run_folder, rank=rank)
         for of_group in group_configs(config).values():
@@ -111,6 +112,7 @@ class DAGWorker:
         self.run_folder = run_folder
         self.device = prepare_process(config)
         self.build = build or build_components
+        self.on_start = on_start
         self.ranks = join(
             rank=rank,
             world_size=world_size,
@@ -186,10 +188,8 @@ class DAGWorker:
                 checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
             )
         self.groups.start()
-        gc.collect()
-        # these objects live to the end; collecting them took 1/6 of a profiled step of short
-        # answers
-        gc.freeze()
+        if self.on_start is not None:
+            self.on_start()
 
     def _build_group(
         self, *, config: SiiRLArguments, first_step: int, **of_group: Any
@@ -272,7 +272,6 @@ class DAGWorker:
         if self._groups is not None:
             self._groups.close()
             self._groups = None
-            gc.unfreeze()
             leave(self.ranks)
 
     def _run_training_step(self) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -16,7 +17,11 @@ from siirl import interrupts, stacks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Ended, Event, Ready
 from siirl.dag_worker.separate.line import Line
-from siirl.dag_worker.separate.workers import WorkerFactory, rolls_out_only
+from siirl.dag_worker.separate.workers import (
+    WorkerFactory,
+    exclude_from_collections,
+    rolls_out_only,
+)
 from siirl.dag_worker.unfinished import remove_unfinished
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.rollout.ledger import RolloutLedger
@@ -177,7 +182,11 @@ def start(
         backend_threshold=config.dag.backend_threshold,
     )
     make = WorkerFactory(
-        config=config, graphs=graphs, groups=groups, run_folder=run_folder.absolute()
+        config=config,
+        graphs=graphs,
+        groups=groups,
+        run_folder=run_folder.absolute(),
+        on_start=exclude_from_collections,
     )
     hang_s = sizes.hang_limit_s(config.trainer)
     if config.cluster.mode == "local":
@@ -187,7 +196,10 @@ def start(
             run_folder=run_folder,
             resume=config.trainer.resume,
         ):
-            yield from run_local(make)
+            try:
+                yield from run_local(make)
+            finally:
+                gc.unfreeze()  # the caller's process goes on
         return
     make = dataclasses.replace(make, connect=_coordinator_for(sizes.training_ranks(config)))
     replacement = None

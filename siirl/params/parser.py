@@ -136,10 +136,11 @@ def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -
     replaced = [OF_CHOICE[name] for name, value in values.items() if name in OF_CHOICE and value]
     replaced = [place for place in replaced if not isinstance(values.get(place), Mapping)]
     tree = {name: value for name, value in to_tree(config).items() if name != "agents"}
+    known = known_keys({})
     written = [
         leaf
         for name, value in tree.items()
-        for leaf in _leaves(Assignment(name, value, "the run"), known_keys({}))
+        for leaf in _leaves(Assignment(name, value, "the run"), known)
         if not any(leaf.key.startswith(f"{place}.") for place in replaced)
     ]
     typed = [Assignment(name, value, place) for name, value in values.items()]
@@ -148,14 +149,16 @@ def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -
 
 def _parse(given: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE) -> Parsed:
     """The configuration of these assignments; those of `typed_at` win over the others."""
+    shipped = known_keys({})
     assignments, notices = translate(
-        leaf for assignment in given for leaf in _leaves(assignment, known_keys({}))
+        leaf for assignment in given for leaf in _leaves(assignment, shipped)
     )
     notices += _choose_environment_of_files(assignments)
-    chosen = [assignment for assignment in assignments if _chooses_group(assignment)]
+    groups = options()
+    chosen = [assignment for assignment in assignments if _chooses_group(assignment, groups)]
     tree = _defaults(_choices(chosen), own_graph=_own_graph(assignments))
 
-    keys = [assignment for assignment in assignments if not _chooses_group(assignment)]
+    keys = [assignment for assignment in assignments if not _chooses_group(assignment, groups)]
     user_groups = _add_user_groups(tree, keys)
     known = known_keys(user_groups)
     keys = [leaf for assignment in keys for leaf in _leaves(assignment, known)]
@@ -221,7 +224,7 @@ def _read_command_line(overrides: Sequence[str]) -> list[Assignment]:
 
 def _read_override(text: str) -> Assignment:
     try:
-        override: Override = OverridesParser.create().parse_override(text)
+        override = _override(text)
     except HydraException as error:
         raise ConfigError(
             f"{text!r} (command line) is neither key=value nor group=option. Write no blanks "
@@ -246,6 +249,12 @@ def _read_override(text: str) -> Assignment:
             "fixed place in the configuration."
         )
     return Assignment(override.key_or_group.replace("/", "."), override.value(), COMMAND_LINE)
+
+
+@functools.cache  # Hydra's grammar takes 1 ms; agents read the words of the command again
+def _override(text: str) -> Override:
+    override: Override = OverridesParser.create().parse_override(text)
+    return override
 
 
 def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assignment]:
@@ -277,8 +286,8 @@ def _choose_environment_of_files(assignments: list[Assignment]) -> list[str]:
     return [f"{TRAIN_FILES} ({files.source}) without env= is read as env=math."]
 
 
-def _chooses_group(assignment: Assignment) -> bool:
-    return assignment.key in options() and not isinstance(assignment.value, Mapping)
+def _chooses_group(assignment: Assignment, groups: Mapping[str, Any]) -> bool:
+    return assignment.key in groups and not isinstance(assignment.value, Mapping)
 
 
 def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:

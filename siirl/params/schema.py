@@ -43,12 +43,12 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     )
 
 
-def fields_of(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+@functools.cache
+def fields_of(cls: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     """Fields of a dataclass with their resolved annotations."""
     hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        if field.init:
-            yield field, hints[field.name]
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    return tuple((field, hints[field.name]) for field in fields)
 
 
 def keys_of(cls: type, place: str = "") -> Iterator[Key]:

@@ -8,9 +8,8 @@ forward passes, so that running episodes go on under them. Left out: training, w
 """
 
 import asyncio
-import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +96,22 @@ class RolloutWorker:
         line: To the exchange.
         build: Makes the components.
         streaming: Whether to work as a stream; otherwise in blocks.
+        on_start: Called when everything is built.
     """
 
     def __init__(
-        self, *, graph: TaskGraph, rank: int, line: Line, build: Any, streaming: bool
+        self,
+        *,
+        graph: TaskGraph,
+        rank: int,
+        line: Line,
+        build: Any,
+        streaming: bool,
+        on_start: Callable[[], object] | None = None,
     ) -> None:
         self.graph, self.rank, self.line, self.build = graph, rank, line, build
         self.streaming = streaming
+        self.on_start = on_start
         self._parts: RolloutParts | None = None
         self._entries: list[tuple[Prompt, SampleInfo, Any, int]] = []
         self._prompts: dict[int, Prompt] = {}
@@ -139,8 +147,8 @@ class RolloutWorker:
         self.parts.context.collector.check = self._count
         self.copy = SecondCopy(self.parts.acting, self.line)
         self.parts.rollout.start()
-        gc.collect()
-        gc.freeze()
+        if self.on_start is not None:
+            self.on_start()
 
     def _close(self) -> None:
         if self._parts is None:
@@ -153,7 +161,6 @@ class RolloutWorker:
         parts.rollout.close()
         for part in parts.closes:
             part.close()
-        gc.unfreeze()
 
     # Commands
 

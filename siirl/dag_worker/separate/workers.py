@@ -5,6 +5,7 @@ GET_FROM_BUFFER node only trains; any other is colocated.
 """
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class WorkerFactory:
     """Connects a training rank to the others' rows; None with one."""
     line: Callable[[], Line] | None = None
     """Connects a rank to the exchange; None if the ranks are colocated."""
+    on_start: Callable[[], object] | None = None
+    """Called in the process of each rank when its worker is built."""
     replaces: bool = False
     """Whether the worker takes the place of one that died: recordings of the run stay."""
 
@@ -67,6 +70,7 @@ class WorkerFactory:
             run_folder=self.run_folder,
             connect=self.connect,
             build=build,
+            on_start=self.on_start,
         )
 
     def _rollout(self, graph: TaskGraph, *, rank: int, number: int) -> RolloutWorker:
@@ -87,7 +91,12 @@ class WorkerFactory:
             rank=number,
         )
         return RolloutWorker(
-            graph=graph, rank=number, line=line, build=build, streaming=sizes.streams(config)
+            graph=graph,
+            rank=number,
+            line=line,
+            build=build,
+            streaming=sizes.streams(config),
+            on_start=self.on_start,
         )
 
     def _first_step(self) -> int:
@@ -98,6 +107,14 @@ class WorkerFactory:
         if resume is None:
             return 0
         return int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
+
+
+def exclude_from_collections() -> None:
+    """Exclude the objects of this process from garbage collections, for a process that runs one
+    worker: they live as long as it. Collecting them took 1/6 of a profiled step of short answers.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def rolls_out_only(graph: TaskGraph) -> bool:
