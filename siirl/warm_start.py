@@ -117,6 +117,14 @@ def _parser() -> argparse.ArgumentParser:
         help="deviation of the noise on the expert's actions; shows how to recover",
     )
     parser.add_argument(
+        "--target-noise",
+        type=number,
+        default=0.0,
+        help="robots: deviation of the noise on the actions that are cloned, in halves of their "
+        "range (0); with 0.25 the policy acts around the demonstrated actions, and rollouts of "
+        "one start state end differently (docs/learning.md)",
+    )
+    parser.add_argument(
         "--updates",
         type=whole_number,
         help="maximum optimizer steps; more give a better start (robots 300, text 700)",

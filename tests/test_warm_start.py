@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
-from siirl.imitation.warm_starts import demonstrations_of_each
+from siirl.errors import ConfigError
+from siirl.imitation.warm_starts import check_target_noise, demonstrations_of_each
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
@@ -57,6 +58,23 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
         f"Measure it: python -m siirl.evaluate checkpoint={tmp_path / 'one'}"
         in capsys.readouterr().out.replace("\n", "")
     )
+
+
+def test_noise_of_the_targets_makes_a_policy_that_acts_around_the_demonstrated_actions(
+    tmp_path, capsys
+):
+    fits = {}
+    for noise in ("0", "0.25"):
+        words = ["--output", str(tmp_path / noise), *ROBOT, "--updates", "40"]
+        assert main([*words, "--target-noise", noise]) == 0
+        fits[noise] = json.loads((tmp_path / noise / "config.json").read_text())["notes"]
+    assert fits["0.25"]["loss"] > fits["0"]["loss"] + 0.3
+
+
+def test_integers_are_cloned_without_noise():
+    check_target_noise(0.0, discrete=True)
+    with pytest.raises(ConfigError, match=r"--target-noise 0\.1: the actions are integers"):
+        check_target_noise(0.1, discrete=True)
 
 
 def test_a_flow_is_cloned_by_flow_matching(tmp_path, capsys):

@@ -71,6 +71,7 @@ class SegmentCollector(RolloutCollector):
             run_seed=self.config.trainer.seed,
             step=step,
             record=0,
+            noise_correlation=self.config.actor_rollout_ref.rollout.noise_correlation,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ RL from a 0/1 reward needs a policy that sometimes succeeds. The demonstrations 
 purpose: the shipped weights succeed in 20 to 50 % of held-out episodes, which leaves room for RL.
 """
 
-# N observation, K action of a chunk, A action dimension, T = K*A token
+# N observation, B row of an update, K action of a chunk, A action dimension, T = K*A token
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from torch import nn
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from siirl.algos.distributions import ActionDistribution
+from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.policy import Policy
 
 Expert = Callable[[Environment], NDArray[np.float32]]
@@ -77,19 +78,21 @@ def collect_demonstration(
 
 @dataclass(frozen=True)
 class CloningData:
-    """Training rows: an observation at any step and the next K expert actions, coded as values."""
+    """Training rows: an observation at any step and the next K expert actions."""
 
     pixel_values: torch.Tensor  # uint8 [N, cameras, height, width, 3]
     proprioception: torch.Tensor  # float32 [N, P]
     instruction_ids: torch.Tensor  # int64 [N, L]
-    values: torch.Tensor  # [N, T], as the policy's action coding gives them
+    actions: torch.Tensor  # float32 [N, K, A]; of a discrete action space int64 [N, K]
+    code: ActionTokenizer | ContinuousActions
+    """The policy's action coding."""
 
     @classmethod
     def from_demonstrations(
         cls, demonstrations: list[Demonstration], policy: Policy
     ) -> "CloningData":
         """Cut demonstrations into rows; a chunk past the end repeats the last action."""
-        values = []
+        chunks = []
         for demonstration in demonstrations:
             padded = np.concatenate(
                 [
@@ -97,10 +100,10 @@ class CloningData:
                     np.repeat(demonstration.actions[-1:], policy.chunk_length - 1, axis=0),
                 ]
             )
-            for step in range(len(demonstration.actions)):
-                values.append(
-                    policy.action_tokenizer.encode(padded[step : step + policy.chunk_length])
-                )
+            chunks += [
+                padded[step : step + policy.chunk_length]
+                for step in range(len(demonstration.actions))
+            ]
         seen = [
             policy.prepare(images=images, proprioception=state)
             for demonstration in demonstrations
@@ -117,8 +120,21 @@ class CloningData:
             pixel_values=torch.from_numpy(pixel_values),
             proprioception=torch.from_numpy(proprioception),
             instruction_ids=torch.from_numpy(np.concatenate(ids)),
-            values=torch.from_numpy(np.stack(values)),
+            actions=torch.from_numpy(np.stack(chunks)),
+            code=policy.action_tokenizer,
         )
+
+    def targets(
+        self, rows: torch.Tensor, *, noise: float, generator: torch.Generator
+    ) -> torch.Tensor:
+        """Coded actions [B, T] of rows, with Gaussian noise of `noise` halves of the range."""
+        actions = self.actions[rows]
+        if noise > 0:
+            half_range_A = (np.asarray(self.code.high) - np.asarray(self.code.low)) / 2
+            actions = actions + noise * torch.from_numpy(half_range_A).float() * torch.randn(
+                actions.shape, generator=generator
+            )
+        return torch.from_numpy(self.code.encode(actions.numpy())).view(len(rows), -1)
 
 
 @torch.no_grad()
@@ -142,8 +158,13 @@ def clone(
     batch_rows: int,
     learning_rate: float,
     seed: int,
+    target_noise: float = 0.0,
 ) -> Iterator[dict[str, Any]]:
     """Train `policy` in place by the imitation loss of its distribution; yield step, loss, fit.
+
+    With `target_noise`, each update adds new Gaussian noise of this deviation (in halves of the
+    range) to the demonstrated actions: the policy learns to act around them instead of repeating
+    them, so that rollouts of one start state end differently, which is what RL learns from.
 
     `token_accuracy` is the share of demonstrated tokens that are the most likely ones; for
     continuous actions `action_error` is the mean distance of the mode, in halves of the range.
@@ -154,13 +175,13 @@ def clone(
         optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1
     )
     for step in range(steps):
-        rows = torch.randint(len(data.values), (batch_rows,), generator=generator)
+        rows = torch.randint(len(data.actions), (batch_rows,), generator=generator)
         distribution = policy(
             pixel_values=data.pixel_values[rows],
             proprioception=data.proprioception[rows],
             instruction_ids=data.instruction_ids[rows],
         )
-        values = data.values[rows]
+        values = data.targets(rows, noise=target_noise, generator=generator)
         loss = distribution.imitation_loss(values, generator=generator)
         optimizer.zero_grad()
         loss.backward()

@@ -119,6 +119,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
                 f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to "
                 "fit; leave it out."
             )
+        check_target_noise(flags.target_noise, discrete=policy.action_tokenizer.discrete)
         demonstrations = source.demonstrations(progress)
         data = CloningData.from_demonstrations(demonstrations, policy)
         if policy.proprioception_layer is not None and flags.fit_proprioception:
@@ -126,7 +127,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         if config.trainer.blind:
             data.pixel_values.zero_()
         final = _clone(flags, config.trainer, policy, data, progress)
-    counts = {"demonstrations": len(demonstrations), "observations": len(data.values)}
+    counts = {"demonstrations": len(demonstrations), "observations": len(data.actions)}
     tasks = list(dict.fromkeys(demonstration.task for demonstration in demonstrations))
     notes = {"command": command, "tasks": tasks, **counts, **final}
     save_policy(
@@ -138,6 +139,15 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         f"Saved {flags.output}: {_describe_fit(final)}. "
         f"Measure it: python -m siirl.evaluate checkpoint={flags.output}"
     )
+
+
+def check_target_noise(given: float, *, discrete: bool) -> None:
+    """Raise ConfigError for `--target-noise` on actions that are integers."""
+    if discrete and given > 0:
+        raise ConfigError(
+            f"--target-noise {given}: the actions are integers, to which no noise can be added; "
+            "leave it out."
+        )
 
 
 class _Experts:
@@ -285,6 +295,7 @@ def _clone(
         batch_rows=flags.batch_rows,
         learning_rate=flags.learning_rate,
         seed=trainer.seed,
+        target_noise=flags.target_noise,
     ):
         progress.update(bar, advance=1, description=f"behaviour cloning, loss {values['loss']:.2f}")
     return {name: round(value, 4) for name, value in values.items() if name != "step"}

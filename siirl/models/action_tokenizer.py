@@ -115,6 +115,9 @@ class ContinuousActions:
             )
         return cls(low=tokens.low, high=tokens.high)
 
+    discrete = False
+    """Whether an action is one integer instead of a vector."""
+
     @property
     def dimensions(self) -> int:
         """Tokens (numbers) an action."""

@@ -266,6 +266,13 @@ class ActorArguments:
         "Weight of the entropy bonus; a negative weight penalises entropy.",
         why="binned actions are noisy without a bonus",
     )
+    target_kl: float | None = option(
+        None,
+        "KL between the acting and the trained policy, in nats a token, that an update aims at, by "
+        "raising or lowering optim.lr between updates; null: optim.lr as it is.",
+        why="a schedule is enough where the rate was tuned; docs/learning.md",
+        above=0,
+    )
     ppo_epochs: int = option(
         1,
         "Passes over the samples of a step.",
@@ -357,6 +364,15 @@ class RolloutArguments:
         "Divides the logits, when acting and when training.",
         why="the policy as it is",
         above=0,
+    )
+    noise_correlation: float = option(
+        0.0,
+        "Training: correlation of the random numbers that choose successive actions of an episode. "
+        "Each action keeps its distribution; the noise moves the arm further, so that rollouts of "
+        "one start state end differently. Evaluations draw independent numbers.",
+        why="the ratio is that of independent actions",
+        minimum=0,
+        maximum=0.99,
     )
     top_p: float = option(
         1.0,

@@ -36,6 +36,7 @@ ROBOTS_ONLY: Mapping[str, str] = {
     "actor_rollout_ref.actor.micro_batch_chunks": "text jobs set micro_batch_tokens",
     "actor_rollout_ref.embodied.recorder_every": NOT_FILMED,
     "actor_rollout_ref.embodied.recorder_size": NOT_FILMED,
+    "actor_rollout_ref.rollout.noise_correlation": "tokens of a text are no movement over time",
     "actor_rollout_ref.rollout.n_steps": "a text is one episode, which ends before the update",
     "trainer.record_episodes": NOT_FILMED,
     "trainer.record_val_episodes": NOT_FILMED,
@@ -306,6 +307,15 @@ ROWS: tuple[Row, ...] = (
             _is(f"{ACTOR}.micro_batch_chunks", None),
             f"only if {ACTOR}.micro_batch_chunks is null, and it is "
             f"{{{ACTOR}.micro_batch_chunks}}: set that one, or make it null.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("target_kl",),
+        Reader(
+            lambda config: sizes.optimiser_steps_per_step(config) > 1,
+            "if an update has several optimiser steps: the KL is measured before each, and is 0 "
+            f"before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",
         ),
     ),
     (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),

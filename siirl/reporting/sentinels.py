@@ -20,6 +20,8 @@ COLLAPSED_SHARE = (
     0.02  # share of the first step's entropy; runs that solve their task end at 0.05 to 0.3
 )
 COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
+STANDING_KL = 1e-5  # nats a token; runs that learn have 1e-3 to 3e-2
+STANDING_STEPS = 10  # the KL of one step is a noisy estimate
 UNMIXED_STEPS = 10  # with four groups of a task a step: forty without a mixed one
 SOLVED = 0.9  # success above which low entropy is expected
 
@@ -82,6 +84,35 @@ class UnchangedWeights:
             "rounding. Raise actor_rollout_ref.actor.optim.lr, or take "
             "actor_rollout_ref.model.dtype=float32. If the model is your own, check that its "
             "parameters require gradients."
+        )
+
+
+@dataclass
+class StandingPolicy:
+    """Updates at about the highest learning rate of the run hardly move the policy."""
+
+    largest_rate: float = 0.0
+    steps: int = 0
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel; a schedule that has lowered the rate moves the policy less on purpose.
+
+        The KL is measured before each optimiser step, so that a single one says nothing.
+        """
+        rate, kl = metrics.get("actor/lr"), metrics.get("actor/ppo_kl")
+        updates = metrics.get("actor/updates")
+        if not (isinstance(rate, float) and isinstance(kl, float) and isinstance(updates, float)):
+            return None
+        self.largest_rate = max(self.largest_rate, rate)
+        stands = abs(kl) < STANDING_KL and rate > self.largest_rate / 2
+        self.steps = self.steps + 1 if stands and updates > 1 else 0
+        if self.steps < STANDING_STEPS:
+            return None
+        return (
+            f"The updates of the last {self.steps} steps moved the policy by less than "
+            f"{STANDING_KL:.0e} nats a token at a learning rate of {rate:.2g}. Raise "
+            "actor_rollout_ref.actor.optim.lr, or set actor_rollout_ref.actor.target_kl, which "
+            "adjusts it (0.01)."
         )
 
 
@@ -199,8 +230,8 @@ def _remedy_of_task(task: str, *, success: float) -> str:
         return (
             f"{found}, and {success:.0%} of the rollouts succeeded: the start state decides the "
             "outcome, and a 0/1 reward teaches nothing. Raise "
-            "actor_rollout_ref.rollout.temperature, or start from a policy that varies more "
-            "(siirl.warm_start with fewer --updates or more --demonstrations)."
+            "actor_rollout_ref.rollout.noise_correlation, or start from a policy that varies more "
+            "(siirl.warm_start with more --target-noise)."
         )
     return (
         f"{found}, and none of the rollouts succeeded: a 0/1 reward teaches nothing. Start from "
@@ -248,6 +279,7 @@ class Sentinels:
             CollapsedEntropy(),
             EveryGroupFiltered(),
             UnmixedGroups(),
+            StandingPolicy(),
             HeldOutPromptsTrain(),
         ]
 

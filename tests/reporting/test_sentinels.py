@@ -26,6 +26,7 @@ def test_a_sound_run_is_not_warned_of() -> None:
         "actor/weights_unchanged": 0.0,
         "actor/lr": 1e-4,
         "actor/grad_norm": 0.5,
+        "actor/ppo_kl": 0.004,
         "actor/entropy": 0.9,
         "rollout/success_rate": 0.5,
         "rollout/door-open/success_rate": 0.5,
@@ -139,6 +140,29 @@ def test_a_step_without_groups_of_a_task_does_not_count_for_it() -> None:
     steps: list[Step] = [unmixed] * 9 + [{}] * 5 + [unmixed]
     [(number, _)] = warnings(*steps)
     assert number == 15
+
+
+STANDING: Step = {"actor/updates": 8.0, "actor/lr": 2e-4, "actor/ppo_kl": -3e-6}
+
+
+def test_ten_steps_of_updates_that_hardly_move_the_policy_are_warned_of() -> None:
+    [(number, text)] = warnings(*[STANDING] * 25)
+    assert number == 10
+    assert "less than 1e-05 nats a token at a learning rate of 0.0002" in text
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        pytest.param({"actor/updates": 0.0}, id="nothing was updated"),
+        pytest.param({"actor/updates": 1.0}, id="one optimiser step measures no KL"),
+        pytest.param({"actor/lr": 5e-5}, id="the schedule lowered the rate"),
+        pytest.param({"actor/ppo_kl": 2e-3}, id="the policy moves"),
+    ],
+)
+def test_a_policy_that_stands_for_a_reason_is_not_warned_of(cause: Step) -> None:
+    found = warnings({**STANDING, "actor/ppo_kl": 1e-3}, *[{**STANDING, **cause}] * 20)
+    assert not [text for _, text in found if "moved the policy" in text]
 
 
 def test_held_out_prompts_that_train_are_counted_once() -> None:

@@ -20,6 +20,7 @@ from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
+from siirl.engine.actor.kl_rate import next_factor
 from siirl.engine.training.batch_cuts import mini_batch_rows, row_places, rows_by_id
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
@@ -124,18 +125,35 @@ class Actor:
                 steps.append(self._step(columns[rows], loss, old_column))
         if self.observe is not None:
             self.observe(batch)
-        return _metrics(steps)
+        metrics = _metrics(steps)
+        self._follow_kl(metrics)
+        return metrics
+
+    def _follow_kl(self, metrics: Metrics) -> None:
+        """Adjust the learning rate to the KL of an update of several optimiser steps.
+
+        The KL is measured before each of them, so that it is 0 if there is only one.
+        """
+        target = self.config.target_kl
+        if target is None or metrics["actor/updates"] < 2:
+            return
+        self.engine.rate_factor = next_factor(
+            self.engine.rate_factor,
+            kl=metrics["actor/ppo_kl"],
+            target=target * self.engine.schedule_factor(),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """State of the actor that the next update depends on.
 
         The engine saves weights and moments itself.
         """
-        return {"generator": self.generator.get_state()}
+        return {"generator": self.generator.get_state(), "rate_factor": self.engine.rate_factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint, on any number of ranks."""
         self.generator.set_state(state["generator"])
+        self.engine.rate_factor = state.get("rate_factor", 1.0)  # older checkpoints have none
 
     def _old_column(self, batch: TensorDict, on_policy: bool) -> str | None:
         needed = ["advantages", "response_mask"]

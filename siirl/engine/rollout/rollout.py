@@ -82,7 +82,13 @@ class Rollout:
 
 
 def requests_for_prompts(
-    prompts: Sequence[Mapping[str, Any]], *, rollouts: int, run_seed: int, step: int, record: int
+    prompts: Sequence[Mapping[str, Any]],
+    *,
+    rollouts: int,
+    run_seed: int,
+    step: int,
+    record: int,
+    noise_correlation: float = 0.0,
 ) -> list[EpisodeRequest]:
     """Requests of a training step: `rollouts` for each prompt.
 
@@ -97,6 +103,7 @@ def requests_for_prompts(
         run_seed: Seed of the run.
         step: Training step.
         record: Episodes that become videos.
+        noise_correlation: See `EpisodeRequest`.
     """
     requests = []
     for place, prompt in enumerate(prompts):
@@ -109,6 +116,7 @@ def requests_for_prompts(
                 trial_id=prompt["trial_id"],
                 seed=prompt["seed"],
                 policy_seed=(run_seed, step, prompt["index"], rollout),
+                noise_correlation=noise_correlation,
                 record=rollout == 0 and place < record,
                 options=reset_options(prompt),
             )

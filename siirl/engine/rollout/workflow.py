@@ -39,6 +39,8 @@ class EpisodeRequest:
     """Fixes the sampled actions; unique to this rollout."""
     greedy: bool = False
     """Take the most likely tokens instead of sampling."""
+    noise_correlation: float = 0.0
+    """Robots: correlation of the random numbers of successive actions, for exploration."""
     record: bool = False
     """Whether a video is wanted."""
     options: Mapping[str, Any] = field(default_factory=dict)

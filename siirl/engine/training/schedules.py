@@ -97,10 +97,10 @@ def learning_rate_factor(
     return float(factor(progress=min(1.0, (step - warmup) / max(1, total_steps - warmup))))
 
 
-def learning_rate(
+def schedule_factor(
     settings: OptimizerArguments, *, step: int, progress: float, total_steps: int | None
 ) -> float:
-    """Learning rate of optimiser step `step`.
+    """Factor of the learning rate `optim.lr` in optimiser step `step`.
 
     Args:
         settings: The group `optim`.
@@ -121,7 +121,6 @@ def learning_rate(
     )
     if total_steps is not None and step >= warmup:
         step = max(step, int(progress * total_steps))
-    factor = learning_rate_factor(
+    return learning_rate_factor(
         scheduler=settings.scheduler, step=step, warmup=warmup, total_steps=total_steps
     )
-    return settings.lr * factor

@@ -41,7 +41,7 @@ from siirl.engine.training.optimizer import (
     trained_parameters,
 )
 from siirl.engine.training.saved_state import load_state, state_tensors, write_state
-from siirl.engine.training.schedules import learning_rate
+from siirl.engine.training.schedules import schedule_factor
 from siirl.engine.training.score_gradient import gradient_in_scores, stacked
 from siirl.engine.training.scoring_engine import ScoringEngine
 from siirl.engine.training.shard_files import StagedParts, stage
@@ -91,6 +91,8 @@ class TrainEngine(ScoringEngine[Scores]):
         self.gradient_factor = 1.0
         self.steps = 0
         self.progress = 0.0
+        self.rate_factor = 1.0
+        """Factor of the learning rate beside its schedule (`siirl.engine.actor.kl_rate`)."""
         self.skips_in_a_row = 0
 
     def initialize(self) -> Self:
@@ -257,7 +259,12 @@ class TrainEngine(ScoringEngine[Scores]):
     def learning_rate(self) -> float:
         """Learning rate of the next optimiser step."""
         assert self.optim is not None
-        return learning_rate(
+        return self.rate_factor * self.schedule_factor() * self.optim.lr
+
+    def schedule_factor(self) -> float:
+        """Factor of the schedule in the next optimiser step."""
+        assert self.optim is not None
+        return schedule_factor(
             self.optim, step=self.steps, progress=self.progress, total_steps=self.total_steps
         )
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
 from siirl.engine.rollout.acting import ActRequest
+from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.workflow import (
     RECORDER_STREAM,
@@ -61,11 +62,11 @@ class EmbodiedWorkflow(RolloutWorkflow):
                 seed=data.seed,
                 options={**data.options, "task": data.task, "frames": streams},
             )
-            generator = np.random.default_rng(data.policy_seed)
+            noise = ActionNoise(data, self.policy)
             executed: list[Any] = []
             terminated = truncated = False
             while not (terminated or truncated):
-                request = self.request(observation, data, generator)
+                request = self.request(observation, data, noise.chunk())
                 response = await engine.act(request)
                 actions = self.policy.action_tokenizer.decode(response.values)
                 observation, reward, terminated, truncated, info = await slot.step_chunk(
@@ -83,9 +84,12 @@ class EmbodiedWorkflow(RolloutWorkflow):
         )
 
     def request(
-        self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator
+        self,
+        observation: Mapping[str, Any],
+        data: EpisodeRequest,
+        uniforms: NDArray[np.float32] | None,
     ) -> ActRequest:
-        """The policy's inputs for an observation; `generator` draws the numbers of its tokens."""
+        """The policy's inputs for an observation; `uniforms` choose the actions, None the mode."""
         images = observation.get(IMAGES)
         if self.blind and images is not None:
             images = np.zeros_like(images)
@@ -93,13 +97,12 @@ class EmbodiedWorkflow(RolloutWorkflow):
         if proprioception is not None:
             proprioception = np.asarray(proprioception, np.float32).reshape(-1)
         images, proprioception = self.policy.prepare(images=images, proprioception=proprioception)
-        numbers = self.policy.uniforms_per_chunk
         return ActRequest(
             uid=data.uid,
             pixel_values=images,
             proprioception=proprioception,
             instruction_ids=self.policy.tokenize_instruction(observation.get(INSTRUCTION, "")),
-            uniforms=None if data.greedy else generator.random(numbers, dtype=np.float32),
+            uniforms=uniforms,
         )
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LAST_SEED
+from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow, RowRecorder
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
@@ -159,7 +160,7 @@ class SegmentWorkflow(RolloutWorkflow):
         self, engine: EmbodiedEngine, data: EpisodeRequest, environment: int
     ) -> list[Trajectory]:
         episode, slot = await self._resumed(environment)
-        generator = np.random.default_rng(data.policy_seed)
+        noise = ActionNoise(data, self.episodes.policy)
         recorder = self._recorder()
         rows: list[Trajectory] = []
         begun = 0
@@ -168,7 +169,7 @@ class SegmentWorkflow(RolloutWorkflow):
                 episode = await self._begin(data, slot, number=begun)
                 self._running[environment] = episode
                 begun += 1
-            request = self.episodes.request(episode.observation, data, generator)
+            request = self.episodes.request(episode.observation, data, noise.chunk())
             response = await engine.act(request)
             actions = self.episodes.policy.action_tokenizer.decode(response.values)
             observation, reward, terminated, truncated, info = await slot.step_chunk(list(actions))
@@ -237,7 +238,7 @@ class SegmentWorkflow(RolloutWorkflow):
         self, observation: Any, data: EpisodeRequest, *, terminated: bool
     ) -> dict[str, Any]:
         """Columns of the state behind a row's last decision."""
-        state = self.episodes.request(observation, data, np.random.default_rng(0))
+        state = self.episodes.request(observation, data, None)
         columns: dict[str, Any] = {"bootstrapped": not terminated}
         if state.pixel_values is not None:
             columns["final_pixel_values"] = state.pixel_values

@@ -1,0 +1,64 @@
+"""Random numbers that choose the actions of an episode, correlated over time on request.
+
+Independent noise averages out over an episode: rollouts from one start state end alike, and a group
+whose rewards are equal teaches nothing. Noise that persists over several actions moves the arm
+somewhere else (Eberhard et al. 2023, openreview hQ9V5QN27eS; for PPO Hollenstein et al. 2024, arXiv
+2312.11091). Each action keeps its distribution given its observation, which is all that log-probs
+and ratios use; that successive actions depend on each other, they leave out, as in those papers.
+"""
+
+# K action of a chunk, A action dimension, J number that chooses one dimension of an action
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.models.policy import Policy
+
+BELOW_ONE = np.float32(1 - 2**-24)
+
+
+class ActionNoise:
+    """Uniform numbers for the chunks of one episode.
+
+    With correlation r, the numbers of a dimension are Phi(z) of a stationary Gaussian process
+    `z_{t+1} = r z_t + sqrt(1 - r^2) e_t` over the actions t of the episode.
+
+    Args:
+        request: Of the episode: seed, correlation r, and `greedy`, which draws no numbers.
+        policy: Says how many numbers choose a chunk.
+    """
+
+    def __init__(self, request: EpisodeRequest, policy: Policy) -> None:
+        self.generator = np.random.default_rng(request.policy_seed)
+        self.correlation = request.noise_correlation
+        self.numbers = policy.uniforms_per_chunk
+        self.actions = policy.chunk_length
+        self.dimensions = policy.action_tokenizer.dimensions
+        self.greedy = request.greedy
+        self.last_JA: NDArray[np.float64] | None = None
+
+    def chunk(self) -> NDArray[np.float32] | None:
+        """The next `Policy.uniforms_per_chunk` numbers in [0, 1).
+
+        They are J * K * A, and perhaps a rest that belongs to no dimension and is independent.
+        """
+        if self.greedy:
+            return None
+        if self.correlation == 0:
+            return self.generator.random(self.numbers, dtype=np.float32)
+        per_number = self.actions * self.dimensions
+        noise_JKA = self.generator.standard_normal(
+            (self.numbers // per_number, self.actions, self.dimensions)
+        )
+        for action in range(self.actions):
+            if self.last_JA is not None:
+                noise_JKA[:, action] *= math.sqrt(1 - self.correlation**2)
+                noise_JKA[:, action] += self.correlation * self.last_JA
+            self.last_JA = noise_JKA[:, action]
+        correlated = np.minimum(ndtr(noise_JKA).astype(np.float32), BELOW_ONE).reshape(-1)
+        rest = self.generator.random(self.numbers % per_number, dtype=np.float32)
+        return np.concatenate([correlated, rest])
