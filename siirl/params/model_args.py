@@ -269,7 +269,7 @@ class ActorArguments:
     target_kl: float | None = option(
         None,
         "KL between the acting and the trained policy, in nats a token, that an update aims at, by "
-        "raising or lowering optim.lr between updates; null: optim.lr as it is.",
+        "raising or lowering the learning rate between updates; null: by the schedule alone.",
         why="a schedule is enough where the rate was tuned; docs/learning.md",
         above=0,
     )

@@ -12,9 +12,8 @@ and ratios use; that successive actions depend on each other, they leave out, as
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.special import ndtr
-
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.models.policy import Policy
 
@@ -59,6 +58,7 @@ class ActionNoise:
                 noise_JKA[:, action] *= math.sqrt(1 - self.correlation**2)
                 noise_JKA[:, action] += self.correlation * self.last_JA
             self.last_JA = noise_JKA[:, action]
-        correlated = np.minimum(ndtr(noise_JKA).astype(np.float32), BELOW_ONE).reshape(-1)
+        quantiles_JKA = torch.special.ndtr(torch.from_numpy(noise_JKA)).numpy()
+        correlated = np.minimum(quantiles_JKA.astype(np.float32), BELOW_ONE).reshape(-1)
         rest = self.generator.random(self.numbers % per_number, dtype=np.float32)
         return np.concatenate([correlated, rest])
