@@ -14,6 +14,7 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.models.policy import Policy
 
