@@ -243,8 +243,8 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
             for task in result["tasks"]
         )
         lines.append(
-            f"| {result['trio']} | {result['arm']} | {result['seed']} | {before} | {after} | {each} "
-            f"| {result.get('steps', '')} | {minutes(result):.1f} |"
+            f"| {result['trio']} | {result['arm']} | {result['seed']} | {before} | {after} "
+            f"| {each} | {result.get('steps', '')} | {minutes(result):.1f} |"
         )
         gains.setdefault(result["arm"], []).append(
             100 * (rate(result["after"]) - rate(result["before"]))

@@ -165,7 +165,8 @@ def leave(status: int) -> NoReturn:
 def _end_finished() -> None:
     """End a finished command before Python takes its modules apart.
 
-    With torch and transformers that takes 2.5 s of CPU time, and changes nothing outside of the process.
+    With torch and transformers that takes 2.5 s of CPU time, and changes nothing outside of the
+    process.
     """
     if _status is None:
         return

@@ -205,7 +205,7 @@ def copy_companions(source: Path, folder: Path) -> None:
 
 
 def copy_processors(source: Path, folder: Path) -> None:
-    """Copy the statistics of a SmolVLA, and its vision-language model's configuration and tokenizer.
+    """Copy a SmolVLA's statistics, and its vision-language model's configuration and tokenizer.
 
     LeRobot reads the latter from the Hub.
     """

@@ -46,7 +46,7 @@ DEVIATION = "deviation"
 
 @dataclass(frozen=True)
 class Scale:
-    """Normalised numbers are `(number - offset) / divisor`; back it is `value * factor + offset`."""
+    """Normalised: `(number - offset) / divisor`; back: `value * factor + offset`."""
 
     offset: NDArray[np.float64]
     factor: NDArray[np.float64]
@@ -259,7 +259,7 @@ class SmolVLA(Policy):
 
 @dataclass(frozen=True)
 class Denoiser:
-    """The contract of `siirl.algos.flow_distributions.Velocity`, of a SmolVLA and an instruction."""
+    """`siirl.algos.flow_distributions.Velocity` of a SmolVLA and an instruction."""
 
     policy: SmolVLA
     valid_NL: torch.Tensor

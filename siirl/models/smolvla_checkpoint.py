@@ -1,8 +1,7 @@
 """Reads checkpoints of SmolVLA as LeRobot publishes them; errors name the remedy.
 
 A folder has config.json (`type` smolvla), model.safetensors, and the processors of LeRobot 0.4 and
-later (policy_preprocessor.json, policy_postprocessor.json and their safetensors), which hold the
-statistics. The configuration and the tokenizer of the vision-language model lie in `vlm/`, if a run
+later (`siirl.models.smolvla_scales`). The configuration and the tokenizer of the vision-language model lie in `vlm/`, if a run
 wrote the folder; else they come from the Hub, by the name in config.json. A run's checkpoints have
 the same layout.
 
@@ -33,11 +32,10 @@ from siirl.models.smolvla import (
     FlowSettings,
     NormalisedActions,
     Reading,
-    Scale,
     SmolVLA,
 )
 from siirl.models.smolvla_network import NetworkShape, freeze
-from siirl.models.stored_tensors import StoredTensors
+from siirl.models.smolvla_scales import ACTION, STATE, read_scale
 from siirl.models.weights import CONFIG_FILE, materialise, plan_weights, stored_shapes
 from siirl.params.documents import is_count, read_object
 from siirl.params.hub_files import local_copy
@@ -46,7 +44,6 @@ from siirl.params.paths import find
 from siirl.params.weight_files import INDEX_FILE, WHOLE_FILE
 
 NAME = "smolvla"
-STATE, ACTION = "observation.state", "action"
 CAMERA = "VISUAL"
 # RLinf's `noise_logvar_range` for pi0, in deviations of the data's actions
 NOISE_STD = (0.08, 0.16)
@@ -68,18 +65,6 @@ UNSUPPORTED = {
 }
 """Settings that siirl has in one value only, and what another one means."""
 ATTENTION = ("cross_attn", "self_attn")
-STEPS = {
-    "policy_preprocessor.json": (
-        "rename_observations_processor",
-        "to_batch_processor",
-        "smolvla_new_line_processor",
-        "tokenizer_processor",
-        "device_processor",
-        "normalizer_processor",
-    ),
-    "policy_postprocessor.json": ("unnormalizer_processor", "device_processor"),
-}
-"""Steps of LeRobot's processors for SmolVLA; the policy does the same."""
 
 
 def load_smolvla(
@@ -142,7 +127,7 @@ def load_smolvla(
     reading = Reading(
         images=seen,
         view=published_image if spec.name == "libero" else lambda image: image,
-        state=_scale(folder, STATE, config=config, size=sizes[STATE]),
+        state=read_scale(folder, STATE, config=config, size=sizes[STATE]),
         tokenizer=_tokenizer(vlm_folder),
         instruction_length=config["tokenizer_max_length"],
         truncation_side=_truncation_side(vlm_folder),
@@ -159,7 +144,7 @@ def load_smolvla(
             actions=NormalisedActions(
                 bounds.low,
                 bounds.high,
-                scale=_scale(folder, ACTION, config=config, size=sizes[ACTION]),
+                scale=read_scale(folder, ACTION, config=config, size=sizes[ACTION]),
             ),
             flow=FlowSettings(
                 steps=sampled,
@@ -211,8 +196,8 @@ def _config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise MissingAssetError(
-            f"No {CONFIG_FILE} in {folder}. Set actor_rollout_ref.model.path to the whole folder of "
-            "a SmolVLA."
+            f"No {CONFIG_FILE} in {folder}. Set actor_rollout_ref.model.path to the whole folder "
+            "of a SmolVLA."
         )
     if not (folder / WHOLE_FILE).is_file() and not (folder / INDEX_FILE).is_file():
         raise MissingAssetError(f"No {WHOLE_FILE} in {folder}: download it.")
@@ -340,68 +325,6 @@ def _truncation_side(folder: Path) -> str:
     return str(read_object(file, remedy="Download it again.").get("truncation_side", "right"))
 
 
-def _scale(folder: Path, name: str, *, config: Mapping[str, Any], size: int) -> Scale:
-    """How the processors scale a feature (lerobot/processor/normalize_processor.py)."""
-    file = "policy_preprocessor.json" if name == STATE else "policy_postprocessor.json"
-    step = "normalizer_processor" if name == STATE else "unnormalizer_processor"
-    settings, stored = _statistics(folder, file=file, step=step)
-    mode = settings.get("norm_map", {}).get("STATE" if name == STATE else "ACTION", "IDENTITY")
-    if mode == "IDENTITY":
-        return Scale(np.zeros(size), np.ones(size), np.ones(size))
-    pairs = {
-        "MEAN_STD": ("mean", "std"),
-        "MIN_MAX": ("min", "max"),
-        "QUANTILES": ("q01", "q99"),
-        "QUANTILE10": ("q10", "q90"),
-    }
-    if mode not in pairs:
-        raise CheckpointError(f"{folder / file}: {name} is scaled by {mode!r}, which is unknown.")
-    names = [f"{name}.{part}" for part in pairs[mode]]
-    shapes = stored.shapes()
-    if any(shapes.get(each) != (size,) for each in names):
-        raise CheckpointError(
-            f"{folder} has no {' and '.join(names)} of {size} numbers among its statistics "
-            f"({', '.join(sorted(shapes)) or 'none'}): it was not trained on a data set with "
-            "these features. Fine-tune it first (lerobot-train --policy.path=...); "
-            "lerobot/smolvla_base is only a start for that."
-        )
-    first, second = (stored.whole(each).double().numpy() for each in names)
-    eps = float(settings.get("eps", 1e-8))
-    if mode == "MEAN_STD":
-        return Scale(first, second, second + eps)
-    half = np.where(second == first, eps, second - first) / 2
-    return Scale(first + half, half, half)
-
-
-def _statistics(folder: Path, *, file: str, step: str) -> tuple[dict[str, Any], StoredTensors]:
-    """Settings and numbers of a processor's step that scales."""
-    place = folder / file
-    if not place.is_file():
-        raise MissingAssetError(
-            f"No {file} in {folder}. If LeRobot before 0.4 wrote the folder, convert it: python -m "
-            f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}"
-        )
-    content = read_object(place, remedy="Download it again.")
-    steps = content.get("steps")
-    if not isinstance(steps, list) or not all(isinstance(each, dict) for each in steps):
-        raise CheckpointError(f"{place} has no list of steps: download it again.")
-    strange = [each.get("registry_name") for each in steps]
-    strange = [name for name in strange if name not in STEPS[file]]
-    if strange:
-        raise CheckpointError(
-            f"{place} has the step {strange[0]!r}, which siirl does not do. Known: "
-            f"{', '.join(STEPS[file])}."
-        )
-    for each in steps:
-        if each["registry_name"] == step and isinstance(each.get("config"), dict):
-            state = each.get("state_file")
-            files = [] if state is None else [folder / Path(str(state)).name]
-            if missing := [one for one in files if not one.is_file()]:
-                raise MissingAssetError(f"No {missing[0]}, which {place} names: download it.")
-            return each["config"], StoredTensors(files)
-    raise CheckpointError(f"{place} has no {step}: actions and state would not be scaled.")
-
-
 def _check_environment(
     spec: EnvSpec,
     *,
@@ -431,8 +354,8 @@ def _check_environment(
     felt = int(np.prod(spaces[PROPRIOCEPTION].shape or (0,))) if PROPRIOCEPTION in spaces else 0
     if felt != sizes[STATE]:
         raise ConfigError(
-            f"The policy in {folder} reads {sizes[STATE]} numbers of {STATE}, and {spec.name!r} has "
-            f"{felt} of proprioception: take an environment of the robot that it was trained on."
+            f"The policy in {folder} reads {sizes[STATE]} numbers of {STATE}, and {spec.name!r} "
+            f"has {felt} of proprioception: take an environment of the robot that it was trained on."
         )
     if spec.action_space.shape != (sizes[ACTION],):
         raise ConfigError(

@@ -339,7 +339,7 @@ def freeze(network: SmolVLANetwork, trained: Mapping[str, bool]) -> None:
     if trained["freeze_vision_encoder"]:
         vlm.model.vision_model.requires_grad_(False)
     network.state_proj.requires_grad_(trained["train_state_proj"])
-    # no action depends on these: the last layer's keys and values are all that the expert sees of it
+    # no action depends on these: the expert sees only the last layer's keys and values
     last = text.layers[-1]
     unread = (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm)
     for part in (vlm.lm_head, text.norm, *unread):

@@ -1,4 +1,4 @@
-"""Noise of actions: uniform at each place, correlated over time as configured, fixed by the seed."""
+"""Noise of actions: uniform, correlated over time as configured, fixed by the seed."""
 
 import math
 

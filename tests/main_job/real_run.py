@@ -146,7 +146,7 @@ class RealRun:
 
 
 def start_ray(words: list[str], environment: dict[str, str]) -> None:
-    """`ray start …`, again where the machine is too busy for the 30 seconds that Ray gives a node."""
+    """`ray start …`, again where a busy machine exceeds Ray's 30 seconds for a node."""
     for _ in range(5):
         started = subprocess.run(
             [RAY, *words], env=environment, capture_output=True, text=True, check=False

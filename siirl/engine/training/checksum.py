@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 
 _INTEGER_OF_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Entries widened to 64 bits at a time, which are held three times: a CPU is fastest with 6 MB, which
-# fit its cache; a GPU needs fewer and larger kernels, here of 50 MB.
+# Entries widened to 64 bits at a time, which are held three times: a CPU is fastest with 6 MB,
+# which fit its cache; a GPU needs fewer and larger kernels, here of 50 MB.
 _CHUNK, _CHUNK_ON_GPU = 1 << 18, 1 << 21
 _MODULUS = 1 << 63  # range of a signed integer in a message
 _FACTOR = 0x9E3779B97F4A7C15  # odd: exchanged tensors change the sum

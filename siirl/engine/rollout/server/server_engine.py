@@ -1,9 +1,9 @@
 """Text engine over an inference server: vLLM's OpenAI-compatible one, or one with its routes.
 
 The server holds a copy of the weights, on this machine or another, and batches requests as they
-arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks prove them: a checksum over
-the bits that arrived, the log-probs of a fixed text, and a label that the workers lose when they
-are restarted, compared before and after each rollout.
+arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks prove them:
+a checksum over the bits that arrived, the log-probs of a fixed text, and a label that the workers
+lose when they are restarted, compared before and after each rollout.
 
 A request without a usable answer costs its episode, which counts as failed and is never scored. A
 server that no longer answers fails the other episodes of the rollout at once, and one that did not

@@ -161,8 +161,8 @@ class ServerLink:
                 if time.monotonic() > until:
                     raise ServerError(
                         f"No inference server answers at {self.url} "
-                        f"({str(error) or type(error).__name__}; {attempts_s:g} s of "
-                        "attempts): start it; a run that it has ended resumes from its last checkpoint.",
+                        f"({str(error) or type(error).__name__}; {attempts_s:g} s of attempts): "
+                        "start it; a run that it has ended resumes from its last checkpoint.",
                         gone=True,
                     ) from error
             await asyncio.sleep(BETWEEN_ATTEMPTS_S)

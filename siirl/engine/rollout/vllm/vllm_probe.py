@@ -1,4 +1,4 @@
-"""A fixed text and its log-probs by the trained module, to prove that vLLM acts with its weights."""
+"""A fixed text and its log-probs by the trained module: proof that vLLM acts with its weights."""
 
 # S token of the probe, D hidden, V token of the vocabulary
 

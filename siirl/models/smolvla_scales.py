@@ -1,0 +1,97 @@
+"""Scales of state and actions, from the processors of LeRobot 0.4 and later.
+
+policy_preprocessor.json and policy_postprocessor.json name the steps; the safetensors beside them
+hold the statistics. Left out: the steps themselves, which the policy does.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from siirl.errors import CheckpointError, MissingAssetError
+from siirl.models.smolvla import Scale
+from siirl.models.stored_tensors import StoredTensors
+from siirl.params.documents import read_object
+
+STATE, ACTION = "observation.state", "action"
+STEPS = {
+    "policy_preprocessor.json": (
+        "rename_observations_processor",
+        "to_batch_processor",
+        "smolvla_new_line_processor",
+        "tokenizer_processor",
+        "device_processor",
+        "normalizer_processor",
+    ),
+    "policy_postprocessor.json": ("unnormalizer_processor", "device_processor"),
+}
+"""Steps of LeRobot's processors for SmolVLA; the policy does the same."""
+
+
+def read_scale(folder: Path, name: str, *, config: Mapping[str, Any], size: int) -> Scale:
+    """How the processors scale a feature (lerobot/processor/normalize_processor.py).
+
+    Raises:
+        MissingAssetError: A missing file.
+        CheckpointError: A damaged file, a step that siirl does not do, or no statistics.
+    """
+    file = "policy_preprocessor.json" if name == STATE else "policy_postprocessor.json"
+    step = "normalizer_processor" if name == STATE else "unnormalizer_processor"
+    settings, stored = _statistics(folder, file=file, step=step)
+    mode = settings.get("norm_map", {}).get("STATE" if name == STATE else "ACTION", "IDENTITY")
+    if mode == "IDENTITY":
+        return Scale(np.zeros(size), np.ones(size), np.ones(size))
+    pairs = {
+        "MEAN_STD": ("mean", "std"),
+        "MIN_MAX": ("min", "max"),
+        "QUANTILES": ("q01", "q99"),
+        "QUANTILE10": ("q10", "q90"),
+    }
+    if mode not in pairs:
+        raise CheckpointError(f"{folder / file}: {name} is scaled by {mode!r}, which is unknown.")
+    names = [f"{name}.{part}" for part in pairs[mode]]
+    shapes = stored.shapes()
+    if any(shapes.get(each) != (size,) for each in names):
+        raise CheckpointError(
+            f"{folder} has no {' and '.join(names)} of {size} numbers among its statistics "
+            f"({', '.join(sorted(shapes)) or 'none'}): it was not trained on a data set with "
+            "these features. Fine-tune it first (lerobot-train --policy.path=...); "
+            "lerobot/smolvla_base is only a start for that."
+        )
+    first, second = (stored.whole(each).double().numpy() for each in names)
+    eps = float(settings.get("eps", 1e-8))
+    if mode == "MEAN_STD":
+        return Scale(first, second, second + eps)
+    half = np.where(second == first, eps, second - first) / 2
+    return Scale(first + half, half, half)
+
+
+def _statistics(folder: Path, *, file: str, step: str) -> tuple[dict[str, Any], StoredTensors]:
+    """Settings and numbers of a processor's step that scales."""
+    place = folder / file
+    if not place.is_file():
+        raise MissingAssetError(
+            f"No {file} in {folder}. If LeRobot before 0.4 wrote the folder, convert it: python -m "
+            f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}"
+        )
+    content = read_object(place, remedy="Download it again.")
+    steps = content.get("steps")
+    if not isinstance(steps, list) or not all(isinstance(each, dict) for each in steps):
+        raise CheckpointError(f"{place} has no list of steps: download it again.")
+    strange = [each.get("registry_name") for each in steps]
+    strange = [name for name in strange if name not in STEPS[file]]
+    if strange:
+        raise CheckpointError(
+            f"{place} has the step {strange[0]!r}, which siirl does not do. Known: "
+            f"{', '.join(STEPS[file])}."
+        )
+    for each in steps:
+        if each["registry_name"] == step and isinstance(each.get("config"), dict):
+            state = each.get("state_file")
+            files = [] if state is None else [folder / Path(str(state)).name]
+            if missing := [one for one in files if not one.is_file()]:
+                raise MissingAssetError(f"No {missing[0]}, which {place} names: download it.")
+            return each["config"], StoredTensors(files)
+    raise CheckpointError(f"{place} has no {step}: actions and state would not be scaled.")
