@@ -9,6 +9,7 @@ Left out: checkpoints of LeRobot before 0.4, which hold statistics among the wei
 converts them), adapters of LeRobot's own, ALOHA's conventions, several observations in time.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ COUNTS = {
     "num_steps": 1,
 }
 """Whole numbers in config.json, and their minimum."""
+RATIOS = ("expert_width_multiplier", "min_period", "max_period")
 FLAGS = ("freeze_vision_encoder", "train_expert_only", "train_state_proj")
 UNSUPPORTED = {
     "n_obs_steps": (1, "several observations in time"),
@@ -221,6 +223,18 @@ def _problem(config: Mapping[str, Any]) -> str | None:
     for name in FLAGS:
         if type(config.get(name)) is not bool:
             return f"{name}={config.get(name)!r} must be true or false."
+    for name in RATIOS:
+        value: Any = config.get(name)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            return f"{name}={value!r} must be a positive number."
+    size = config.get("resize_imgs_with_padding", ())
+    if size is not None and not (
+        isinstance(size, list) and len(size) == 2 and all(is_count(side, least=1) for side in size)
+    ):
+        return f"resize_imgs_with_padding={size!r} must be null or a width and a height."
+    if type(config.get("self_attn_every_n_layers")) is not int:
+        found = config.get("self_attn_every_n_layers")
+        return f"self_attn_every_n_layers={found!r} must be a whole number."
     for name, (only, meaning) in UNSUPPORTED.items():
         if config.get(name, only) != only:
             return f"{name}={config[name]!r} is not supported ({meaning})."

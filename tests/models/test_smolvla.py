@@ -287,6 +287,11 @@ def copied(tmp_path, changes) -> Path:
         ({"output_features": {"action": 7}}, "does not give each name a type and a shape"),
         ({"max_action_dim": 6}, "action has more numbers than max_action_dim=6"),
         ({"train_expert_only": "yes"}, "train_expert_only='yes' must be true or false"),
+        ({"min_period": None}, "min_period=None must be a positive number"),
+        ({"max_period": "4"}, "max_period='4' must be a positive number"),
+        ({"expert_width_multiplier": 0}, "expert_width_multiplier=0 must be a positive number"),
+        ({"resize_imgs_with_padding": [512]}, r"resize_imgs_with_padding=\[512\] must be null"),
+        ({"self_attn_every_n_layers": None}, "self_attn_every_n_layers=None must be a whole"),
         ({"num_vlm_layers": 3}, r"holds another model than SmolVLA: unexpected .*layers\.3"),
     ],
 )
