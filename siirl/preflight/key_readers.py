@@ -371,6 +371,15 @@ ROWS: tuple[Row, ...] = (
     ("critic", tuple(key.place for key in keys_of(CriticArguments)), CRITIC),
     (ROLLOUT, ("n_steps",), CRITIC),
     (
+        ROLLOUT,
+        ("noise_correlation",),
+        Reader(
+            _not(_is("actor_rollout_ref.model.policy", "smolvla")),
+            "by policies that draw numbers for executed actions only; model=smolvla also draws "
+            "some for padding, in another order: leave it out.",
+        ),
+    ),
+    (
         "trainer",
         ("record_episodes",),
         Reader(

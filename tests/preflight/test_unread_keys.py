@@ -175,6 +175,14 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "reward.alpha=0.2 is read by reward.name=srpo and oracle, not by success",
         ),
         (
+            f"env=libero model=smolvla {ROLLOUT}.noise_correlation=0.8",
+            f"{ROLLOUT}.noise_correlation=0.8 is read by policies that draw numbers for executed",
+        ),
+        (
+            f"{ACTOR}.target_kl=0.01 {ACTOR}.ppo_epochs=1 {ACTOR}.ppo_mini_batch_size=12",
+            f"{ACTOR}.target_kl=0.01 is read if an update has several optimiser steps",
+        ),
+        (
             "reward=srpo_released reward.failure_window=9",
             "reward.failure_window=9 is read by reward.name=srpo and oracle, not by srpo_released",
         ),
