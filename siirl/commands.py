@@ -51,6 +51,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
                 "--output",
                 "--demonstrations",
                 "--noise",
+                "--target-noise",
                 "--updates",
                 "--batch-rows",
                 "--learning-rate",
