@@ -19,10 +19,16 @@ from siirl.user_interface import own_loop as rl
 
 
 def main(steps: int = 40) -> None:
-    """Train for `steps` steps."""
+    """Train for `steps` steps on all ranks."""
     distributed.init_process_group("gloo")  # on GPUs "nccl", with each part's `device`
     torch.set_num_threads(1)
     ranks = rl.GroupOfProcesses()
+    train(ranks, steps)
+    rl.leave(ranks)
+
+
+def train(ranks: rl.GroupOfProcesses, steps: int) -> None:
+    """The part of one rank."""
     actor, tokenizer = make_actor(ranks), rl.load_chat_tokenizer(MODEL)
     acting = rl.load_language_model(MODEL)  # whole, where the trained one is sharded
     generator = rl.HFEngine(model=acting, tokenizer=tokenizer)
@@ -39,7 +45,6 @@ def main(steps: int = 40) -> None:
             right = ranks.sum(batch["env_return"].sum()) / (QUESTIONS * ANSWERS)
             if ranks.rank == 0:
                 print(f"step {step}: {right:.0%} right; log-prob gap {gap:.1e}", flush=True)
-    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from siirl.engine.rollout.rollout import requests_for_prompts
 from siirl.engine.rollout.single_turn import single_turn
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult, RolloutWorkflow, Trajectory
-from siirl.engine.training.collectives import Collectives, GroupOfProcesses, OneProcess
+from siirl.engine.training.collectives import Collectives, GroupOfProcesses, OneProcess, leave
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import WeightSync
 from siirl.env_server.pool import EnvPool
@@ -55,6 +55,7 @@ __all__ = [
     "Trajectory",
     "WeightSync",
     "grpo_advantage",
+    "leave",
     "load_chat_tokenizer",
     "load_language_model",
     "requests_for_prompts",

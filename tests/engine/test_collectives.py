@@ -35,6 +35,8 @@ def trained(ranks):
             parameter.fill_(0.1)
     shard(module, ranks=ranks, device=torch.device("cpu"), compute_dtype=None, blocks=[module[0]])
     module(torch.ones(2, 4)).sum().backward()
+    norm = nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    norm.full_tensor()  # another of DTensor's caches
     return module
 
 

@@ -8,6 +8,7 @@ which are equal on all ranks, so that no rank waits for one that left.
 # B row
 
 import datetime
+import functools
 import gc
 import os
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from siirl.algos.ranks import OneRank, Ranks
@@ -220,6 +222,15 @@ def leave(ranks: OneProcess | GroupOfProcesses) -> None:
     if isinstance(ranks, GroupOfProcesses):
         distributed.destroy_process_group(ranks.group)
         ranks.group = None
-        # cached sharding rules of FSDP2: their keys refer to the mesh, which refers to the group
-        _clear_sharding_prop_cache()
+        _clear_caches_of_sharded_tensors()
         gc.collect()  # tracebacks of kept errors refer to the group too
+
+
+def _clear_caches_of_sharded_tensors() -> None:
+    """Clear DTensor's caches: their keys refer to the mesh, which refers to the group."""
+    _clear_sharding_prop_cache()
+    clear_redistribute_planner_cache()
+    cached = (thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper)
+    for function in cached:
+        if function.__module__.startswith("torch.distributed.tensor."):
+            function.cache_clear()
