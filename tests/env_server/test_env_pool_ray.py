@@ -352,15 +352,32 @@ def test_when_ray_is_shut_down_an_episode_ends_with_an_error_and_no_other_ray_st
     assert done.stdout.split("\n")[-2] == "False"
 
 
-def test_what_cannot_be_sent_is_an_error_and_not_a_wait():
-    async def episode():
-        async with make_pool(num_servers=1) as pool, pool.slot() as slot:
-            with pytest.raises(TypeError, match="lock"):
-                await slot.reset(seed=0, options={"lock": threading.Lock()})
-            observation, _ = await slot.reset(seed=3)
-            return observation["proprioception"].tolist()
+@pytest.fixture(scope="module")
+def in_a_slot():
+    """Runs a coroutine function with a slot of one pool, whose server the tests share."""
+    with asyncio.Runner() as runner:
+        pool = make_pool(num_servers=1)
+        runner.run(pool.start())
 
-    assert asyncio.run(episode()) == said_locally([3])[0][0]
+        def run(episode):
+            async def with_slot():
+                async with pool.slot() as slot:
+                    return await episode(slot)
+
+            return runner.run(with_slot())
+
+        yield run
+        runner.run(pool.close())
+
+
+def test_what_cannot_be_sent_is_an_error_and_not_a_wait(in_a_slot):
+    async def episode(slot):
+        with pytest.raises(TypeError, match="lock"):
+            await slot.reset(seed=0, options={"lock": threading.Lock()})
+        observation, _ = await slot.reset(seed=3)
+        return observation["proprioception"].tolist()
+
+    assert in_a_slot(episode) == said_locally([3])[0][0]
 
 
 @pytest.mark.slow  # waits for Ray's word on the server, which is well
@@ -380,16 +397,15 @@ def test_a_server_that_cannot_be_reached_is_told_with_its_address():
         asyncio.run(opened())
 
 
-def test_a_class_that_was_defined_in_a_function_gets_there_and_back():
+def test_a_class_that_was_defined_in_a_function_gets_there_and_back(in_a_slot):
     class Task(str):
         colour = "red"
 
-    async def task():
-        async with make_pool(num_servers=1) as pool, pool.slot() as slot:
-            _, info = await slot.reset(seed=0, options={"task": Task("right")})
-            return info["task"]
+    async def task(slot):
+        _, info = await slot.reset(seed=0, options={"task": Task("right")})
+        return info["task"]
 
-    answer = asyncio.run(task())
+    answer = in_a_slot(task)
     assert (answer, answer.colour) == ("right", "red")
 
 
@@ -420,17 +436,16 @@ def test_servers_get_one_thread_and_this_process_view(monkeypatch):
     assert os.path.dirname(os.path.abspath(__file__)) in environment["PYTHONPATH"].split(os.pathsep)
 
 
-def test_a_connection_that_is_lost_is_an_error_and_not_a_wait(monkeypatch):
+def test_a_connection_that_is_lost_is_an_error_and_not_a_wait(in_a_slot, monkeypatch):
     import ray
 
-    async def episode():
-        async with make_pool(num_servers=1) as pool, pool.slot() as slot:
-            with monkeypatch.context() as patch:
-                patch.setattr(ray, "is_initialized", lambda: False)
-                with pytest.raises(RuntimeError, match="close the EnvPool first"):
-                    await slot.reset(seed=0)
+    async def episode(slot):
+        with monkeypatch.context() as patch:
+            patch.setattr(ray, "is_initialized", lambda: False)
+            with pytest.raises(RuntimeError, match="close the EnvPool first"):
+                await slot.reset(seed=0)
 
-    asyncio.run(episode())
+    in_a_slot(episode)
 
 
 def test_without_a_ray_connection_the_remedy_is_named(monkeypatch):

@@ -97,24 +97,26 @@ def test_its_pipeline_and_its_reward_train(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "estimator", ["my_custom_adv", "my_module.advantage:compute_my_custom_advantage"]
+    ("estimator", "loss"),
+    [
+        ("my_custom_adv", "my_custom_loss"),
+        (
+            "my_module.advantage:compute_my_custom_advantage",
+            "my_module.loss:compute_my_custom_policy_loss",
+        ),
+    ],
+    ids=["names", "references"],
 )
-def test_its_advantage_trains_by_its_name_and_as_a_reference(folder: Path, estimator: str) -> None:
+def test_its_advantage_and_its_loss_train_by_name_and_as_a_reference(
+    folder: Path, estimator: str, loss: str
+) -> None:
     rows = train(
         folder,
         "pipeline=grpo",
-        "user_modules=[my_module.advantage]",
+        "user_modules=[my_module.loss,my_module.advantage]",
         f"algorithm.adv_estimator={estimator}",
+        f"actor_rollout_ref.actor.loss={loss}",
     )
     assert [row["advantage/abs_mean"] for row in rows] == [0.5, 0.5]  # of rewards that are 0 or 1
-
-
-@pytest.mark.parametrize("loss", ["my_custom_loss", "my_module.loss:compute_my_custom_policy_loss"])
-def test_its_loss_trains_by_its_name_and_as_a_reference(folder: Path, loss: str) -> None:
-    everything = (
-        "user_modules=[my_module.loss,my_module.advantage]",
-        "algorithm.adv_estimator=my_custom_adv",
-    )
-    rows = train(folder, "pipeline=grpo", *everything, f"actor_rollout_ref.actor.loss={loss}")
     assert [row["actor/updates"] for row in rows] == [1.0, 1.0]
     assert all(row["actor/pg_clipfrac"] == 0.0 and row["actor/grad_norm"] > 0 for row in rows)

@@ -56,7 +56,7 @@ MANY = settings(
 
 @pytest.fixture(scope="module")
 def grader():
-    grader = Grader(num_workers=1, cpu_s=5.0)
+    grader = Grader(num_workers=1, cpu_s=2.0)
     yield grader
     grader.close()
 
