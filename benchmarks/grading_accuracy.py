@@ -83,6 +83,13 @@ FIRST_CONTACT = {
         "cases that an earlier half has as well, and one right case of the tuning half, were then "
         "taken out. The rule was changed because of these misses, so the table is not held out."
     ),
+    "held_out_6": (
+        "First contact (the rule of commit 26b50bf, which its author had not read): "
+        "186 of 192 right accepted, 96.9 % (93.3 to 98.6), and 3 of 216 wrong accepted, 1.4 % "
+        "(0.5 to 4.0); math-verify 167 and 78, the last number 131 and 75. As first written, "
+        "before 11 right and 14 wrong cases that an earlier half has as well were taken out: 197 of "
+        "203, 97.0 %, and 3 of 230, 1.3 %. The rule was changed because of these misses, so the table is not held out."
+    ),
 }
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")

@@ -27,13 +27,21 @@ from envs.math.languages import (
     leads_elsewhere,
     retracts_elsewhere,
 )
-from envs.math.leads import changes, denies, is_rough, leads_on, names_another_answer
+from envs.math.leads import (
+    changes,
+    denies,
+    is_attributed,
+    is_rough,
+    leads_on,
+    names_another_answer,
+)
 from envs.math.marks import Mark, last_marks, without_repetition
 from envs.math.plain_text import plain
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
 from envs.math.sentences import (
     RETRACTION,
     SURROUNDINGS,
+    contradicts_in_its_clause,
     corrections,
     first_sentence,
     sentence_begin,
@@ -63,7 +71,7 @@ REMARK = re.compile(
 )
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 OPTION_B = re.compile(r"^[*_ \t]{0,8}B[*_]{0,2}:", re.MULTILINE)
-TAG_END = re.compile(r"</answer>|\[/answer\]", re.IGNORECASE)
+TAG_END = re.compile(r"</(?:final[ _-]?)?answer>|\[/answer\]", re.IGNORECASE)
 CLOSERS = re.compile(
     r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*"
 )
@@ -266,7 +274,7 @@ def _with_sentence(
         parts = read_statement(measured, question=question)
         if parts and all(isinstance(part, Quantity) and part.units for part in parts):
             return MarkedAnswer(measured, mark.start, spoilt)
-    spoilt = spoilt or _spoils(sentence)
+    spoilt = spoilt or _spoils(sentence) or contradicts_in_its_clause(sentence, content)
     if (
         not spoilt
         and SIMPLE.fullmatch(content.strip())
@@ -342,7 +350,7 @@ def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
             statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
     lead = text[sentence_begin(text, mark.start) : mark.start]
     spoilt = (
-        (mark.kind == "phrase" and _is_imagined(text, lead, mark))
+        (mark.kind == "phrase" and (_is_imagined(text, lead, mark) or is_attributed(lead)))
         or denies(lead)
         or _leads_elsewhere(lead, mark, question=question)
     )

@@ -5,7 +5,8 @@ sentence.
 import re
 
 MARKUP = re.compile(
-    r"<\|[^|>]{1,40}\|>|</?(?:eos|answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|<<[^<>]{0,80}>>|\\n(?![a-z])",
+    r"<\|[^|>]{1,40}\|>"
+    r"|</?(?:eos|(?:final[ _-]?)?answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|<<[^<>]{0,80}>>|\\n(?![a-z])",
     re.IGNORECASE,
 )
 COLOURED = re.compile(r"\\(?:text)?color ?\{[a-zA-Z]+\}")

@@ -133,6 +133,8 @@ CHANGING_CHARACTERS = frozenset(
     "万萬億亿兆千百十多余餘几数半倍成约約左右以上下不非没無否或者和与及还還又至到～点點加减減乘除可能吗嗎？错錯但如若除ないかと前後"
 )
 """Characters that change a number, or join it to another, in Chinese and Japanese."""
+COUNT_NOUNS = re.compile(r"[总總人个個件次天页頁分]数(?!学)|数(?:[量目字]|值(?=[为是]))")
+"""`总数`, `人数`, `数量`: nouns for a count, which hold a character of `CHANGING_CHARACTERS`."""
 JOINED_ELSEWHERE = re.compile(
     r"[,;]?\s*(?:\b(?:o|ou|u|oder|oppure|или)\b|或者?|または|또는)[\s$\\({]*[-+]?[0-9]",
     re.IGNORECASE,
@@ -282,7 +284,7 @@ def changes_elsewhere(text: str) -> bool:
     """Whether `text` holds a word or a character that changes a number in another language than
     English.
     """
-    if CHANGING_CHARACTERS & set(UNIT.sub(" ", text)):
+    if CHANGING_CHARACTERS & set(UNIT.sub(" ", COUNT_NOUNS.sub(" ", text))):
         return True
     return any(
         word.lower() in CHANGING_ELSEWHERE

@@ -79,6 +79,10 @@ RATE = re.compile(
 )
 POWER = re.compile(r"\^ ?\{? ?([23])|\b(?:square|cubic)\b", re.IGNORECASE)
 ENDING = re.compile(r"(?:ies|es|ing|ed|s|e|y)$")
+PER = re.compile(r"(?<=[A-Za-z]) ?[*]? ?\b([A-Za-z]+) ?\^ ?\{? ?-([1-3]) ?\}?")
+"""`km h^{-1}`, a denominator as a negative power (BIPM SI brochure, 9th edition, 5.4.6)."""
+MIDDAY = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+"""`9 a.m.`"""
 
 
 class Quantity(NamedTuple):
@@ -114,7 +118,7 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
     """
     if SIMPLE.fullmatch(text):
         return Quantity(Fraction(int(text)))
-    text = plain(text)
+    text = MIDDAY.sub(lambda hour: f"{hour[1].lower()}m", PER.sub(_denominator, plain(text)))
     signed = SIGN_WORDS.match(text)
     if signed is not None:
         text = f"-{text[signed.end() :]}"
@@ -164,6 +168,11 @@ def _words_of(question: str) -> frozenset[str]:
 def stem(word: str) -> str:
     """`word` (lower case) without its ending: plural and singular, past and present agree."""
     return ENDING.sub("", word) if len(word) > 3 else word
+
+
+def _denominator(power: re.Match[str]) -> str:
+    """`h^{-1}` after another unit as `/h`, `s^{-2}` as `/s^2`."""
+    return f"/{power[1]}" if power[2] == "1" else f"/{power[1]}^{power[2]}"
 
 
 def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:

@@ -41,6 +41,21 @@ RETRACTION = re.compile(
 )
 
 
+INSTEAD = re.compile(
+    r"(?:^|[,;:] )(?:(?:so|thus|then|hence) )?it(?:['\u2019]s| (?:is|was|must be|has to be|had to be)) "
+    r"(?P<other>[^,;]+)$",
+    re.IGNORECASE,
+)
+"""`It must be 20.`"""
+THEREFORE = re.compile(
+    r"^, (?:and )?(?:so|thus|hence|therefore|meaning|which means)(?: that)?,? (?:he|she|it|they|we|you|i) [a-z]+ "
+    r"(?P<other>[^,;]+)$",
+    re.IGNORECASE,
+)
+"""`, so she has 20 apples`, directly after an answer."""
+REMAINDER = re.compile(r"\b(?:left|remain\w*|more|fewer|less|than|each|every|per)\b", re.IGNORECASE)
+
+
 def first_sentence(text: str) -> tuple[str, str]:
     """The first sentence of `text`, and what follows it."""
     end = SENTENCE_END.search(text)
@@ -76,7 +91,33 @@ def taken_back(rest: str, answer: str) -> bool:
         if number == 0 and (other := read_quantity(undressed(sentence))) is not None:
             said = read_quantity(undressed(answer))
             return said is not None and said.value != other.value
+        if number == 0 and _is_replaced(sentence, answer):
+            return True
     return False
+
+
+def is_another(text: str, answer: str) -> bool:
+    """Whether `text` is another quantity than `answer`, and in no unit that `answer` lacks."""
+    said, other = read_quantity(undressed(answer)), read_quantity(undressed(text))
+    if said is None or other is None or said.value == other.value:
+        return False
+    return set(other.units) <= set(said.units)
+
+
+def _is_replaced(sentence: str, answer: str) -> bool:
+    """Whether `sentence` says `it is 20` after the answer 18."""
+    instead = INSTEAD.search(undressed(sentence))
+    return instead is not None and is_another(instead["other"], answer)
+
+
+def contradicts_in_its_clause(clause: str, answer: str) -> bool:
+    """Whether the `clause` after the answer 18 concludes another quantity: `, so she has 20 apples`."""
+    drawn = THEREFORE.match(clause.rstrip(" .$"))
+    return (
+        drawn is not None
+        and REMAINDER.search(clause) is None
+        and is_another(drawn["other"], answer)
+    )
 
 
 def corrections(rest: str) -> str:

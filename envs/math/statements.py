@@ -19,7 +19,14 @@ from envs.math.introductions import LABEL, introduces, is_label
 from envs.math.plain_text import plain
 from envs.math.quantities import Quantity, is_unit, read_quantity
 from envs.math.questions import PRECISION, precisions
-from envs.math.vocabulary import CHANGING, HEDGES, NUMBERED, UNITS, is_counted
+from envs.math.vocabulary import (
+    CHANGING,
+    HEDGES,
+    NUMBERED,
+    ORDINARY_VERBS,
+    UNITS,
+    is_counted,
+)
 
 MAX_PARTS = 6
 WRAPPED = re.compile(
@@ -39,6 +46,12 @@ AFFIRMED = re.compile(
     r"\(final(?: answer)?\)|exactly|only|as required)$",
     re.IGNORECASE,
 )
+PLACED = re.compile(
+    r"(?P<subject>[0-9]\S*(?: [a-z]+){1,2}) (?P<verb>[a-z]+)"
+    r"(?P<place> (?:to|in|into|at|on|from|by)(?: (?:the|a|an|his|her|their|its|each|every))?(?: [a-z]+){1,2})",
+    re.IGNORECASE,
+)
+"""A number of things, what they do, and where."""
 FORM = re.compile(
     r"(?<=[0-9%)}$]) (?:(?:when )?(?:written |expressed )?"
     r"(?:as an? (?:decimal|(?:simplified |proper |improper )?fraction|mixed number|percent(?:age)?)"
@@ -129,6 +142,7 @@ def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
         _formed,
         _contrasted,
         _explained,
+        _placed,
         _restated,
         _approximated,
         _introduced,
@@ -212,6 +226,16 @@ def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | Non
     if hedges & {word.lower() for word in WORDS.findall(clause[0])}:
         return () if clause is reason else None
     return _parts(text[: clause.start()], question=question, left=left)
+
+
+def _placed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`20 pupils walk to school`: a sentence whose subject is what is counted."""
+    sentence = PLACED.fullmatch(plain(text))
+    if sentence is None or sentence["verb"].lower() not in ORDINARY_VERBS:
+        return None
+    quantity = read_quantity(sentence["subject"], question=question)
+    said = {word.lower() for word in WORDS.findall(sentence["place"])}
+    return None if quantity is None or not quantity.counted or said & CHANGING else (quantity,)
 
 
 def _restated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:

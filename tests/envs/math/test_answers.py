@@ -47,6 +47,8 @@ from envs.math.statements import read_statement
         ("**Answer** \u2013 42 apples", "42 apples"),
         ("Q: What is 40 + 2?\nA: 42", "42"),
         ("[ANSWER]18[/ANSWER]", "18"),
+        ("<final_answer>18</final_answer>", "18"),
+        ("Answer -> 18", "18"),
         ("#### ", ""),
         ("\\boxed{}", ""),
     ],
@@ -101,6 +103,10 @@ def test_a_number_that_is_marked_last_is_found_after_any_text(text, number, mark
         "\\boxed{4} o 5",
         "\\boxed{4}, which is rejected",
         "The wrong answer is 4.",
+        "Many students say the answer is 4.",
+        "The answer is 4. On reflection, it must be 5.",
+        "#### 4\nIt is 5.",
+        "\\boxed{4}, so she has 5 apples.",
     ],
 )
 def test_doubt_alternative_or_retraction_around_a_mark_spoils_it(text):
@@ -134,6 +140,11 @@ def test_boxes_in_a_list_or_in_one_another_are_one_answer(text, read):
         "$\\boxed{4$",
         "\\boxed{4}, not 5.",
         "\\boxed{4} (the other root, x = -3, is rejected).",
+        "So we can say that the answer is 4.",
+        "The answer is 4 hours. It is 240 minutes.",
+        "\\boxed{4}, so there are 5 boys.",
+        "\\boxed{4}, so he has 5 left.",
+        "\u4eba\u6570\u4e3a $\\boxed{4}$\u3002",
     ],
 )
 def test_words_that_change_nothing_do_not_spoil_a_mark(text):
@@ -221,3 +232,17 @@ def test_text_that_is_cut_off_within_another_answer_has_none(text):
 )
 def test_check_that_fails_after_a_mark_takes_it_back(text):
     assert marked_answer(text).spoilt
+
+
+@pytest.mark.parametrize(
+    ("sentence", "number"),
+    [
+        ("20 pupils walk to school", 20),
+        ("20 apples are in the basket", 20),
+        ("20 apples were in doubt", None),
+        ("20 pupils walk to twelve schools", None),
+    ],
+)
+def test_sentence_whose_subject_is_counted_states_the_number(sentence, number):
+    [part] = read_statement(sentence)
+    assert getattr(part, "value", None) == number

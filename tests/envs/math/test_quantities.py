@@ -48,6 +48,8 @@ from envs.math.vocabulary import CHANGING, UNITS, is_plural_noun
         ("$46$", 46),
         ("46 clips", 46),
         ("12 dollars per hour", 12),
+        ("80\\,\\mathrm{km}\\,\\mathrm{h}^{-1}", 80),
+        ("9 a.m.", 9),
         ("50%", 50),
         ("50 percent", 50),
         ("3 million", 3_000_000),
