@@ -186,7 +186,7 @@ def replay(
     actions, options = recording_of(folder, row)
     run, group = run_of_recordings(folder)
     config = parse_first(overrides, config_file=run / CONFIG_FILE, group=group)
-    import_user_modules(config)
+    import_user_modules(config.user_modules)
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     film, outcome = asyncio.run(play(environment, row, actions, options, frames))
     file = output or folder / f"replay_{row['uid'].replace('/', '_')}.mp4"

@@ -128,7 +128,7 @@ def build_groups(
             with_critic=needs_critic(graph),
         )
         return AgentGroups({alone: components}, components.checkpoints, drawing)
-    owner_of = owners(config)
+    owner_of = owners(config.agents)
     groups: dict[int, WorkerComponents] = {}
     for group in sorted(numbers, key=lambda number: (number in owner_of, number)):
         sharing = [number for number in numbers if owner_of.get(number) == group]

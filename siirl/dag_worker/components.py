@@ -281,7 +281,10 @@ class RankBuilder(abc.ABC):
         Agent groups that share it (`sharers`) take optimiser steps of their own.
         """
         settings, total_steps = self.config.actor_rollout_ref, self.config.trainer.total_steps
-        steps = sum(sizes.optimiser_steps_per_step(each) for each in (self.config, *sharers))
+        steps = sum(
+            sizes.optimiser_steps_per_step(each.data, each.actor_rollout_ref)
+            for each in (self.config, *sharers)
+        )
         return TrainEngine(
             module=module,
             scorer=self.scorer,
@@ -326,7 +329,7 @@ class RankBuilder(abc.ABC):
 
         With adapters and no `ref.path`, the reference is the policy without its adapters.
         """
-        if not sizes.needs_reference(self.config):
+        if not sizes.needs_reference(self.config.actor_rollout_ref.actor, self.config.algorithm):
             return None
         path = self.config.actor_rollout_ref.ref.path
         if path is None and module.lora is not None:

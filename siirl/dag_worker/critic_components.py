@@ -13,7 +13,7 @@ from siirl.engine.training.batch_loss import Scorer
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.execution.dag import NodeRole, TaskGraph
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update
 
 
@@ -57,7 +57,10 @@ def make_critic(
         observe: See `Critic`.
         engine_options: Further arguments of the engine, such as the token budget of micro-batches.
     """
-    settings, update, total_steps = config.critic, critic_update(config), config.trainer.total_steps
+    settings, total_steps = config.critic, config.trainer.total_steps
+    update = critic_update(settings, config.actor_rollout_ref.actor)
+    samples = sizes.samples_per_step(config.data, config.actor_rollout_ref.rollout)
+    steps = critic_steps_per_step(update, samples=samples)
     model = ValueModel(
         trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns
     )
@@ -66,7 +69,7 @@ def make_critic(
         scorer=scorer,
         ranks=ranks,
         optim=settings.optim,
-        total_steps=None if total_steps is None else total_steps * critic_steps_per_step(config),
+        total_steps=None if total_steps is None else total_steps * steps,
         micro_batch_size=update.micro_batch_size,
         temperature=1.0,
         max_grad_norm=settings.max_grad_norm,

@@ -54,6 +54,7 @@ from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
 from siirl.params.build import as_text
 from siirl.params.references import describe_error
+from siirl.params.training_args import TrainingArguments
 
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
@@ -110,7 +111,7 @@ class DAGWorker:
             graph, call=self._call_node, begin=self._begin_node, draw=self._prompts
         )
         self.run_folder = run_folder
-        self.device = prepare_process(config)
+        self.device = prepare_process(config.trainer)
         self.build = build or build_components
         self.on_start = on_start
         self.ranks = join(
@@ -173,7 +174,13 @@ class DAGWorker:
             graph=self.taskgraph,
             run_folder=self.run_folder,
             ranks=self.ranks,
-            build=functools.partial(self._build_group, first_step=first_step),
+            build=functools.partial(
+                self.build,
+                ranks=self.ranks,
+                redistribution=self.redistribution,
+                device=self.device,
+                first_step=first_step,
+            ),
         )
         buffer = ColocatedBuffer(self.redistribution)
         for group in self.groups.groups.values():
@@ -190,19 +197,6 @@ class DAGWorker:
         self.groups.start()
         if self.on_start is not None:
             self.on_start()
-
-    def _build_group(
-        self, *, config: SiiRLArguments, first_step: int, **of_group: Any
-    ) -> WorkerComponents:
-        """Build the components of an agent group."""
-        return self.build(
-            config=config,
-            ranks=self.ranks,
-            redistribution=self.redistribution,
-            device=self.device,
-            first_step=first_step,
-            **of_group,
-        )
 
     def train(self) -> Iterator[Event]:
         """Evaluate, train, evaluate; yield metrics. An interrupt ends the run with a checkpoint.
@@ -413,11 +407,11 @@ class DAGWorker:
         return traced_step(folder, step=self.global_steps, ranks=self.ranks)
 
 
-def prepare_process(config: SiiRLArguments) -> torch.device:
+def prepare_process(trainer: TrainingArguments) -> torch.device:
     """Set determinism and threads of a rank's process; returns its device."""
-    set_deterministic(config.trainer.deterministic)
+    set_deterministic(trainer.deterministic)
     device = device_of_rank()
-    torch.set_num_threads(sizes.threads_of_rank(config.trainer, cores=len(os.sched_getaffinity(0))))
+    torch.set_num_threads(sizes.threads_of_rank(trainer, cores=len(os.sched_getaffinity(0))))
     return device
 
 

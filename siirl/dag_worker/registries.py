@@ -101,7 +101,7 @@ def load_plug_ins(config: SiiRLArguments, graph: TaskGraph) -> None:
     Raises:
         ConfigError: Lists all imports that failed, objects of the wrong kind and unknown names.
     """
-    import_user_modules(config)
+    import_user_modules(config.user_modules)
     if config.dag.custom_pipeline_fn is not None:
         resolve_function(config.dag.custom_pipeline_fn, owner="dag.custom_pipeline_fn")
     for node in graph.get_nodes():

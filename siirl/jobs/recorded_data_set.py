@@ -63,7 +63,7 @@ def write_recorded(
         raise ConfigError(f"--fps {flags.fps} must be at least 1: frames a second.")
     run, group = run_of_recordings(flags.folder)
     config = parse_first(flags.overrides, config_file=run / CONFIG_FILE, group=group)
-    import_user_modules(config)
+    import_user_modules(config.user_modules)
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     writer: DataSetWriter | None = None
     others: list[str] = []

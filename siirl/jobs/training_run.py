@@ -39,8 +39,10 @@ from siirl.interrupts import STOP, Interrupted
 from siirl.jobs.cluster_session import session
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
+from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
+from siirl.params.model_args import RolloutArguments
 from siirl.params.parser import to_tree
 from siirl.params.printable import printable
 from siirl.params.training_args import TrainingArguments
@@ -101,7 +103,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         stack.enter_context(
             session(config.cluster)
         )  # first: if the cluster refuses, nothing has been written
-        layout = layout_of(config)
+        layout = layout_of(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
         report = LiveReport(run_folder)
         stack.callback(report.finish)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
@@ -145,26 +147,24 @@ def remove_rests(trainer: TrainingArguments, run_folder: Path) -> None:
         remove_unfinished(folder)
 
 
-def layout_of(config: SiiRLArguments) -> Layout:
+def layout_of(
+    trainer: TrainingArguments, cluster: ClusterArguments, rollout: RolloutArguments
+) -> Layout:
     """Resources of the job: machines, ranks and GPUs; called within `session`.
 
     Raises:
         ConfigError: The cluster has too few resources.
     """
-    ranks = Layout(nodes=config.trainer.nnodes, ranks_per_node=config.trainer.n_gpus_per_node)
-    if config.cluster.mode == "local":
+    ranks = Layout(nodes=trainer.nnodes, ranks_per_node=trainer.n_gpus_per_node)
+    if cluster.mode == "local":
         on_gpus = device_slots()[1] == "GPU"
-        return dataclasses.replace(
-            ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config.actor_rollout_ref.rollout)
-        )
+        return dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(rollout))
     there = machines()
-    if config.cluster.address is None:
+    if cluster.address is None:
         on_gpus = device_slots()[1] == "GPU"
     else:  # this machine may lack GPUs; the cluster's torch counts
         on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
-    layout = dataclasses.replace(
-        ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(config.actor_rollout_ref.rollout)
-    )
+    layout = dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(rollout))
     require_machines(layout, there)
     return layout
 
@@ -173,7 +173,7 @@ def start(
     config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path
 ) -> Generator[Event, None, None]:
     """Start the ranks within `session`, and yield the events of rank 0."""
-    graphs = scheduled(config, graph)
+    graphs = scheduled(config.trainer, config.dag, graph)
     device_type = "cuda" if layout.gpus_per_rank else "cpu"
     groups = ProcessGroupManager(
         layout.ranks,
@@ -201,9 +201,11 @@ def start(
             finally:
                 gc.unfreeze()  # the caller's process goes on
         return
-    make = dataclasses.replace(make, connect=_coordinator_for(sizes.training_ranks(config)))
+    make = dataclasses.replace(
+        make, connect=_coordinator_for(sizes.training_ranks(config.trainer, config.dag))
+    )
     replacement = None
-    if sizes.separate(config):
+    if sizes.separate(config.dag):
         make = dataclasses.replace(make, line=_exchange_for(config, graphs))
         replacement = _replacement(make)
     yield from run_on_ray(
@@ -246,8 +248,8 @@ def _exchange_for(config: SiiRLArguments, graphs: Mapping[int, TaskGraph]) -> Ca
     ledger = RolloutLedger(
         batch=config.data.train_batch_size,
         max_staleness=config.trainer.max_staleness,
-        ranks=sizes.rollout_ranks(config),
-        streaming=sizes.streams(config),
+        ranks=sizes.rollout_ranks(config.trainer, config.dag),
+        streaming=sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout),
     )
     return functools.partial(RayLine, start_exchange(ledger=ledger, node=node))
 

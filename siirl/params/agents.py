@@ -11,10 +11,11 @@ graph says), and what a group builds (`siirl.dag_worker.agent_groups`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.model_args import ActorRolloutRefArguments
 from siirl.params.training_args import SiiRLArguments
 
 if TYPE_CHECKING:  # imports numpy, which --help does not need
@@ -46,7 +47,7 @@ def configs_of_entries(config: SiiRLArguments, *, parse: Parse) -> dict[int, Sii
         ConfigError: A number that is none, an entry that holds no keys, keys of the whole run, or
             weights that no group has.
     """
-    entries = entries_of(config)
+    entries = entries_of(config.agents)
     shared = _shares(entries)
     found: dict[int, SiiRLArguments] = {}
     for group, entry in sorted(entries.items()):
@@ -60,7 +61,8 @@ def configs_of_entries(config: SiiRLArguments, *, parse: Parse) -> dict[int, Sii
         own.trainer = dataclasses.replace(config.trainer)  # videos are turned off for each group
         found[group] = own
     for group, owner in shared.items():
-        _take_weights(found[group], found[owner])
+        found[group].critic = found[owner].critic
+        _take_weights(found[group].actor_rollout_ref, found[owner].actor_rollout_ref)
     return found
 
 
@@ -85,9 +87,9 @@ def first_config(config: SiiRLArguments) -> SiiRLArguments:
     return groups[min(groups)]
 
 
-def owners(config: SiiRLArguments) -> dict[int, int]:
-    """For each agent group that acts with another's weights, which group's."""
-    return _shares(entries_of(config))
+def owners(agents: Mapping[Any, Any]) -> dict[int, int]:
+    """For each group of `agents` that acts with another's weights, which group's."""
+    return _shares(entries_of(agents))
 
 
 def rows_per_episode(spec: "EnvSpec") -> int:
@@ -105,32 +107,28 @@ def keys_named_by(entry: Mapping[str, Any], place: str = "") -> Iterator[str]:
             yield here
 
 
-def check_groups(config: SiiRLArguments, used: Iterable[int]) -> None:
-    """Refuse groups without an entry of `agents`, and entries that no node uses.
+def check_groups(entries: Collection[int], used: Iterable[int]) -> None:
+    """Refuse groups without an entry in `entries`, and entries that no node uses.
 
     Raises:
         UnknownNameError: With the groups that are known.
     """
     groups = sorted(set(used))
-    if not config.agent_configs:
-        return
-    for group in sorted(set(groups) ^ set(config.agent_configs)):
+    for group in sorted(set(groups) ^ set(entries)):
         in_graph = group in groups
         raise UnknownNameError.of(
             kind="agent_group of a node, without an entry in agents,"
             if in_graph
             else "agent group in agents, which no node of the graph has as its agent_group,",
             name=str(group),
-            known=[
-                str(number) for number in (sorted(config.agent_configs) if in_graph else groups)
-            ],
+            known=[str(number) for number in (sorted(entries) if in_graph else groups)],
         )
 
 
-def entries_of(config: SiiRLArguments) -> dict[int, Mapping[str, Any]]:
+def entries_of(agents: Mapping[Any, Any]) -> dict[int, Mapping[str, Any]]:
     """Entries by number; those of one number (`agents.1.env=math` beside a file) are one."""
     found: dict[int, Mapping[str, Any]] = {}
-    for name, entry in config.agents.items():
+    for name, entry in agents.items():
         group = _number(name)
         found[group] = _over(found.get(group, {}), _checked(entry, place_of(group)))
     return found
@@ -202,10 +200,8 @@ def _refuse_own_weights(keys: Mapping[str, Any], *, group: int, owner: int) -> N
             )
 
 
-def _take_weights(config: SiiRLArguments, owner: SiiRLArguments) -> None:
+def _take_weights(mine: ActorRolloutRefArguments, theirs: ActorRolloutRefArguments) -> None:
     """Give a group the owner's settings of the weights."""
-    config.critic = owner.critic
-    mine, theirs = config.actor_rollout_ref, owner.actor_rollout_ref
     mine.model, mine.ref = theirs.model, theirs.ref
     for name in OF_THE_TRAINING:
         setattr(mine.actor, name, getattr(theirs.actor, name))

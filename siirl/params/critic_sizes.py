@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from siirl.params import sizes
+from siirl.params.critic_args import CriticArguments
+from siirl.params.model_args import ActorArguments
 from siirl.params.training_args import SiiRLArguments
 
 
@@ -15,9 +17,8 @@ class CriticUpdate:
     micro_batch_size: int
 
 
-def critic_update(config: SiiRLArguments) -> CriticUpdate:
+def critic_update(critic: CriticArguments, actor: ActorArguments) -> CriticUpdate:
     """The critic's own values, and the actor's where it has none."""
-    critic, actor = config.critic, config.actor_rollout_ref.actor
     return CriticUpdate(
         epochs=critic.ppo_epochs or actor.ppo_epochs,
         prompts_per_mini_batch=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
@@ -25,19 +26,22 @@ def critic_update(config: SiiRLArguments) -> CriticUpdate:
     )
 
 
-def critic_steps_per_step(config: SiiRLArguments) -> int:
-    """Optimiser steps of the critic in a training step."""
-    update = critic_update(config)
-    return sizes.samples_per_step(config) // update.prompts_per_mini_batch * update.epochs
+def critic_steps_per_step(update: CriticUpdate, *, samples: int) -> int:
+    """Optimiser steps of the critic in a training step of so many samples
+    (`siirl.params.sizes.samples_per_step`).
+    """
+    return samples // update.prompts_per_mini_batch * update.epochs
 
 
 def describe_critic(config: SiiRLArguments) -> str:
     """The critic's update and warm-up in words, for the plan."""
-    update, warmup = critic_update(config), config.trainer.critic_warmup
+    update = critic_update(config.critic, config.actor_rollout_ref.actor)
+    warmup = config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
     unit = "trajectories" if config.actor_rollout_ref.rollout.n_steps is None else "decisions"
+    samples = sizes.samples_per_step(config.data, config.actor_rollout_ref.rollout)
     steps = (
-        f"{update.epochs} x {sizes.samples_per_step(config) // update.prompts_per_mini_batch} "
+        f"{update.epochs} x {samples // update.prompts_per_mini_batch} "
         f"mini-batches of {trajectories} {unit}"
     )
     alone = f"; the first {warmup} steps train it alone (trainer.critic_warmup)" if warmup else ""

@@ -19,7 +19,7 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
             imported.
         MissingAssetError: It lacks a package or a library.
     """
-    import_user_modules(config)
+    import_user_modules(config.user_modules)
     kwargs = config.env.constructor_kwargs()
     try:
         return env_spec(config.env.name, **kwargs)

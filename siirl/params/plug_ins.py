@@ -9,7 +9,7 @@ an unknown name is refused at once where no module of the user's own could regis
 import functools
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
@@ -47,13 +47,13 @@ def plug_in_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
             )
 
 
-def import_user_modules(config: SiiRLArguments) -> None:
+def import_user_modules(modules: Iterable[str]) -> None:
     """Import `user_modules`, in their order; every process does so before it looks up a name.
 
     Raises:
         ConfigError: No such module, or one that raises while it is imported.
     """
-    for name in config.user_modules:
+    for name in modules:
         _import(name)
 
 

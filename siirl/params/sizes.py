@@ -3,15 +3,19 @@
 Plan and workers share these rules.
 """
 
-from siirl.params.model_args import RolloutArguments
+from siirl.params.algorithm_args import AlgorithmArguments
+from siirl.params.dag_args import DagArguments
+from siirl.params.data_args import DataArguments
+from siirl.params.env_args import EnvArguments
+from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, RolloutArguments
 from siirl.params.references import is_reference
 from siirl.params.reward_args import VIDEO_REWARDS, RewardArguments
-from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.params.training_args import TrainingArguments
 
 
-def ranks(config: SiiRLArguments) -> int:
+def ranks(trainer: TrainingArguments) -> int:
     """Processes that train together."""
-    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return trainer.nnodes * trainer.n_gpus_per_node
 
 
 def gpus_of_rank(rollout: RolloutArguments) -> int:
@@ -19,29 +23,28 @@ def gpus_of_rank(rollout: RolloutArguments) -> int:
     return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
 
 
-def separate(config: SiiRLArguments) -> bool:
+def separate(dag: DagArguments) -> bool:
     """Whether rollouts have ranks of their own."""
-    return "rollout" in config.dag.groups
+    return "rollout" in dag.groups
 
 
-def training_ranks(config: SiiRLArguments) -> int:
+def training_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
     """Ranks that train; the numbers of `dag.groups` are filled in before
     (`siirl.preflight.group_placement`).
     """
-    return config.dag.groups["train"] or 1 if separate(config) else ranks(config)
+    return dag.groups["train"] or 1 if separate(dag) else ranks(trainer)
 
 
-def rollout_ranks(config: SiiRLArguments) -> int:
+def rollout_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
     """Ranks that roll out; see `training_ranks`."""
-    return config.dag.groups["rollout"] or 1 if separate(config) else ranks(config)
+    return dag.groups["rollout"] or 1 if separate(dag) else ranks(trainer)
 
 
-def streams(config: SiiRLArguments) -> bool:
+def streams(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArguments) -> bool:
     """Whether episodes are started all the time, instead of step by step."""
-    mode = config.actor_rollout_ref.rollout.mode
-    behind = config.trainer.max_staleness > 0
-    wanted = mode == "async" or (mode is None and behind)
-    return separate(config) and wanted and not config.trainer.deterministic
+    behind = trainer.max_staleness > 0
+    wanted = rollout.mode == "async" or (rollout.mode is None and behind)
+    return separate(dag) and wanted and not trainer.deterministic
 
 
 def threads_of_rank(trainer: TrainingArguments, *, cores: int) -> int:
@@ -58,73 +61,73 @@ def hang_limit_s(trainer: TrainingArguments) -> float | None:
     return None if trainer.hang_minutes is None else 60 * trainer.hang_minutes
 
 
-def servers_of_rank(config: SiiRLArguments, rank: int) -> int:
-    """Simulator processes of one rank: its share, and at least one."""
-    share, rest = divmod(config.env.num_servers, rollout_ranks(config))
+def servers_of_rank(env: EnvArguments, rank: int, *, ranks: int) -> int:
+    """Simulator processes of one of the `ranks` that roll out: its share, and at least one."""
+    share, rest = divmod(env.num_servers, ranks)
     return max(1, share + (rank < rest))
 
 
-def servers(config: SiiRLArguments) -> int:
-    """Simulator processes of all ranks."""
-    return sum(servers_of_rank(config, rank) for rank in range(rollout_ranks(config)))
+def servers(env: EnvArguments, *, ranks: int) -> int:
+    """Simulator processes of all `ranks` that roll out."""
+    return sum(servers_of_rank(env, rank, ranks=ranks) for rank in range(ranks))
 
 
-def slots(config: SiiRLArguments) -> int:
-    """Environments that can run at the same time, over all ranks."""
-    return servers(config) * config.env.envs_per_server
+def slots(env: EnvArguments, *, ranks: int) -> int:
+    """Environments that can run at the same time, over all `ranks` that roll out."""
+    return servers(env, ranks=ranks) * env.envs_per_server
 
 
-def trajectories_per_step(config: SiiRLArguments) -> int:
+def trajectories_per_step(data: DataArguments, rollout: RolloutArguments) -> int:
     """Rollouts of a step over all ranks, before anything is filtered."""
-    return config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    return data.train_batch_size * rollout.n
 
 
-def samples_per_step(config: SiiRLArguments) -> int:
+def samples_per_step(data: DataArguments, rollout: RolloutArguments) -> int:
     """What `ppo_mini_batch_size` counts in a step: prompts, or with `rollout.n_steps` decisions."""
-    return config.data.train_batch_size * (config.actor_rollout_ref.rollout.n_steps or 1)
+    return data.train_batch_size * (rollout.n_steps or 1)
 
 
-def trajectories_per_mini_batch(config: SiiRLArguments) -> int:
+def trajectories_per_mini_batch(policy: ActorRolloutRefArguments) -> int:
     """Trajectories of one optimiser step over all ranks."""
-    return config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    return policy.actor.ppo_mini_batch_size * policy.rollout.n
 
 
-def mini_batches(config: SiiRLArguments) -> int:
+def mini_batches(data: DataArguments, policy: ActorRolloutRefArguments) -> int:
     """Optimiser steps of one pass over the samples of a step."""
-    return samples_per_step(config) // config.actor_rollout_ref.actor.ppo_mini_batch_size
+    return samples_per_step(data, policy.rollout) // policy.actor.ppo_mini_batch_size
 
 
-def optimiser_steps_per_step(config: SiiRLArguments) -> int:
+def optimiser_steps_per_step(data: DataArguments, policy: ActorRolloutRefArguments) -> int:
     """Optimiser steps of a training step."""
-    return mini_batches(config) * config.actor_rollout_ref.actor.ppo_epochs
+    return mini_batches(data, policy) * policy.actor.ppo_epochs
 
 
-def micro_batches_per_mini_batch(config: SiiRLArguments, *, agents: int) -> int:
-    """Forward and backward passes of a rank for one optimiser step; each of an episode's `agents`
-    makes a trajectory.
+def micro_batches_per_mini_batch(
+    policy: ActorRolloutRefArguments, *, ranks: int, agents: int
+) -> int:
+    """Forward and backward passes of each of the `ranks` that train, for one optimiser step; each
+    of an episode's `agents` makes a trajectory.
     """
-    on_a_rank = -(-trajectories_per_mini_batch(config) * agents // training_ranks(config))
-    return -(-on_a_rank // config.actor_rollout_ref.actor.micro_batch_size)
+    on_a_rank = -(-trajectories_per_mini_batch(policy) * agents // ranks)
+    return -(-on_a_rank // policy.actor.micro_batch_size)
 
 
-def needs_reference(config: SiiRLArguments) -> bool:
+def needs_reference(actor: ActorArguments, algorithm: AlgorithmArguments) -> bool:
     """Whether a KL to the reference policy has any weight, in the loss or in the reward."""
-    actor = config.actor_rollout_ref.actor
     in_loss = actor.use_kl_loss and actor.kl_loss_coef > 0
-    in_reward = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.kl_coef > 0
+    in_reward = algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef > 0
     return in_loss or in_reward
 
 
-def needs_old_log_probs(config: SiiRLArguments) -> bool:
+def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) -> bool:
     """Whether old log-probs are needed beside those of acting: rollouts are on-policy, so these
     serve for every mini-batch of the step.
 
     That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
     in the reward wants its own column, and importance weights are the ratio of the two.
     """
-    actor = config.actor_rollout_ref.actor
     return (
-        config.algorithm.use_kl_in_reward
+        algorithm.use_kl_in_reward
         or actor.importance.level is not None
         or actor.loss == "decoupled"
     )

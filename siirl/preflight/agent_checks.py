@@ -20,20 +20,22 @@ Check = Callable[[SiiRLArguments], Sequence[SiirlError]]
 
 def agent_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     """Settings of the run that need a single policy."""
-    if config.agent_configs and sizes.separate(config):
+    if config.agent_configs and sizes.separate(config.dag):
         yield ConfigError(
             f"dag.groups with agents={{{', '.join(map(str, config.agent_configs))}: …}}: separate "
             "ranks for rollouts and training support one policy. Leave dag.groups out, or start "
             "a run for each agent."
         )
-    yield from _servers_of_two(config)
+    yield from _servers_of_two(config.agent_configs, owners(config.agents))
 
 
-def _servers_of_two(config: SiiRLArguments) -> Iterator[SiirlError]:
+def _servers_of_two(
+    configs: Mapping[int, SiiRLArguments], owner_of: Mapping[int, int]
+) -> Iterator[SiirlError]:
     """Inference servers that two policies name."""
     holders: dict[str, int] = {}
-    for group in config.agent_configs.keys() - owners(config).keys():
-        rollout = config.agent_configs[group].actor_rollout_ref.rollout
+    for group in configs.keys() - owner_of.keys():
+        rollout = configs[group].actor_rollout_ref.rollout
         for url in rollout.server.urls if rollout.name == SERVER else ():
             other = holders.setdefault(url, group)
             if other != group:
@@ -43,17 +45,24 @@ def _servers_of_two(config: SiiRLArguments) -> Iterator[SiirlError]:
                 )
 
 
-def sharing_problems(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> Iterator[SiirlError]:
+def sharing_problems(
+    configs: Mapping[int, SiiRLArguments],
+    owner_of: Mapping[int, int],
+    specs: Mapping[int, EnvSpec],
+) -> Iterator[SiirlError]:
     """Shared weights that cannot act in each group's environment."""
-    for group, owner in owners(config).items():
+    for group, owner in owner_of.items():
         if not (is_text(specs[group]) and is_text(specs[owner])):
             yield ConfigError(
                 f"{place_of(group)}.{SHARES}={owner}: a robot's policy is built for its "
                 f"environment ({specs[group].name}); only text agents share weights. Leave "
                 f"{SHARES} out, or give one group both environments' tasks."
             )
-        configs = config.agent_configs
-        if sizes.needs_reference(configs[group]) and not sizes.needs_reference(configs[owner]):
+        mine, theirs = (
+            sizes.needs_reference(own.actor_rollout_ref.actor, own.algorithm)
+            for own in (configs[group], configs[owner])
+        )
+        if mine and not theirs:
             yield ConfigError(
                 f"{place_of(group)} has a KL to the reference, and group {owner}, whose weights "
                 "it shares, loads none: give both the KL, or neither."
@@ -126,7 +135,7 @@ def unread_of_agents(
 ) -> list[SiirlError]:
     """Keys of the run that no group reads, and keys of an entry that its group does not read."""
     unread: dict[int, dict[str, SiirlError]] = {}
-    typed = {group: set(keys_named_by(entry)) for group, entry in entries_of(config).items()}
+    typed = {group: set(keys_named_by(entry)) for group, entry in entries_of(config.agents).items()}
     for group, own in config.agent_configs.items():
         text = is_text(specs[group])
         unread[group] = unread_keys(own, text=text, named={*named, *typed[group]})

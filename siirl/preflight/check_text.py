@@ -10,7 +10,10 @@ from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel
 from siirl.models.pretrained import check_adapters, source_of
 from siirl.params import SiiRLArguments, sizes
-from siirl.params.model_args import RewardModelArguments
+from siirl.params.algorithm_args import AlgorithmArguments
+from siirl.params.critic_args import CriticArguments
+from siirl.params.data_args import DataArguments
+from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArguments
 from siirl.params.paths import find
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
 from siirl.params.weight_files import may_be_hub_id, parameters_in
@@ -33,13 +36,14 @@ def check_text(config: SiiRLArguments) -> None:
     """
     path = config.actor_rollout_ref.model.path
     assert path is not None
-    check_sources(config)
+    check_sources(config.actor_rollout_ref, config.critic, config.algorithm)
     tokenizer = make_tokenizer(config.actor_rollout_ref.model)
     if 0 < parameters_in(path) <= LOADED_TWICE:
         check_fit(
-            config,
+            config.data,
             model=make_language_model(config.actor_rollout_ref.model, seed=config.trainer.seed),
             tokenizer=tokenizer,
+            path=path,
         )
     elif config.actor_rollout_ref.model.lora.rank > 0:
         model = config.actor_rollout_ref.model
@@ -53,12 +57,13 @@ def check_text(config: SiiRLArguments) -> None:
     check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)
 
 
-def check_sources(config: SiiRLArguments) -> None:
+def check_sources(
+    policy: ActorRolloutRefArguments, critic: CriticArguments, algorithm: AlgorithmArguments
+) -> None:
     """Refuse a model that is neither a folder nor on the hub, and name its key."""
-    actor = config.actor_rollout_ref
-    paths = {MODEL: actor.model.path, "critic.path": config.critic.path}
-    if sizes.needs_reference(config):
-        paths["actor_rollout_ref.ref.path"] = actor.ref.path
+    paths = {MODEL: policy.model.path, "critic.path": critic.path}
+    if sizes.needs_reference(policy.actor, algorithm):
+        paths["actor_rollout_ref.ref.path"] = policy.ref.path
     for place, path in paths.items():
         if path is not None:
             source_of(path, place=place)
@@ -81,9 +86,10 @@ def check_reward_parts(
             find_on_hub(model, place="reward_model.path")
 
 
-def check_fit(config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer) -> None:
+def check_fit(
+    data: DataArguments, *, model: LanguageModel, tokenizer: ChatTokenizer, path: str
+) -> None:
     """Refuse lengths beyond the model's limit, and a tokenizer with more tokens than the model."""
-    data, path = config.data, config.actor_rollout_ref.model.path
     check_lengths(
         max_prompt_length=data.max_prompt_length,
         max_response_length=data.max_response_length,

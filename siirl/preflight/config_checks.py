@@ -10,14 +10,21 @@ from collections.abc import Collection, Iterator
 from envs.base import IMAGES, INSTRUCTION, EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
+from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.build import as_text
+from siirl.params.cluster_args import ClusterArguments
 from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import is_text, observation_parts
 from siirl.params.env_args import EnvArguments
 from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
-from siirl.params.model_args import FLAT_SCHEDULES, ActorArguments
+from siirl.params.model_args import (
+    FLAT_SCHEDULES,
+    ActorArguments,
+    ActorRolloutRefArguments,
+    ModelArguments,
+)
 from siirl.params.plug_ins import plug_in_problems
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.profiler_args import ProfilerArguments
@@ -47,25 +54,38 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Errors that follow from the configuration alone."""
+    policy = config.actor_rollout_ref
+    ranks = sizes.training_ranks(config.trainer, config.dag)
     return [
-        *_ranks(config),
-        *_copies(config),
-        *_batches(config),
+        *_ranks(config.data, policy, config.trainer, config.dag),
+        *_copies(policy.actor, ranks=ranks),
+        *undivided(
+            config.data,
+            policy.rollout,
+            policy.actor.ppo_mini_batch_size,
+            place=f"{ACTOR}.ppo_mini_batch_size",
+        ),
         *_evaluation(config.trainer),
-        *_algorithm(config),
+        *_algorithm(config.algorithm, config.dag, group_size=policy.rollout.n),
+        *estimator_problems(config.algorithm, config.dag, built_in=ESTIMATORS),
         *_reward(config.reward),
         *_length(config),
-        *_names(config),
-        *_processes(config),
+        *_names(config.reward, policy.model),
+        *plug_in_problems(config),
+        *_environment(config.env),
+        *_processes(config.cluster, config.trainer),
         *group_problems(config),
-        *critic_problems(config),
+        *critic_problems(config.critic, config.data, policy.rollout, ranks=ranks),
         *segment_problems(config),
     ]
 
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
     """Settings that do not fit the environment's spec."""
-    problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config.env, spec)]
+    problems: list[SiirlError] = []
+    if not is_text(spec):
+        problems += _reward_of(config.reward, config.dag, config.env, spec)
+        problems += _tasks_of(config.env, spec)
     problems += [
         *_blind(config.env, config.trainer, spec),
         *_task_shares(config.data, config.env, spec),
@@ -73,52 +93,44 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
     return [
         *problems,
         *domain_problems(config, spec),
-        *segment_environment_problems(config, spec),
-        *overlong_problems(config, text=is_text(spec)),
+        *segment_environment_problems(config.actor_rollout_ref.rollout, config.env, spec),
+        *overlong_problems(config.algorithm, config.data, config.env, text=is_text(spec)),
     ]
 
 
-def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
-    """Warnings about settings that work but are probably not intended."""
-    return [*_warnings(config), *overlong_notices(config.algorithm, config.env, text=is_text(spec))]
-
-
-def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
-    if sizes.separate(config):  # siirl.preflight.group_placement divides by the groups' ranks
+def _ranks(
+    data: DataArguments,
+    policy: ActorRolloutRefArguments,
+    trainer: TrainingArguments,
+    dag: DagArguments,
+) -> Iterator[SiirlError]:
+    if sizes.separate(dag):  # siirl.preflight.group_placement divides by the groups' ranks
         return
-    ranks = sizes.ranks(config)
+    ranks = sizes.ranks(trainer)
     ranks_text = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
-    batch = config.data.train_batch_size
+    batch = data.train_batch_size
     if batch % ranks:
         nearest = max(1, round(batch / ranks)) * ranks
         yield ConfigError(
             f"data.train_batch_size={batch} is not divisible by {ranks_text}, each of which "
             f"rolls out its share: make it {nearest}."
         )
-    mini_batch = sizes.trajectories_per_mini_batch(config)
+    mini_batch = sizes.trajectories_per_mini_batch(policy)
     if mini_batch % ranks:
         yield ConfigError(
-            f"{ACTOR}.ppo_mini_batch_size={config.actor_rollout_ref.actor.ppo_mini_batch_size} x "
-            f"{ROLLOUT}.n={config.actor_rollout_ref.rollout.n} = {mini_batch} trajectories are "
+            f"{ACTOR}.ppo_mini_batch_size={policy.actor.ppo_mini_batch_size} x "
+            f"{ROLLOUT}.n={policy.rollout.n} = {mini_batch} trajectories are "
             f"not divisible by {ranks_text}: change one of them."
         )
 
 
-def _copies(config: SiiRLArguments) -> Iterator[SiirlError]:
-    size = config.actor_rollout_ref.actor.fsdp_size
-    ranks = sizes.training_ranks(config)
+def _copies(actor: ActorArguments, *, ranks: int) -> Iterator[SiirlError]:
+    size = actor.fsdp_size
     if size is not None and ranks % size:
         yield ConfigError(
             f"{ACTOR}.fsdp_size={size} must divide the {ranks} ranks that train: groups of so many "
             "hold a copy of the weights each."
         )
-
-
-def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
-    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    error = undivided(config, mini_batch, place=f"{ACTOR}.ppo_mini_batch_size")
-    if error is not None:
-        yield error
 
 
 def _evaluation(trainer: TrainingArguments) -> Iterator[SiirlError]:
@@ -137,8 +149,9 @@ def _evaluation(trainer: TrainingArguments) -> Iterator[SiirlError]:
         )
 
 
-def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
-    algorithm, group_size = config.algorithm, config.actor_rollout_ref.rollout.n
+def _algorithm(
+    algorithm: AlgorithmArguments, dag: DagArguments, *, group_size: int
+) -> Iterator[SiirlError]:
     if algorithm.adv_estimator in GROUP_ESTIMATORS and group_size < 2:
         yield ConfigError(
             f"{ROLLOUT}.n={group_size}: algorithm.adv_estimator={algorithm.adv_estimator} "
@@ -156,14 +169,13 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at "
             "most the group size."
         )
-    if config.dag.shipped_graph == "embodied_srpo" and band.name == "zero_variance":
+    if dag.shipped_graph == "embodied_srpo" and band.name == "zero_variance":
         yield ConfigError(
             "algorithm.filter.name=zero_variance compares the rewards of a group, and "
             "pipeline=embodied_srpo filters before it rewards: "
             "take success_band or truncation, or leave it out, since its own rule drops groups "
             "with identical rewards."
         )
-    yield from estimator_problems(config, built_in=ESTIMATORS)
 
 
 def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -235,25 +247,23 @@ def _schedules_without_end(
             )
 
 
-def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
+def _names(reward: RewardArguments, model: ModelArguments) -> Iterator[SiirlError]:
     named = (
-        ("reward.name", config.reward.name, REWARDS),
-        (
-            "actor_rollout_ref.model.policy",
-            config.actor_rollout_ref.model.policy,
-            (*POLICIES, LANGUAGE_MODEL),
-        ),
+        ("reward.name", reward.name, REWARDS),
+        ("actor_rollout_ref.model.policy", model.policy, (*POLICIES, LANGUAGE_MODEL)),
     )
     for place, name, known in named:
         if name not in known:
             yield from _reference(name, place=place, known=known)
-    yield from plug_in_problems(config)
-    if not config.env.name:
+
+
+def _environment(env: EnvArguments) -> Iterator[SiirlError]:
+    if not env.name:
         yield ConfigError(
             "env=custom needs your class: env.name=my_module:MyEnv, a subclass of "
             "envs.base.Environment."
         )
-    if config.env.name == "gymnasium" and not config.env.id:
+    if env.name == "gymnasium" and not env.id:
         yield ConfigError(
             "env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that "
             "Gymnasium has registered."
@@ -271,12 +281,11 @@ def _reference(name: str, *, place: str, known: Collection[str]) -> Iterator[Sii
         yield error
 
 
-def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
-    trainer, cluster = config.trainer, config.cluster
-    if cluster.mode == "local" and sizes.ranks(config) > 1:
+def _processes(cluster: ClusterArguments, trainer: TrainingArguments) -> Iterator[SiirlError]:
+    if cluster.mode == "local" and sizes.ranks(trainer) > 1:
         yield ConfigError(
             "cluster=local runs in one process, which is one rank, not trainer.nnodes x "
-            f"trainer.n_gpus_per_node = {sizes.ranks(config)}: "
+            f"trainer.n_gpus_per_node = {sizes.ranks(trainer)}: "
             "take cluster=ray, or one rank."
         )
     if cluster.mode == "local" and cluster.address is not None:
@@ -299,13 +308,15 @@ def _reward(reward: RewardArguments) -> Iterator[SiirlError]:
         )
 
 
-def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    srpo, name = config.dag.shipped_graph == "embodied_srpo", config.reward.name
+def _reward_of(
+    reward: RewardArguments, dag: DagArguments, environment: EnvArguments, spec: EnvSpec
+) -> Iterator[SiirlError]:
+    srpo, name = dag.shipped_graph == "embodied_srpo", reward.name
     cause = "pipeline=embodied_srpo" if srpo else f"reward.name={name}"
-    env = f"env={config.env.name}" + (f" env.id={config.env.id}" if config.env.id else "")
-    other_graph = "" if config.dag.own_graph else "pipeline=grpo "
+    env = f"env={environment.name}" + (f" env.id={environment.id}" if environment.id else "")
+    other_graph = "" if dag.own_graph else "pipeline=grpo "
     remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"
-    if not spec.renders and sizes.needs_video(config.reward):
+    if not spec.renders and sizes.needs_video(reward):
         own = ", or reward.encoder=null" if is_reference(name) else ""
         yield ConfigError(f"{cause} compares videos, and {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
@@ -358,7 +369,8 @@ def _task_shares(data: DataArguments, env: EnvArguments, spec: EnvSpec) -> Itera
         )
 
 
-def _warnings(config: SiiRLArguments) -> Iterator[str]:
+def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[str]:
+    """Warnings about settings that work but are probably not intended."""
     actor = config.actor_rollout_ref.actor
     rollout = config.actor_rollout_ref.rollout
     band = config.algorithm.filter
@@ -386,10 +398,10 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
             f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: "
             f"{algorithm.adv_estimator} compares no groups."
         )
-    if config.env.num_servers < sizes.rollout_ranks(config):
+    if config.env.num_servers < sizes.rollout_ranks(config.trainer, config.dag):
         yield (
             f"env.num_servers={config.env.num_servers} is less than the "
-            f"{sizes.rollout_ranks(config)} "
+            f"{sizes.rollout_ranks(config.trainer, config.dag)} "
             "ranks: each rank gets one server."
         )
     if band.success_low > 0 and sizes.needs_video(config.reward):
@@ -397,3 +409,4 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
             f"algorithm.filter.success_low={band.success_low} drops groups without success; "
             f"{config.reward.name} learns from them."
         )
+    yield from overlong_notices(config.algorithm, config.env, text=is_text(spec))

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterator
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.algorithm_args import AlgorithmArguments
-from siirl.params.critic_sizes import critic_update
+from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.estimator_names import that_take
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.model_args import RolloutArguments
 
 WITH_CRITIC = "ppo"
 PROVIDED = {
@@ -28,32 +28,6 @@ PROVIDED = {
 MINI_BATCH = "critic.ppo_mini_batch_size"
 
 
-def estimator_problems(config: SiiRLArguments, *, built_in: Collection[str]) -> list[SiirlError]:
-    """Advantage estimators that do not fit the pipeline.
-
-    Args:
-        config: The job.
-        built_in: Names of siirl's estimators; the columns that a user's estimator reads are
-            unknown.
-    """
-    return list(_estimator(config.algorithm, config.dag, built_in))
-
-
-def critic_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Critic batch sizes that do not divide."""
-    return list(_critic_sizes(config))
-
-
-def overlong_problems(config: SiiRLArguments, *, text: bool) -> list[SiirlError]:
-    """Errors in the keys of DAPO's overlong penalty.
-
-    Args:
-        config: The job.
-        text: Whether responses are texts; the penalty counts tokens.
-    """
-    return list(_overlong(config.algorithm, config.data, config.env, text=text))
-
-
 def overlong_notices(algorithm: AlgorithmArguments, env: EnvArguments, *, text: bool) -> list[str]:
     """Warning that DAPO's overlong penalty does not apply to robots."""
     if text or algorithm.overlong.penalty == 0:
@@ -65,9 +39,17 @@ def overlong_notices(algorithm: AlgorithmArguments, env: EnvArguments, *, text: 
     ]
 
 
-def _estimator(
-    algorithm: AlgorithmArguments, dag: DagArguments, built_in: Collection[str]
+def estimator_problems(
+    algorithm: AlgorithmArguments, dag: DagArguments, *, built_in: Collection[str]
 ) -> Iterator[SiirlError]:
+    """Advantage estimators that do not fit the pipeline.
+
+    Args:
+        algorithm: Names the estimator.
+        dag: Names the pipeline.
+        built_in: Names of siirl's estimators; the columns that a user's estimator reads are
+            unknown.
+    """
     estimator, pipeline = algorithm.adv_estimator, dag.pipeline
     if dag.own_graph:
         return
@@ -88,50 +70,55 @@ def _estimator(
             )
 
 
-def undivided(config: SiiRLArguments, mini_batch: int, *, place: str) -> ConfigError | None:
-    """The error of a mini-batch that does not divide the samples of a step; None if it does."""
-    batch = config.data.train_batch_size
-    decisions = config.actor_rollout_ref.rollout.n_steps
-    samples = sizes.samples_per_step(config)
+def undivided(
+    data: DataArguments, rollout: RolloutArguments, mini_batch: int, *, place: str
+) -> Iterator[SiirlError]:
+    """A mini-batch that does not divide the samples of a step."""
+    batch, decisions = data.train_batch_size, rollout.n_steps
+    samples = sizes.samples_per_step(data, rollout)
     if samples % mini_batch == 0:
-        return None
+        return
     nearest = min(
         (size for size in range(1, samples + 1) if samples % size == 0),
         key=lambda size: abs(size - mini_batch),
     )
     if decisions is None:
-        return ConfigError(
+        yield ConfigError(
             f"{place}={mini_batch} does not divide data.train_batch_size={batch} (both count "
             f"prompts over all ranks): make it {nearest}, or another divisor."
         )
-    return ConfigError(
-        f"{place}={mini_batch} does not divide data.train_batch_size={batch} x "
-        f"actor_rollout_ref.rollout.n_steps={decisions} = {samples} decisions: make it {nearest}, "
-        "or another divisor."
-    )
+    else:
+        yield ConfigError(
+            f"{place}={mini_batch} does not divide data.train_batch_size={batch} x "
+            f"actor_rollout_ref.rollout.n_steps={decisions} = {samples} decisions: make it "
+            f"{nearest}, or another divisor."
+        )
 
 
-def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
-    mini_batch = critic_update(config).prompts_per_mini_batch
-    ranks = sizes.training_ranks(config)
-    if config.critic.ppo_mini_batch_size is None:
+def critic_problems(
+    critic: CriticArguments, data: DataArguments, rollout: RolloutArguments, *, ranks: int
+) -> Iterator[SiirlError]:
+    """Critic batch sizes that do not divide the samples of a step, or by the ranks that train."""
+    mini_batch = critic.ppo_mini_batch_size
+    if mini_batch is None:
         return  # the actor's, which is checked
-    error = undivided(config, mini_batch, place=MINI_BATCH)
-    if error is not None:
-        yield error
-    trajectories = mini_batch * config.actor_rollout_ref.rollout.n
+    yield from undivided(data, rollout, mini_batch, place=MINI_BATCH)
+    trajectories = mini_batch * rollout.n
     if trajectories % ranks:
         yield ConfigError(
             f"{MINI_BATCH}={mini_batch} x "
-            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n} = {trajectories} "
+            f"actor_rollout_ref.rollout.n={rollout.n} = {trajectories} "
             f"trajectories are not divisible by trainer.nnodes x trainer.n_gpus_per_node = {ranks} "
             "ranks: change one of them."
         )
 
 
-def _overlong(
+def overlong_problems(
     algorithm: AlgorithmArguments, data: DataArguments, env: EnvArguments, *, text: bool
 ) -> Iterator[SiirlError]:
+    """Errors in the keys of DAPO's overlong penalty; `text`: whether responses are texts, whose
+    tokens the penalty counts.
+    """
     overlong, longest = algorithm.overlong, data.max_response_length
     if overlong.buffer is None:
         return

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
+from siirl.params.dag_args import DagArguments
 from siirl.params.domains import (
     ACTION_ENGINE,
     REWARD_MODEL,
@@ -17,10 +18,13 @@ from siirl.params.domains import (
     VLLM,
     is_text,
 )
+from siirl.params.env_args import EnvArguments
+from siirl.params.model_args import ActorRolloutRefArguments, RolloutArguments
 from siirl.params.packages import require_vllm
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.reward_args import RewardArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.key_readers import asks_a_model
 from siirl.preflight.server_checks import server_problems
 from siirl.preflight.ungraded_rows import grading_problems
@@ -30,7 +34,11 @@ MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
 def domain_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
     """Settings of the domain that the environment does not belong to."""
-    return list(_of_text(config, spec) if is_text(spec) else _of_robots(config))
+    return list(
+        _of_text(config, spec)
+        if is_text(spec)
+        else _of_robots(config.actor_rollout_ref, config.env, config.reward)
+    )
 
 
 def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
@@ -72,15 +80,17 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
             require_vllm()
     except ConfigError as error:
         yield error
-    yield from _of_engine(config)
+    yield from _of_engine(rollout, config.trainer, config.dag)
     if rollout.name == SERVER:
-        yield from server_problems(config)
+        yield from server_problems(rollout, model, config.data, config.trainer)
     if config.reward_model.path is None and asks_a_model(config):
         yield ConfigError(
             f"reward.name={REWARD_MODEL} needs a classifier, and reward_model.path=null: give "
             "its folder or a hub id."
         )
-    yield from grading_problems(config, spec)
+    yield from grading_problems(
+        config.algorithm.filter, config.reward, config.custom_reward_function, spec
+    )
     if rollout.name not in TEXT_ENGINES:
         yield ConfigError(
             f"{ROLLOUT}.name={rollout.name} does not generate text: take "
@@ -88,14 +98,16 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         )
 
 
-def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
+def _of_engine(
+    rollout: RolloutArguments, trainer: TrainingArguments, dag: DagArguments
+) -> Iterator[SiirlError]:
     """Settings that the text engine does not support."""
-    rollout, ranks = config.actor_rollout_ref.rollout, sizes.ranks(config)
+    ranks = sizes.ranks(trainer)
     if "" in rollout.stop:
         yield ConfigError(
             f"{ROLLOUT}.stop has an empty string, which every text contains: leave it out."
         )
-    if rollout.mode == "async" and rollout.name != VLLM and not sizes.separate(config):
+    if rollout.mode == "async" and rollout.name != VLLM and not sizes.separate(dag):
         yield ConfigError(
             f"{ROLLOUT}.mode=async rolls out during training, but ranks are colocated: set "
             "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or take rollout=vllm, "
@@ -106,17 +118,18 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, where {ranks} ranks already "
             "have a process group: take mode=async."
         )
-    if rollout.mode == "async" and config.trainer.deterministic:
+    if rollout.mode == "async" and trainer.deterministic:
         yield ConfigError(
             f"{ROLLOUT}.mode=async batches by arrival time, and trainer.deterministic=true: take "
             "mode=sync."
         )
 
 
-def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
-    env = f"env={config.env.name}"
-    model = config.actor_rollout_ref.model
-    rollout = config.actor_rollout_ref.rollout
+def _of_robots(
+    policy: ActorRolloutRefArguments, environment: EnvArguments, reward: RewardArguments
+) -> Iterator[SiirlError]:
+    env = f"env={environment.name}"
+    model, rollout = policy.model, policy.rollout
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
             f"{MODEL}.policy={LANGUAGE_MODEL} generates text, and {env} needs actions: take "
@@ -127,7 +140,7 @@ def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"{ROLLOUT}.name={rollout.name} generates text, and {env} needs actions: take "
             f"rollout={ACTION_ENGINE}."
         )
-    if config.reward.name == REWARD_MODEL:
+    if reward.name == REWARD_MODEL:
         yield ConfigError(
             f"reward.name={REWARD_MODEL} is a text classifier, and {env} is no text: take "
             "reward=success, return or srpo."

@@ -96,12 +96,19 @@ def estimated_minutes(
     if cost is None or policy_parameters(config.actor_rollout_ref.model) > MEASURED_PARAMETERS:
         return None
     episode = (
-        cost.limit_share * env_spec.max_episode_steps * cost.step / min(cores, sizes.slots(config))
+        cost.limit_share
+        * env_spec.max_episode_steps
+        * cost.step
+        / min(cores, sizes.slots(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)))
     )
     update = (
-        config.actor_rollout_ref.actor.ppo_epochs * cost.update / min(cores, sizes.ranks(config))
+        config.actor_rollout_ref.actor.ppo_epochs
+        * cost.update
+        / min(cores, sizes.ranks(config.trainer))
     )
-    trajectories = trainer.total_steps * sizes.trajectories_per_step(config)
+    trajectories = trainer.total_steps * sizes.trajectories_per_step(
+        config.data, config.actor_rollout_ref.rollout
+    )
     training = trajectories * (episode + update) / speed / 60
     bounded = training if trainer.max_minutes is None else min(training, trainer.max_minutes)
     return bounded + val_episodes * episode / speed / 60

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
-from siirl.params.agents import group_configs, place_of
+from siirl.params.agents import group_configs, owners, place_of
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
@@ -84,7 +84,7 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
         [
             *errors,
             *by_group(config, lambda own: environment_problems(own, specs[places[id(own)]])),
-            *sharing_problems(config, specs),
+            *sharing_problems(groups, owners(config.agents), specs),
             *role_problems(config, specs),
             *unread_of_agents(config, specs, named=named),
         ]
@@ -149,4 +149,5 @@ def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:
     checked.
     """
     cores = len(os.sched_getaffinity(0))
-    return list(device_problems(config)) or list(process_problems(config, cores=cores))
+    devices = device_problems(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
+    return list(devices) or list(process_problems(config, cores=cores))

@@ -133,7 +133,7 @@ def _settings(config: SiiRLArguments, *, text: bool, shape: ModelShape | None) -
         if rollout.kv_cache_gib > least:
             yield {"actor_rollout_ref.rollout.kv_cache_gib": least}
     for machines in (1, 2, 4, 8):
-        if sizes.ranks(config) < 8 * machines <= MOST_RANKS:
+        if sizes.ranks(config.trainer) < 8 * machines <= MOST_RANKS:
             several = {"trainer.nnodes": machines} if machines > 1 else {}
             yield {**several, "trainer.n_gpus_per_node": 8}
             break

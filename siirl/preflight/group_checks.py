@@ -74,7 +74,9 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"pipeline={config.dag.pipeline}: which prompts a refill takes depends on timing. "
             "Take algorithm.filter.max_refills=0 with pipeline=grpo, or max_staleness=0."
         )
-    if config.dag.shipped_graph == "remax" and sizes.streams(config):
+    if config.dag.shipped_graph == "remax" and sizes.streams(
+        config.trainer, config.dag, config.actor_rollout_ref.rollout
+    ):
         yield ConfigError(
             f"pipeline=remax answers each prompt greedily before the rollouts, which {STREAM} does "
             "not do: take actor_rollout_ref.rollout.mode=sync."

@@ -19,6 +19,8 @@ from siirl.execution.scheduler.task_scheduler import (
 )
 from siirl.params import sizes
 from siirl.params.dag_args import DagArguments
+from siirl.params.data_args import DataArguments
+from siirl.params.model_args import ActorRolloutRefArguments
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import policy_parameters
@@ -42,31 +44,41 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
     Raises:
         ConfigError: Numbers that do not add up or divide, or a graph that cannot be cut.
     """
-    if not sizes.separate(config):
+    if not sizes.separate(config.dag):
         return ()
     fill_in_sizes(graph, parameters=policy_parameters(config.actor_rollout_ref.model))
     parts = cut_graph(graph, groups=config.dag.groups)
     given = dict(config.dag.groups)
     config.dag.groups = dict(
         ranks_of_groups(
-            parts, given, num_workers=sizes.ranks(config), strategy=config.dag.apportion
+            parts, given, num_workers=sizes.ranks(config.trainer), strategy=config.dag.apportion
         )
     )
-    refuse(list(_shares(config)))
-    mapping = scheduled(config, graph)
-    groups = ProcessGroupManager(sizes.ranks(config), mapping)
+    refuse(
+        list(
+            _shares(
+                config.data,
+                config.actor_rollout_ref,
+                rollout=sizes.rollout_ranks(config.trainer, config.dag),
+                train=sizes.training_ranks(config.trainer, config.dag),
+            )
+        )
+    )
+    mapping = scheduled(config.trainer, config.dag, graph)
+    groups = ProcessGroupManager(sizes.ranks(config.trainer), mapping)
     return tuple(
         _plan(config.dag, config.trainer, name, part, groups, given) for name, part in parts.items()
     )
 
 
-def scheduled(config: SiiRLArguments, graph: TaskGraph) -> dict[int, TaskGraph]:
+def scheduled(
+    trainer: TrainingArguments, dag: DagArguments, graph: TaskGraph
+) -> dict[int, TaskGraph]:
     """The graph of each rank; called after `place`."""
-    trainer = config.trainer
-    parts = cut_graph(graph, groups=config.dag.groups or {TRAIN: None})
-    ranks = {TRAIN: sizes.ranks(config)}
-    if sizes.separate(config):
-        ranks = {TRAIN: sizes.training_ranks(config), ROLLOUT: sizes.rollout_ranks(config)}
+    parts = cut_graph(graph, groups=dag.groups or {TRAIN: None})
+    ranks = {TRAIN: sizes.training_ranks(trainer, dag)}
+    if sizes.separate(dag):
+        ranks[ROLLOUT] = sizes.rollout_ranks(trainer, dag)
     scheduler = TaskScheduler(trainer.nnodes, trainer.n_gpus_per_node)
     return scheduler.assign_resource_groups(parts, ranks)
 
@@ -97,15 +109,16 @@ def _plan(
     )
 
 
-def _shares(config: SiiRLArguments) -> Iterator[SiirlError]:
-    rollout, train = sizes.rollout_ranks(config), sizes.training_ranks(config)
-    batch = config.data.train_batch_size
+def _shares(
+    data: DataArguments, policy: ActorRolloutRefArguments, *, rollout: int, train: int
+) -> Iterator[SiirlError]:
+    batch = data.train_batch_size
     if batch < rollout:
         yield ConfigError(
             f"data.train_batch_size={batch} gives some of the {rollout} ranks of the group "
             f"{ROLLOUT!r} nothing to do: make it at least {rollout}."
         )
-    mini_batch = sizes.trajectories_per_mini_batch(config)
+    mini_batch = sizes.trajectories_per_mini_batch(policy)
     if mini_batch % train:
         yield ConfigError(
             f"actor_rollout_ref.actor.ppo_mini_batch_size x actor_rollout_ref.rollout.n = "

@@ -41,7 +41,9 @@ def names_of_hub(config: SiiRLArguments) -> Iterator[tuple[str, str, HubPlace]]:
         for key in keys:
             for value in _values(config, key):
                 place = hub_place(value, place=key, kind=kind)
-                if place is None and _is_bare_id(config, key, value):
+                if place is None and _is_bare_id(
+                    key, value, policy=config.actor_rollout_ref.model.policy
+                ):
                     place = HubPlace(kind, value)
                 if place is not None:
                     yield key, value, place
@@ -90,10 +92,10 @@ def _values(config: SiiRLArguments, key: str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _is_bare_id(config: SiiRLArguments, key: str, value: str) -> bool:
+def _is_bare_id(key: str, value: str, *, policy: str) -> bool:
     """Whether `owner/name` is to be taken for an id: no such path, and no reader of its own."""
     if value.startswith(SCHEME) or not is_hub_id(value) or find(value).exists():
         return False
     if key.startswith("data."):
         return Path(value).suffix not in PROMPT_FILES
-    return key in IDS_OF_POLICIES and config.actor_rollout_ref.model.policy != LANGUAGE_MODEL
+    return key in IDS_OF_POLICIES and policy != LANGUAGE_MODEL

@@ -123,6 +123,10 @@ def _any(*conditions: Condition) -> Condition:
     return lambda config: any(condition(config) for condition in conditions)
 
 
+def _needs_reference(config: SiiRLArguments) -> bool:
+    return sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm)
+
+
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 KL = "algorithm.kl_ctrl"
@@ -313,7 +317,9 @@ ROWS: tuple[Row, ...] = (
         ACTOR,
         ("target_kl",),
         Reader(
-            lambda config: sizes.optimiser_steps_per_step(config) > 1,
+            lambda config: (
+                sizes.optimiser_steps_per_step(config.data, config.actor_rollout_ref) > 1
+            ),
             "if an update has several optimiser steps: the KL is measured before each, and is 0 "
             f"before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",
         ),
@@ -343,7 +349,7 @@ ROWS: tuple[Row, ...] = (
         "actor_rollout_ref.ref",
         ("path",),
         Reader(
-            sizes.needs_reference,
+            _needs_reference,
             f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
             "or leave it out.",
         ),
@@ -484,7 +490,7 @@ ROWS: tuple[Row, ...] = (
         ROLLOUT,
         ("mode",),
         Reader(
-            _any(sizes.separate, _is(f"{ROLLOUT}.name", "vllm")),
+            _any(lambda config: sizes.separate(config.dag), _is(f"{ROLLOUT}.name", "vllm")),
             "by separate rollout ranks and by rollout=vllm: set dag.groups, or leave it out.",
         ),
     ),
@@ -492,7 +498,7 @@ ROWS: tuple[Row, ...] = (
         "dag",
         ("backend_threshold",),
         Reader(
-            lambda config: sizes.ranks(config) > 1,
+            lambda config: sizes.ranks(config.trainer) > 1,
             "by jobs of several ranks, and this job has one: leave it out.",
         ),
     ),
@@ -500,7 +506,10 @@ ROWS: tuple[Row, ...] = (
         ACTOR,
         ("reshard_after_forward", "reduce_once", "fsdp_size"),
         Reader(
-            lambda config: sizes.training_ranks(config) > 1 or config.trainer.force_process_group,
+            lambda config: (
+                sizes.training_ranks(config.trainer, config.dag) > 1
+                or config.trainer.force_process_group
+            ),
             "by sharded training, and this job trains on one rank: leave it out.",
         ),
     ),
@@ -508,7 +517,7 @@ ROWS: tuple[Row, ...] = (
         "actor_rollout_ref.ref",
         ("offload",),
         Reader(
-            sizes.needs_reference,
+            _needs_reference,
             f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
             "or leave it out.",
         ),
@@ -517,7 +526,7 @@ ROWS: tuple[Row, ...] = (
         "trainer",
         ("force_process_group",),
         Reader(
-            lambda config: sizes.ranks(config) == 1,
+            lambda config: sizes.ranks(config.trainer) == 1,
             "by jobs of one rank, and several form a process group anyway: leave it out.",
         ),
     ),

@@ -44,7 +44,9 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
             answer.
         MissingAssetError: No OpenGL.
     """
-    held = episodes_at_once(sizes.slots(config))
+    held = episodes_at_once(
+        sizes.slots(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
+    )
     refuse(
         [
             *machine_problems(config.cluster, config.env),
@@ -182,17 +184,17 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
         )
 
 
-def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
+def device_problems(
+    trainer: TrainingArguments, cluster: ClusterArguments, rollout: RolloutArguments
+) -> Iterator[SiirlError]:
     """More ranks than devices; checked first, because other sizes depend on ranks."""
-    yield from tensor_parallel_problems(
-        config.actor_rollout_ref.rollout, config.cluster, config.trainer, slots=device_slots
-    )
-    if config.cluster.address is not None or config.trainer.nnodes > 1:
+    yield from tensor_parallel_problems(rollout, cluster, trainer, slots=device_slots)
+    if cluster.address is not None or trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
-    if config.trainer.n_gpus_per_node == 1:
+    if trainer.n_gpus_per_node == 1:
         return  # one rank runs anywhere
     available, kind = device_slots()
-    wanted = config.trainer.n_gpus_per_node
+    wanted = trainer.n_gpus_per_node
     if wanted > available:
         yield ConfigError(
             f"trainer.n_gpus_per_node={wanted} asks for {wanted} ranks, and this machine has "

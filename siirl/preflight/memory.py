@@ -97,7 +97,9 @@ def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
     """Episodes of a step or of an evaluation, whichever are more; the two never overlap."""
     return max(
         episodes_of_step(config.data, config.actor_rollout_ref.rollout),
-        episodes_at_once(sizes.slots(config)),
+        episodes_at_once(
+            sizes.slots(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
+        ),
         key=lambda held: held.count,
     )
 
@@ -116,7 +118,8 @@ def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -
     adapters = config.actor_rollout_ref.model.lora.rank > 0
     has_own_reference = config.actor_rollout_ref.ref.path is not None
     frozen = int(adapters) + int(
-        sizes.needs_reference(config) and (has_own_reference or not adapters)
+        sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm)
+        and (has_own_reference or not adapters)
     )
     # adapters themselves are negligible
     weights = frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER
@@ -141,7 +144,7 @@ def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
         ("policy", BYTES_PER_PARAMETER * policy_parameters(config.actor_rollout_ref.model)),
         (
             "images",
-            sizes.slots(config)
+            sizes.slots(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
             * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec),
         ),
     )
@@ -154,7 +157,7 @@ def simulation_problems(
 
     A smaller excess is a warning (`shortage`).
     """
-    servers = sizes.servers(config)
+    servers = sizes.servers(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
     environments = _environments(config.env, env_spec, servers=servers)
     images = held.count * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec)
     if config.cluster.address is not None or environments + images <= ROUGHLY * total_memory_bytes:
@@ -214,8 +217,17 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     return (
-        ("environments", _environments(config.env, env_spec, servers=sizes.servers(config))),
-        ("workers", sizes.ranks(config) * WORKER_BYTES),
+        (
+            "environments",
+            _environments(
+                config.env,
+                env_spec,
+                servers=sizes.servers(
+                    config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)
+                ),
+            ),
+        ),
+        ("workers", sizes.ranks(config.trainer) * WORKER_BYTES),
         (
             "Ray",
             RAY_BYTES if config.cluster.mode == "ray" and config.cluster.address is None else 0.0,

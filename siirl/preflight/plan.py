@@ -16,8 +16,9 @@ from siirl.execution.dag.task_loader import trained_models
 from siirl.params import sizes
 from siirl.params.agents import rows_per_episode
 from siirl.params.dag_args import DagArguments
+from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER
-from siirl.params.model_args import ModelArguments
+from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
@@ -190,7 +191,7 @@ def make_plan(
         groups: Resource groups (`siirl.preflight.group_placement.place`).
         group: The agent group; None: all nodes are of the only one.
     """
-    length = _length(config, tasks=len(spec.tasks))
+    length = _length(config.trainer, config.data, tasks=len(spec.tasks))
     rollout = config.actor_rollout_ref.rollout
     return Plan(
         pipeline=_pipeline(graph, name=_graph_name(config.dag), group=group),
@@ -199,19 +200,28 @@ def make_plan(
         tasks=spec.tasks,
         roles=tuple(zip(spec.agent_names, config.env.played_by, strict=False)),
         task_sampling=config.data.task_sampling,
-        ranks=sizes.ranks(config),
+        ranks=sizes.ranks(config.trainer),
         machines=config.trainer.nnodes,
         cluster=config.cluster.address or config.cluster.mode,
-        num_servers=sizes.servers(config),
+        num_servers=sizes.servers(
+            config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)
+        ),
         envs_per_server=config.env.envs_per_server,
         prompts=config.data.train_batch_size,
         group_size=rollout.n,
         decisions=rollout.n_steps,
         agents=rows_per_episode(spec),
-        update=_update(config, agents=rows_per_episode(spec), loss=loss, critic=critic),
+        update=_update(
+            config.data,
+            config.actor_rollout_ref,
+            ranks=sizes.training_ranks(config.trainer, config.dag),
+            agents=rows_per_episode(spec),
+            loss=loss,
+            critic=critic,
+        ),
         groups=tuple(groups),
         max_staleness=config.trainer.max_staleness,
-        streams=sizes.streams(config),
+        streams=sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout),
         begins=begins,
         start=_start(config.actor_rollout_ref.model, config.trainer, spec),
         length=length,
@@ -286,13 +296,22 @@ def _way_of_weights(server: ServerArguments) -> str:
     return f"through {server.weights_folder or 'memory of this machine'}"
 
 
-def _update(config: SiiRLArguments, *, agents: int, loss: str, critic: str | None) -> UpdatePlan:
-    actor = config.actor_rollout_ref.actor
+def _update(
+    data: DataArguments,
+    policy: ActorRolloutRefArguments,
+    *,
+    ranks: int,
+    agents: int,
+    loss: str,
+    critic: str | None,
+) -> UpdatePlan:
+    """The update on `ranks` ranks that train."""
+    actor = policy.actor
     return UpdatePlan(
         epochs=actor.ppo_epochs,
-        mini_batches=sizes.mini_batches(config),
-        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(config) * agents,
-        micro_batches=sizes.micro_batches_per_mini_batch(config, agents=agents),
+        mini_batches=sizes.mini_batches(data, policy),
+        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(policy) * agents,
+        micro_batches=sizes.micro_batches_per_mini_batch(policy, ranks=ranks, agents=agents),
         micro_batch_size=actor.micro_batch_size,
         micro_batch_tokens=actor.micro_batch_tokens,
         micro_batch_chunks=actor.micro_batch_chunks,
@@ -301,12 +320,11 @@ def _update(config: SiiRLArguments, *, agents: int, loss: str, critic: str | Non
     )
 
 
-def _length(config: SiiRLArguments, *, tasks: int) -> LengthPlan:
-    trainer = config.trainer
+def _length(trainer: TrainingArguments, data: DataArguments, *, tasks: int) -> LengthPlan:
     return LengthPlan(
         steps=trainer.total_steps,
         max_minutes=trainer.max_minutes,
-        file_epochs=trainer.total_epochs if config.data.train_files else None,
+        file_epochs=trainer.total_epochs if data.train_files else None,
         val_episodes=trainer.val_episodes * tasks,
         evaluations=_evaluations(trainer),
     )
@@ -322,7 +340,7 @@ def _needs(
             config.trainer,
             config.actor_rollout_ref.model,
             models=models,
-            trajectories=sizes.trajectories_per_step(config),
+            trajectories=sizes.trajectories_per_step(config.data, config.actor_rollout_ref.rollout),
             val_episodes=length.val_episodes,
             evaluations=length.evaluations,
         ),

@@ -102,7 +102,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     groups = place(config, graph)
     refuse(machine_problems(config.cluster, config.env))
     check_loggers(config.trainer.logger)
-    begins = check_resume(config)
+    begins = check_resume(config.trainer)
     plans: dict[int, Plan] = {}
     warnings: list[str] = []
     for group in graph.agent_groups():
@@ -115,7 +115,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
             *([] if is_text(own_spec) else _without_videos(own.env, own.trainer, own_spec)),
         ]
         plans[group] = _plan(own, own_spec, graph, group=group, begins=begins, groups=groups)
-    plan = together(plans, shared=owners(config))
+    plan = together(plans, shared=owners(config.agents))
     return PreparedJob(graph=graph, plan=plan, warnings=tuple(dict.fromkeys(warnings)))
 
 
@@ -178,7 +178,7 @@ def _plan(
     return plan
 
 
-def check_resume(config: SiiRLArguments) -> str | None:
+def check_resume(trainer: TrainingArguments) -> str | None:
     """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
 
     Returns:
@@ -189,16 +189,16 @@ def check_resume(config: SiiRLArguments) -> str | None:
         MissingAssetError: There is no such folder.
         CheckpointError: The checkpoint is incomplete.
     """
-    wanted = config.trainer.resume
-    folder = find_resume(config.trainer)
-    total = config.trainer.total_steps
-    config.trainer.resume = None if folder is None else str(folder)
+    wanted = trainer.resume
+    folder = find_resume(trainer)
+    total = trainer.total_steps
+    trainer.resume = None if folder is None else str(folder)
     if folder is None:
         return (
             None
             if wanted is None
             else f"new run: trainer.resume={wanted} found no checkpoint of "
-            f"{config.trainer.experiment_name}"
+            f"{trainer.experiment_name}"
         )
     manifest = read_manifest(resolve_checkpoint(folder))
     step = int(manifest["step"])
@@ -225,7 +225,7 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         workflow_file=dag.workflow_file,
     )
     if config.agent_configs:
-        check_groups(config, graph.agent_groups())
+        check_groups(config.agent_configs, graph.agent_groups())
     else:
         check_one_policy(graph)
     for group in graph.agent_groups():
@@ -233,8 +233,10 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         order_for_kl_in_reward(graph, use_kl_in_reward=own.algorithm.use_kl_in_reward, group=group)
         skip_unused(
             graph,
-            needs_reference=sizes.needs_reference(own),
-            needs_old_log_probs=sizes.needs_old_log_probs(own),
+            needs_reference=sizes.needs_reference(own.actor_rollout_ref.actor, own.algorithm),
+            needs_old_log_probs=sizes.needs_old_log_probs(
+                own.actor_rollout_ref.actor, own.algorithm
+            ),
             group=group,
         )
         if own.actor_rollout_ref.rollout.n_steps is None:

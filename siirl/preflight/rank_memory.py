@@ -71,16 +71,18 @@ def rank_memory(
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     if shape is None or bool(shape.images) == is_text(spec):
         return None
-    ranks = sizes.ranks(config)
+    ranks = sizes.ranks(config.trainer)
     policy = PolicyMemory(
         policy=config.actor_rollout_ref,
         shape=shape,
         data=config.data,
         spec=spec,
         ranks=ranks,
-        episodes=ceil(sizes.slots(config) / ranks),
+        episodes=ceil(
+            sizes.slots(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)) / ranks
+        ),
         in_group=ranks > 1 or config.trainer.force_process_group,
-        needs_reference=sizes.needs_reference(config),
+        needs_reference=sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm),
     )
     return policy.table(encoder=encoder_bytes(config.reward), on_gpu=on_gpu)
 

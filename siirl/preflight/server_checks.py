@@ -8,28 +8,36 @@ from siirl.engine.rollout.server.handshake import shake_hands
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
+from siirl.params.data_args import DataArguments
+from siirl.params.model_args import ModelArguments, RolloutArguments
 from siirl.params.server_args import ServerArguments
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.training_args import TrainingArguments
 
 ROLLOUT = "actor_rollout_ref.rollout"
 SERVER_KEY = f"{ROLLOUT}.server"
 ANSWERS_WITHIN_S = 20.0  # questions that no weights are needed for
 
 
-def server_problems(config: SiiRLArguments) -> list[SiirlError]:
+def server_problems(
+    rollout: RolloutArguments,
+    model: ModelArguments,
+    data: DataArguments,
+    trainer: TrainingArguments,
+) -> list[SiirlError]:
     """Settings of rollout=server that cannot work; if there are none, servers that cannot."""
-    return list(_of_settings(config)) or list(_of_servers(config))
+    server = rollout.server
+    return list(_of_settings(server, trainer)) or list(_of_servers(server, model, data))
 
 
-def _of_settings(config: SiiRLArguments) -> Iterator[SiirlError]:
-    server, ranks = config.actor_rollout_ref.rollout.server, sizes.ranks(config)
+def _of_settings(server: ServerArguments, trainer: TrainingArguments) -> Iterator[SiirlError]:
+    ranks = sizes.ranks(trainer)
     if len(server.urls) != ranks:
         yield ConfigError(
             f"{SERVER_KEY}.urls={list(server.urls)} names {len(server.urls)} servers, and the job "
             f"has {ranks} rank{'s' * (ranks != 1)}: name one for each. "
             "docs/inference_server.md has the command that starts vLLM."
         )
-    if config.trainer.deterministic:
+    if trainer.deterministic:
         yield ConfigError(
             f"{ROLLOUT}.name=server batches by arrival time, and trainer.deterministic=true: take "
             "rollout=hf."
@@ -45,9 +53,10 @@ def _of_settings(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield from _of_folder(server)
 
 
-def _of_servers(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """What each server says of itself, if it answers."""
-    server, data = config.actor_rollout_ref.rollout.server, config.data
+def _of_servers(
+    server: ServerArguments, model: ModelArguments, data: DataArguments
+) -> Iterator[SiirlError]:
+    """Servers that do not answer, or whose model does not fit the job."""
     for url in server.urls:
         link = ServerLink(
             url.rstrip("/"),
@@ -59,7 +68,7 @@ def _of_servers(config: SiiRLArguments) -> Iterator[SiirlError]:
             link.wait(
                 shake_hands(
                     link,
-                    dtype=config.actor_rollout_ref.model.dtype,
+                    dtype=model.dtype,
                     longest_text=data.max_prompt_length + data.max_response_length,
                 )
             )

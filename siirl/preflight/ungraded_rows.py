@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError
+from siirl.params.algorithm_args import FilterArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 from siirl.params.training_args import SiiRLArguments
 
@@ -57,13 +58,14 @@ def rate_by_grade(config: SiiRLArguments) -> None:
         config.reward.name = "return"
 
 
-def grading_problems(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+def grading_problems(
+    band: FilterArguments, reward: RewardArguments, custom: CustomRewardArguments, spec: EnvSpec
+) -> Iterator[SiirlError]:
     """Settings that need a grade although some rows have none."""
     if not spec.leaves_ungraded:
         return
     asked = f"env.kwargs.{UNGRADED}=true uses rows that the environment cannot grade"
-    band = config.algorithm.filter
-    part = grade_of_every_row(config.reward, config.custom_reward_function)
+    part = grade_of_every_row(reward, custom)
     if part is not None:
         yield ConfigError(
             f"{asked}, and {part} is its grade: give your own reward function "

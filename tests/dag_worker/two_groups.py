@@ -47,20 +47,22 @@ class TwoGroups:
         folder.mkdir(exist_ok=True)
         graph = load_graph(self.config)
         place(self.config, graph)
-        graphs = scheduled(self.config, graph)
+        graphs = scheduled(self.config.trainer, self.config.dag, graph)
         [node] = [node.node_id for node in graphs[0].nodes.values() if node.executable_ref == GET]
         self.loop = asyncio.new_event_loop()
         ledger = RolloutLedger(
             batch=self.config.data.train_batch_size,
             max_staleness=self.config.trainer.max_staleness,
-            ranks=sizes.rollout_ranks(self.config),
-            streaming=sizes.streams(self.config),
+            ranks=sizes.rollout_ranks(self.config.trainer, self.config.dag),
+            streaming=sizes.streams(
+                self.config.trainer, self.config.dag, self.config.actor_rollout_ref.rollout
+            ),
         )
         self.exchange = Exchange(ledger=ledger, node=node)
         self.factory = WorkerFactory(
             config=self.config,
             graphs=graphs,
-            groups=ProcessGroupManager(sizes.ranks(self.config), graphs),
+            groups=ProcessGroupManager(sizes.ranks(self.config.trainer), graphs),
             run_folder=folder.absolute(),
             line=functools.partial(WatchedLine, self.exchange, self.loop, self.errors),
         )
@@ -92,7 +94,7 @@ class TwoGroups:
     def _start_rollouts(self) -> list[threading.Thread]:
         threads = [
             threading.Thread(target=self._roll_out, args=(rank,), daemon=True)
-            for rank in range(1, sizes.ranks(self.config))
+            for rank in range(1, sizes.ranks(self.config.trainer))
         ]
         for thread in threads:
             thread.start()

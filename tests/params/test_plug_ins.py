@@ -71,7 +71,7 @@ def test_the_help_says_that_plug_ins_are_taken() -> None:
 def test_user_modules_are_imported_in_their_order(own: Path) -> None:
     (own / "own_first.py").write_text("ORDER = ['first']\n")
     (own / "own_second.py").write_text("from own_first import ORDER\nORDER.append('second')\n")
-    import_user_modules(parse_config(["user_modules=[own_first,own_second]"]))
+    import_user_modules(["own_first", "own_second"])
     assert sys.modules["own_first"].ORDER == ["first", "second"]
 
 
@@ -106,7 +106,7 @@ def test_a_user_module_that_cannot_be_imported_is_refused_with_the_reason(
 ) -> None:
     (own / f"{name if text else 'own_plain'}.py").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        import_user_modules(parse_config([f"user_modules=['{name}']"]))
+        import_user_modules([name])
     assert str(caught.value).startswith(f"user_modules={name}")
     assert sentence in str(caught.value)
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from siirl.params import sizes
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
 from siirl.params.estimator_names import ESTIMATORS
 from siirl.params.parser import parse, parse_config
@@ -31,8 +32,15 @@ def problems(*overrides, text=False):
     parsed = parse([MUJOCO, *SMALL, *overrides])
     config = parsed.config
     unread = unread_problems(config, named=parsed.named)
-    found = [*estimator_problems(config, built_in=ESTIMATORS), *critic_problems(config), *unread]
-    return [str(problem) for problem in [*found, *overlong_problems(config, text=text)]]
+    ranks = sizes.training_ranks(config.trainer, config.dag)
+    rollout = config.actor_rollout_ref.rollout
+    found = [
+        *estimator_problems(config.algorithm, config.dag, built_in=ESTIMATORS),
+        *critic_problems(config.critic, config.data, rollout, ranks=ranks),
+        *unread,
+        *overlong_problems(config.algorithm, config.data, config.env, text=text),
+    ]
+    return [str(problem) for problem in found]
 
 
 @pytest.mark.parametrize("pipeline", ["embodied_srpo", "grpo", "ppo", "dapo", "remax"])
@@ -164,16 +172,15 @@ def test_an_estimator_of_ones_own_may_read_the_critics_values():
 
 
 def test_the_critic_takes_the_actors_sizes_unless_it_has_its_own():
-    update = critic_update(
-        parse_config(
-            [
-                "pipeline=ppo",
-                *SMALL,
-                "actor_rollout_ref.actor.ppo_epochs=2",
-                "critic.micro_batch_size=5",
-            ]
-        )
+    config = parse_config(
+        [
+            "pipeline=ppo",
+            *SMALL,
+            "actor_rollout_ref.actor.ppo_epochs=2",
+            "critic.micro_batch_size=5",
+        ]
     )
+    update = critic_update(config.critic, config.actor_rollout_ref.actor)
     assert (update.epochs, update.prompts_per_mini_batch, update.micro_batch_size) == (2, 3, 5)
 
 
@@ -187,7 +194,8 @@ def test_the_critics_steps_and_warm_up_are_told():
             "trainer.critic_warmup=3",
         ]
     )
-    assert critic_steps_per_step(config) == 4
+    update = critic_update(config.critic, config.actor_rollout_ref.actor)
+    assert critic_steps_per_step(update, samples=12) == 4
     assert describe_critic(config) == (
         "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it "
         "alone (trainer.critic_warmup)"

@@ -102,7 +102,7 @@ def judge(read: Callable[[], SiiRLArguments], spec: EnvSpec) -> None:
             ]
         )
         refuse([*environment_problems(config, spec), *unread_in_domain(config, text=spec is TEXT)])
-        warnings_of(config, spec)
+        list(warnings_of(config, spec))
     except (ConfigError, MissingAssetError, CheckpointError) as error:
         assert str(error)
 

@@ -525,13 +525,13 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
     ],
 )
 def test_what_works_but_badly_is_warned_of(overrides: list[str], expected: str) -> None:
-    found = warnings_of(parse_config(overrides), spec())
+    found = list(warnings_of(parse_config(overrides), spec()))
     assert len(found) == 1
     assert expected in found[0]
 
 
 def test_the_demo_job_gives_no_warning() -> None:
-    assert warnings_of(parse_config(), spec()) == []
+    assert list(warnings_of(parse_config(), spec())) == []
 
 
 def test_choices_agree_with_the_registries() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.machine import (
@@ -29,14 +29,14 @@ def test_a_core_carries_a_rank_where_there_is_no_gpu() -> None:
     assert kind == "GPU" or slots <= (os.cpu_count() or 1)
 
 
+def devices(*overrides: str) -> list[SiirlError]:
+    config = parse_config([*NO_DRAWING, *overrides])
+    return list(device_problems(config.trainer, config.cluster, config.actor_rollout_ref.rollout))
+
+
 def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
     slots, kind = device_slots()
-    found = [
-        str(problem)
-        for problem in device_problems(
-            parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={slots + 1}"])
-        )
-    ]
+    found = [str(problem) for problem in devices(f"trainer.n_gpus_per_node={slots + 1}")]
     assert len(found) == 1
     assert (
         f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, and this machine has "
@@ -46,21 +46,11 @@ def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
 
 
 def test_as_many_ranks_as_devices_are_fine() -> None:
-    assert (
-        list(
-            device_problems(
-                parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={device_slots()[0]}"])
-            )
-        )
-        == []
-    )
+    assert devices(f"trainer.n_gpus_per_node={device_slots()[0]}") == []
 
 
 def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
-    config = parse_config(
-        [*NO_DRAWING, "trainer.n_gpus_per_node=1000", "cluster.address=127.0.0.1:6379"]
-    )
-    assert list(device_problems(config)) == []
+    assert devices("trainer.n_gpus_per_node=1000", "cluster.address=127.0.0.1:6379") == []
 
 
 @pytest.mark.parametrize(

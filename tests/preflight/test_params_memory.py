@@ -81,7 +81,8 @@ def test_training_holds_the_images_of_a_step_or_of_the_episodes_of_an_evaluation
 
 
 def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> None:
-    assert episodes_at_once(sizes.slots(job("trainer.val_episodes=1000"))).count == 8
+    config = job("trainer.val_episodes=1000")
+    assert episodes_at_once(sizes.slots(config.env, ranks=1)).count == 8
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,8 @@ def test_a_run_without_steps_says_what_ends_it() -> None:
 
 def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
     def needs(*overrides: str) -> bool:
-        return sizes.needs_reference(parse_config([*JOB, *overrides]))
+        config = parse_config([*JOB, *overrides])
+        return sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm)
 
     assert not needs()
     assert needs("actor_rollout_ref.actor.use_kl_loss=true")
@@ -368,13 +369,17 @@ def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
 
 
 def test_old_log_probs_are_needed_when_the_policy_has_moved() -> None:
-    assert not sizes.needs_old_log_probs(parse_config(JOB))
+    def needed(*overrides: str) -> bool:
+        config = parse_config([*JOB, *overrides])
+        return sizes.needs_old_log_probs(config.actor_rollout_ref.actor, config.algorithm)
+
+    assert not needed()
     for reason in (
         "algorithm.use_kl_in_reward=true",
         "actor_rollout_ref.actor.importance.level=token",
         "actor_rollout_ref.actor.loss=decoupled",
     ):
-        assert sizes.needs_old_log_probs(parse_config([*JOB, reason]))
+        assert needed(reason)
 
 
 def test_what_is_skipped_is_said_with_its_reason() -> None:

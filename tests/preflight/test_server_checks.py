@@ -33,7 +33,10 @@ def place() -> Iterator[tuple[Faults, str]]:
 def problems(url: str, *words: str) -> list[str]:
     job = ["env=math", "pipeline=grpo", "rollout=server"]
     urls = f"actor_rollout_ref.rollout.server.urls=['{url}']"
-    return [str(error) for error in server_problems(parse_config([*job, urls, *words]))]
+    config = parse_config([*job, urls, *words])
+    policy = config.actor_rollout_ref
+    found = server_problems(policy.rollout, policy.model, config.data, config.trainer)
+    return [str(error) for error in found]
 
 
 def test_a_sound_server_has_no_problem(place: tuple[Faults, str]) -> None:

@@ -40,7 +40,10 @@ from siirl.engine.training.weight_sync import acting_copy
 from siirl.errors import ConfigError
 from siirl.execution.dag import TaskGraph
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.dag_args import DagArguments
 from siirl.params.env_spec import describe_env
+from siirl.params.model_args import ModelArguments
+from siirl.params.training_args import TrainingArguments
 
 
 class Elsewhere:
@@ -78,7 +81,10 @@ def build_training(
     learner = make.learner(make.load(), with_critic=with_critic)
     stream = make.loader(OneProcess())
     publisher = WeightPublisher(
-        trained=learner.actor.engine, ranks=ranks, line=line, acting_dtype=acting_dtype(config)
+        trained=learner.actor.engine,
+        ranks=ranks,
+        line=line,
+        acting_dtype=acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag),
     )
     publisher.step = max(first_step - 1, 0)
     side = TrainingSide(
@@ -124,13 +130,15 @@ def build_training(
     )
 
 
-def acting_dtype(config: SiiRLArguments) -> torch.dtype | None:
+def acting_dtype(
+    model: ModelArguments, trainer: TrainingArguments, dag: DagArguments
+) -> torch.dtype | None:
     """Type of the acting weights, which compute as the training ranks do; None: as loaded.
 
     One rank trains under autocast, and several with weights that FSDP2 casts.
     """
-    casts = sizes.training_ranks(config) > 1 or config.trainer.force_process_group
-    return compute_dtype(config.actor_rollout_ref.model) if casts else None
+    casts = sizes.training_ranks(trainer, dag) > 1 or trainer.force_process_group
+    return compute_dtype(model) if casts else None
 
 
 def build_rollout(
@@ -156,10 +164,12 @@ def build_rollout(
         rank: Number of this rank in its group.
         buffer: What a PUT_TO_BUFFER node calls.
     """
-    ranks: Any = RolloutRanks(line, rank=rank, size=sizes.rollout_ranks(config))
+    ranks: Any = RolloutRanks(line, rank=rank, size=sizes.rollout_ranks(config.trainer, config.dag))
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
     make = builder_of(config, pool.spec, ranks=OneProcess(), device=device)
-    acting = acting_copy(make.load(), acting_dtype(config))
+    acting = acting_copy(
+        make.load(), acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
+    )
     rollouts = make.rollouts(
         acting, pool=pool, ranks=ranks, folder=run_folder, first_step=first_step
     )

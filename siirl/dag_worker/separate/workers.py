@@ -77,7 +77,7 @@ class WorkerFactory:
         config = self.config
         require_run_folder(self.run_folder, rank=rank)
         load_plug_ins(config, graph)
-        device = prepare_process(config)
+        device = prepare_process(config.trainer)
         assert self.line is not None
         line = self.line()
         build: Any = functools.partial(
@@ -95,7 +95,7 @@ class WorkerFactory:
             rank=number,
             line=line,
             build=build,
-            streaming=sizes.streams(config),
+            streaming=sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout),
             on_start=self.on_start,
         )
 
