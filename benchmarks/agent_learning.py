@@ -4,7 +4,8 @@
     python -m benchmarks.agent_learning --seeds 1 2 3
 
 The job is docs/examples/solver_checker_job.yaml: two-digit sums on the shipped model, which first
-learns the format of the conversation from a few right answers. Arms:
+clones right answers in each role: the question alone, after a first answer, and after an answer and
+another number. Half of the shown answers are right, so the start does not ignore them. Arms:
 
 - joint: solver and checker, each with weights and an optimiser of its own.
 - alone: the solver alone, from the same weights, until it has generated as many tokens.
@@ -12,6 +13,7 @@ learns the format of the conversation from a few right answers. Arms:
 
 Success is that of sampled answers to held-out questions. `alone` is also measured with the majority
 of three sampled answers, which costs at least the tokens that the two agents spend on a question.
+`game` counts what solver, checker and reviser do with held-out questions, before and after.
 """
 
 import argparse
@@ -38,7 +40,7 @@ from siirl import train
 from siirl.imitation.sft import rows_of, train_sft
 from siirl.imitation.sft_examples import Example
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
-from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.models.language_model import load_language_model
 from siirl.reporting.statistics import success_interval
 
 matplotlib.use("Agg")
@@ -50,11 +52,10 @@ GRAPH = Path("docs/examples/solver_checker.yaml")
 TASK = "sums-2"
 ARMS = ("joint", "alone", "untrained_checker")
 HELD_OUT = 250  # questions; +-6 points at 50 %
-# 28 % of sampled answers are right then, which leaves most of the sums to learn
-FORMAT_UPDATES, FORMAT_ROWS, FORMAT_RATE = 120, 64, 1e-3
+FORMAT_UPDATES, FORMAT_ROWS, FORMAT_RATE = 200, 64, 1e-3
 PROMPTS, ROLLOUTS = 16, 8
 COMMON = (
-    *("cluster=local", f"data.train_batch_size={PROMPTS}", "data.max_response_length=24"),
+    *("cluster=local", f"data.train_batch_size={PROMPTS}", "data.max_response_length=8"),
     *(f"actor_rollout_ref.rollout.n={ROLLOUTS}", f"env.envs_per_server={PROMPTS * ROLLOUTS}"),
     f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
     *("actor_rollout_ref.actor.optim.lr=2e-4", "actor_rollout_ref.actor.optim.warmup_steps=5"),
@@ -79,25 +80,20 @@ def question(random_: random.Random, *, split: str = "train") -> tuple[str, str]
 
 
 def conversation(random_: random.Random, tokenizer: ChatTokenizer) -> Example:
-    """A right answer as the solver's first, as its second, or as the checker's verdict."""
+    """A right answer of the solver, the checker or the reviser."""
     asked, right = question(random_)
-    shown = random_.choice([right, str(abs(int(right) + random_.choice([-10, -1, 1, 10])))])
-    with_hint = [{"role": "user", "content": f"{shown}? {asked}"}]
+    wrong = [str(abs(int(right) + error)) for error in random_.sample((-10, -1, 1, 10), k=2)]
+    shown = [right, *wrong] if random_.random() < 0.5 else wrong
+    seen = shown[: random_.randrange(3)]  # the reviser sees two different numbers
+    random_.shuffle(seen)
     said = (*tokenizer.encode_text(right), tokenizer.end_id)
-    kind = random_.randrange(3)
-    if kind == 0:
-        prompt: Sequence[int] = tokenizer.encode_prompt([{"role": "user", "content": asked}])
-    elif kind == 1:
-        prompt = tokenizer.encode_prompt(with_hint)
-    else:
-        first = str(abs(int(right) + random_.choice([-10, -1, 0, 1, 10])))
-        prompt = (
-            *tokenizer.encode_prompt([{"role": "user", "content": asked}]),
-            *tokenizer.encode_text(first),
-            tokenizer.end_id,
-            *tokenizer.encode_turn(with_hint, closed=True),
-        )
-    return Example(tuple(prompt), said, (True,) * len(said))
+    return Example(prompt_of(asked, seen, tokenizer), said, (True,) * len(said))
+
+
+def prompt_of(asked: str, seen: Sequence[str], tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    """The question, after the numbers that earlier roles said."""
+    text = f"{','.join(seen)}? {asked}" if seen else asked
+    return tokenizer.encode_prompt([{"role": "user", "content": text}])
 
 
 def write_start(folder: Path) -> None:
@@ -160,34 +156,81 @@ def interval(successes: float, episodes: float) -> dict[str, float]:
     return {"rate": found.rate, "low": found.low, "high": found.high, "episodes": episodes}
 
 
-def sample(model: LanguageModel, prompts: torch.Tensor, *, stop: int) -> torch.Tensor:
-    """One sampled continuation of each prompt of equal length, five tokens long; `stop` after it."""
-    ids = prompts
-    for _ in range(5):
-        with torch.no_grad():
-            logits = model.causal_lm(ids).logits[:, -1]
-        drawn = torch.distributions.Categorical(logits=logits).sample()
-        ended = (ids[:, prompts.shape[1] :] == stop).any(1)
-        ids = torch.cat([ids, torch.where(ended, stop, drawn)[:, None]], dim=1)
-    return ids[:, prompts.shape[1] :]
+class Speaker:
+    """Samples answers of a trained model.
+
+    Args:
+        weights: A model's folder.
+    """
+
+    def __init__(self, weights: Path) -> None:
+        self.tokenizer = load_chat_tokenizer(weights)
+        self.model = load_language_model(weights).eval()
+
+    def say(self, asked: Sequence[str], seen: Sequence[Sequence[str]]) -> list[str]:
+        """A sampled answer to each question, after the numbers that are seen."""
+        prompts = [
+            prompt_of(text, said, self.tokenizer) for text, said in zip(asked, seen, strict=True)
+        ]
+        answers: dict[int, str] = {}
+        for length in {len(prompt) for prompt in prompts}:
+            rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
+            drawn = self._continued(torch.tensor([prompts[row] for row in rows]))
+            answers |= dict(zip(rows, drawn, strict=True))
+        return [answers[row] for row in range(len(prompts))]
+
+    @torch.no_grad()
+    def _continued(self, prompts: torch.Tensor) -> list[str]:
+        ids, stop = prompts, self.tokenizer.end_id
+        for _ in range(5):  # three digits and the end, or one token too many
+            logits = self.model.causal_lm(ids).logits[:, -1]
+            drawn = torch.distributions.Categorical(logits=logits).sample()
+            ended = (ids[:, prompts.shape[1] :] == stop).any(1)
+            ids = torch.cat([ids, torch.where(ended, stop, drawn)[:, None]], dim=1)
+        rows = ids[:, prompts.shape[1] :].tolist()
+        return [self.tokenizer.decode([t for t in row if t != stop]).strip() for row in rows]
+
+
+def held_out_questions(seed: int) -> tuple[list[str], list[str]]:
+    """Distinct held-out questions, and their answers."""
+    torch.manual_seed(seed)
+    random_ = random.Random(seed)
+    drawn = dict(question(random_, split="heldout") for _ in range(4 * HELD_OUT))
+    return list(drawn)[:HELD_OUT], list(drawn.values())[:HELD_OUT]
 
 
 def majority(weights: Path, *, seed: int, answers: int = 3) -> dict[str, float]:
     """Success of the most frequent of three sampled answers; the first where all differ."""
-    torch.manual_seed(seed)
-    tokenizer, model = load_chat_tokenizer(weights), load_language_model(weights).eval()
-    random_ = random.Random(seed)
-    asked = list(dict(question(random_, split="heldout") for _ in range(4 * HELD_OUT)).items())
-    asked = asked[:HELD_OUT]
-    prompts = torch.tensor(
-        [tokenizer.encode_prompt([{"role": "user", "content": text}]) for text, _ in asked]
-    )
-    drawn = [sample(model, prompts, stop=tokenizer.end_id).tolist() for _ in range(answers)]
-    right = 0
-    for row, (_, truth) in enumerate(asked):
-        texts = [tokenizer.decode([t for t in one[row] if t != tokenizer.end_id]) for one in drawn]
-        right += Counter(texts).most_common(1)[0][0].strip() == truth
-    return interval(right, len(asked))
+    asked, truths = held_out_questions(seed)
+    speaker, nothing = Speaker(weights), [()] * len(asked)
+    drawn = zip(*(speaker.say(asked, nothing) for _ in range(answers)), strict=True)
+    right = [
+        Counter(texts).most_common(1)[0][0] == truth
+        for texts, truth in zip(drawn, truths, strict=True)
+    ]
+    return interval(sum(right), len(right))
+
+
+def game(solver: Path, checker: Path, *, seed: int) -> dict[str, float]:
+    """Counts of held-out questions: what the three roles do with them."""
+    asked, truths = held_out_questions(seed)
+    speaker = Speaker(solver)
+    first = speaker.say(asked, [()] * len(asked))
+    verdict = Speaker(checker).say(asked, [(one,) for one in first])
+    last = speaker.say(asked, list(zip(first, verdict, strict=True)))
+    counts: Counter[str] = Counter(questions=len(asked))
+    for truth, *said in zip(truths, first, verdict, last, strict=True):
+        right, hint_right, last_right = (text == truth for text in said)
+        accepted = said[0] == said[1]
+        counts["first_right"] += right
+        counts["accepted_right"] += accepted and right
+        counts["accepted_wrong"] += accepted and not right
+        counts["right_hints"] += not accepted and hint_right
+        counts["revised_right_after_right_hint"] += not accepted and hint_right and last_right
+        counts["sent_back_right"] += not accepted and right
+        counts["revised_right_after_right_first"] += not accepted and right and last_right
+        counts["success"] += right if accepted else last_right
+    return dict(counts)
 
 
 def untrained_checker(folder: Path) -> str:
@@ -210,8 +253,13 @@ def measure(seed: int, *, steps: int, start: Path, folder: Path) -> list[dict[st
     alone_steps = round(budget / (PROMPTS * ROLLOUTS * tokens_of_an_answer(joint)))
     words = ("pipeline=grpo", "env=math", *job(start, seed)[2:])
     alone = run([*words, f"trainer.total_steps={alone_steps}"], folder / "alone")
+    checker = joint.weights.parent / "actor_1"
+    games = {
+        "before": game(start, start, seed=seed),
+        "after": game(joint.weights, checker, seed=seed),
+    }
     return [
-        described("joint", seed, joint),
+        described("joint", seed, joint) | {"game": games},
         described("alone", seed, alone) | {"majority_of_3": majority(alone.weights, seed=seed)},
     ]
 
@@ -236,10 +284,10 @@ def described(arm: str, seed: int, found: Run) -> dict[str, Any]:
 
 
 def tokens_of_an_answer(joint: Run) -> float:
-    """Tokens of a solver's answer: three digits at most, and the end; measured by the joint run."""
+    """Tokens of an answer: three digits at most, and the end; measured by the joint run."""
     record = next(record for record in joint.records if "rollout/success_rate" in record)
     rows = record["data/trajectories"] + record["agent_1/data/trajectories"]
-    turns = record["rollout/turns"] * rows  # of both agents
+    turns = record["rollout/turns"] * rows  # of all roles
     return float(record["rollout/avg_response_length"] * rows / turns)
 
 
@@ -278,7 +326,7 @@ def main(argv: Sequence[str] | None = None, *, report: Callable[[str], None] = p
     """Measure and write the result after each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=30, help="of the joint run")
+    parser.add_argument("--steps", type=int, default=150, help="of the joint run")
     parser.add_argument("--start", type=Path, help="weights of an earlier call to start from")
     parser.add_argument("--at-once", type=int, default=1, help="runs beside each other")
     parser.add_argument("--output", type=Path, default=RESULT)

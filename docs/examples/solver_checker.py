@@ -2,14 +2,16 @@
 
     solver    12+34=          ->  45
     checker   45? 12+34=      ->  46      another number: sent back, with this number as the hint
-    solver    46? 12+34=      ->  46      the second answer counts
+    reviser   45,46? 12+34=   ->  46      the last answer counts
 
-A checker that repeats the answer accepts it. Both are small language models that know digits only, so
-a hint is a number; a larger model could write a sentence here.
+A checker that repeats the answer accepts it. The reviser is the solver again: `env.played_by` gives
+both roles to one agent group. Each answer is a role of its own, because a role is one dialogue, and
+GRPO gives all tokens of a dialogue the same advantage: the first answer would be paid for the second.
+The models are small and know digits only, so a hint is a number; a larger one could write a sentence.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,16 +21,16 @@ from envs.math.math_env import asked_row, grade_info, opening_info, question_sou
 from envs.prompt_files import PromptRow
 from envs.text import REWARD_PARTS, VERDICT, TextObservation, message, observe, text_spec
 
-SOLVER, CHECKER = 0, 1
-MAX_TURNS = 3
-"""Of both: an answer, a verdict, and a second answer."""
+ROLES = ("solver", "checker", "reviser")
+SOLVER, CHECKER, REVISER = range(3)
 
 
 class SolverChecker(Environment):
     """One question an episode; the last answer counts.
 
-    The solver gets 1 for a right last answer. The checker gets half of its reward for that, and half
-    for its verdict: accepting a right answer or sending back a wrong one.
+    Solver and reviser get 1 each for a right answer of their own. The checker gets half of its reward
+    for a right last answer, and half for its verdict: accepting a right answer or sending back a wrong
+    one.
     """
 
     def __init__(self, *, tasks: list[str] | None = None, split: str = "train") -> None:
@@ -38,10 +40,10 @@ class SolverChecker(Environment):
         self.spec = text_spec(
             name="solver_checker",
             tasks=self._source.tasks,
-            max_turns=MAX_TURNS,
+            max_turns=len(ROLES),
             max_action_characters=1000,
-            num_agents=2,
-            agent_names=("solver", "checker"),
+            num_agents=len(ROLES),
+            agent_names=ROLES,
         )
         self._row: PromptRow | None = None
         self._texts: list[str] = []
@@ -49,10 +51,10 @@ class SolverChecker(Environment):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, Info]:
-        """The solver sees the question; the checker waits."""
+        """The solver sees the question; the others wait."""
         row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
         self._row, self._texts = row, []
-        return [observe(row.prompt), None], opening_info(row)
+        return [observe(row.prompt), None, None], opening_info(row)
 
     async def step(self, action: Any) -> StepResult:
         """Take the text of the agent whose turn it is."""
@@ -60,12 +62,10 @@ class SolverChecker(Environment):
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step."
             )
-        speaker = CHECKER if len(self._texts) == 1 else SOLVER
+        speaker = len(self._texts)
         self._texts.append(checked_turns(action, acting=[speaker], spec=self.spec)[speaker])
-        if len(self._texts) == 1:
-            return self._pass_to(CHECKER)
-        if len(self._texts) == 2 and not self._accepted:
-            return self._pass_to(SOLVER)
+        if speaker == SOLVER or (speaker == CHECKER and not self._accepted):
+            return self._pass_on()
         return await self._end()
 
     @property
@@ -73,39 +73,34 @@ class SolverChecker(Environment):
         answer, verdict = self._texts[:2]
         return answer.strip() == verdict.strip()
 
-    def _pass_to(self, agent: int) -> StepResult:
-        """The last text goes to `agent`, before the question."""
+    def _pass_on(self) -> StepResult:
+        """The next role sees all texts so far, before the question."""
         assert self._row is not None
-        observations: list[TextObservation | None] = [None, None]
-        asked = f"{self._texts[-1].strip()}? {self._row.prompt[-1]['content']}"
-        observations[agent] = observe([message("user", asked)])
-        info = {"task": self._row.data_source, "success": False, "agents": [None, None]}
-        return observations, self._rewards(0.0, 0.0), False, False, info
+        observations: list[TextObservation | None] = [None] * len(ROLES)
+        said = ",".join(text.strip() for text in self._texts)
+        asked = f"{said}? {self._row.prompt[-1]['content']}"
+        observations[len(self._texts)] = observe([message("user", asked)])
+        info = {"task": self._row.data_source, "success": False, "agents": [None] * len(ROLES)}
+        return observations, np.zeros(len(ROLES)), False, False, info
 
     async def _end(self) -> StepResult:
         row, self._row = self._row, None
         assert row is not None
-        answers = {self._texts[0], self._texts[-1]}
-        found = {
-            text: await grade_info(text, row, grader=self._grader, format_reward=0.0)
-            for text in answers
-        }
-        solver = found[self._texts[0] if self._accepted else self._texts[-1]]
-        right = bool(solver["success"])
-        sound = self._accepted == bool(found[self._texts[0]]["success"])
-        parts = {"correct": 0.5 * right, "verdict": 0.5 * sound}
+        texts = self._texts[SOLVER], self._texts[SOLVER if self._accepted else REVISER]
+        first, last = [
+            await grade_info(text, row, grader=self._grader, format_reward=0.0) for text in texts
+        ]
+        right, sound = bool(last["success"]), self._accepted == bool(first["success"])
         checker = {
             "success": sound,
-            REWARD_PARTS: parts,
+            REWARD_PARTS: {"correct": 0.5 * right, "verdict": 0.5 * sound},
             VERDICT: "accepted" if self._accepted else "sent back",
         }
-        info = {"task": row.data_source, "success": right, "agents": [solver, checker]}
-        rewards = self._rewards(float(right), sum(parts.values()))
-        return [None, None], rewards, True, False, info
-
-    @staticmethod
-    def _rewards(solver: float, checker: float) -> Any:
-        return np.array([solver, checker])
+        # an episode's success is that of the first agent
+        agents = [first | {"success": right}, checker, None if self._accepted else last]
+        rewards = [sum(agent[REWARD_PARTS].values()) if agent else 0.0 for agent in agents]
+        info = {"task": row.data_source, "success": right, "agents": agents}
+        return [None] * len(ROLES), cast(Any, np.array(rewards)), True, False, info
 
     def render(self) -> Any:
         """Raises RuntimeError: there is nothing to see."""

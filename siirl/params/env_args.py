@@ -121,9 +121,8 @@ class EnvArguments:
     played_by: tuple[int, ...] = option(
         (),
         "Agent group that plays each of the environment's agents, in their order, where these have "
-        "roles of their own: [0, 1] (docs/graphs.md).",
+        "roles of their own: [0, 1]; one group may play several (docs/graphs.md).",
         minimum=0,
-        unique=True,
     )
     kwargs: dict[str, Any] = field(
         default_factory=dict,

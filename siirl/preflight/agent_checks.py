@@ -70,7 +70,7 @@ def sharing_problems(
 
 
 def role_problems(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> list[SiirlError]:
-    """Roles of an environment's agents that no agent group, or one group twice, plays."""
+    """Roles of an environment's agents that no agent group plays."""
     found = {str(error): error for error in _roles(config, specs)}  # groups share environments
     return list(found.values())
 

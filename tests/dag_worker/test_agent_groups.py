@@ -117,11 +117,10 @@ def test_a_group_that_shares_weights_trains_those_of_the_other(tmp_path):
 
 def test_agents_of_one_conversation_train_on_their_own_rows_and_resume_bit_for_bit(tmp_path):
     conversation = Path("docs/examples/solver_checker_job.yaml")
-    words = [word for word in SMALL if word not in ("env=math", "data.max_response_length=6")]
-    words.append("data.max_response_length=24")  # both of the solver's answers, and the hint
+    words = [word for word in SMALL if word != "env=math"]
     whole = run(tmp_path / "whole", [*words, "trainer.total_steps=2"], config_file=conversation)
-    rows = [whole[0].metrics[f"{agent}data/trajectories"] for agent in ("", "agent_1/")]
-    assert rows == [16.0, 16.0]
+    answers, verdicts = (whole[0].metrics[f"{name}data/trajectories"] for name in ("", "agent_1/"))
+    assert 16 < answers <= 32 and verdicts == 16  # the solver revises those that are sent back
     assert 0 < whole[0].metrics["agent_1/reward/mean_score"] < 1
     run(tmp_path / "parts", [*words, "trainer.total_steps=1"], config_file=conversation)
     resumed = run(

@@ -156,13 +156,13 @@ def test_the_solver_and_the_checker_keep_the_contract() -> None:
 
 
 def played(*texts: str) -> tuple[list[float], dict[str, object]]:
-    """Rewards of both and the last info, where these are said in turn; the sum is 46."""
+    """Rewards of all roles and the last info, if these are said in turn; the sum is 46."""
 
     async def play() -> tuple[list[float], dict[str, object]]:
         env = solver_checker.SolverChecker()
         await env.reset(options={"row": own_data.row(SUM_46)})
         for turn, text in enumerate(texts):
-            action = [text, None] if turn != 1 else [None, text]
+            action = [text if turn == role else None for role in range(3)]
             _, rewards, _, _, info = await env.step(action)
         await env.close()
         return rewards.tolist(), info
@@ -180,16 +180,17 @@ SUM_46 = next(
 @pytest.mark.parametrize(
     ("texts", "rewards", "verdict"),
     [
-        (("46", "46"), [1.0, 1.0], "accepted"),
-        (("45", "45"), [0.0, 0.0], "accepted"),
-        (("45", "46", "46"), [1.0, 1.0], "sent back"),
-        (("45", "40", "41"), [0.0, 0.5], "sent back"),
-        (("46", "45", "46"), [1.0, 0.5], "sent back"),
+        (("46", "46"), [1.0, 1.0, 0.0], "accepted"),
+        (("45", "45"), [0.0, 0.0, 0.0], "accepted"),
+        (("45", "46", "46"), [0.0, 1.0, 1.0], "sent back"),
+        (("45", "40", "41"), [0.0, 0.5, 0.0], "sent back"),
+        (("46", "45", "46"), [1.0, 0.5, 1.0], "sent back"),
     ],
 )
-def test_the_last_answer_counts_and_the_checker_is_paid_for_its_verdict_too(
+def test_answers_are_paid_for_themselves_and_the_checker_for_its_verdict_too(
     texts: tuple[str, ...], rewards: list[float], verdict: str
 ) -> None:
     found, info = played(*texts)
     assert found == rewards
     assert info["agents"][1]["verdict"] == verdict  # type: ignore[index]
+    assert info["success"] == info["agents"][0]["success"] == (texts[-1] == "46")  # type: ignore[index]

@@ -155,13 +155,16 @@ PAIR = ("env.name=docs.examples.solver_checker:SolverChecker", "cluster=local")
 @pytest.mark.parametrize(
     ("agents", "words", "sentence"),
     [
-        ("{0:{},1:{}}", [], "env.played_by=[0, 1] with agents={0: {}, 1: {}}"),
-        ("{0:{},1:{}}", ["env.played_by=[0,4]"], "Unknown agent group in env.played_by=[0, 4] '4'"),
-        ("{0:{},1:{}}", ["env.played_by=[1,1]"], "played_by"),
-        ("{}", ["env.played_by=[0,1]"], "Unknown agent group in env.played_by=[0, 1] '0'"),
+        ("{0:{},1:{}}", [], "env.played_by=[0, 1, 2] with agents={0: {}, 1: {}, 2: {}}"),
+        (
+            *("{0:{},1:{}}", ["env.played_by=[0,4,0]"]),
+            "Unknown agent group in env.played_by=[0, 4, 0] '4'",
+        ),
+        ("{0:{},1:{}}", ["env.played_by=[0,1]"], "must give the agent group of each of solver"),
+        ("{}", ["env.played_by=[0,1,0]"], "Unknown agent group in env.played_by=[0, 1, 0] '0'"),
         (
             "{0:{},1:{}}",
-            ["env.played_by=[0,1]", "actor_rollout_ref.rollout.workflow=a:b"],
+            ["env.played_by=[0,1,0]", "actor_rollout_ref.rollout.workflow=a:b"],
             "only the shipped workflow hands turns",
         ),
     ],
@@ -174,6 +177,6 @@ def test_roles_that_nobody_can_play_are_refused(agents, words, sentence, two_cha
 
 
 def test_the_plan_tells_who_plays_which_role(two_chains):
-    job = parsed(two_chains, "{0:{},1:{}}", *PAIR, "env.played_by=[1,0]")
+    job = parsed(two_chains, "{0:{},1:{}}", *PAIR, "env.played_by=[1,0,1]")
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
-    assert "agent 0 roles solver played by agent 1, checker played by agent 0" in text
+    assert "solver played by agent 1, checker played by agent 0, reviser played by agent 1" in text
