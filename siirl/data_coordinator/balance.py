@@ -67,30 +67,40 @@ def get_seqlen_balanced_partitions(
     )
 
 
-def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def micro_batches_by_budget(
+    lengths: Sequence[int], max_tokens: int, *, num_batches_divided_by: int = 1
+) -> list[list[int]]:
     """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and
     balance them.
 
     Args:
         lengths: Tokens of each row.
         max_tokens: Budget of a micro-batch.
+        num_batches_divided_by: The number of micro-batches is a multiple of this, and some may be
+            empty: interleaved pipeline stages take them in groups of one size (Megatron's
+            microbatch_group_size_per_vp_stage). siirl's engines have no such stages and leave it 1.
 
     Raises:
-        ConfigError: A row is longer than the budget.
+        ConfigError: A row is longer than the budget, or `num_batches_divided_by` < 1.
     """
+    multiple = num_batches_divided_by
+    if multiple < 1:
+        raise ConfigError(f"num_batches_divided_by={multiple} must be at least 1.")
     if lengths and max(lengths) > max_tokens:
         raise ConfigError(
             f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a "
             "micro-batch. Raise the budget."
         )
-    if sum(lengths) <= max_tokens:
+    if sum(lengths) <= max_tokens and multiple == 1:
         return [list(range(len(lengths)))]
     packed = first_fit_decreasing(lengths, max_tokens)
-    for count in range(-(-sum(lengths) // max_tokens), len(packed) + 1):
+    most = -(-max(len(packed), 1) // multiple) * multiple
+    fewest = -(-max(sum(lengths), 1) // max_tokens)
+    for count in range(-(-fewest // multiple) * multiple, most + 1, multiple):
         balanced = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
         if max(sum(lengths[position] for position in part) for part in balanced) <= max_tokens:
             return balanced
-    return packed
+    return packed + [[] for _ in range(most - len(packed))]
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -138,12 +138,23 @@ def test_micro_batches_by_hand():
     assert micro_batches_by_budget([5, 4, 3, 3], 8) == [[0, 3], [1, 2]]
 
 
-@given(st.lists(st.integers(0, 100), max_size=40), st.integers(100, 300))
+@given(st.lists(st.integers(0, 100), max_size=40), st.integers(100, 300), st.integers(1, 4))
 @settings(max_examples=60)
-def test_micro_batches_keep_the_budget(lengths, budget):
-    batches = micro_batches_by_budget(lengths, budget)
+def test_micro_batches_keep_the_budget_and_the_divisor(lengths, budget, divisor):
+    batches = micro_batches_by_budget(lengths, budget, num_batches_divided_by=divisor)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     assert all(sum(lengths[row] for row in batch) <= budget for batch in batches)
+    assert len(batches) % divisor == 0
+
+
+def test_three_micro_batches_become_four_for_groups_of_two():
+    batches = micro_batches_by_budget([8, 8, 8], 8, num_batches_divided_by=2)
+    assert sorted(map(len, batches)) == [0, 1, 1, 1]
+
+
+def test_groups_of_no_micro_batches_are_refused():
+    with pytest.raises(ConfigError, match="num_batches_divided_by=0 must be at least 1"):
+        micro_batches_by_budget([1], 8, num_batches_divided_by=0)
 
 
 def test_row_above_the_budget_is_refused():
