@@ -1,7 +1,7 @@
 """The components of every agent group of a rank: each group has its own policy, optimiser,
 reference, critic, rollout, environments and prompts, or the weights of another group.
 
-What belongs to the run is common: ranks, redistribution, checkpoints and length. Names of the
+Agent groups share ranks, redistribution, checkpoints and the length of the run. Names of the
 lowest group are those of a run without agents. The others have `agent_N/` before their metrics,
 recordings in the folder `agent_N`, and weights in `actor_N` of a checkpoint.
 """

@@ -240,7 +240,7 @@ class CheckpointManager:
             newest_name = (self.folder / LATEST).read_text(errors="replace").strip()
             newest = f"{self.folder / newest_name} is intact"
         return CheckpointError(
-            f"No checkpoint could be written to {self.folder}: {error}. Make room or choose "
+            f"No checkpoint could be written to {self.folder}: {error}. Free disk space or choose "
             f"another trainer.output_dir; {newest}."
         )
 

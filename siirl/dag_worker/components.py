@@ -321,7 +321,7 @@ class RankBuilder(abc.ABC):
         )
 
     def observer(self, module: Any) -> Callable[[TensorDict], None] | None:
-        """What takes note of the rows of a step for `module`; None: nothing does."""
+        """Callback that observes the rows of a step for `module`; None: no callback."""
         return None
 
     def reference(self, actor: Actor, module: Any) -> Reference | None:
@@ -391,7 +391,7 @@ class RankBuilder(abc.ABC):
         return False
 
     def acting(self, module: Any) -> Any:
-        """What acts on a rank that trains: the module, or a copy if the module is sharded."""
+        """The acting module of a training rank: the trained module, or a copy if it is sharded."""
         if self.ranks.group is None:
             return module
         return acting_copy(module, self.compute_dtype, device=self.device)

@@ -73,9 +73,9 @@ class StageContext:
         """The exchange between resource groups; ConfigError if the run has one group."""
         if self.exchange is None:
             raise ConfigError(
-                "put_to_group or get_from_group runs, but all ranks are one group: the two are "
-                "added where a graph is cut at the border of groups. Take them out of the graph, "
-                "and set dag.groups."
+                "put_to_group or get_from_group runs, but all ranks form one group. siirl adds "
+                "these nodes itself when it splits a graph between groups: remove them from the "
+                "graph, and set dag.groups."
             )
         return self.exchange
 

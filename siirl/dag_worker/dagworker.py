@@ -230,9 +230,9 @@ class DAGWorker:
             self._save()
         elif self.global_steps > 0 and self._is_last(begin):
             raise ConfigError(
-                f"trainer.resume={trainer.resume}: after step {self.global_steps} none is left. "
-                "Raise trainer.total_steps="
-                f"{as_text(trainer.total_steps)} or trainer.total_epochs={trainer.total_epochs}."
+                f"trainer.resume={trainer.resume}: the run is complete after step "
+                f"{self.global_steps}. Raise trainer.total_steps={as_text(trainer.total_steps)} "
+                f"or trainer.total_epochs={trainer.total_epochs}."
             )
         if self.global_steps == 0 and trainer.val_before_train and trainer.val_episodes > 0:
             yield from self._evaluate()

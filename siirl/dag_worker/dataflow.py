@@ -36,7 +36,7 @@ Call = Callable[[Node, TensorDict, Any], NodeOutput]
 Begin = Callable[[Node, TensorDict], "Future[Any] | None"]
 """Begins a node's work on its input outside of this thread, if that is possible."""
 Draw = Callable[[int, int], TensorDict]
-"""This rank's prompts of the step for an agent group (0), or its share of so many further ones."""
+"""This rank's prompts for an agent group: those of the step (0), or its share of further ones."""
 
 
 @dataclass

@@ -121,9 +121,9 @@ def refuse_segments(state: Mapping[str, Any]) -> None:
     """Raise CheckpointError for the state of a rollout by segments, in a run of whole episodes."""
     if state:
         raise CheckpointError(
-            "The checkpoint has episodes that go on in the next step, and this run takes whole "
-            "episodes: resume with the same actor_rollout_ref.rollout.n_steps, or start a new "
-            "run from the checkpoint's weights."
+            "The checkpoint holds unfinished episodes, but this run trains on whole episodes: "
+            "resume with the same actor_rollout_ref.rollout.n_steps, or start a new run from the "
+            "checkpoint's weights."
         )
 
 

@@ -89,7 +89,7 @@ class SegmentCollector(RolloutCollector):
         """
         if not state:
             raise CheckpointError(
-                "The checkpoint is of whole episodes, and this run cuts them at "
+                "The checkpoint comes from a run on whole episodes, but this run cuts them at "
                 f"actor_rollout_ref.rollout.n_steps={self.segments.decisions}: leave it out, or "
                 "start a new run from the checkpoint's weights."
             )

@@ -145,8 +145,8 @@ def own_rows(*, batch: TensorDict, agent_group: int) -> NodeOutput:
     """
     if "agent_group" not in batch.keys():
         raise ConfigError(
-            "own_rows needs the column agent_group, which rollouts have whose environment names "
-            "its agents (EnvSpec.agent_names, env.played_by): take the node out."
+            "own_rows needs the column agent_group, which exists only if the environment names "
+            "its agents (EnvSpec.agent_names, env.played_by): remove the node."
         )
     groups = batch["agent_group"].tolist()
     own = select_rows(batch, [row for row, group in enumerate(groups) if group == agent_group])

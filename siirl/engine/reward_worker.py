@@ -128,7 +128,7 @@ def _number(value: Any) -> float:
             f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'"
         )
     if not math.isfinite(value):
-        raise ValueError(f"it returned {float(value)}, which is no score")
+        raise ValueError(f"it returned {float(value)}, which is not a score")
     return float(value)
 
 

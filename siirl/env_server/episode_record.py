@@ -55,8 +55,11 @@ class EpisodeRecord:
         arguments: tuple[Any, ...],
         result: tuple[Any, ...],
     ) -> None:
-        """Record an answered call."""
+        """Record an answered call, and whether it ended the episode."""
         self.calls.append(Call(method, arguments, sample(result[:-1])))
+        if method == "step_chunk":
+            _, _, terminated, truncated, _ = result
+            self.ended = bool(terminated or truncated)
 
 
 def own_actions(actions: Any) -> Any:

@@ -74,7 +74,7 @@ class Slot:
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step_chunk."
             )
-        result = await self._step_chunk(self._episode, actions)
+        result: StepResult = await self._carry_out("step_chunk", (own_actions(actions),))
         self._tally.steps += int(result[-1]["executed"])
         return result
 
@@ -98,14 +98,8 @@ class Slot:
         episode = self._episode
         if not len(actions) or episode is None:
             return observation, False
-        observation, *_ = await self._step_chunk(episode, actions)
+        observation, *_ = await self._carry_out("step_chunk", (own_actions(actions),))
         return observation, episode.ended
-
-    async def _step_chunk(self, episode: EpisodeRecord, actions: Sequence[Any]) -> StepResult:
-        result: StepResult = await self._carry_out("step_chunk", (own_actions(actions),))
-        _, _, terminated, truncated, _ = result
-        episode.ended = bool(terminated or truncated)
-        return result
 
     async def frames(self, stream: str) -> Frames:
         """Frames of `stream` in this episode so far; also after its end, until the next reset.

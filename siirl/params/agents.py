@@ -4,7 +4,7 @@ it.
     agents: {0: {}, 1: {env: math, actor_rollout_ref: {actor: {optim: {lr: 1e-4}}}}}
 
 An entry holds what a command line holds: keys, and groups such as `env=math` with the defaults that
-they choose. What belongs to the whole run (its length, ranks and graph) is the run's. With
+they choose. Length, ranks and graph are set for the whole run. With
 `shares: 0` a group acts with and trains the weights of group 0; its own are environment, prompts,
 reward, advantage, loss and the number of rollouts. Left out: which nodes belong to a group (the
 graph says), and what a group builds (`siirl.dag_worker.agent_groups`).
@@ -44,7 +44,7 @@ def configs_of_entries(config: SiiRLArguments, *, parse: Parse) -> dict[int, Sii
     """The configuration of each entry of `agents`, by its number.
 
     Raises:
-        ConfigError: A number that is none, an entry that holds no keys, keys of the whole run, or
+        ConfigError: An invalid group number, an entry without keys, keys of the whole run, or
             weights that no group has.
     """
     entries = entries_of(config.agents)
@@ -67,12 +67,12 @@ def configs_of_entries(config: SiiRLArguments, *, parse: Parse) -> dict[int, Sii
 
 
 def place_of(group: int) -> str:
-    """Where the keys of an agent group stand."""
+    """Dotted place of an agent group's keys."""
     return f"agents.{group}"
 
 
 def config_of_group(config: SiiRLArguments, group: int) -> SiiRLArguments:
-    """What an agent group is built from; the run's configuration if it has no `agents`."""
+    """Configuration of an agent group; the run's if it has no `agents`."""
     return config.agent_configs.get(group, config)
 
 
@@ -147,7 +147,7 @@ def _number(name: Any) -> int:
     text = str(name)
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(
-            f"agents.{text}: an agent group is a number from 0 on, as agent_group of its nodes."
+            f"agents.{text}: agent groups are numbered from 0, like the agent_group of their nodes."
         )
     return int(text)
 

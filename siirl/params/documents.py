@@ -22,11 +22,11 @@ def read_text(file: Path, *, remedy: str) -> str:
 
 
 def read_json(file: Path, *, remedy: str) -> Any:
-    """What a file of JSON holds, of whatever type.
+    """Content of a JSON file, of any JSON type.
 
     Raises:
-        CheckpointError: Bytes that are no text, text that is no JSON, or JSON that Python does not
-            read: too deep, or with a number of too many digits.
+        CheckpointError: Invalid UTF-8, invalid JSON, or JSON that Python cannot read: nested too
+            deeply, or with a number of too many digits.
     """
     text = read_text(file, remedy=remedy)
     try:

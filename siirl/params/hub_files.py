@@ -112,7 +112,7 @@ def _within(folder: Path, place: HubPlace, key: str) -> Path:
         return path
     entries = sorted(entry.name for entry in folder.iterdir())
     raise MissingAssetError(
-        f"{key}={place}: the repository has no {place.path}. Of it there is here: "
+        f"{key}={place}: the repository has no {place.path}. It contains: "
         f"{', '.join(entries[:LISTED]) or 'nothing'}. Correct the path."
     )
 
@@ -147,7 +147,7 @@ def _reason(place: HubPlace, error: Exception) -> tuple[str, str]:
         return f"it has no revision {place.revision}", "Name a branch, a tag or a commit of it."
     if isinstance(error, OfflineModeIsEnabled):
         return (
-            "the Hub is not asked, as HF_HUB_OFFLINE is set, and the cache has no complete copy",
+            "HF_HUB_OFFLINE is set, and the cache has no complete copy",
             "Unset it, or give a local path.",
         )
     if isinstance(error, HfHubHTTPError):

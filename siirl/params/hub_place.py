@@ -62,8 +62,8 @@ def hub_place(text: str, *, place: str, kind: str = MODEL) -> HubPlace | None:
     path = "" if found is None else found["path"] or ""
     if found is None or ".." in path.split("/"):
         raise ConfigError(
-            f"{place}={text} is no place on the Hub: write hf://owner/name, and @revision and "
-            "/path behind it where needed."
+            f"{place}={text} is not a location on the Hub: write hf://owner/name, optionally "
+            "followed by @revision and /path."
         )
     return HubPlace(
         kind=DATASET if found["data"] else kind,

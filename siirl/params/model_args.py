@@ -216,8 +216,8 @@ class ActorArguments:
     )
     fsdp_size: int | None = option(
         None,
-        "Ranks that share one copy of the weights, gradients and moments; groups of so many hold a "
-        "copy each. null: all ranks share one.",
+        "Ranks that share one copy of the weights, gradients and moments; each group of that "
+        "size holds one copy. null: all ranks share one.",
         why="least memory; a machine's ranks are faster where its network is slow",
         minimum=1,
     )

@@ -320,8 +320,8 @@ def _own_graph(assignments: Iterable[Assignment]) -> str | None:
 
 
 def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> DictConfig:
-    """The dataclasses' defaults, and over them the groups'. A graph of the user's own has no
-    pipeline's, unless one is chosen.
+    """Defaults of the dataclasses, overridden by those of the groups. A user's graph has no
+    pipeline defaults, unless a pipeline is chosen.
     """
     without_pipeline = own_graph is not None and "pipeline" not in choices
     groups = compose.compose_groups({**choices, "pipeline": None} if without_pipeline else choices)

@@ -1,9 +1,9 @@
 """Plug-ins: keys that take `module:name` or a registered name, and modules that register names.
 
 One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`,
-`module:name`, or a name that a module of the user's own registers; `siirl.dag_worker.registries`
-has the registries. Here stands what needs no torch: references are looked for and not imported, and
-an unknown name is refused at once where no module of the user's own could register it.
+`module:name`, or a name that a user module registers; `siirl.dag_worker.registries` holds the
+registries. This module needs no torch: it locates references without importing them, and refuses an
+unknown name if the job has no user module that could register it.
 """
 
 import functools
@@ -60,7 +60,7 @@ def import_user_modules(modules: Iterable[str]) -> None:
 def _import(name: str) -> None:
     if not name or not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(
-            f"{PLACE}={name} is no module: write its dotted name, for example "
+            f"{PLACE}={name} is not a module: write its dotted name, for example "
             f"{PLACE}=[my_package.registrations]."
         )
     try:
@@ -74,15 +74,13 @@ def _import(name: str) -> None:
                 "folder on PYTHONPATH."
             ) from error
         raise ConfigError(
-            f"{PLACE}={name}: importing it raised {describe_error(error)}. Mend the module, or "
-            "leave it out."
+            f"{PLACE}={name}: importing it raised {describe_error(error)}. Fix the module, or "
+            "remove it."
         ) from error
 
 
 def _may_register(config: SiiRLArguments) -> bool:
-    """Whether the configuration names code of the user's own, which may register names when it is
-    imported.
-    """
+    """Whether the configuration names user code, which may register names when it is imported."""
     named = (
         config.env.name,
         config.reward.name,

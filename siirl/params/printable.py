@@ -1,8 +1,8 @@
 """Escapes control characters in foreign text before it is printed on a terminal.
 
-Names of tasks, instructions, outcomes, a model's words and errors of the user's own code are
-printed. In them an escape sequence could colour, move or overwrite what is printed before and
-after, and half of a surrogate pair cannot be written at all. Left out: files, which keep the text
+Task names, instructions, outcomes, generated text and errors of user code are printed. An escape
+sequence in them could colour, move or overwrite other output, and half of a surrogate pair cannot
+be written at all. Left out: files, which keep the text
 as it is.
 """
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 
 REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
-"""What is raised before anything has run: the user changes something and starts again."""
+"""Errors raised before anything runs: the user changes the job and starts again."""
 
 
 def refuse(problems: Sequence[SiirlError]) -> None:

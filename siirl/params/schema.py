@@ -102,13 +102,12 @@ def find_key(place: str, known: Mapping[str, Key]) -> Key | None:
 def unknown_key(
     place: str, known: Mapping[str, Key], *, source: str, groups: tuple[str, ...] = ()
 ) -> UnknownNameError:
-    """What to say of a key that is not there: its known neighbours, or the keys of that name
-    elsewhere.
+    """Error for an unknown key: lists its known neighbours, or keys of the same name elsewhere.
 
     Args:
         place: The unknown key.
         known: All keys.
-        source: Where it was given.
+        source: Origin of the key: command line or file.
         groups: Names that may be chosen by `group=option`, shown where the first part of `place` is
             unknown.
     """

@@ -48,9 +48,7 @@ def streams(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArgum
 
 
 def threads_of_rank(trainer: TrainingArguments, *, cores: int) -> int:
-    """Threads of a rank's computations on the CPU, of whose `cores` cores each rank of the machine
-    gets as many.
-    """
+    """CPU threads of a rank; by default the ranks of a machine share its `cores` equally."""
     if trainer.threads_per_rank is not None:
         return trainer.threads_per_rank
     return max(1, cores // trainer.n_gpus_per_node)
@@ -83,7 +81,7 @@ def trajectories_per_step(data: DataArguments, rollout: RolloutArguments) -> int
 
 
 def samples_per_step(data: DataArguments, rollout: RolloutArguments) -> int:
-    """What `ppo_mini_batch_size` counts in a step: prompts, or with `rollout.n_steps` decisions."""
+    """Samples of a step, the unit of `ppo_mini_batch_size`: prompts, or `n_steps` times as many."""
     return data.train_batch_size * (rollout.n_steps or 1)
 
 
@@ -124,7 +122,7 @@ def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) ->
     serve for every mini-batch of the step.
 
     That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
-    in the reward wants its own column, and importance weights are the ratio of the two.
+    in the reward needs its own column, and importance weights are the ratio of the two.
     """
     return (
         algorithm.use_kl_in_reward
@@ -134,8 +132,6 @@ def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) ->
 
 
 def needs_video(reward: RewardArguments) -> bool:
-    """Whether the reward reads embeddings of videos: srpo does, one of the user's own where it has
-    an encoder.
-    """
+    """Whether the reward reads video embeddings: srpo does, and a user's reward with an encoder."""
     own = is_reference(reward.name) and reward.encoder is not None
     return reward.name in VIDEO_REWARDS or own

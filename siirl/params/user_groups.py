@@ -37,7 +37,9 @@ def _load(name: str, reference: str, taken: frozenset[str]) -> type:
         )
     cls = load_reference(str(reference), place=place)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"{place}={reference} is no dataclass: write @dataclass above the class.")
+        raise ConfigError(
+            f"{place}={reference} is not a dataclass: write @dataclass above the class."
+        )
     required = [
         field.name
         for field in dataclasses.fields(cls)

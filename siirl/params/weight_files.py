@@ -63,7 +63,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The files with a model's weights in `folder`: the one, or else those that its index names, or
     else all there are.
 
-    Which one wins where there are both is as in transformers.
+    The order of precedence is that of transformers.
 
     Raises:
         CheckpointError: An index that cannot be read, or names a file that is not there.

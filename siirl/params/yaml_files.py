@@ -1,4 +1,4 @@
-"""YAML that a user wrote: plain values out of a file, and the exceptions of a file that is none.
+"""Reads YAML files of users into plain values, and names the exceptions of invalid files.
 
 Left out: what the values mean (`siirl.params.compose` for keys, `siirl.execution.dag.workflow_file`
 for graphs).

@@ -1,5 +1,5 @@
-"""Checks of a run with agent groups (`agents`): each group's configuration as a job of its own, and
-what such a run cannot do.
+"""Checks of a run with agent groups (`agents`): each group's configuration as a separate job, and
+features that such a run lacks.
 
 Left out: names and sharing of the entries (`siirl.params.agents`), and whether the graph has their
 nodes (`siirl.preflight.prepare`).
@@ -40,8 +40,9 @@ def _servers_of_two(
             other = holders.setdefault(url, group)
             if other != group:
                 yield ConfigError(
-                    f"{place_of(group)}: actor_rollout_ref.rollout.server.urls has {url}, and so "
-                    f"has {place_of(other)}: a server holds one policy. Start one for each group."
+                    f"{place_of(group)}: actor_rollout_ref.rollout.server.urls has {url}, which "
+                    f"{place_of(other)} names too: a server holds one policy. Start one server "
+                    "for each group."
                 )
 
 
@@ -110,8 +111,8 @@ def _roles(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> Iterator[Sii
                 )
             if player != group and played_by and not is_text(specs[player]):
                 yield ConfigError(
-                    f"{place}: agent {player} is a robot ({specs[player].name}) and has no texts "
-                    "to say. Name text agents."
+                    f"{place}: agent {player} is a robot ({specs[player].name}) and generates no "
+                    "text. Name text agents."
                 )
 
 

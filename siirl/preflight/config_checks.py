@@ -128,8 +128,8 @@ def _copies(actor: ActorArguments, *, ranks: int) -> Iterator[SiirlError]:
     size = actor.fsdp_size
     if size is not None and ranks % size:
         yield ConfigError(
-            f"{ACTOR}.fsdp_size={size} must divide the {ranks} ranks that train: groups of so many "
-            "hold a copy of the weights each."
+            f"{ACTOR}.fsdp_size={size} must divide the {ranks} ranks that train: each group of "
+            "that size holds one copy of the weights."
         )
 
 
@@ -138,7 +138,7 @@ def _evaluation(trainer: TrainingArguments) -> Iterator[SiirlError]:
     if episodes > FIRST_DEMONSTRATION_SEED:
         yield ConfigError(
             f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out "
-            "seeds; take at most as many."
+            "seeds; set at most that many."
         )
     elif first + episodes > FIRST_DEMONSTRATION_SEED:
         yield ConfigError(
@@ -217,8 +217,7 @@ def _beyond_the_end(
     if dag.shipped_graph == WITH_CRITIC and warmup >= last:
         yield ConfigError(
             f"trainer.critic_warmup={warmup} with trainer.total_steps={last} leaves no step that "
-            "trains the actor: make it at most "
-            f"{last - 1}, or the run longer."
+            f"trains the actor: set it to at most {last - 1}, or raise trainer.total_steps."
         )
 
 
@@ -231,9 +230,9 @@ def _schedules_without_end(
     for place, optim in optimisers:
         if optim.scheduler not in FLAT_SCHEDULES:
             yield ConfigError(
-                f"{place}.scheduler={optim.scheduler} falls towards the run's last step, which "
-                "trainer.total_steps=null leaves open: "
-                f"set trainer.total_steps, or {place}.scheduler=constant_with_warmup."
+                f"{place}.scheduler={optim.scheduler} decays until the run's last step, which is "
+                "unknown with trainer.total_steps=null: set trainer.total_steps, or "
+                f"{place}.scheduler=constant_with_warmup."
             )
         elif (
             optim.scheduler == "constant_with_warmup"
@@ -241,9 +240,9 @@ def _schedules_without_end(
             and optim.warmup_ratio > 0
         ):
             yield ConfigError(
-                f"{place}.warmup_ratio={optim.warmup_ratio} is a share of the run's steps, which "
-                "trainer.total_steps=null leaves open: "
-                f"set trainer.total_steps, or {place}.warmup_steps."
+                f"{place}.warmup_ratio={optim.warmup_ratio} is a share of the run's steps, whose "
+                "number is unknown with trainer.total_steps=null: set trainer.total_steps, or "
+                f"{place}.warmup_steps."
             )
 
 

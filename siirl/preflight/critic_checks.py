@@ -57,9 +57,9 @@ def estimator_problems(
     for wanted, in_words in needed:
         if pipeline != wanted:
             yield ConfigError(
-                f"algorithm.adv_estimator={estimator} needs {in_words}, which "
-                f"pipeline={pipeline} does not provide: take "
-                f"pipeline={wanted}, or set dag.custom_pipeline_fn to a graph of yours that does."
+                f"algorithm.adv_estimator={estimator} needs {in_words}, which pipeline={pipeline} "
+                f"does not provide: take pipeline={wanted}, or set dag.custom_pipeline_fn to your "
+                "own graph that provides it."
             )
     for column, (provider, in_words) in PROVIDED.items():
         if provider == pipeline and not needed and estimator in built_in:
@@ -125,9 +125,8 @@ def overlong_problems(
     place = f"algorithm.overlong.buffer={overlong.buffer}"
     if not text:
         yield ConfigError(
-            f"{place} counts tokens of text, and env={env.name} acts: its episodes are "
-            "bounded by env.max_episode_steps. "
-            "Leave it out."
+            f"{place} counts tokens of text, and env={env.name} takes actions: "
+            "env.max_episode_steps bounds its episodes. Leave it out."
         )
     elif overlong.penalty == 0:
         yield ConfigError(

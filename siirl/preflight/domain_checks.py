@@ -142,6 +142,6 @@ def _of_robots(
         )
     if reward.name == REWARD_MODEL:
         yield ConfigError(
-            f"reward.name={REWARD_MODEL} is a text classifier, and {env} is no text: take "
-            "reward=success, return or srpo."
+            f"reward.name={REWARD_MODEL} is a text classifier, and {env} is not a text "
+            "environment: take reward=success, return or srpo."
         )

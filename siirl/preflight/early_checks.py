@@ -103,9 +103,8 @@ def _one_policy(spec: EnvSpec) -> list[SiirlError]:
     return [
         ConfigError(
             f"An evaluation plays one policy, and {spec.name!r} has the agents "
-            f"{', '.join(spec.agent_names)}: take the run's own evaluations "
-            "(val/all/success_rate in metrics.jsonl), with trainer.val_episodes= as many as are "
-            "needed."
+            f"{', '.join(spec.agent_names)}: use the run's own evaluations (val/all/success_rate "
+            "in metrics.jsonl), and raise trainer.val_episodes for more episodes."
         )
     ]
 

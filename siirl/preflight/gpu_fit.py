@@ -104,12 +104,12 @@ def _remedy(
         if _fits(changed(config, setting), spec, shape=shape, gpu_bytes=gpu_bytes):
             alone.append(_words(setting))
     if alone:
-        return f"What fits: {'; or '.join(alone)}."
+        return f"These settings fit: {'; or '.join(alone)}."
     together: dict[str, Any] = {}
     for setting in settings:
         together |= setting
         if _fits(changed(config, together), spec, shape=shape, gpu_bytes=gpu_bytes):
-            return f"What fits: {_words(together)}."
+            return f"These settings fit: {_words(together)}."
     even = f"Not even {_words(together)} makes it fit: " if together else ""
     return f"{even}take a smaller model, or GPUs with more memory."
 

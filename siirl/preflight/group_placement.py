@@ -116,7 +116,7 @@ def _shares(
     if batch < rollout:
         yield ConfigError(
             f"data.train_batch_size={batch} gives some of the {rollout} ranks of the group "
-            f"{ROLLOUT!r} nothing to do: make it at least {rollout}."
+            f"{ROLLOUT!r} no prompts: set it to at least {rollout}."
         )
     mini_batch = sizes.trajectories_per_mini_batch(policy)
     if mini_batch % train:

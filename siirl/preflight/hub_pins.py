@@ -35,7 +35,7 @@ def names_of_hub(config: SiiRLArguments) -> Iterator[tuple[str, str, HubPlace]]:
     """Key, value and place of everything that is read from the Hub.
 
     Raises:
-        ConfigError: `hf://` with something else than a place behind it.
+        ConfigError: `hf://` without a valid location after it.
     """
     for keys, kind in ((MODELS, MODEL), (DATA, DATASET)):
         for key in keys:

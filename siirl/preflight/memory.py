@@ -85,7 +85,7 @@ def episodes_of_step(data: DataArguments, rollout: RolloutArguments) -> HeldEpis
 
 
 def episodes_at_once(slots: int) -> HeldEpisodes:
-    """Episodes that run at once in so many environments; an evaluation frees each at its end."""
+    """Episodes that run at once in `slots` environments; an evaluation frees each at its end."""
     return HeldEpisodes(
         slots,
         f"{counted(slots, 'episode')} at the same time",

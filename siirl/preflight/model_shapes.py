@@ -22,7 +22,7 @@ from siirl.params.documents import read_object
 
 @dataclass(frozen=True)
 class Attention:
-    """What tells the attention of known decoders apart."""
+    """Differences between the attention layers of known decoders."""
 
     bias: bool = False
     """Whether q, k and v have a bias."""

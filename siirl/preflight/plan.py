@@ -41,7 +41,7 @@ class Machine:
     free_memory_bytes: float
     cores: int
     speed: float = 1.0
-    """Where 1 is that of the benchmarks' machine (`duration.measured_speed`)."""
+    """Speed relative to the benchmarks' machine (`duration.measured_speed`)."""
     gpu_bytes: float | None = None
     """Memory of a GPU; None: there is none, or it is unknown."""
 
@@ -95,7 +95,7 @@ class LengthPlan:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run takes of its machine, estimated."""
+    """Estimated memory, disk space and duration of a run."""
 
     memory_parts: tuple[tuple[str, float], ...]
     rank_memory: RankMemory | None
@@ -268,7 +268,7 @@ def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
 
 
 def _memory_of_agent(group: int, plan: Plan, *, shares: bool) -> list[tuple[str, float]]:
-    """What an agent group needs beside the first; one that shares weights needs none of its own."""
+    """Additional memory of an agent group; a group that shares weights adds no policy."""
     parts = []
     for name, size in plan.needs.memory_parts:
         of_run = name in ("workers", "Ray")

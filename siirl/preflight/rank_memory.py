@@ -109,7 +109,7 @@ class PolicyMemory:
     """Whether a KL to a reference has a weight."""
 
     def table(self, *, encoder: float, on_gpu: bool) -> RankMemory:
-        """All parts, with an encoder of so many bytes; see `rank_memory` for `on_gpu`."""
+        """All parts, with an encoder of `encoder` bytes; see `rank_memory` for `on_gpu`."""
         actor, shape = self.policy.actor, self.shape
         trained = self.adapters or shape.parameters
         sharing = actor.fsdp_size or self.ranks

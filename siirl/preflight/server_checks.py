@@ -95,11 +95,11 @@ def _of_folder(server: ServerArguments) -> Iterator[SiirlError]:
     if server.weights_folder is None and remote:
         yield ConfigError(
             f"{SERVER_KEY}.urls has {remote[0]}, which may be another machine, and "
-            f"{SERVER_KEY}.weights_folder=null is memory of this one: name a folder that both see "
-            "under the same path, or set weights=collective."
+            f"{SERVER_KEY}.weights_folder=null is memory of this one: name a folder that both "
+            "machines mount at the same path, or set weights=collective."
         )
     if server.weights_folder is not None and not Path(server.weights_folder).is_dir():
         yield ConfigError(
-            f"{SERVER_KEY}.weights_folder={server.weights_folder} is no folder: make it, on a "
-            "file system that the servers see under the same path."
+            f"{SERVER_KEY}.weights_folder={server.weights_folder} is not a folder: create it on a "
+            "file system that the servers mount at the same path."
         )

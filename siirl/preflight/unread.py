@@ -97,7 +97,7 @@ class SetKeys:
         env, setting = f"env={self.config.env.name}", self._setting(key)
         if key.metadata["text_only"] and not text:
             return ConfigError(
-                f"{setting} is read by text jobs only, and {env} is no text: "
+                f"{setting} is read by text jobs only, and {env} is not a text environment: "
                 f"{key.metadata['text_only']}. Leave it out."
             )
         # 0 videos is harmless in a text job

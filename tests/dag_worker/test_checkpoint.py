@@ -318,7 +318,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_checkpoint_before(tmp_path, sma
     small_files()
     with pytest.raises(
         CheckpointError,
-        match=r"No checkpoint could be written.*Make room.*step_00000001 is intact",
+        match=r"No checkpoint could be written.*Free disk space.*step_00000001 is intact",
     ):
         job.train(1).save()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]

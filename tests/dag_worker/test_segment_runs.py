@@ -85,7 +85,7 @@ def test_evaluations_between_segments_change_no_episode_of_training(tmp_path):
 
 def test_whole_episodes_and_segments_do_not_resume_each_other(tmp_path):
     train(tmp_path / "segments", "trainer.total_steps=1")
-    with pytest.raises(CheckpointError, match="has episodes that go on in the next step"):
+    with pytest.raises(CheckpointError, match="holds unfinished episodes"):
         train(
             tmp_path / "segments",
             "trainer.total_steps=2",

@@ -50,7 +50,7 @@ def test_a_run_whose_last_step_is_done_says_so(tmp_path):
     train(tmp_path / "run", "trainer.total_steps=1")
     with pytest.raises(
         ConfigError,
-        match=r"after step 1 none is left. Raise trainer.total_steps=1 or trainer.total_epochs=30\.",
+        match=r"the run is complete after step 1. Raise trainer.total_steps=1 or trainer.total_epochs=30\.",
     ):
         train(tmp_path / "run", "trainer.total_steps=1", f"trainer.resume={tmp_path / 'run'}")
 

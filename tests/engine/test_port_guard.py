@@ -60,7 +60,9 @@ def test_a_stranger_among_the_connections_ends_the_run() -> None:
         socket.create_server((LOOPBACK, 0)) as listener,
         stranger(listener.getsockname()[1]) as end,
         listener.accept()[0],
-        pytest.raises(InvariantError, match=f"A connection to rank 0 from {end} is not a rank's"),
+        pytest.raises(
+            InvariantError, match=f"A connection to rank 0 from {end} does not come from a rank"
+        ),
     ):
         admit_ranks_only(distributed.HashStore(), rank=0, ranks=1, before=before)
 

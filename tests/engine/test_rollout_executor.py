@@ -147,7 +147,7 @@ def test_wait_that_times_out_keeps_what_is_there(inference):
     workflow = Answering()
     for data in [(0, 1), (1, 100_000), (2, 1)]:
         inference.submit(data, workflow)
-    with pytest.raises(TimeoutError, match="2 are under way"):
+    with pytest.raises(TimeoutError, match="2 submitted episodes continue"):
         inference.wait(
             2, timeout=2.0
         )  # the first takes a millisecond, the second a minute and a half
@@ -156,7 +156,7 @@ def test_wait_that_times_out_keeps_what_is_there(inference):
 
 def test_wait_for_more_than_was_submitted_says_so_and_keeps_what_is_there(inference):
     inference.submit((0, 1), Answering())
-    with pytest.raises(RuntimeError, match="submit as many as are wanted"):
+    with pytest.raises(RuntimeError, match="submit as many as you need"):
         inference.wait(2)
     assert numbers(inference.wait(1)) == [0]
 

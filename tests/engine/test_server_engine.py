@@ -231,7 +231,7 @@ def test_a_server_that_does_not_join_the_collective_is_told(
     sync(engine)
     sentence = failure(engine)
     assert "no route to host" in sentence
-    assert "else take weights=folder" in sentence
+    assert "or set weights=folder" in sentence
 
 
 def test_a_worker_that_fails_ends_the_collective_at_once(
@@ -338,7 +338,7 @@ def test_a_server_that_cannot_read_the_folder_is_told(
     sync(engine)
     sentence = failure(engine)
     assert "No such file" in sentence
-    assert "must see the folder under the same path" in sentence
+    assert "must mount the folder at the same path" in sentence
 
 
 def test_a_full_folder_names_the_remedies(playground: Playground, url: str) -> None:
@@ -420,7 +420,7 @@ BAD = {
         r"HTTP 500 \(out of memory\): see its log",
     ),
     "a redirect": (Response(status_code=307, headers={"location": "http://x"}), "HTTP 307"),
-    "a huge one": (Response(b" " * (1 << 20)), "more than .* KiB, which no answer"),
+    "a huge one": (Response(b" " * (1 << 20)), "more than .* KiB, more than any answer"),
 }
 
 
@@ -513,7 +513,7 @@ def started(url: str, **options: Any) -> None:
     [
         ("/v1/models", Response(status_code=404), "VLLM_SERVER_DEV_MODE=1"),
         ("/v1/models", Response(status_code=401), r"HTTP 401: name the file .*token_file"),
-        ("/v1/models", HTMLResponse("<html>"), "something that is no JSON"),
+        ("/v1/models", HTMLResponse("<html>"), "invalid JSON"),
         ("/v1/models", JSONResponse({"data": []}), "lists no model"),
         ("/v1/models", JSONResponse({"data": [{"id": "gpt"}]}), "lists no model"),
         ("/collective_rpc", Response(status_code=404), "VLLM_SERVER_DEV_MODE=1 and siirl's"),
@@ -523,7 +523,7 @@ def started(url: str, **options: Any) -> None:
             "HTTP 500 no attribute.*worker-extension-cls",
         ),
         ("/collective_rpc", JSONResponse({}), "without results"),
-        ("/collective_rpc", JSONResponse({"results": ["1"]}), "has another siirl"),
+        ("/collective_rpc", JSONResponse({"results": ["1"]}), "runs another version of siirl"),
         (
             "/collective_rpc",
             JSONResponse({"results": [{"protocol": 7, "siirl": "9.0"}]}),

@@ -170,8 +170,8 @@ def test_a_part_may_be_for_some_data_sources_alone(make):
 
 BAD = {
     "raise": "moody: RuntimeError: no such grade",
-    "nan": "moody: it returned nan, which is no score",
-    "inf": "moody: it returned inf, which is no score",
+    "nan": "moody: it returned nan, which is not a score",
+    "inf": "moody: it returned inf, which is not a score",
     "text": "moody: it returned str, and a score is a number",
     "none": "moody: it returned NoneType, and a score is a number",
     "list": "moody: it returned list, and a score is a number",
@@ -208,7 +208,7 @@ def test_after_too_many_failures_the_rest_is_not_tried(make):
     manager = make({"name": "moody"}, max_failed_share=0.25)
     scores = manager.score(outcomes("raise", "raise", "good", "good", total=4))
     assert scores.failed[0].endswith("no such grade")
-    assert [scores.failed[row] for row in (2, 3)] == ["moody: not tried after so many failures"] * 2
+    assert [scores.failed[row] for row in (2, 3)] == ["moody: skipped after too many failures"] * 2
 
 
 def test_failures_of_a_rank_are_counted_against_the_samples_of_all_ranks(make):
@@ -235,7 +235,7 @@ def test_a_batched_function_gets_lists(make):
                 (0, 1), "many: TypeError: it returned float, and 2 samples need a list of 2 scores"
             ),
         ),
-        (("a", "nan"), {1: "many: it returned nan, which is no score"}),
+        (("a", "nan"), {1: "many: it returned nan, which is not a score"}),
     ],
 )
 def test_a_list_of_the_wrong_length_fails_its_samples_and_a_bad_entry_its_own(

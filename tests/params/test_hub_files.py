@@ -232,7 +232,7 @@ def test_a_place_is_read_and_written(text: str, place: HubPlace) -> None:
 
 @pytest.mark.parametrize("text", ["hf://a", "hf://", "hf://a/b@", "hf://a/b/../c", "hf://a b/c"])
 def test_what_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no place on the Hub: write hf://owner/name"):
+    with pytest.raises(ConfigError, match="is not a location on the Hub: write hf://owner/name"):
         hub_place(text, place="key")
 
 

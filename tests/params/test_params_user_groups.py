@@ -99,7 +99,7 @@ def test_its_help_is_shown() -> None:
         (["+user_groups.my_custom=guide_groups:Missing"], "module 'guide_groups' has no 'Missing'"),
         (["+user_groups.my_custom=no_such_module:X"], "there is no module 'no_such_module'"),
         (["+user_groups.my_custom=guide_groups"], "write module:name"),
-        (["+user_groups.my_custom=guide_groups:NotADataclass"], "is no dataclass"),
+        (["+user_groups.my_custom=guide_groups:NotADataclass"], "is not a dataclass"),
         (["+user_groups.my_custom=guide_groups:Incomplete"], "give size a default"),
         (
             ["+user_groups.trainer=guide_groups:MyCustomArguments"],

@@ -88,7 +88,7 @@ def test_user_modules_are_imported_in_their_order(own: Path) -> None:
         (
             "my/file.py",
             "",
-            "is no module: write its dotted name, for example "
+            "is not a module: write its dotted name, for example "
             "user_modules=[my_package.registrations]",
         ),
         ("own_broken", "1 / 0\n", "importing it raised ZeroDivisionError: division by zero"),

@@ -107,8 +107,8 @@ def test_agents_of_both_domains_are_checked_each_by_its_own(two_chains):
         (
             "{0:{},1:{}}",
             ["rollout=server", "actor_rollout_ref.rollout.server.urls=[http://127.0.0.1:8100]"],
-            "agents.1: actor_rollout_ref.rollout.server.urls has http://127.0.0.1:8100, and so has "
-            "agents.0: a server holds one policy",
+            "agents.1: actor_rollout_ref.rollout.server.urls has http://127.0.0.1:8100, which "
+            "agents.0 names too: a server holds one policy",
         ),
         ("{0:{},1:{env:nowhere}}", [], "nowhere"),
         (

@@ -88,7 +88,7 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         ),
         (
             ["pipeline=dapo", "algorithm.overlong.buffer=64"],
-            "buffer=64 counts tokens of text, and env=metaworld acts",
+            "buffer=64 counts tokens of text, and env=metaworld takes",
         ),
     ],
 )

@@ -179,7 +179,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (
             ["env=math", "pipeline=grpo", "trainer.total_steps=null"],
-            "actor_rollout_ref.actor.optim.scheduler=cosine_with_warmup falls towards the run's "
+            "actor_rollout_ref.actor.optim.scheduler=cosine_with_warmup decays until the run's "
             "last step",
         ),
         (
@@ -187,7 +187,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
                 "trainer.total_steps=null",
                 "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup",
             ],
-            "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup falls towards the run's "
+            "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup decays until the run's "
             "last step",
         ),
         (
@@ -199,7 +199,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
                 CONSTANT_RATE,
                 "critic.optim.scheduler=cosine_with_warmup",
             ],
-            "critic.optim.scheduler=cosine_with_warmup falls towards the run's last step",
+            "critic.optim.scheduler=cosine_with_warmup decays until the run's last step",
         ),
         (
             [
@@ -328,9 +328,9 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "rollout=server", f"{SERVER_KEY}.urls=['http://gpu7:8100']"],
-            "weights_folder=null is memory of this one: name a folder that both see",
+            "weights_folder=null is memory of this one: name a folder that both machines",
         ),
-        (TEXT, [*SERVER, f"{SERVER_KEY}.weights_folder=/no/such"], "/no/such is no folder"),
+        (TEXT, [*SERVER, f"{SERVER_KEY}.weights_folder=/no/such"], "/no/such is not a folder"),
         (
             TEXT,
             [*SERVER, f"{SERVER_KEY}.weights=collective", f"{SERVER_KEY}.weights_folder=/tmp"],

@@ -248,7 +248,7 @@ def test_all_weights_on_one_gpu_are_refused_and_the_remedies_fit(folder: Any) ->
     path = folder(OPENVLA)
     config = libero(path, "actor_rollout_ref.model.lora.rank=0", trainer="gpu_libero_one")
     (problem,) = gpu_problems(config, LIBERO_10, gpu_bytes=EIGHTY_GB)
-    told = "What fits: trainer.n_gpus_per_node=8; or actor_rollout_ref.model.lora.rank=32"
+    told = "These settings fit: trainer.n_gpus_per_node=8; or actor_rollout_ref.model.lora.rank=32"
     assert told in str(problem)
     for remedy in ("trainer.n_gpus_per_node=8", "actor_rollout_ref.model.lora.rank=32"):
         words = ("actor_rollout_ref.model.lora.rank=0", remedy)
@@ -263,7 +263,7 @@ def test_activations_that_do_not_fit_are_recomputed_or_cut(folder: Any) -> None:
     )
     (problem,) = gpu_problems(text(folder(QWEN), *words), QUESTIONS, gpu_bytes=EIGHTY_GB)
     assert "in its update (activations" in str(problem)
-    assert "What fits: actor_rollout_ref.model.gradient_checkpointing=true" in str(problem)
+    assert "These settings fit: actor_rollout_ref.model.gradient_checkpointing=true" in str(problem)
     assert "; or actor_rollout_ref.actor.micro_batch_tokens=4024" in str(problem)
 
 
@@ -271,7 +271,7 @@ def test_a_rollout_that_does_not_fit_gets_a_smaller_cache(folder: Any) -> None:
     config = text(folder(QWEN), "actor_rollout_ref.rollout.kv_cache_gib=60")
     (problem,) = gpu_problems(config, QUESTIONS, gpu_bytes=EIGHTY_GB)
     assert "in its rollout (keys and values 60.0 GiB" in str(problem)
-    assert "What fits: actor_rollout_ref.rollout.kv_cache_gib=1" in str(problem)
+    assert "These settings fit: actor_rollout_ref.rollout.kv_cache_gib=1" in str(problem)
 
 
 def test_an_engine_that_does_not_sleep_holds_its_memory_during_the_update(folder: Any) -> None:

@@ -386,7 +386,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "data.num_loader_workers=2",
-            "data.num_loader_workers=2 is read by text jobs only, and env=metaworld is no text",
+            "data.num_loader_workers=2 is read by text jobs only, and env=metaworld is not a text environment",
         ),
         (
             "critic.optim.weight_decay=0.5",

@@ -137,7 +137,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         (
             (*GYM[1:], "pipeline=ppo", "trainer.critic_warmup=1000", "trainer.total_steps=3"),
             "trainer.critic_warmup=1000 with trainer.total_steps=3 leaves no step that trains the "
-            "actor: make it at most 2",
+            "actor: set it to at most 2",
         ),
         (("env.deadline_s=0.0009",), "env.deadline_s=0.0009 (command line) must be at least 0.001"),
         (
@@ -191,7 +191,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         (("env.render_quality=ultra",), "Unknown env.render_quality (command line) 'ultra'"),
         (
             ("trainer.val_episodes=900001",),
-            "a task has 900000 held-out seeds; take at most as many",
+            "a task has 900000 held-out seeds; set at most that many",
         ),
         (("pipeline=my_graph.yaml",), "dag.workflow_file=FILE.yaml"),
         (("pipeline=my_module:graph",), "dag.custom_pipeline_fn=module:function"),

@@ -74,7 +74,7 @@ class TrainingSide:
     # Rows
 
     def get(self, *, step: int, prompts: int) -> NodeOutput:
-        """This rank's rows of so many prompts in all of the step; those taken before are left out.
+        """This rank's rows of the step's first `prompts` prompts, without rows returned earlier.
 
         Raises:
             Interrupted: The run was interrupted; the same on every rank.
@@ -173,7 +173,7 @@ class TrainingSide:
     # Checkpoints
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a run that is resumed after `step` needs of the rollouts; the same on every rank."""
+        """State of the rollouts for a run that resumes after `step`; the same on every rank."""
         state: dict[str, Any] | None = None
         if self.ranks.rank == 0:
             state = self._state(complete=step == self.publisher.step)

@@ -349,7 +349,7 @@ def _recorded_clips(
     data: RobotDataSet, *, tasks: Sequence[str], every: int
 ) -> dict[str, list[NDArray[np.uint8]]]:
     if not data.cameras:
-        raise ValueError(f"{data.folder} has no camera, and clips are compared by their pictures.")
+        raise ValueError(f"{data.folder} has no camera, but clips are compared by their images.")
     names = tasks_of(data, tasks=tasks)
     episodes = [place.index for place in data.episodes if place.task in names]
     clips: dict[str, list[NDArray[np.uint8]]] = {}

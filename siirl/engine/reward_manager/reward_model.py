@@ -199,7 +199,7 @@ def load_reward_model(
         raise MissingAssetError(f"{KEY}={source} cannot be read: {_first_line(error)}") from error
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
-            f"{KEY}={source} is no sequence classifier that can be read: {_first_line(error)}"
+            f"{KEY}={source} cannot be read as a sequence classifier: {_first_line(error)}"
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(

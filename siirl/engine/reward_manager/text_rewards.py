@@ -152,7 +152,7 @@ class FunctionPart:
             async with free:
                 # the run will stop: do not wait for further calls that may hang
                 if len(scores.failed) > most_failures:
-                    scores.failed.update(dict.fromkeys(rows, "not tried after so many failures"))
+                    scores.failed.update(dict.fromkeys(rows, "skipped after too many failures"))
                     return
                 _take(scores, rows, await self._answers([samples[row] for row in rows]))
 

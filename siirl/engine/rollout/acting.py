@@ -28,8 +28,8 @@ class ActResponse:
     """A chunk with its log-probs under the distribution that was sampled."""
 
     choices: NDArray[Any]  # int64 [T], or float32 [T] or [T, J]
-    """What the policy's distribution scores."""
+    """Input of the policy distribution's `log_prob`."""
     values: NDArray[Any]  # [T]
-    """What the policy's action coding decodes."""
+    """Input of the policy's action decoder."""
     log_probs: NDArray[np.float32]  # [T]
     policy_version: int

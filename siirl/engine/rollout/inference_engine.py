@@ -261,8 +261,8 @@ class InferenceEngine:
         """Wait for the oldest episode; an error of any episode cancels all."""
         if not self._submitted:
             raise RuntimeError(
-                "There are no more episodes to wait for: submit as many as are wanted, and some "
-                "for those that are rejected."
+                "No submitted episode is left to wait for: submit as many as you need, and more "
+                "to replace rejected ones."
             )
         self.loop.run_until_complete(self._oldest_or_error(until))
         for entry in self._submitted:
@@ -272,7 +272,8 @@ class InferenceEngine:
                 raise error
         if not self._submitted[0].task.done():
             raise TimeoutError(
-                f"An episode did not end in time; {len(self._submitted)} are under way, and kept."
+                f"An episode did not end within the timeout; {len(self._submitted)} submitted "
+                "episodes continue."
             )
         return self._submitted.popleft()
 

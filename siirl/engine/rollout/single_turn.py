@@ -22,7 +22,7 @@ def single_turn(
     """The row of one answer, with the columns of `TextWorkflow`.
 
     Args:
-        request: What was asked; its `uid` identifies the row.
+        request: The request; its `uid` identifies the row.
         response: The answer.
         group_id: Rows of one question share it; becomes the column `index`.
         reward: Becomes `env_return`, and `complete` if positive.

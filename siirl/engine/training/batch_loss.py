@@ -38,7 +38,7 @@ class LossSum:
 LossFunction = Callable[[Scores, TensorDict], LossSum]
 """Loss of a micro-batch as a sum, from its scores and columns."""
 LossWeight = Callable[[TensorDict], torch.Tensor]
-"""What rows add to the denominator of the loss."""
+"""Summand of the loss denominator for a batch of rows."""
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,9 @@ def admit_ranks_only(
     foreign = peers - ends_of_ranks
     if foreign:
         raise InvariantError(
-            f"A connection to rank {rank} from {', '.join(sorted(foreign))} is not a rank's: "
-            "another user of this machine or network has connected to the run. Nothing was sent. "
-            "Identify that process, and start again."
+            f"A connection to rank {rank} from {', '.join(sorted(foreign))} does not come from a "
+            "rank: another user of this machine or network has connected to the run. Nothing was "
+            "sent. Identify that process, and start again."
         )
 
 

@@ -136,7 +136,7 @@ class HFEngine(InProcessTextEngine):
     # Forward passes
 
     def _join(self) -> None:
-        """Assign rows to joiners, as many as fit, and prefill their prompts."""
+        """Assign free rows to waiting requests, and prefill their prompts."""
         self.passes_waited = 0
         first = self.rows.count
         num_joiners = min(len(self.joining), self.max_running - first)

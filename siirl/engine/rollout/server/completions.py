@@ -48,7 +48,7 @@ def completion_body(
     are those of the whole distribution, whatever top-p and top-k.
 
     Args:
-        request: What to continue.
+        request: The prompt and its sampling settings.
         model: The server's name of the model.
         name: Id of the request at the server.
         top_p: See `HFEngine`.
@@ -93,7 +93,7 @@ def scoring_body(ids: Sequence[int], *, model: str) -> dict[str, Any]:
 
 
 def largest_answer(tokens: int) -> int:
-    """Bytes that an answer of so many tokens may have."""
+    """Largest size in bytes of an answer with `tokens` tokens."""
     return FRAME_BYTES + TOKEN_BYTES * tokens
 
 
@@ -104,7 +104,7 @@ def completion(
 
     Args:
         content: The answer's body.
-        request: What was asked.
+        request: The request that was sent.
         vocab_size: Token ids are below this.
         version: Of the weights that generated it.
 
@@ -122,11 +122,11 @@ def completion(
         raise BadAnswer(f"it has {len(tokens)} tokens, and at most {most} were requested")
     if reason == "length" and len(tokens) < most:
         raise BadAnswer(
-            f"it was cut after {len(tokens)} of {most} tokens: the server has a limit of its own "
+            f"it was cut after {len(tokens)} of {most} tokens: the server applies its own limit "
             "(start vLLM with --generation-config vllm)"
         )
     if reason == "stop" and not tokens:
-        raise BadAnswer("it has no token, and not even one that ends it")
+        raise BadAnswer("it has no tokens, not even an end token")
     return GenerationResponse(
         tokens=np.array(tokens, np.int64),
         log_probs=np.array(log_probs, np.float32),

@@ -67,13 +67,13 @@ async def _served(link: ServerLink) -> Served:
         return Served(str(first["id"]), int(first["max_model_len"]))
     except (LookupError, TypeError, ValueError) as error:
         raise ServerError(
-            f"The inference server at {link.url} lists no model with its max_model_len: it is no "
+            f"The inference server at {link.url} lists no model with its max_model_len: it is not "
             f"vLLM. {START}."
         ) from error
 
 
 async def worker_description(link: ServerLink) -> dict[str, Any]:
-    """What the first worker says of itself.
+    """Description that the first worker returns of itself.
 
     Raises:
         ServerError: No worker with siirl's extension.
@@ -90,8 +90,8 @@ async def worker_description(link: ServerLink) -> dict[str, Any]:
         ) from error
     if not isinstance(description, dict):
         raise ServerError(
-            f"The inference server at {link.url} has another siirl than this run: install the "
-            "same version at both ends."
+            f"The inference server at {link.url} runs another version of siirl: install the same "
+            "version at both ends."
         )
     return description
 
@@ -107,6 +107,6 @@ async def call_workers(link: ServerLink, method: str, *arguments: str) -> list[A
     if not isinstance(results, list) or not results:
         raise ServerError(
             f"The inference server at {link.url} answers /collective_rpc without results: it is "
-            f"no vLLM. {START}."
+            f"not vLLM. {START}."
         )
     return results

@@ -217,7 +217,7 @@ class ServerEngine(TextEngineBase):
         self._verification = None
 
     def close(self) -> None:
-        """See `TextEngine`; the server goes on."""
+        """See `TextEngine`; the server keeps running."""
         self.link.close()
         self.route.close()
 
@@ -320,7 +320,7 @@ class ServerEngine(TextEngineBase):
     def _lost(self) -> str:
         return (
             f"The inference server at {self.link.url} no longer has the weights of this run: it "
-            "was restarted, or another run uses it. Give each run a server of its own, and resume "
+            "was restarted, or another run uses it. Give each run its own server, and resume "
             "from the last checkpoint."
         )
 

@@ -1,6 +1,6 @@
 """HTTP to one inference server: a request, its answer within limits, or one sentence.
 
-The requests run on an event loop in a thread of their own, so that weights can be sent while the
+The requests run on an event loop in a separate thread, so that weights can be sent while the
 loop of the episodes does not run. A connection that fails is tried again for a while, because
 requests have seeds and ids: the same request gives the same answer. Left out: TLS settings beyond
 the system's certificates, redirects, proxies.
@@ -118,7 +118,7 @@ class ServerLink:
 
         Args:
             path: The route.
-            body: What is asked.
+            body: JSON body of the request.
             reconnect_s: Seconds of attempts to connect; None: the link's.
             query: Parameters in the address.
 
@@ -153,8 +153,8 @@ class ServerLink:
             except TimeoutError as error:
                 raise ServerError(
                     f"The inference server at {self.url} did not answer {path} within "
-                    f"{self.deadline_s:g} s: raise actor_rollout_ref.rollout.server.deadline_s, or "
-                    "look whether it hangs.",
+                    f"{self.deadline_s:g} s: raise actor_rollout_ref.rollout.server.deadline_s, "
+                    "or check whether it hangs.",
                     gone=True,
                 ) from error
             except httpx2.TransportError as error:
@@ -162,7 +162,7 @@ class ServerLink:
                     raise ServerError(
                         f"No inference server answers at {self.url} "
                         f"({str(error) or type(error).__name__}; {attempts_s:g} s of attempts): "
-                        "start it; a run that it has ended resumes from its last checkpoint.",
+                        "start it, then resume the run from its last checkpoint.",
                         gone=True,
                     ) from error
             await asyncio.sleep(BETWEEN_ATTEMPTS_S)
@@ -184,8 +184,8 @@ class ServerLink:
                 if size > most_bytes:
                     raise ServerError(
                         f"The inference server at {self.url} answers {path} with more than "
-                        f"{most_bytes >> 10} KiB, which no answer to this request takes: look "
-                        "which program serves there."
+                        f"{most_bytes >> 10} KiB, more than any answer to this request needs: "
+                        "check which program listens there."
                     )
                 parts.append(part)
         content = b"".join(parts)
@@ -197,7 +197,7 @@ class ServerLink:
         explanation = _explanation(content)
         remedies = {
             401: "name the file with its key in actor_rollout_ref.rollout.server.token_file.",
-            404: "it is no vLLM, or one without VLLM_SERVER_DEV_MODE=1.",
+            404: "it is not vLLM, or runs without VLLM_SERVER_DEV_MODE=1.",
         }
         remedy = remedies.get(status, "see its log.")
         return ServerError(
@@ -213,8 +213,8 @@ def _read_json(content: bytes, *, path: str, url: str) -> Any:
         return json.loads(content)
     except ValueError as error:
         raise ServerError(
-            f"The inference server at {url} answers {path} with something that is no JSON "
-            f"({error}): look which program serves there."
+            f"The inference server at {url} answers {path} with invalid JSON ({error}): check "
+            "which program listens there."
         ) from error
 
 

@@ -49,7 +49,7 @@ class FolderRoute:
             yield FolderBuckets(self.folder, hand_over)
         except ServerError as error:
             remedy = (
-                " The server must see the folder under the same path, and have the trained model."
+                " The server must mount the folder at the same path and serve the trained model."
             )
             raise RunFailed(
                 f"{error} The weights are in {FOLDER_KEY}={self.folder}."

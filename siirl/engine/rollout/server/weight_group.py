@@ -102,9 +102,9 @@ class GroupRoute:
                 link.wait(call_workers(link, "siirl_leave_group"))
         except ServerError as error:
             raise RunFailed(
-                f"{error} The weights go by actor_rollout_ref.rollout.server.weights=collective, "
-                "for which the server's workers connect to this process: its firewall must let "
-                "them, else take weights=folder."
+                f"{error} With actor_rollout_ref.rollout.server.weights=collective the server's "
+                "workers connect to this process: allow this in its firewall, or set "
+                "weights=folder."
             ) from error
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """Segments: a fixed number of decisions in each environment between two updates.
 
-An episode that is under way at the end of a segment goes on in the next one, with the new weights;
-one that ends is followed by the next in the same segment. A segment gives one training row for each
-part of an episode in it. A row has the state behind its last decision, whose value stands for the
-rewards to come: the episode was cut or truncated there, unless it terminated (Schulman et al. 2017,
-arXiv 1707.06347, section 5).
+An episode that runs at the end of a segment continues in the next one with the new weights; after
+one that ends, the next episode starts in the same segment. A segment gives one training row for
+each part of an episode in it. A row has the state behind its last decision, whose value stands for
+the rewards to come: the episode was cut or truncated there, unless it terminated (Schulman et al.
+2017, arXiv 1707.06347, section 5).
 
 A running episode is kept as seed and actions. `park` gives its environment to other episodes, and
 a checkpoint stores no more; the next segment replays it.
@@ -63,7 +63,7 @@ class RunningEpisode:
         return {**self.begun_by["options"], "task": self.begun_by["task"], "frames": {}}
 
     def record(self) -> dict[str, Any]:
-        """What metrics say of an episode that has ended."""
+        """Metrics of an episode that has ended."""
         return {EPISODE_RETURN: self.env_return, EPISODE_LENGTH: self.steps}
 
     def state(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class SegmentWorkflow(RolloutWorkflow):
         return episode
 
     async def _resumed(self, environment: int) -> tuple[RunningEpisode | None, Slot]:
-        """The episode that goes on, with its environment where it left it."""
+        """The running episode of `environment`, and its slot in the state of the last segment."""
         episode = self._running.get(environment)
         if environment in self._lent:
             return episode, self._lent[environment].slot
@@ -227,8 +227,8 @@ class SegmentWorkflow(RolloutWorkflow):
             differs = "it ended"
         if differs is not None:
             raise SimulationFailed(
-                f"The episode with seed {episode.begun_by['seed']} did not go on where it was "
-                f"left after {episode.steps} steps: {differs}. Seed and actions do not determine "
+                f"The episode with seed {episode.begun_by['seed']} did not continue from its "
+                f"state after {episode.steps} steps: {differs}. Seed and actions do not determine "
                 "an episode of this environment: make it deterministic, or leave "
                 "actor_rollout_ref.rollout.n_steps out."
             )
