@@ -58,8 +58,9 @@ COMMON = (
     *("cluster=local", f"data.train_batch_size={PROMPTS}", "data.max_response_length=8"),
     *(f"actor_rollout_ref.rollout.n={ROLLOUTS}", f"env.envs_per_server={PROMPTS * ROLLOUTS}"),
     f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
-    # a quarter of trainer=laptop_text's samples a step; at 2e-4 training success fell from 65 to 42 % (one
-    # seed, 15 steps). The joint solver has one or two updates a step, so the rate does not count them
+    # a quarter of trainer=laptop_text's samples a step; at 2e-4 training success fell from 65 to
+    # 42 % (one seed, 15 steps). The joint solver has one or two updates a step, so the rate does
+    # not depend on their planned number
     *("actor_rollout_ref.actor.optim.lr=5e-5", "actor_rollout_ref.actor.optim.warmup_steps=5"),
     "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup",
     *("trainer.max_minutes=null", "trainer.save_freq=-1", "trainer.save_rollouts=0"),
