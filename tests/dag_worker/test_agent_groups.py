@@ -166,7 +166,7 @@ def test_a_robot_and_a_language_model_are_trained_by_one_run(tmp_path):
             "is a setting of the weights",
         ),
         ("{0:{},1:4}", "agents.1=4 must be a mapping of keys"),
-        ("{0:{},first:{}}", "agents.first: an agent group is a number"),
+        ("{0:{},first:{}}", "agents.first: agent groups are numbered from 0"),
     ],
 )
 def test_agents_that_do_not_fit_are_refused(agents, sentence, tmp_path):
