@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 
 from siirl.reporting.page import SCRIPT, hash_of
 from siirl.reporting.report_page import write_report
+from tests.browser import browser_command, needs_browser
 from tests.hostile_run import HOSTILE, write_hostile_run
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 # Of the templates and of the diagrams. `#` is what a page refers to in itself.
 TAGS = {
     *(
@@ -165,24 +163,8 @@ def test_a_page_says_that_only_its_own_script_may_run(tmp_path: Path) -> None:
 
 def shown_by_a_browser(page: Path, home: Path) -> str:
     """The page's elements after everything in it had its chance to run."""
-    quiet = (
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-quic",
-        "--no-first-run",
-    )
-    headless = (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        f"--user-data-dir={home}",
-    )
     command = [
-        BROWSER,
-        *headless,
-        *quiet,
+        *browser_command(home),
         "--virtual-time-budget=2000",
         "--dump-dom",
         page.as_uri(),
@@ -198,7 +180,7 @@ def shown_by_a_browser(page: Path, home: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+@needs_browser
 def test_a_browser_runs_nothing_of_a_hostile_run(tmp_path: Path) -> None:
     """As it is, and without the page's policy: the escaping alone has to hold. There a further
     script points at every chart and every name, so that their texts are shown.

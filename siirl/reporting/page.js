@@ -1,5 +1,5 @@
 // The only script of the page, which its content policy allows by hash. It shows values and meanings on hover, touch and focus, moves along a
-// chart with the arrow keys, and reloads the page of a running job. Texts reach the page as textContent alone.
+// chart with the arrow keys, gives the focus to what scrolls, and reloads the page of a running job. Texts reach the page as textContent alone.
 "use strict";
 (() => {
   const help = document.getElementById("help");
@@ -56,6 +56,14 @@
   for (const kind of ["pointerover", "focusin", "click"]) document.addEventListener(kind, explain);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") help.classList.remove("shown"); });
   addEventListener("scroll", () => help.classList.remove("shown"), { passive: true });
+
+  // A region that scrolls is a stop of Tab, so that the arrow keys scroll it; one that fits is none.
+  const regions = new ResizeObserver((changes) => changes.forEach(({ target }) => {
+    const scrolls = target.scrollWidth > target.clientWidth + 1 || target.scrollHeight > target.clientHeight + 1;
+    const attributes = { tabindex: "0", role: "region", "aria-label": target.dataset.region };
+    for (const [name, value] of Object.entries(attributes)) scrolls ? target.setAttribute(name, value) : target.removeAttribute(name);
+  }));
+  for (const region of document.querySelectorAll("[data-region]")) regions.observe(region);
 
   const every = Number(document.documentElement.dataset.live);
   if (every) setInterval(() => {
