@@ -1,7 +1,7 @@
 """Measures learning on tasks that nothing was tuned for, by the documented commands alone.
 
     python -m benchmarks.any_tasks --half find --seeds 11
-    python -m benchmarks.any_tasks --half kept --arms srpo success --seeds 1 2 3
+    python -m benchmarks.any_tasks --half kept --arms defaults success --seeds 1 2 3
 
 Eight trios of Meta-World's tasks: those whose scripted expert succeeds within the demo's 120 steps
 in nine of ten episodes (`any_tasks_experts.json`), without the five that the shipped policies were
@@ -10,9 +10,9 @@ others. Half `find` is for choosing defaults; half `kept` is run when they are c
 
 An arm is two commands without an option for a task: `siirl.warm_start`, then `siirl.train` on its
 result, which evaluates before and after on held-out episodes. `defaults` has no option at all;
-`srpo` has the recipe of docs/learning.md, and the `without_...` arms take one part of it away.
-`cloning` is what a user has instead: no RL, the same minutes spent on more demonstrations and
-updates.
+`earlier_defaults` are those before this benchmark, and the `without_...` arms take one part of
+today's away. `cloning` is what a user has instead: no RL, the same minutes spent on more
+demonstrations and updates.
 
 A finished arm is kept in the work folder and not run again.
 """
@@ -54,21 +54,23 @@ class Arm:
     trains: bool = True
 
 
-BROAD = ("--target-noise", "0.25")
-CORRELATED = (f"{ROLLOUT}.noise_correlation=0.8",)
-BY_KL = (f"{ACTOR}.target_kl=0.015", f"{ACTOR}.ppo_epochs=4")
-RECIPE = (*CORRELATED, *BY_KL)
+NO_TARGET_NOISE = ("--target-noise", "0")
+INDEPENDENT = (f"{ROLLOUT}.noise_correlation=0",)
+BY_SCHEDULE = (f"{ACTOR}.target_kl=null", f"{ACTOR}.ppo_epochs=2")
 ARMS = {
     "defaults": Arm(),
-    "srpo": Arm(warm_start=BROAD, train=RECIPE),
-    "success": Arm(warm_start=BROAD, train=(*RECIPE, "reward=success")),
-    "oracle": Arm(warm_start=BROAD, train=(*RECIPE, "reward=oracle")),
-    "ppo": Arm(warm_start=BROAD, train=(*RECIPE, "pipeline=ppo")),
+    "success": Arm(train=("reward=success",)),
+    "video_value": Arm(train=("reward=video_value",)),
+    "oracle": Arm(train=("reward=oracle",)),
+    "ppo": Arm(train=("pipeline=ppo",)),
     # about as long as training and its evaluations
-    "cloning": Arm(warm_start=("--demonstrations", "40", "--updates", "3000"), trains=False),
-    "without_target_noise": Arm(train=RECIPE),
-    "without_correlation": Arm(warm_start=BROAD, train=BY_KL),
-    "without_target_kl": Arm(warm_start=BROAD, train=CORRELATED),
+    "cloning": Arm(
+        warm_start=(*NO_TARGET_NOISE, "--demonstrations", "40", "--updates", "3000"), trains=False
+    ),
+    "earlier_defaults": Arm(warm_start=NO_TARGET_NOISE, train=(*INDEPENDENT, *BY_SCHEDULE)),
+    "without_target_noise": Arm(warm_start=NO_TARGET_NOISE),
+    "without_correlation": Arm(train=INDEPENDENT),
+    "without_target_kl": Arm(train=BY_SCHEDULE),
 }
 
 
@@ -79,7 +81,9 @@ def main() -> None:
     )
     parser.add_argument("--half", choices=("find", "kept"), required=True)
     parser.add_argument("--trios", type=int, nargs="+", help="numbers from 1; all of the half")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["defaults", "srpo", "cloning"])
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=["defaults", "earlier_defaults", "cloning"]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--episodes", type=int, default=50, help="held-out episodes of each task")
     parser.add_argument("--steps", type=int, help="training steps; by default the demo's")
@@ -129,7 +133,7 @@ def run_arm(
     if arm.trains:
         measured = train(weights, [*environment, *arm.train, *quiet], steps=flags.steps)
     else:
-        plain, _ = start(number, (), environment, seed=seed, flags=flags)
+        plain, _ = start(number, NO_TARGET_NOISE, environment, seed=seed, flags=flags)
         measured = {
             "before": evaluate(plain, [*environment, *quiet], folder=folder),
             "after": evaluate(weights, [*environment, *quiet], folder=folder),

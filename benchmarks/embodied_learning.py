@@ -22,14 +22,21 @@ from benchmarks.learning_studies import Arm, Study, run_studies
 CLIPS = "{folder}/demonstrations.npz"  # beside a study's warm start
 CLONED_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
 SDE = "actor_rollout_ref.model.options={noise: sde}"
+# The studies were measured before benchmarks.any_tasks changed the demo's settings to those of today.
+BEFORE = (
+    "actor_rollout_ref.actor.ppo_epochs=2",
+    "actor_rollout_ref.actor.target_kl=null",
+    "actor_rollout_ref.rollout.noise_correlation=0",
+)
+BLIND = Arm(("experiment=blind",), warm_start=("--target-noise", "0", "trainer.blind=true"))
 MAIN = Study(
-    common=(),
+    common=BEFORE,
     steps=190,
     arms={
         "srpo": Arm(()),
         "srpo_learnable": Arm(("data.task_sampling=learnable",)),
         "success": Arm(("reward=success",)),
-        "blind": Arm(("experiment=blind",), warm_start=("trainer.blind=true",)),
+        "blind": BLIND,
     },
 )
 ALGORITHMS = {
@@ -40,21 +47,26 @@ ALGORITHMS = {
 STUDIES = {
     "main": MAIN,
     "window": replace(
-        MAIN, common=("env.tasks=[drawer-open,button-press,window-open,button-press-topdown]",)
+        MAIN,
+        common=(
+            *BEFORE,
+            "env.tasks=[drawer-open,button-press,window-open,button-press-topdown]",
+        ),
     ),
     "flow": Study(
-        common=("model=tiny_flow_vla",),
+        common=(*BEFORE, "model=tiny_flow_vla"),
         steps=60,  # the demo's
         arms={
             **ALGORITHMS,
             "sde": Arm(("pipeline=grpo", "reward=success", SDE)),
-            "blind": Arm(("experiment=blind",), warm_start=("trainer.blind=true",)),
+            "blind": BLIND,
         },
         shipped="assets/tiny_flow_vla",
     ),
-    "tokens": Study(common=(), steps=60, arms=ALGORITHMS),
+    "tokens": Study(common=BEFORE, steps=60, arms=ALGORITHMS),
     "low_base": Study(
         common=(
+            *BEFORE,
             "env.tasks=[door-open,window-open]",
         ),  # from drawer-open's 0 of 100 no reward got away in 100 steps, the oracle's neither
         steps=100,
@@ -65,6 +77,7 @@ STUDIES = {
             "oracle": Arm(("reward=oracle",)),
         },
         warm_start=(
+            *("--target-noise", "0"),
             "--updates",
             "170",
             "--clips",

@@ -119,10 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target-noise",
         type=number,
-        default=0.0,
         help="robots: deviation of the noise on the actions that are cloned, in halves of their "
-        "range (0); with 0.25 the policy acts around the demonstrated actions, and rollouts of "
-        "one start state end differently (docs/learning.md)",
+        "range (0.25 for env=metaworld, else 0): the policy then acts around the demonstrated "
+        "actions, and rollouts of one start state end differently (docs/learning.md)",
     )
     parser.add_argument(
         "--updates",

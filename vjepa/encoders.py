@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vjepa.clips import prepare
 from vjepa.latent_encoder import ON_CPU, Computing, LatentEncoder
-from vjepa.pooling import POOLINGS, Pooling
+from vjepa.pooling import MOMENTS, OVER_TIME, POOLINGS, Pooling
 from vjepa.readout import ReadOut
 from vjepa.release_checkpoint import load_release
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
@@ -75,6 +75,24 @@ class RawPixelEncoder:
         final = video_B3THW[:, :, 1].flatten(1)
         first = video_B3THW[:, :, 0].flatten(1)
         return torch.cat((final, final - first), dim=1).numpy()
+
+
+class PixelsOverTime:
+    """Pixels of `MOMENTS` frames, spread over the clip and made small, one after the other."""
+
+    name = "pixels"
+    frames_per_clip = 2 * MOMENTS
+    image_size = RawPixelEncoder.image_size
+    embedding_size = MOMENTS * 3 * image_size**2
+
+    def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        """See `VideoEncoder.encode`; the second of every two frames, so the last is among them."""
+        if len(clips) == 0:
+            return np.zeros((0, self.embedding_size), np.float32)
+        video_B3THW = prepare(
+            clips, frames_per_clip=self.frames_per_clip, image_size=self.image_size, crop=False
+        )
+        return video_B3THW[:, :, 1::2].transpose(1, 2).flatten(1).numpy()
 
 
 def wrap(
@@ -212,7 +230,7 @@ def load_video_encoder(
             computing=computing,
         )
     if name_or_path == "pixels":
-        return RawPixelEncoder()
+        return PixelsOverTime() if pooling == OVER_TIME else RawPixelEncoder()
     if path.suffix == ".pt":
         model = load_release(path, architecture=architecture, frames_per_clip=frames_per_clip)
         return wrap(

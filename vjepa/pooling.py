@@ -1,7 +1,7 @@
 """Pools the latents of a clip, over parts of time and space, into one embedding.
 
 An episode's progress is visible at its end, and a mean over time gives a clip and its reverse the
-same embedding. So every pooling except `mean` reads the end of the clip.
+same embedding. So every pooling except `mean` and `over_time` reads the end of the clip.
 benchmarks/reward_progress.py measures which one ranks failures best.
 """
 
@@ -15,6 +15,8 @@ from torch.nn import functional
 
 Pooling = Callable[[Tensor], Tensor]
 """Maps latents [B, T, Y, X, D] to embeddings [B, E]."""
+OVER_TIME = "over_time"
+MOMENTS = 8  # of a clip in an embedding over time; the tubelets of the shipped encoder's clip
 
 
 def mean(latents_BTYXD: Tensor) -> Tensor:
@@ -49,12 +51,22 @@ def change_grid(latents_BTYXD: Tensor) -> Tensor:
     return _grid(latents_BTYXD[:, -1] - latents_BTYXD[:, 0], side=4)
 
 
+def over_time(latents_BTYXD: Tensor) -> Tensor:
+    """`MOMENTS` parts of the clip, one after the other, each averaged over a 4 x 4 grid."""
+    batch, _, rows, columns, channels = latents_BTYXD.shape
+    latents_BYXDT = latents_BTYXD.permute(0, 2, 3, 4, 1).reshape(batch, -1, latents_BTYXD.shape[1])
+    moments_BM = functional.adaptive_avg_pool1d(latents_BYXDT, MOMENTS).transpose(1, 2)
+    moments_BMYXD = moments_BM.reshape(batch * MOMENTS, rows, columns, channels)
+    return _grid(moments_BMYXD, side=4).reshape(batch, -1)
+
+
 POOLINGS: dict[str, Pooling] = {
     "mean": mean,
     "last": last,
     "last_change": last_change,
     "last_grid": last_grid,
     "change_grid": change_grid,
+    OVER_TIME: over_time,
 }
 
 

@@ -41,6 +41,7 @@ from siirl.reporting.finished_episodes import EpisodeRecorder
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
 from vjepa.encoders import VideoEncoder, load_video_encoder
 from vjepa.latent_encoder import Computing
+from vjepa.pooling import OVER_TIME
 
 SAMPLED = (False,)
 
@@ -228,7 +229,9 @@ def make_encoder(reward: RewardArguments, *, device: torch.device) -> VideoEncod
     if reward.encoder is None:
         return None
     return load_video_encoder(
-        str(find(reward.encoder)), computing=encoder_computing(reward, device=device)
+        str(find(reward.encoder)),
+        pooling=OVER_TIME if reward.name == "video_value" else None,
+        computing=encoder_computing(reward, device=device),
     )
 
 

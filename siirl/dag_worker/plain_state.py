@@ -22,6 +22,7 @@ _NUMPY_GLOBALS: list[Any] = [
     np.float64(0).__reduce__()[0],
     np.ndarray,
     np.dtype,
+    bytes,  # of an array without entries
     *(
         type(np.dtype(kind))
         for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "U")

@@ -21,7 +21,7 @@ from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError
 from siirl.execution.dag import NodeOutput
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.reporting.finished_episodes import Recorder
 from siirl.reporting.metrics import Value, Weighted
 
@@ -85,7 +85,7 @@ class RolloutCollector:
             record=0
             if greedy
             else share_of(self.config.trainer.record_episodes, self.ranks) - self._recorded[step],
-            noise_correlation=self.config.actor_rollout_ref.rollout.noise_correlation,
+            noise_correlation=sizes.noise_correlation(self.config),
         )
         self._recorded[step] += sum(request.record for request in requests)
         if not greedy:

@@ -19,6 +19,7 @@ from siirl.engine.rollout.vla.segment_workflow import (
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
 from siirl.errors import CheckpointError, ConfigError
 from siirl.execution.dag import NodeOutput
+from siirl.params import sizes
 
 OF_EPISODES = ("/episodes", "/return", "/episode_length", "/truncated_share", "success_rate")
 """Ends of the names of metrics that count whole episodes; rows are parts of them."""
@@ -71,7 +72,7 @@ class SegmentCollector(RolloutCollector):
             run_seed=self.config.trainer.seed,
             step=step,
             record=0,
-            noise_correlation=self.config.actor_rollout_ref.rollout.noise_correlation,
+            noise_correlation=sizes.noise_correlation(self.config),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -48,6 +48,8 @@ EXPERTS = {
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
 OTHER_FIRST_SEED = 900_000
+# `--target-noise` by environment, else 0: measured on Meta-World (benchmarks.any_tasks) only
+TARGET_NOISE = {"metaworld": 0.25}
 CLIP_EVERY = 8  # environment steps between frames of a clip, as `reward.frame_every`
 
 
@@ -119,6 +121,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
                 f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to "
                 "fit; leave it out."
             )
+        _fill(flags, target_noise=TARGET_NOISE.get(config.env.name, 0.0))
         check_target_noise(flags.target_noise, discrete=policy.action_tokenizer.discrete)
         demonstrations = source.demonstrations(progress)
         data = CloningData.from_demonstrations(demonstrations, policy)

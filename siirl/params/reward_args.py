@@ -12,9 +12,9 @@ from siirl.params.fields import option
 from siirl.params.references import check_reference, is_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 
-REWARDS = ("success", "return", "srpo", "srpo_released", "oracle", "model")
+REWARDS = ("success", "return", "srpo", "srpo_released", "video_value", "oracle", "model")
 ENCODER_DEVICES = ("rank", "cpu")
-VIDEO_REWARDS = ("srpo", "srpo_released")
+VIDEO_REWARDS = ("srpo", "srpo_released", "video_value")
 TEXT_REWARDS = ("success", "return", "model")
 """Built-in rewards of text."""
 MANAGERS = ("naive", "parallel", "dapo")
@@ -33,15 +33,15 @@ def _of_vjepa(name: str) -> Any:
 @dataclass
 class RewardArguments:
     """The trajectory reward; see `vjepa.reward` for srpo, `vjepa.released_reward` for
-    srpo_released.
+    srpo_released, `vjepa.success_value` for video_value.
     """
 
     name: str = option(
         "success",
         "success (0/1), return (sum of rewards), srpo (distance of the video to successes), "
-        "srpo_released (as siiRL published it, for comparison), oracle (true distance, for "
-        "comparison), model (reward_model.path, for text), or `module:name` of a manager "
-        "factory.",
+        "srpo_released (as siiRL published it, for comparison), video_value (value of frames, "
+        "learned from the run's own episodes), oracle (true distance, for comparison), model "
+        "(reward_model.path, for text), or `module:name` of a manager factory.",
         why="pipeline=embodied_srpo sets srpo",
     )
     alpha: float = _of_vjepa("alpha")

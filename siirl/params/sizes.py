@@ -135,3 +135,11 @@ def needs_video(reward: RewardArguments) -> bool:
     """Whether the reward reads video embeddings: srpo does, and a user's reward with an encoder."""
     own = is_reference(reward.name) and reward.encoder is not None
     return reward.name in VIDEO_REWARDS or own
+
+
+def noise_correlation(config: SiiRLArguments) -> float:
+    """`rollout.noise_correlation`; 0 for a policy whose numbers are in another order."""
+    actor_rollout_ref = config.actor_rollout_ref
+    if actor_rollout_ref.model.policy == "smolvla":
+        return 0.0
+    return actor_rollout_ref.rollout.noise_correlation

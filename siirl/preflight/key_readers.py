@@ -75,9 +75,10 @@ def _by_estimators(*names: str) -> Reader:
 
 
 def _by_rewards(*names: str) -> Reader:
+    listed = " and ".join((", ".join(names[:-1]), names[-1]))
     return Reader(
         lambda config: config.reward.name in names or is_reference(config.reward.name),
-        f"by reward.name={' and '.join(names)}, not by {{reward.name}}: leave it out.",
+        f"by reward.name={listed}, not by {{reward.name}}: leave it out.",
     )
 
 
@@ -421,11 +422,10 @@ ROWS: tuple[Row, ...] = (
             "success_bank_size",
             "failure_window",
             "min_failure_window",
-            "dbscan_min_samples",
-            "dbscan_eps_scale",
         ),
-        _by_rewards("srpo", "oracle"),
+        _by_rewards("srpo", "video_value", "oracle"),
     ),
+    ("reward", ("dbscan_min_samples", "dbscan_eps_scale"), _by_rewards("srpo", "oracle")),
     ("reward", ("encoder",), _by_rewards(*VIDEO_REWARDS)),
     (
         "reward",
@@ -450,7 +450,7 @@ ROWS: tuple[Row, ...] = (
             "out.",
         ),
     ),
-    ("reward", ("demonstrations",), _by_rewards("srpo")),
+    ("reward", ("demonstrations",), _by_rewards("srpo", "video_value")),
     ("reward", ("manager", "num_workers", "timeout_s"), FUNCTIONS),
     (
         "reward",

@@ -216,6 +216,9 @@ METRICS: dict[str, Metric] = {
     ),
     "reward/clusters": Metric(_LAST, "clusters of successes, over all tasks"),
     "reward/noise_share": Metric(_LAST, "share of references that belong to no cluster"),
+    "reward/value_skill": Metric(
+        _LAST, "how much better the first half of a success looks than that of a failure, 0 to 1"
+    ),
     "reward/<statistic>": Metric(_LAST, "a statistic of the trajectory reward over all ranks"),
     "advantage/mean": Metric(_MEAN, "advantage"),
     "advantage/abs_mean": Metric(_MEAN, "size of the advantage"),

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from siirl.dag_worker.plain_state import read_state, write_state
 from siirl.engine.reward_manager import EpisodeOutcomes, make_reward_manager
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import RewardArguments
+from vjepa.pooling import MOMENTS
 
 
 def outcomes(
@@ -84,6 +86,39 @@ def test_failures_are_ranked_against_the_oracle_within_their_own_task():
     assert manager("srpo").score(step).metrics["reward/oracle_rank_correlation"] == pytest.approx(
         1.0
     )
+
+
+def episodes_along_a_line(seed: int, count: int = 32) -> EpisodeOutcomes:
+    """Episodes that move from 0 to an end, in groups of four; from 1 on they succeed."""
+    ends = np.random.default_rng(seed).uniform(0, 1.4, count)
+    embedding = np.linspace(0, ends, MOMENTS, axis=1)
+    return outcomes(ends >= 1, embedding=embedding, oracle=np.maximum(1 - ends, 0))
+
+
+def test_video_value_ranks_failures_after_it_has_learned_from_earlier_steps():
+    value = manager("video_value")
+    assert not value.has_reference("door-open")
+    for seed in range(3):
+        scores = value.score(episodes_along_a_line(seed))
+    assert value.has_reference("door-open")
+    assert scores.metrics["reward/oracle_rank_correlation"] > 0.9
+
+
+def test_video_value_learns_from_dropped_episodes_too():
+    seen, dropped = manager("video_value"), manager("video_value")
+    seen.score(episodes_along_a_line(0))
+    dropped.remember(episodes_along_a_line(0))
+    step = episodes_along_a_line(1)
+    assert dropped.score(step).reward_B.tolist() == seen.score(step).reward_B.tolist()
+
+
+def test_the_memory_of_video_value_survives_a_checkpoint(tmp_path):
+    one, other = manager("video_value"), manager("video_value")
+    one.score(episodes_along_a_line(0))
+    write_state(tmp_path / "state.pt", one.state_dict())
+    other.load_state_dict(read_state(tmp_path / "state.pt"))
+    step = episodes_along_a_line(1)
+    assert one.score(step).reward_B.tolist() == other.score(step).reward_B.tolist()
 
 
 def test_srpo_without_an_encoder_is_refused():

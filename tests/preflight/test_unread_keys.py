@@ -168,11 +168,11 @@ def test_estimators_are_those_that_siirl_registers() -> None:
     [
         (
             "pipeline=grpo reward=success reward.encoder=random",
-            "reward.encoder=random is read by reward.name=srpo and srpo_released, not by",
+            "reward.encoder=random is read by reward.name=srpo, srpo_released and video_value, not",
         ),
         (
             "pipeline=grpo reward.alpha=0.2",
-            "reward.alpha=0.2 is read by reward.name=srpo and oracle, not by success",
+            "reward.alpha=0.2 is read by reward.name=srpo, video_value and oracle, not by success",
         ),
         (
             f"env=libero model=smolvla {ROLLOUT}.noise_correlation=0.8",
@@ -184,7 +184,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "reward=srpo_released reward.failure_window=9",
-            "reward.failure_window=9 is read by reward.name=srpo and oracle, not by srpo_released",
+            "reward.failure_window=9 is read by reward.name=srpo, video_value and oracle, not by",
         ),
         (
             "reward=success reward.frame_every=4",

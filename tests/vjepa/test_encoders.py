@@ -16,6 +16,7 @@ from transformers import VJEPA2Config, VJEPA2Model
 from vjepa.clips import prepare
 from vjepa.encoders import VideoEncoder, load_tiny, load_video_encoder
 from vjepa.latent_encoder import Computing, LatentEncoder
+from vjepa.pooling import MOMENTS, over_time
 from vjepa.readout import ReadOut
 from vjepa.train_tiny import save_encoder
 from vjepa.transformers_encoder import load_transformers
@@ -46,12 +47,36 @@ def transformers_folder(tmp_path: Path) -> Path:
     return tmp_path / "vjepa2"
 
 
+@pytest.mark.parametrize("pooling", [None, "over_time"])
 @pytest.mark.parametrize("name", ["tiny", "random", "pixels"])
-def test_shipped_encoders_keep_the_protocol(name: str, clips: Clips) -> None:
-    encoder: VideoEncoder = load_video_encoder(name)
+def test_shipped_encoders_keep_the_protocol(name: str, pooling: str | None, clips: Clips) -> None:
+    encoder: VideoEncoder = load_video_encoder(name, pooling=pooling)
     embeddings = encoder.encode(clips)
     assert embeddings.shape == (4, encoder.embedding_size) and embeddings.dtype == np.float32
     assert np.isfinite(embeddings).all() and encoder.encode([]).shape == (0, encoder.embedding_size)
+
+
+@pytest.mark.parametrize("name", ["tiny", "pixels"])
+def test_an_embedding_over_time_goes_on_moment_by_moment(name: str, clips: Clips) -> None:
+    encoder = load_video_encoder(name, pooling="over_time")
+    still = [clips[1][:1].repeat(16, axis=0), clips[1][:1].repeat(8, axis=0)]
+    changed = np.concatenate((still[1], clips[1][8:]))
+    before, after = encoder.encode([still[0], changed]).reshape(2, MOMENTS, -1)
+    moved_M = np.linalg.norm(after - before, axis=1) / np.linalg.norm(before, axis=1)
+    assert moved_M[MOMENTS // 2 :].min() > 2 * moved_M[: MOMENTS // 2].max()
+
+
+def test_pixels_over_time_end_with_the_last_frame(clips: Clips) -> None:
+    over_time = load_video_encoder("pixels", pooling="over_time").encode(clips)
+    ends = load_video_encoder("pixels").encode(clips)
+    size = ends.shape[1] // 2
+    assert np.array_equal(over_time[:, -size:], ends[:, :size])
+
+
+def test_a_long_clip_is_averaged_to_as_many_moments() -> None:
+    latents_BTYXD = torch.arange(16.0)[None, :, None, None, None].expand(1, 16, 4, 4, 1)
+    moments = over_time(latents_BTYXD).reshape(MOMENTS, -1)
+    assert moments[:, 0].tolist() == [0.5 + 2 * moment for moment in range(MOMENTS)]
 
 
 @pytest.mark.parametrize("name", ["tiny", "random", "pixels"])

@@ -1,4 +1,4 @@
-"""Rewards of embodied episodes: success (0/1), return, SRPO's video distance, an oracle's distance.
+"""Rewards of embodied episodes: success, return, SRPO's video distance, video value, oracle.
 
 A manager sees the outcomes of *all* ranks, sorted by uid, so every rank computes the same rewards
 and keeps the same memory, whatever the number of ranks. Episodes whose simulation failed are not
@@ -26,6 +26,7 @@ from vjepa.reward_settings import TrajectoryRewardConfig
 # SciPy and scikit-learn take a fifth of the imports' time of a run, and only these need them.
 if TYPE_CHECKING:
     from vjepa.reward import RewardOutput, TrajectoryReward
+    from vjepa.success_value import SuccessValueReward
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,51 @@ class VideoReward:
         """Do nothing: there are no processes."""
 
 
+class VideoValueReward:
+    """A failure earns more, the higher the value of its frames, which the run learns.
+
+    See `vjepa.success_value`.
+    """
+
+    ranks_failures = True
+    looks_at_all_ranks = True
+
+    def __init__(self, reward: "SuccessValueReward") -> None:
+        self.reward = reward
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        columns = _reward_columns(outcomes, outcomes.video_embedding_BD)
+        return _with_oracle_metrics(self.reward.score(**columns), outcomes)
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Learn from successes and failures."""
+        if dropped.video_embedding_BD is None:
+            return
+        task_B = np.array(dropped.task_name_B)
+        for task in sorted(set(dropped.task_name_B)):
+            self.reward.remember(
+                task=task,
+                embeddings_BF=dropped.video_embedding_BD[task_B == task],
+                success_B=dropped.complete_B[task_B == task],
+            )
+
+    def has_reference(self, task_name: str) -> bool:
+        """Whether the value of the task's frames has shown skill."""
+        return self.reward.judges(task_name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The remembered episodes of each task."""
+        return self.reward.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See RewardManager."""
+        self.reward.load_state_dict(state)
+
+    def close(self) -> None:
+        """Do nothing: there are no processes."""
+
+
 class ReleasedVideoReward(Memoryless):
     """The reward as siiRL published it (`vjepa.released_reward`), for comparison.
 
@@ -251,7 +297,7 @@ class OracleReward(VideoReward):
 FEWEST_TO_RANK = 5
 
 MOST_CLIP_BYTES = 512 * MEBIBYTE  # in memory: 1000 clips of 40 frames of 64 x 64 pixels take 490 MB
-REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "oracle")
+REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "video_value", "oracle")
 
 
 def make_reward_manager(
@@ -283,6 +329,10 @@ def make_reward_manager(
 
     names = [setting.name for setting in fields(TrajectoryRewardConfig)]
     settings = TrajectoryRewardConfig(**{name: getattr(config, name) for name in names})
+    if config.name == "video_value":
+        from vjepa.success_value import SuccessValueReward
+
+        return VideoValueReward(SuccessValueReward(settings, demonstrations=demonstrations))
     if config.name == "oracle":
         goal = np.zeros((1, 1), np.float32)
         return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))

@@ -1,0 +1,185 @@
+"""Compares trajectory rewards that learn while they score: `python -m benchmarks.reward_value`
+writes benchmarks/results/reward_value.json.
+
+Episodes of a policy come in steps of four groups of eight rollouts a task, as in training, and each
+reward scores a step before it learns from it: SRPO's clusters with the shipped encoder, and the
+value of frames (`vjepa.success_value`) from pixels and from the shipped encoder. Measured on the
+failures of the later steps: rank correlation with the true distance at the end, over the task and
+within groups, which is all that an advantage uses; and the skill that the value measured itself.
+Two policies: the shipped one, and `--policy` with `--tasks` of its own. Left out: learning with the
+reward (benchmarks.embodied_learning).
+"""
+
+# Axes: N episode.
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.collect_clips import WARM_START_TASKS, Clip, load_clips, roll_out, save_clips
+from benchmarks.measured_on import describe_machine
+from envs.metaworld.metaworld_env import MetaWorldEnv
+from vjepa.encoders import VideoEncoder, load_video_encoder
+from vjepa.pooling import OVER_TIME
+from vjepa.progress_metrics import grouped_rank_correlation, rank_correlation
+from vjepa.reward import TrajectoryReward
+from vjepa.reward_settings import TrajectoryRewardConfig
+from vjepa.success_value import SuccessValueReward
+
+RESULTS = Path(__file__).parent / "results"
+FIRST_SEED = 8_200_000  # of start states that nothing was trained or tuned on
+GROUPS, ROLLOUTS = 4, 8  # of a task in a step
+LEARNING_STEPS = 2  # not measured
+FEWEST_FAILURES = 6  # of a task, for a correlation
+
+Maker = Callable[[], tuple[VideoEncoder, TrajectoryReward | SuccessValueReward]]
+REWARDS: dict[str, Maker] = {
+    "srpo, shipped encoder": lambda: (
+        load_video_encoder("tiny"),
+        TrajectoryReward(TrajectoryRewardConfig()),
+    ),
+    "video_value, pixels": lambda: (
+        load_video_encoder("pixels", pooling=OVER_TIME),
+        SuccessValueReward(TrajectoryRewardConfig()),
+    ),
+    "video_value, shipped encoder": lambda: (
+        load_video_encoder("tiny", pooling=OVER_TIME),
+        SuccessValueReward(TrajectoryRewardConfig()),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Episodes [N] of all tasks."""
+
+    task_N: NDArray[np.str_]
+    scene_N: NDArray[np.int64]
+    success_N: NDArray[np.bool_]
+    left_N: NDArray[np.float64]
+    """True distance at the end, in metres."""
+
+    @classmethod
+    def of(cls, clips: Sequence[Clip]) -> "Columns":
+        """The columns of `clips`."""
+        return cls(
+            task_N=np.array([clip.task for clip in clips]),
+            scene_N=np.array([clip.seed for clip in clips]),
+            success_N=np.array([clip.success for clip in clips]),
+            left_N=np.array([clip.distances[-1] for clip in clips]),
+        )
+
+
+async def collect_groups(*, folder: Path, tasks: Sequence[str], scenes: int) -> list[Clip]:
+    """`ROLLOUTS` episodes of the policy from each of `scenes` start states of each task."""
+    from siirl.models.policy_loader import load_policy
+
+    env, policy = MetaWorldEnv(tasks), load_policy(folder).eval()
+    clips = [
+        await roll_out(
+            policy=policy, env=env, task=task, seed=seed, sampling_seed=100 * seed + number
+        )
+        for task in tasks
+        for seed in range(FIRST_SEED, FIRST_SEED + scenes)
+        for number in range(ROLLOUTS)
+    ]
+    await env.close()
+    return clips
+
+
+def score_online(
+    *, embeddings_NE: NDArray[np.float32], reward: Any, columns: Columns
+) -> tuple[NDArray[np.float64], list[float | None], float]:
+    """Closeness [N] of failures, as each step scored them; skill of each step; seconds."""
+    closeness_N = np.full(len(columns.task_N), np.nan)
+    skills, begin = [], time.perf_counter()
+    scenes = np.unique(columns.scene_N)
+    number_N = np.unique(columns.task_N, return_inverse=True)[1]
+    for start in range(0, len(scenes), GROUPS):
+        rows = np.flatnonzero(np.isin(columns.scene_N, scenes[start : start + GROUPS]))
+        output = reward.score(
+            embeddings_BD=embeddings_NE[rows],
+            success_B=columns.success_N[rows],
+            tasks_B=columns.task_N[rows].tolist(),
+            group_B=columns.scene_N[rows] * len(columns.task_N) + number_N[rows],
+        )
+        closeness_N[rows] = -output.distance_B
+        skills.append(output.metrics.get("reward/value_skill"))
+    return closeness_N, skills, time.perf_counter() - begin
+
+
+def correlations(closeness_N: NDArray[np.float64], columns: Columns) -> dict[str, Any]:
+    """Rank correlations of closeness and true closeness by task; None: not judged, or too few."""
+    later = np.unique(columns.scene_N)[LEARNING_STEPS * GROUPS :]
+    measured_N = ~columns.success_N & np.isin(columns.scene_N, later)
+    result: dict[str, Any] = {}
+    for task in np.unique(columns.task_N):
+        rows = measured_N & (columns.task_N == task) & np.isfinite(closeness_N)
+        failures = int((measured_N & (columns.task_N == task)).sum())
+        entry: dict[str, Any] = {"failures": failures, "judged": int(rows.sum())}
+        if rows.sum() >= FEWEST_FAILURES:
+            near_N, far_N = closeness_N[rows], columns.left_N[rows]
+            entry["over_task"] = rank_correlation(near_N, -far_N)
+            entry["within_groups"] = grouped_rank_correlation(near_N, -far_N, columns.scene_N[rows])
+        result[str(task)] = entry
+    return result
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policy", type=Path, default=Path("assets/tiny_vla"))
+    parser.add_argument("--tasks", nargs="+", default=list(WARM_START_TASKS))
+    parser.add_argument("--scenes", type=int, default=20, help="start states a task")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/benchmarks/reward_value"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "reward_value.json")
+    flags = parser.parse_args()
+    torch.set_num_threads(1)
+    file = flags.folder / f"{flags.policy.name}_{'_'.join(flags.tasks)}_{flags.scenes}.npz"
+    if not file.exists():
+        save_clips(
+            file,
+            asyncio.run(
+                collect_groups(folder=flags.policy, tasks=flags.tasks, scenes=flags.scenes)
+            ),
+        )
+    clips = list(load_clips(file))
+    columns = Columns.of(clips)
+    results = {}
+    for name, make in REWARDS.items():
+        encoder, reward = make()
+        embeddings_NE = encoder.encode([clip.frames for clip in clips])
+        closeness_N, skills, seconds = score_online(
+            embeddings_NE=embeddings_NE, reward=reward, columns=columns
+        )
+        results[name] = {
+            "tasks": correlations(closeness_N, columns),
+            "skill_by_step": skills,
+            "milliseconds_per_episode": round(1000 * seconds / len(clips), 2),
+        }
+        print(name, json.dumps(results[name]))
+    report = json.loads(flags.output.read_text()) if flags.output.is_file() else {"runs": []}
+    command = (
+        f"python -m benchmarks.reward_value --policy {flags.policy.name} "
+        f"--tasks {' '.join(flags.tasks)} --scenes {flags.scenes}"
+    )
+    kept = [run for run in report["runs"] if run["command"] != command]
+    summary = {
+        "command": "python -m benchmarks.reward_value",
+        "machine": describe_machine(),
+        "runs": [*kept, {"command": command, "results": results}],
+    }
+    flags.output.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

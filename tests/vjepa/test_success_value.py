@@ -1,0 +1,161 @@
+"""Value of frames: a toy task whose arm moves along a line, and success is at 1."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vjepa.pooling import MOMENTS
+from vjepa.reward_settings import TrajectoryRewardConfig
+from vjepa.success_value import (
+    FEWEST_PAIRS,
+    RIDGE,
+    SuccessValueReward,
+    ValueRegression,
+    moments_of,
+)
+
+CONFIG = TrajectoryRewardConfig()
+GROUP = 8
+
+
+def episode(end: float, *, seed: int) -> np.ndarray:
+    """Features of an episode that moves from 0 to `end` and shows a scene of its own."""
+    rng = np.random.default_rng(seed)
+    way = np.linspace(0, end, MOMENTS)[:, None]
+    return np.hstack((way, 0.1 * rng.normal(size=(MOMENTS, 1)))).ravel()
+
+
+def step(seed: int, *, groups: int = 4) -> dict[str, Any]:
+    """Columns of a step; ends are drawn, and an episode that reaches 1 succeeds."""
+    rng = np.random.default_rng(seed)
+    ends = rng.uniform(0, 1.3, size=groups * GROUP)
+    return {
+        "embeddings_BD": np.stack([episode(end, seed=i) for i, end in enumerate(ends)]),
+        "success_B": ends >= 1.0,
+        "tasks_B": ["reach"] * len(ends),
+        "group_B": np.repeat(np.arange(groups), GROUP),
+    }
+
+
+def trained() -> SuccessValueReward:
+    """A reward that has seen three steps."""
+    reward = SuccessValueReward(CONFIG)
+    for seed in range(3):
+        reward.score(**step(seed))
+    return reward
+
+
+def test_the_first_step_is_a_0_1_reward() -> None:
+    columns = step(0)
+    output = SuccessValueReward(CONFIG).score(**columns)
+    assert output.reward_B.tolist() == columns["success_B"].astype(float).tolist()
+    assert output.defined_B.tolist() == columns["success_B"].tolist()
+
+
+def test_later_failures_are_worth_more_the_further_they_came() -> None:
+    columns = step(7)
+    output = trained().score(**columns)
+    failed = ~columns["success_B"]
+    ends = columns["embeddings_BD"][failed, -2]
+    assert np.corrcoef(ends, output.reward_B[failed])[0, 1] > 0.9
+    assert output.metrics["reward/value_skill"] > 0.8
+
+
+def test_no_failure_is_worth_as_much_as_a_success_or_more_than_alpha_times_the_skill() -> None:
+    reward, columns = trained(), step(7)
+    output = reward.score(**columns)
+    failed = output.reward_B[~columns["success_B"]]
+    assert (output.reward_B[columns["success_B"]] == 1).all()
+    assert failed.min() >= 0 and failed.max() <= CONFIG.alpha * reward.memory["reach"].skill
+
+
+def test_frames_that_tell_nothing_leave_a_0_1_reward() -> None:
+    reward = SuccessValueReward(CONFIG)
+    for seed in range(4):
+        columns = step(seed)
+        columns["embeddings_BD"] = np.ones_like(columns["embeddings_BD"])
+        output = reward.score(**columns)
+    assert output.reward_B.tolist() == columns["success_B"].astype(float).tolist()
+    assert output.metrics["reward/value_skill"] == 0.0 and not reward.judges("reach")
+
+
+def test_a_step_is_scored_before_it_is_learnt_from() -> None:
+    one, other = trained(), trained()
+    columns = step(7)
+    apart = [one.score(**{k: v[:GROUP] for k, v in columns.items()}).distance_B]
+    together = other.score(**columns).distance_B[:GROUP]
+    np.testing.assert_allclose(apart[0], together)
+
+
+def test_a_task_does_not_judge_another() -> None:
+    reward, columns = trained(), step(7)
+    output = reward.score(**columns | {"tasks_B": ["pull"] * len(columns["tasks_B"])})
+    assert (output.reward_B == columns["success_B"]).all()
+    assert reward.judges("reach") and not reward.judges("pull")
+
+
+def test_skill_is_not_believed_from_a_few_pairs() -> None:
+    reward = SuccessValueReward(CONFIG)
+    reward.score(**step(0))
+    memory = reward.memory["reach"]
+    memory.won, memory.pairs = FEWEST_PAIRS - 1.0, FEWEST_PAIRS - 1.0
+    assert memory.skill == 0.0
+
+
+def test_demonstrations_are_successes_from_the_start() -> None:
+    clips = np.stack([episode(1.1, seed=i) for i in range(3)])
+    reward = SuccessValueReward(CONFIG, demonstrations={"reach": clips})
+    assert len(reward.memory["reach"].successes_NF) == 3
+
+
+def test_memory_is_bounded_and_forgets_the_oldest() -> None:
+    reward = SuccessValueReward(TrajectoryRewardConfig(success_bank_size=5))
+    for seed in range(4):
+        reward.score(**step(seed))
+    memory = reward.memory["reach"]
+    assert len(memory.successes_NF) == len(memory.failures_NF) == 5
+    last = step(3)
+    newest = last["embeddings_BD"][~last["success_B"]][-5:]
+    assert np.array_equal(memory.failures_NF, newest.astype(np.float32))
+
+
+def test_a_restored_reward_goes_on_bit_for_bit() -> None:
+    reward, columns = trained(), step(7)
+    restored = SuccessValueReward(CONFIG)
+    restored.load_state_dict(reward.state_dict())
+    assert np.array_equal(restored.score(**columns).reward_B, reward.score(**columns).reward_B)
+
+
+def test_another_rewards_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory has"):
+        SuccessValueReward(CONFIG).load_state_dict({"bank": {"reach": np.zeros((2, 3))}})
+
+
+def test_embeddings_of_another_encoder_are_refused() -> None:
+    columns = step(7)
+    wider = np.hstack((columns["embeddings_BD"], columns["embeddings_BD"]))
+    with pytest.raises(ValueError, match="32 channels, the remembered ones 16"):
+        SuccessValueReward(CONFIG, demonstrations={"reach": columns["embeddings_BD"]}).score(
+            **columns | {"embeddings_BD": wider}
+        )
+
+
+@given(st.integers(0, 2**16))
+@settings(max_examples=20, deadline=None)
+def test_the_regression_is_the_closed_form(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, target = rng.normal(size=(12, 3)), rng.uniform(size=12)
+    regression = ValueRegression(rows_XE=rows, target_X=target)
+    squared = ((rows[:, None] - rows[None]) ** 2).sum(-1)
+    kernel = np.exp(-squared / np.median(squared))
+    weights = np.linalg.solve(kernel + RIDGE * np.eye(12), target - target.mean())
+    np.testing.assert_allclose(regression.values(rows), kernel @ weights + target.mean())
+
+
+def test_moments_keep_their_order() -> None:
+    rows = np.arange(2 * MOMENTS * 3).reshape(2, -1)
+    assert moments_of(rows)[1].tolist() == [3, 4, 5]
+    assert moments_of(rows)[MOMENTS].tolist() == [24, 25, 26]

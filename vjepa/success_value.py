@@ -1,0 +1,255 @@
+"""Trajectory reward from a value of frames that the run learns from its own episodes.
+
+The value of a frame is how soon its episode succeeded: GAMMA to the power of the moments left until
+success, 0 in an episode that failed. A kernel ridge regression predicts it for each task, and a
+failure is worth more, the higher the mean predicted value of its frames. So no label is needed
+beyond success, and a failure need not end near a success to count: it may have come close before.
+
+The regression learns from earlier steps only, so it never scores an episode that it has learnt
+from. Its skill is how often the first half of a success looks better than the first half of a
+failure from the same start state, in episodes that it has not learnt from; a failure's reward is
+scaled by it, and is 0 where there is no skill. Left out: video encoding, ranks.
+
+`benchmarks/reward_value.py` compares it with `vjepa.reward`.
+"""
+
+# Axes: B trajectory of a step, N remembered trajectory, M moment of a trajectory, E channel of a
+# moment, F feature [M * E] of a trajectory, X and Y rows of moments.
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.special import expit
+
+from vjepa.pooling import MOMENTS
+from vjepa.reward import RewardOutput, check_rows, finite_rows, reward_metrics, standardise
+from vjepa.reward_settings import TrajectoryRewardConfig
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+GAMMA = 0.8  # of a moment: half an episode before success counts 0.4; 0.6 to 0.9 rank alike
+RIDGE = 0.1  # beside the kernel's diagonal of 1; 0.01 and 1 rank worse
+FEWEST_SUCCESSES = 2  # to learn from; one success tells its scene, not its task
+SKILL_DECAY = 0.9  # of the pairs that the skill counts, in each step
+FEWEST_PAIRS = 8  # a success and a failure of one group, before the skill is believed
+
+
+class ValueRegression:
+    """Kernel ridge regression with a Gaussian kernel as wide as the median distance of its rows.
+
+    Args:
+        rows_XE: Moments of all remembered trajectories.
+        target_X: Their values.
+    """
+
+    def __init__(self, *, rows_XE: Array, target_X: Array) -> None:
+        self.rows_XE, self.mean = rows_XE, float(target_X.mean())
+        squared_XX = squared_distances(rows_XE, rows_XE)
+        self.width = float(np.median(squared_XX)) or 1.0  # 0: all rows are equal
+        kernel_XX = np.exp(-squared_XX / self.width)
+        kernel_XX[np.diag_indices(len(kernel_XX))] += RIDGE
+        self.weights_X = cho_solve(cho_factor(kernel_XX, overwrite_a=True), target_X - self.mean)
+
+    def values(self, rows_YE: Array) -> NDArray[np.float64]:
+        """Predicted values [Y]."""
+        kernel_YX = np.exp(-squared_distances(rows_YE, self.rows_XE) / self.width)
+        return np.asarray(kernel_YX @ self.weights_X + self.mean, np.float64)
+
+
+def squared_distances(left_XE: Array, right_YE: Array) -> NDArray[np.float64]:
+    """Squared Euclidean distances [X, Y] by one matrix product."""
+    left, right = left_XE.astype(np.float64), right_YE.astype(np.float64)
+    sums = (left**2).sum(1)[:, None] + (right**2).sum(1)[None]
+    return np.maximum(sums - 2 * left @ right.T, 0.0)
+
+
+class TaskMemory:
+    """What the reward remembers of one task."""
+
+    def __init__(self) -> None:
+        self.successes_NF = np.zeros((0, 0), np.float32)
+        self.failures_NF = np.zeros((0, 0), np.float32)
+        self.scores_N = np.zeros(0)
+        """Mean values of earlier failures, each as predicted before it was learnt from."""
+        self.won = 0.0
+        """Of `pairs`, how many a success won, less those that it lost."""
+        self.pairs = 0.0
+
+    @property
+    def skill(self) -> float:
+        """Somers' D between success and value within groups: 1 perfect, 0 none or unknown."""
+        return max(0.0, self.won / self.pairs) if self.pairs >= FEWEST_PAIRS else 0.0
+
+    def remember(self, rows_BF: Array, success_B: NDArray[np.bool_], *, limit: int) -> None:
+        """Append trajectories, and forget the oldest above `limit` of each kind."""
+        for name, rows in (
+            ("successes_NF", rows_BF[success_B]),
+            ("failures_NF", rows_BF[~success_B]),
+        ):
+            if len(rows):
+                before = getattr(self, name)
+                known = before if len(before) else rows[:0]
+                if known.shape[1] != rows.shape[1]:
+                    raise ValueError(
+                        f"Embeddings have {rows.shape[1]} channels, the remembered ones "
+                        f"{known.shape[1]}: they come from another encoder. Use that one, or "
+                        "start without its memory."
+                    )
+                setattr(self, name, np.concatenate((known, rows))[-limit:])
+
+    def regression(self, *, fewest_failures: int) -> ValueRegression | None:
+        """Fit to what is remembered; None if that is too little."""
+        successes, failures = len(self.successes_NF), len(self.failures_NF)
+        if successes < FEWEST_SUCCESSES or failures < fewest_failures:
+            return None
+        of_success_M = GAMMA ** np.arange(MOMENTS)[::-1]
+        target_NM = np.zeros((successes + failures, MOMENTS))
+        target_NM[:successes] = of_success_M
+        rows_NF = np.concatenate((self.successes_NF, self.failures_NF))
+        return ValueRegression(rows_XE=moments_of(rows_NF), target_X=target_NM.ravel())
+
+
+class SuccessValueReward:
+    """Scores the trajectories of a step by the value of their frames, and learns from them.
+
+    Args:
+        config: Settings; `success_bank_size` limits successes and failures of a task, each.
+        demonstrations: Embeddings [N, F] of successful demonstrations by task; learnt from before
+            the first step, and forgotten like other successes.
+    """
+
+    def __init__(
+        self, config: TrajectoryRewardConfig, *, demonstrations: Mapping[str, Array] | None = None
+    ) -> None:
+        self.config = config
+        self.memory: dict[str, TaskMemory] = {}
+        for task, rows_NF in (demonstrations or {}).items():
+            won = np.ones(len(rows_NF), bool)
+            self.remember(task=task, embeddings_BF=rows_NF, success_B=won)
+
+    def score(
+        self, *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array
+    ) -> RewardOutput:
+        """Reward every trajectory of a step, then learn from the step.
+
+        Args:
+            embeddings_BD: Features [B, M * E] of all ranks' trajectories, moment by moment.
+            success_B: The benchmark's own flag.
+            tasks_B: Name of each trajectory's task.
+            group_B: Id of each trajectory's group (rollouts of one prompt).
+
+        Returns:
+            Rewards; `distance_B` is the negative mean value.
+
+        Raises:
+            ValueError: An embedding that is not finite, or columns of different lengths.
+        """
+        rows_BF = finite_rows(embeddings_BD, what="embeddings", tasks=tasks_B)
+        success_B, group_B = np.asarray(success_B, dtype=bool), np.asarray(group_B)
+        check_rows(embeddings_BD=rows_BF, success_B=success_B, tasks_B=tasks_B, group_B=group_B)
+        task_B = np.asarray(tasks_B, dtype=str)
+        reward_B = success_B.astype(np.float64)
+        distance_B, z_B = np.full(len(task_B), np.nan), np.full(len(task_B), np.nan)
+        skills = []
+        for task in sorted(set(tasks_B)):
+            of_task_B = task_B == task
+            memory = self.memory.setdefault(task, TaskMemory())
+            value_BM = self._values(memory, rows_BF[of_task_B])
+            if value_BM is not None:
+                count_pairs(
+                    memory,
+                    value_BM=value_BM,
+                    success_B=success_B[of_task_B],
+                    group_B=group_B[of_task_B],
+                )
+                skills.append(memory.skill)
+                failed = of_task_B & ~success_B
+                score_N = value_BM.mean(1)[~success_B[of_task_B]]
+                if memory.skill > 0 and len(score_N):
+                    window = np.concatenate((memory.scores_N, score_N))
+                    distance_B[failed] = -score_N
+                    z_B[failed] = standardise(distance=-score_N, window=-window)
+                    reward_B[failed] = self.config.alpha * memory.skill * expit(-z_B[failed])
+                recent = np.concatenate((memory.scores_N, score_N))
+                memory.scores_N = recent[-self.config.failure_window :]
+            self.remember(
+                task=task, embeddings_BF=rows_BF[of_task_B], success_B=success_B[of_task_B]
+            )
+        defined_B = success_B | np.isfinite(distance_B)
+        metrics = reward_metrics(
+            reward_B=reward_B,
+            success_B=success_B,
+            defined_B=defined_B,
+            distance_B=distance_B,
+            group_B=group_B,
+        )
+        if skills:
+            metrics["reward/value_skill"] = float(np.mean(skills))
+        return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
+
+    def remember(self, *, task: str, embeddings_BF: Array, success_B: NDArray[np.bool_]) -> None:
+        """Learn from trajectories without scoring them, for example of groups that were dropped."""
+        rows_BF = finite_rows(embeddings_BF, what=f"trajectories of {task!r}")
+        self.memory.setdefault(task, TaskMemory()).remember(
+            rows_BF, success_B, limit=self.config.success_bank_size
+        )
+
+    def judges(self, task: str) -> bool:
+        """Whether failures of the task get different rewards."""
+        memory = self.memory.get(task)
+        return memory is not None and memory.skill > 0
+
+    def _values(self, memory: TaskMemory, rows_BF: Array) -> NDArray[np.float64] | None:
+        regression = memory.regression(fewest_failures=self.config.min_failure_window)
+        if regression is None:
+            return None
+        return regression.values(moments_of(rows_BF)).reshape(-1, MOMENTS)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """The memory by task, for a checkpoint."""
+        return {task: dict(vars(memory)) for task, memory in self.memory.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore what `state_dict` gave, bit for bit.
+
+        Raises:
+            ValueError: Not such a state.
+        """
+        names = set(vars(TaskMemory()))
+        self.memory.clear()
+        for task, stored in state.items():
+            if set(stored) != names:
+                raise ValueError(f"A value's memory has {sorted(names)}; got {sorted(stored)}.")
+            memory = self.memory[task] = TaskMemory()
+            memory.successes_NF = finite_rows(stored["successes_NF"], what=f"successes of {task!r}")
+            memory.failures_NF = finite_rows(stored["failures_NF"], what=f"failures of {task!r}")
+            memory.scores_N = np.asarray(stored["scores_N"], np.float64)
+            memory.won, memory.pairs = float(stored["won"]), float(stored["pairs"])
+
+
+def count_pairs(
+    memory: TaskMemory, *, value_BM: Array, success_B: NDArray[np.bool_], group_B: Array
+) -> None:
+    """Count the pairs of a success and a failure of one group, and which has the higher value.
+
+    Only first halves are compared: the end of a success shows the success itself.
+    """
+    half_B = value_BM[:, : MOMENTS // 2].mean(1)
+    memory.won, memory.pairs = SKILL_DECAY * memory.won, SKILL_DECAY * memory.pairs
+    for group in np.unique(group_B):
+        successes = half_B[(group_B == group) & success_B]
+        failures = half_B[(group_B == group) & ~success_B]
+        difference = np.subtract.outer(successes, failures)
+        memory.won += float(np.sign(difference).sum())
+        memory.pairs += difference.size
+
+
+def moments_of(rows_NF: Array) -> Array:
+    """Moments [N * M, E] of trajectories [N, M * E]."""
+    return rows_NF.reshape(len(rows_NF) * MOMENTS, -1)
