@@ -85,7 +85,7 @@ class RolloutCollector:
             record=0
             if greedy
             else share_of(self.config.trainer.record_episodes, self.ranks) - self._recorded[step],
-            noise_correlation=sizes.noise_correlation(self.config),
+            noise_correlation=sizes.noise_correlation(self.config.actor_rollout_ref),
         )
         self._recorded[step] += sum(request.record for request in requests)
         if not greedy:

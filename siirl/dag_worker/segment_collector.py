@@ -72,7 +72,7 @@ class SegmentCollector(RolloutCollector):
             run_seed=self.config.trainer.seed,
             step=step,
             record=0,
-            noise_correlation=sizes.noise_correlation(self.config),
+            noise_correlation=sizes.noise_correlation(self.config.actor_rollout_ref),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -137,9 +137,8 @@ def needs_video(reward: RewardArguments) -> bool:
     return reward.name in VIDEO_REWARDS or own
 
 
-def noise_correlation(config: SiiRLArguments) -> float:
+def noise_correlation(actor_rollout_ref: ActorRolloutRefArguments) -> float:
     """`rollout.noise_correlation`; 0 for a policy whose numbers are in another order."""
-    actor_rollout_ref = config.actor_rollout_ref
     if actor_rollout_ref.model.policy == "smolvla":
         return 0.0
     return actor_rollout_ref.rollout.noise_correlation
