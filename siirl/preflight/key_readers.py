@@ -325,6 +325,14 @@ ROWS: tuple[Row, ...] = (
             f"before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",
         ),
     ),
+    (
+        ACTOR,
+        ("target_kl",),
+        Reader(
+            _not(_is(f"{ACTOR}.loss", "gpg")),
+            f"by losses with a ratio, which measure the KL, not by {ACTOR}.loss=gpg: leave it out.",
+        ),
+    ),
     (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),
     *_warmup(f"{ACTOR}.optim"),
     (

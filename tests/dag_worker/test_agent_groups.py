@@ -142,7 +142,7 @@ def test_a_robot_and_a_language_model_are_trained_by_one_run(tmp_path):
     words = job(tmp_path, "trainer.total_steps=1", agents=f"{{0:{{}},1:{robot}}}")
     [step] = run(tmp_path / "run", [*words, "trainer.record_episodes=0"])
     updates = [step.metrics[f"{agent}actor/updates"] for agent in ("", "agent_1/")]
-    assert updates == [1.0, 2.0]  # env=gymnasium comes with two epochs
+    assert updates == [1.0, 4.0]  # env=gymnasium comes with four epochs
     assert step.metrics["rollout/sums-2/success_rate"] > 0
     assert step.metrics["agent_1/env/steps"] > step.metrics["agent_1/rollout/episodes"] == 8.0
     last = tmp_path / "run" / "checkpoints" / "step_00000001"

@@ -183,6 +183,10 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             f"{ACTOR}.target_kl=0.01 is read if an update has several optimiser steps",
         ),
         (
+            f"{ACTOR}.target_kl=0.01 {ACTOR}.loss=gpg",
+            f"{ACTOR}.target_kl=0.01 is read by losses with a ratio, which measure the KL",
+        ),
+        (
             "reward=srpo_released reward.failure_window=9",
             "reward.failure_window=9 is read by reward.name=srpo, video_value and oracle, not by",
         ),

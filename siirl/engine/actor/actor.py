@@ -132,10 +132,11 @@ class Actor:
     def _follow_kl(self, metrics: Metrics) -> None:
         """Adjust the learning rate to the KL of an update of several optimiser steps.
 
-        The KL is measured before each of them, so that it is 0 if there is only one.
+        The KL is measured before each of them, so that it is 0 if there is only one. A loss without
+        a ratio, such as `gpg`, measures none.
         """
         target = self.config.target_kl
-        if target is None or metrics["actor/updates"] < 2:
+        if target is None or metrics["actor/updates"] < 2 or "actor/ppo_kl" not in metrics:
             return
         self.engine.rate_factor = next_factor(
             self.engine.rate_factor,
