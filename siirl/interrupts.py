@@ -30,6 +30,7 @@ from typing import NoReturn
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_WISH_S = 1.0
 FLUSH_S = 1.0  # the reader of the output may have gone
+OTHER_THREAD_S = 5.0  # that ends the command meanwhile; it may be stuck
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
@@ -131,6 +132,7 @@ class _Listener:
 
 
 _last_words: list[Callable[[], str]] = []
+_ending = threading.Lock()
 _listener: _Listener | None = None
 _status: int | None = None  # of the finished command; None while it runs
 
@@ -205,22 +207,34 @@ def last_words(words: Callable[[], str]) -> Iterator[None]:
 
 
 def end_at_once(status: int, sentence: str) -> NoReturn:
-    """End this process and its descendants without further output; callable from any thread."""
+    """End this process and its descendants without further output; callable from any thread.
+
+    The sentence comes first: last words may fail, and they clean up after processes that have
+    ended.
+    """
     try:
-        words = [
-            f"siirl: {sentence}",
-            *(word for last in reversed(_last_words) if (word := last())),
-        ]
+        _ending.acquire(timeout=OTHER_THREAD_S)  # held to the end: one thread ends the command
         _flush()
         if os.isatty(1):
             os.write(1, SHOW_CURSOR)
-        _write("\n".join(words) + "\n")
+        _write(f"siirl: {sentence}\n")
+        errors = os.dup(2)
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         end_descendants()
+        for last in reversed(_last_words):
+            if word := _word(last):
+                _write(f"{word}\n", to=errors)
     finally:
         os._exit(status)
+
+
+def _word(last: Callable[[], str]) -> str:
+    try:
+        return last()
+    except Exception as error:  # noqa: BLE001 - the process ends now, and other words are due
+        return f"Cleaning up failed: {type(error).__name__}: {error}"
 
 
 def end_descendants() -> None:
@@ -283,5 +297,5 @@ def _flush() -> None:
     flushing.join(FLUSH_S)
 
 
-def _write(text: str) -> None:
-    os.write(2, text.encode())
+def _write(text: str, *, to: int = 2) -> None:
+    os.write(to, text.encode())

@@ -33,6 +33,20 @@ with interrupts.last_words(lambda: "outer"), interrupts.last_words(lambda: "inne
     time.sleep(600)
 """
 
+FAILING_WORDS = """
+import os, threading
+from siirl import interrupts
+def fails():
+    raise OSError(39, "Directory not empty")
+with interrupts.last_words(lambda: "outer"), interrupts.last_words(fails):
+    threads = [
+        threading.Thread(target=interrupts.end_at_once, args=(1, "a rank waits")) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
 FINISHED = """
 import atexit, os
 from siirl import interrupts
@@ -94,3 +108,11 @@ def test_a_finished_command_calls_what_is_registered_and_ends_before_its_modules
         [sys.executable, "-c", FINISHED], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "result, called at exit\n", "")
+
+
+def test_a_command_that_two_threads_end_says_why_once_though_cleaning_up_fails():
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING_WORDS], capture_output=True, text=True, check=False
+    )
+    said = "Cleaning up failed: OSError: [Errno 39] Directory not empty"
+    assert (done.returncode, done.stderr) == (1, f"siirl: a rank waits\n{said}\nouter\n")
