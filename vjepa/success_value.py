@@ -88,20 +88,8 @@ class TaskMemory:
 
     def remember(self, rows_BF: Array, success_B: NDArray[np.bool_], *, limit: int) -> None:
         """Append trajectories, and forget the oldest above `limit` of each kind."""
-        for name, rows in (
-            ("successes_NF", rows_BF[success_B]),
-            ("failures_NF", rows_BF[~success_B]),
-        ):
-            if len(rows):
-                before = getattr(self, name)
-                known = before if len(before) else rows[:0]
-                if known.shape[1] != rows.shape[1]:
-                    raise ValueError(
-                        f"Embeddings have {rows.shape[1]} channels, the remembered ones "
-                        f"{known.shape[1]}: they come from another encoder. Use that one, or "
-                        "start without its memory."
-                    )
-                setattr(self, name, np.concatenate((known, rows))[-limit:])
+        self.successes_NF = newest(self.successes_NF, rows_BF[success_B], limit=limit)
+        self.failures_NF = newest(self.failures_NF, rows_BF[~success_B], limit=limit)
 
     def regression(self, *, fewest_failures: int) -> ValueRegression | None:
         """Fit to what is remembered; None if that is too little."""
@@ -113,6 +101,28 @@ class TaskMemory:
         target_NM[:successes] = of_success_M
         rows_NF = np.concatenate((self.successes_NF, self.failures_NF))
         return ValueRegression(rows_XE=moments_of(rows_NF), target_X=target_NM.ravel())
+
+
+def newest(before_NF: Array, rows_BF: Array, *, limit: int) -> Array:
+    """The last `limit` of both.
+
+    Raises:
+        ValueError: They have different numbers of features.
+    """
+    if len(before_NF) == 0 or len(rows_BF) == 0:
+        return last(rows_BF if len(rows_BF) else before_NF, limit)
+    if before_NF.shape[1] != rows_BF.shape[1]:
+        raise ValueError(
+            f"Embeddings have {rows_BF.shape[1]} channels, the remembered ones "
+            f"{before_NF.shape[1]}: they come from another encoder. Use that one, or start without "
+            "its memory."
+        )
+    return last(np.concatenate((before_NF, rows_BF)), limit)
+
+
+def last(rows: Array, limit: int) -> Array:
+    """The last `limit` of `rows`; none if it is 0."""
+    return rows[max(0, len(rows) - limit) :]
 
 
 class SuccessValueReward:
@@ -177,7 +187,7 @@ class SuccessValueReward:
                     z_B[failed] = standardise(distance=-score_N, window=-window)
                     reward_B[failed] = self.config.alpha * memory.skill * expit(-z_B[failed])
                 recent = np.concatenate((memory.scores_N, score_N))
-                memory.scores_N = recent[-self.config.failure_window :]
+                memory.scores_N = last(recent, self.config.failure_window)
             self.remember(
                 task=task, embeddings_BF=rows_BF[of_task_B], success_B=success_B[of_task_B]
             )

@@ -122,6 +122,22 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
     assert np.array_equal(memory.failures_NF, newest.astype(np.float32))
 
 
+def test_without_a_memory_it_is_a_0_1_reward() -> None:
+    reward = SuccessValueReward(TrajectoryRewardConfig(success_bank_size=0))
+    for seed in range(3):
+        columns = step(seed)
+        assert (reward.score(**columns).reward_B == columns["success_B"]).all()
+    assert len(reward.memory["reach"].successes_NF) == 0
+
+
+def test_without_a_window_a_step_is_standardised_by_itself() -> None:
+    reward = SuccessValueReward(TrajectoryRewardConfig(failure_window=0))
+    for seed in range(3):
+        output = reward.score(**step(seed))
+    assert len(reward.memory["reach"].scores_N) == 0
+    assert abs(np.nanmean(output.z_B)) < 1e-9
+
+
 def test_a_restored_reward_goes_on_bit_for_bit() -> None:
     reward, columns = trained(), step(7)
     restored = SuccessValueReward(CONFIG)
