@@ -1,6 +1,5 @@
 """Checks arguments of environments: seed and options of `reset`, and actions."""
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.base import EnvSpec, FrameRequest
+from envs.names import listed, nearest
 
 SHORTEST_DEADLINE_S = 0.001  # a running process needs at least this long to answer
 
@@ -37,13 +37,13 @@ def read_options(
         if name not in known:
             raise ValueError(
                 f"Unknown reset option {name!r}.{nearest(name, known)} "
-                f"Known: {', '.join(sorted(known))}."
+                f"Known: {listed(name, sorted(known))}."
             )
     task = options.get("task", spec.tasks[0])
     if task not in spec.tasks:
         raise ValueError(
             f"Unknown task {task!r}.{nearest(task, spec.tasks)} "
-            f"This environment has: {', '.join(spec.tasks)}."
+            f"This environment has: {listed(task, spec.tasks)}."
         )
     frames = options.get("frames") or {}
     for stream, request in frames.items():
@@ -133,9 +133,3 @@ def checked_action(action: Any, *, space: spaces.Space[Any]) -> Any:
     if (array < space.low).any() or (array > space.high).any():
         raise ValueError(f"An action must lie between {space.low} and {space.high}, got {array}.")
     return array.astype(space.dtype)
-
-
-def nearest(name: object, known: Sequence[str]) -> str:
-    """Return a sentence proposing the nearest known name, or an empty string."""
-    matches = difflib.get_close_matches(str(name), known, n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""

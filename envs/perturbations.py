@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import nearest
+from envs.names import listed, nearest
 
 CAMERA, LIGHT, TEXTURE, DISTRACTORS = "camera", "light", "texture", "distractors"
 OBJECT_POSE, INSTRUCTION = "object_pose", "instruction"
@@ -84,7 +84,7 @@ def checked_factors(factors: Any, *, known: Sequence[str] = FACTORS) -> tuple[st
         if name not in known:
             raise ValueError(
                 f"perturb has the unknown factor {name!r}.{nearest(str(name), known)} "
-                f"Known: {', '.join(known) or 'none'}."
+                f"Known: {listed(name, known)}."
             )
     if len(set(names)) < len(names):
         raise ValueError(f"perturb has a factor twice: {', '.join(names)}.")

@@ -31,7 +31,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from envs.arguments import nearest
+from envs.names import nearest
 from envs.text import Message, checked_messages, message, shortened
 from envs.unpacked_size import BYTES_OF_A_VALUE, text_columns, unpacked_bytes
 

@@ -30,10 +30,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_deadline, checked_seed, nearest, read_options
+from envs.arguments import checked_deadline, checked_seed, read_options
 from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.math.generators import SPLITS, held_out
 from envs.mistakes import MISTAKES, describe_error
+from envs.names import listed, nearest
 from envs.text import (
     GRADED,
     GROUND_TRUTH,
@@ -294,7 +295,7 @@ def _checked_dataset(dataset: object) -> str:
     if dataset not in known:
         raise ValueError(
             f"Unknown dataset {dataset!r}.{nearest(dataset, known)} env.dataset is one of the "
-            f"{len(known)} generators of reasoning-gym: {', '.join(known)}."
+            f"{len(known)} generators of reasoning-gym: {listed(dataset, known)}."
         )
     return str(dataset)
 
@@ -306,7 +307,7 @@ def _check_config(dataset: str, config: Mapping[str, Any]) -> None:
         if name not in known:
             raise ValueError(
                 f"dataset={dataset!r} has no setting {name!r}.{nearest(name, known)} "
-                f"Known: {', '.join(known)}."
+                f"Known: {listed(name, known)}."
             )
     try:
         _generate(dataset, config, seed=0)

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from envs.arguments import nearest
 from envs.base import Environment, EnvSpec
+from envs.names import listed, nearest
 from envs.spec_process import SHIPPED, user_env_spec
 
 ENVS: dict[str, str] = {
@@ -67,7 +67,7 @@ def env_class(name: str) -> type[Environment]:
     if not colon:
         raise ValueError(
             f"Unknown environment {name!r}.{nearest(name, tuple(ENVS))} "
-            f"Known: {', '.join(sorted(ENVS))}; or give module:Class."
+            f"Known: {listed(name, sorted(ENVS))}; or give module:Class."
         )
     try:
         found: Any = importlib.import_module(module_name)
@@ -112,7 +112,7 @@ def make_env(name: str, **kwargs: Any) -> Environment:
         hint = nearest(unknown[0], arguments)
         raise ValueError(
             f"Environment {name!r} has no argument {unknown[0]!r}.{hint} "
-            f"Known: {', '.join(arguments) or '(none)'}."
+            f"Known: {listed(unknown[0], arguments)}."
         )
     return environment_class(**kwargs)
 

@@ -24,6 +24,7 @@ from siirl.interrupts import leave
 LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 GIGABYTE = 1e9
 SHOWN = 8  # packages listed in one line
+STATE, SUBJECT = 8, 12  # widths of columns
 
 
 class Check(NamedTuple):
@@ -49,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examine(subjects: Sequence[Check]) -> int:
     """Report every subject; return 1 if the default job lacks one."""
+    from siirl.params.terminal_lines import fitted
+
     lacking = 0
+    told: dict[str, str] = {}  # subjects by what they lack
     for check in subjects:
         try:
             state, words = "ok", check.examine()
@@ -60,9 +64,12 @@ def examine(subjects: Sequence[Check]) -> int:
             RuntimeError,
         ) as lack:  # siirl's own errors are subclasses of these
             state = "missing"
-            words = str(lack) + (f" Only {check.only_for} needs it." if check.only_for else "")
+            first = told.setdefault(str(lack), check.subject)
+            words = str(lack) if first == check.subject else f"for the reason given at {first}."
+            words += f" Only {check.only_for} needs it." if check.only_for else ""
             lacking += check.only_for is None
-        print(f"{state:<8} {check.subject:<12} {words}", flush=True)
+        line = f"{state:<{STATE}} {check.subject:<{SUBJECT}} {words}"
+        print(fitted(line, sys.stdout, hang=STATE + SUBJECT + 2), flush=True)
     print(
         "The default job can run: python -m siirl.train"
         if not lacking

@@ -5,7 +5,6 @@ callers may catch either. Left out: `envs` and `vjepa` do not import siirl and r
 exceptions.
 """
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -18,15 +17,15 @@ class ConfigError(SiirlError, ValueError):
 
 
 class UnknownNameError(ConfigError):
-    """A name that no registry has; the message lists the known names and suggests the nearest."""
+    """A name that no registry has; the message suggests the nearest known name and lists others."""
 
     @classmethod
     def of(cls, *, kind: str, name: str, known: Iterable[str]) -> "UnknownNameError":
         """Build the message for `name`, looked up among `known` names of `kind` ("pipeline")."""
+        from envs.names import listed, nearest  # siirl.commands checks first whose `envs` it is
+
         known = sorted(known)
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        return cls(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known) or '(none)'}.")
+        return cls(f"Unknown {kind} {name!r}.{nearest(name, known)} Known: {listed(name, known)}.")
 
 
 class MissingAssetError(SiirlError, FileNotFoundError):

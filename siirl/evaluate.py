@@ -26,8 +26,8 @@ from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.paths import find
-from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
+from siirl.params.terminal_lines import say
 
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _end(status: int, sentence: str) -> int:
     """Print the error without the run folder's notes, which describe how to resume training."""
-    print(printable(f"siirl: {sentence}"), file=sys.stderr)
+    say(f"siirl: {sentence}")
     return status
 
 

@@ -19,7 +19,6 @@ is written), 2 nothing to play. Left out: episodes that the run did not record
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
+from siirl.params.terminal_lines import say
 from siirl.reporting.agent_folders import hint, run_of_recordings
 from siirl.reporting.console import cell
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
@@ -204,11 +204,9 @@ def replay(
     )
     if outcome == expected:
         return 0
-    print(
+    say(
         "siirl: the episode ended differently. Its seed and actions fix it only for the same "
-        "environment and the same version of the "
-        "simulator.",
-        file=sys.stderr,
+        "environment and the same version of the simulator."
     )
     return FAILED
 

@@ -17,8 +17,8 @@ from siirl.params.command_line import Action, CommandLine, read_command_line
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import commented, help_text
 from siirl.params.parser import Parsed, parse, to_yaml
-from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
+from siirl.params.terminal_lines import say
 from siirl.params.threads import short_waits
 
 USAGE = (
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: CommandLine) -> None:
     parsed = parse(command.overrides, config_file=command.config_file)
     for notice in parsed.notices:
-        print(printable(f"Note: {notice}"), file=sys.stderr)
+        say(f"Note: {notice}")
     if command.action is Action.HELP:
         print(
             help_text(usage=USAGE, user_groups=parsed.user_groups, topic=command.topic), flush=True
@@ -68,7 +68,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
 
     job = prepare(config, spec)
     for warning in job.warnings:
-        print(printable(f"Warning: {warning}"), file=sys.stderr)
+        say(f"Warning: {warning}")
     plan = render(job.plan)
     print(plan, flush=True)
     if not start:

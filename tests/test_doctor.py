@@ -34,6 +34,14 @@ def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_need
     ]
 
 
+def test_what_two_subjects_lack_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert examine([Check("weights", absent), Check("memory", absent)]) == 1
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "missing  weights      not here. Type: make it.",
+        "missing  memory       for the reason given at weights.",
+    ]
+
+
 def test_pins_are_read_without_comments() -> None:
     assert list(pinned("# a lock\nnumpy==2.3.5  # why\n\ntorch==2.13.0\n")) == [
         ("numpy", "2.3.5"),

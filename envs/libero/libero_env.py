@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import gymnasium
 import numpy as np
 
-from envs.arguments import checked_seed, nearest, read_options
+from envs.arguments import checked_seed, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.libero.assets import AUTO, LABEL, SHORT_NOTICE, find_assets
 from envs.libero.initial_states import States, state_number
 from envs.libero.rendering import CAMERAS, SceneCameras
 from envs.libero.suites import choose_tasks
+from envs.names import listed, nearest
 from envs.offscreen import RenderQuality
 from envs.perturbations import OPTION
 from envs.simulator_episode import SimulatorEnv
@@ -101,7 +102,7 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         ):
             if value not in known:
                 raise ValueError(
-                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}."
+                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {listed(value, known)}."
                 )
         super().__init__(
             image_size=image_size,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.arguments import nearest
 from envs.libero.folders import package_folder
+from envs.names import listed, nearest
 
 STEP_LIMITS = {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}
 """Environment steps of an episode, the settling not counted: the longest demonstration of each
@@ -65,7 +65,7 @@ def suite_name(name: object) -> str:
     if short not in STEP_LIMITS:
         known = (*STEP_LIMITS, *ALIASES)
         raise ValueError(
-            f"Unknown LIBERO suite {name!r}.{nearest(short, known)} Known: {', '.join(known)}."
+            f"Unknown LIBERO suite {name!r}.{nearest(short, known)} Known: {listed(short, known)}."
         )
     return short
 
@@ -118,13 +118,8 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
         if other.name == rest:
             return other
     names = [other.name for other in within]
-    listed = (
-        ", ".join(names)
-        if len(names) <= 10
-        else f"{', '.join(names[:3])}, ... ({len(names)} tasks)"
-    )
     raise ValueError(
-        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed}, and "
+        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed(rest, names)}; and "
         "their numbers from 0."
     )
 

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from envs.arguments import nearest
+from envs.names import listed, nearest
 from envs.prompt_files import PromptRow
 from envs.text import message
 
@@ -82,7 +82,7 @@ class GeneratedTask(NamedTuple):
         if kind not in GENERATORS:
             known = [f"{kind}-n" for kind in GENERATORS]
             raise ValueError(
-                f"Unknown maths task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, "
+                f"Unknown maths task {name!r}.{nearest(name, known)} Known: {listed(name, known)}, "
                 "for example sums-2."
             )
         draw, largest = GENERATORS[kind]

@@ -20,9 +20,10 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_seed, nearest, read_options
+from envs.arguments import checked_seed, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
+from envs.names import listed, nearest
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
 from envs.perturbations import OPTION, Perturbation
 from envs.perturbed_look import Look
@@ -128,7 +129,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
         ):
             if value not in known:
                 raise ValueError(
-                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}."
+                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {listed(value, known)}."
                 )
         super().__init__(
             image_size=image_size,

@@ -5,7 +5,7 @@ suffix: `drawer-open` stands for `drawer-open-v3`, and both are accepted. Plain 
 of MuJoCo or Meta-World, for planners on any machine.
 """
 
-from envs.arguments import nearest
+from envs.names import listed, nearest
 
 VERSION_SUFFIX = "-v3"
 
@@ -76,5 +76,5 @@ def task_name(name: str) -> str:
         return canonical
     known = tuple(INSTRUCTIONS)
     raise ValueError(
-        f"Unknown Meta-World task {name!r}.{nearest(canonical, known)} Known: {', '.join(known)}."
+        f"Unknown Meta-World task {name!r}.{nearest(canonical, known)} Known: {listed(canonical, known)}."
     )

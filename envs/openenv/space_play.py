@@ -12,8 +12,9 @@ from typing import Any
 
 from gymnasium import spaces
 
-from envs.arguments import checked_action, checked_tasks, nearest
+from envs.arguments import checked_action, checked_tasks
 from envs.base import EnvSpec, EpisodeFailed, Info, Observation, StepResult
+from envs.names import listed, nearest
 from envs.openenv.replies import Reply, read_reply
 from envs.openenv.session import ServerFault, ServerRefused, Session
 from envs.openenv.text_play import refuse_row
@@ -37,7 +38,7 @@ class SpacePlay:
             if task not in spec.tasks:
                 raise ValueError(
                     f"The server at {url} has no task {task!r}.{nearest(task, spec.tasks)} "
-                    f"It has: {', '.join(spec.tasks)}."
+                    f"It has: {listed(task, spec.tasks)}."
                 )
         self.spec = dataclasses.replace(
             spec, tasks=tuple(tasks or spec.tasks), check_row=refuse_row

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from envs.arguments import nearest
+from envs.names import listed, nearest
 from envs.prompt_files import PromptRow
 from envs.sandbox.problems import STYLE, encoded_tests
 from envs.text import message
@@ -122,7 +122,7 @@ class GeneratedTask(NamedTuple):
             known = [f"{kind}-n" for kind in KINDS]
             raise ValueError(
                 f"Unknown sandbox task {name!r}.{nearest(name, known)} "
-                f"Known: {', '.join(known)}, for example lists-2."
+                f"Known: {listed(name, known)}, for example lists-2."
             )
         if not (steps.isascii() and steps.isdigit() and 1 <= int(steps) <= MAX_STEPS):
             raise ValueError(

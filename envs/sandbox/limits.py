@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from envs.arguments import SHORTEST_DEADLINE_S, nearest
+from envs.arguments import SHORTEST_DEADLINE_S
+from envs.names import listed, nearest
 
 MEBIBYTE = 2**20
 
@@ -76,7 +77,7 @@ class Limits:
         for name in given or {}:
             if name not in known:
                 raise ValueError(
-                    f"Unknown limit {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+                    f"Unknown limit {name!r}.{nearest(name, known)} Known: {listed(name, known)}."
                 )
         return cls(**(given or {}))
 

@@ -8,7 +8,6 @@ without pictures and proprioception.
 import argparse
 import asyncio
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from siirl.params.exit_status import FAILED
 from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
+from siirl.params.terminal_lines import say
 from siirl.reporting.agent_folders import run_of_recordings
 from siirl.reporting.recorder import write_video
 from siirl.reporting.run_folder import CONFIG_FILE
@@ -87,13 +87,10 @@ def write_recorded(
         print(printable(f"{len(successes) - len(others)} episodes  {flags.lerobot}"))
     if not others:
         return 0
-    print(
-        printable(
-            f"siirl: {len(others)} episodes ended differently and are left out: "
-            f"{', '.join(others[:5])}. Seed and actions fix an episode only for the same "
-            "environment and the same version of the simulator."
-        ),
-        file=sys.stderr,
+    say(
+        f"siirl: {len(others)} episodes ended differently and are left out: "
+        f"{', '.join(others[:5])}. Seed and actions fix an episode only for the same environment "
+        "and the same version of the simulator."
     )
     return FAILED
 

@@ -8,17 +8,14 @@ import signal
 import sys
 
 from siirl.interrupts import Interrupted
-from siirl.params.printable import printable
+from siirl.params.terminal_lines import say
 
 FAILED, REFUSED = 1, 2
 
 
 def end(status: int, sentence: str, error: BaseException) -> int:
     """Print why the command ends, with the notes attached to `error`; returns `status`."""
-    print(
-        printable("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())])),
-        file=sys.stderr,
-    )
+    say("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())]))
     return status
 
 

@@ -11,20 +11,24 @@ from siirl.params.config_groups import options, summary
 from siirl.params.schema import Key, groups_of, join, keys_of, type_name
 from siirl.params.training_args import SiiRLArguments
 
-WIDTH = 120
+WIDTH = 80
 YAML_INDENT = 2
 
 INTRODUCTION = """\
 {usage}
 
   group=option   select a config group option (below)
-  key=value      set one key (below), for example trainer.total_steps=3; the last value wins
+  key=value      set one key (below), for example trainer.total_steps=3; the
+                 last value takes precedence
 
 Flags
-  --help [NAME]  this text, or what concerns a group or a part of a key: --help trainer
+  --help [NAME]  this text, or the part about a group or a part of a key, for
+                 example --help trainer
   --plan         check everything, print the plan, start nothing
-  --cfg job      print the resolved configuration as YAML; --cfg comments explains each key
-  --config FILE  read keys from a YAML file, for example a run's config.yaml; the command line wins
+  --cfg job      print the resolved configuration as YAML
+  --cfg comments the same, with each key explained
+  --config FILE  read keys from a YAML file, for example a run's config.yaml;
+                 the command line takes precedence
 """
 
 
@@ -123,7 +127,7 @@ def _keys(user_groups: Mapping[str, type], topic: str = "") -> Iterator[str]:
 
 
 def _key(key: Key) -> str:
-    return _paragraph(key.place, _sentence(key), indent=4, column=52)
+    return _paragraph(key.place, _sentence(key), indent=4, column=28)
 
 
 def _sentence(key: Key) -> str:
@@ -149,8 +153,8 @@ def _old_names() -> str:
     lines = ["Old names that are still accepted"]
     for (key, value), replacement in ALIASES.items():
         meaning = " ".join(f"{new_key}={new}" for new_key, new in replacement) or EXPLANATIONS[key]
-        lines.append(_paragraph(f"{key}={value}", meaning, indent=4, column=52))
-    lines += [_paragraph(old, new, indent=4, column=52) for old, new in RENAMED_KEYS.items()]
+        lines.append(_paragraph(f"{key}={value}", meaning, indent=4, column=28))
+    lines += [_paragraph(old, new, indent=4, column=28) for old, new in RENAMED_KEYS.items()]
     return "\n".join(lines)
 
 

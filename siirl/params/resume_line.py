@@ -12,7 +12,7 @@ def way_on(folder: Path, before: str | None = None) -> str:
     if not pointer.is_file() and before is not None:
         return f"This run saved no checkpoint\nResume with trainer.resume={before}"
     if not pointer.is_file():
-        return f"There is no checkpoint yet (trainer.save_freq). Run folder: {folder}"
+        return f"There is no checkpoint yet (trainer.save_freq)\nThe run folder is {folder}"
     name = pointer.read_text(
         errors="replace"
     ).strip()  # a run's last words do not fail where its disk does

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from envs.names import listed
 from siirl.errors import UnknownNameError
 
 
@@ -128,4 +129,7 @@ def unknown_key(
         f" Did you mean {' or '.join(repr(name) for name in proposals[:3])}?" if proposals else ""
     )
     where = f"Keys of {prefix[:-1]}" if prefix else "Groups of keys"
-    return UnknownNameError(f"Unknown key {place!r} ({source}).{hint} {where}: {', '.join(level)}.")
+    return UnknownNameError(
+        f"Unknown key {place!r} ({source}).{hint} {where}: {listed(tried, level)}. Type: siirl train "
+        f"--help {prefix[:-1]}".rstrip()
+    )

@@ -17,6 +17,7 @@ from siirl.params.cluster_args import ClusterArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import RolloutArguments
 from siirl.params.refusals import refuse
+from siirl.params.terminal_lines import say
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import (
     episodes_at_once,
@@ -55,7 +56,7 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
     )
     lacking = shortage(evaluation_memory(config, spec), free_memory_bytes=free_memory_bytes())
     if lacking is not None:
-        print(f"Warning: {lacking}", file=sys.stderr)
+        say(f"Warning: {lacking}")
 
 
 def require_linux(system: str = sys.platform) -> None:

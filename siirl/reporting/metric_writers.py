@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from siirl.algos.call import register_in
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.params.printable import printable
+from siirl.params.terminal_lines import say
 from siirl.reporting.console import ConsoleWriter
 from siirl.reporting.jsonl import JsonlFile
 from siirl.reporting.metrics import Reduced
@@ -187,7 +187,7 @@ class MetricWriters:
         for console in self._consoles():
             console.progress.print(f"Warning: {text}")
         if not self._consoles():
-            print(printable(f"Warning: {text}"), file=sys.stderr)
+            say(f"Warning: {text}")
 
     def _consoles(self) -> list[ConsoleWriter]:
         return [writer for writer in self._writers if isinstance(writer, ConsoleWriter)]

@@ -18,6 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from siirl.params.printable import printable
+from siirl.params.terminal_lines import folded
 
 _BAR_WIDTH = 12  # so that the activity fits beside it in 80 columns
 _RECENT_STEPS = 10
@@ -125,9 +126,12 @@ class Progress:
             self._bar.update(self._task, activity=escape(printable(text, keep="")))
 
     def print(self, line: str) -> None:
-        """Write a line above the bar, neither wrapped nor coloured."""
+        """Write a line above the bar, without colours; a terminal gets it folded at its width."""
         self.printed_at = self._clock()
-        self.console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
+        text = printable(line)
+        if self.console.is_terminal:
+            text = folded(text, columns=self.console.width)
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def beat(self) -> None:
         """Write a line if none was written for `HEARTBEAT_S` and there is no bar."""

@@ -106,7 +106,7 @@ def test_a_second_signal_ends_a_run_at_once(start_run) -> None:
     assert run.wait(timeout_s=ENDS_WITHIN_S) == 130, run.text
     run.seconds_until_gone(timeout_s=ENDS_WITHIN_S)
     assert run.text.endswith(
-        "siirl: interrupted\nThere is no checkpoint yet (trainer.save_freq). Run folder: "
+        "siirl: interrupted\nThere is no checkpoint yet (trainer.save_freq)\nThe run folder is "
         f"{run.folders[0]}\n"
     )
 

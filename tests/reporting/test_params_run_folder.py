@@ -138,7 +138,7 @@ def test_what_a_run_has_written_stays_and_the_way_on_is_told(
         raise ending
     assert (folder / "metrics.jsonl").is_file()
     assert caught.value.__notes__ == [
-        f"There is no checkpoint yet (trainer.save_freq). Run folder: {folder}"
+        f"There is no checkpoint yet (trainer.save_freq)\nThe run folder is {folder}"
     ]
 
 

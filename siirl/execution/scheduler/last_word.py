@@ -55,11 +55,11 @@ def wait_and_speak(sentence: str, traces: str, run_folder: str, before: str) -> 
     """
     if sys.stdin.buffer.read() == DONE or not os.path.getsize(traces):
         return
+    from siirl.params.terminal_lines import say  # imported late: the waiting process stays small
+
     lines = [f"siirl: {sentence}"]
     if run_folder:
-        from siirl.params.resume_line import (
-            way_on,  # imported late: the waiting process stays small
-        )
+        from siirl.params.resume_line import way_on
 
         lines.append(way_on(Path(run_folder), before or None))
-    print(*lines, sep="\n", file=sys.stderr)
+    say("\n".join(lines))

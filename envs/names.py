@@ -1,0 +1,26 @@
+"""Known names in the message about an unknown one. Left out: the sentence around them."""
+
+import difflib
+from collections.abc import Iterable
+
+LISTED = 12
+"""Names in one message; more are not read."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return a sentence proposing the nearest known name, or an empty string."""
+    matches = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def listed(name: object, known: Iterable[str]) -> str:
+    """Return the known names in their order; of more than `LISTED`, those most like `name`."""
+    names = list(known)
+    if len(names) <= LISTED:
+        return ", ".join(names) or "(none)"
+    alike = sorted(names, key=lambda other: -_likeness(str(name), other))
+    return f"{', '.join(alike[:LISTED])} and {len(names) - LISTED} others"
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, name, other).ratio()
