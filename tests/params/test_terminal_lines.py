@@ -32,9 +32,7 @@ def test_a_path_longer_than_the_line_stays_whole() -> None:
 
 def test_a_command_stays_on_one_line_without_the_sentence_around_it() -> None:
     text = "no wandb. Type: pip install wandb==0.2. Or leave it"
-    assert folded(text, columns=20) == (
-        "no wandb. Type:\n  pip install wandb==0.2.\n  Or leave it"
-    )
+    assert folded(text, columns=20) == ("no wandb. Type:\n  pip install wandb==0.2.\n  Or leave it")
     assert folded("Type: make setup, and run with it", columns=16) == (
         "Type:\n  make setup,\n  and run with\n  it"
     )
