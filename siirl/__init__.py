@@ -5,10 +5,28 @@ distribution may also use. The first import of siirl locates each of them withou
 raises if one belongs to another package.
 """
 
-import importlib.util
-from pathlib import Path
+import signal
+import sys
 
-from siirl import interrupts
+
+def is_command() -> bool:
+    """Whether Python was started as the script `siirl`, or as `python -m siirl…`."""
+    started = sys.argv[0] if sys.argv else ""
+    if started.rpartition("/")[2] == "siirl":
+        return True
+    return started == "-m" and any(
+        word == "siirl" or word.startswith("siirl.") for word in sys.orig_argv
+    )
+
+
+if is_command():
+    # Until `interrupts` is imported and listens, Ctrl-C ends the process without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import importlib.util  # noqa: E402 - the imports above are those that the handler needs
+from pathlib import Path  # noqa: E402
+
+from siirl import interrupts  # noqa: E402
 
 __version__ = "0.1.0"  # the only definition: pyproject.toml reads it here
 COMPANIONS = ("envs", "vjepa", "pipelines")
@@ -33,6 +51,6 @@ def check_companions() -> None:
             )
 
 
-if interrupts.is_command():  # handle signals before imports that take seconds
+if is_command():  # handle signals before imports that take seconds
     interrupts.listen()
 check_companions()

@@ -10,8 +10,8 @@ callbacks of C code. A thread receives the signal, even while the main thread wa
   ends the command at once.
 
 Signals within `SAME_WISH_S` count as one: a terminal signals a whole group, and `srun`, `make` and
-`docker` forward theirs in addition. Left out: signals in the first hundredths of a second, before
-Python runs this module; and use as a library, which installs no handler.
+`docker` forward theirs in addition. Left out: signals before Python runs this module, of which
+SIGINT ends a command without a word; and use as a library, which installs no handler.
 """
 
 import atexit
@@ -135,16 +135,6 @@ _last_words: list[Callable[[], str]] = []
 _ending = threading.Lock()
 _listener: _Listener | None = None
 _status: int | None = None  # of the finished command; None while it runs
-
-
-def is_command() -> bool:
-    """Whether Python was started as the script `siirl`, or as `python -m siirl…`."""
-    started = sys.argv[0] if sys.argv else ""
-    if os.path.basename(started) == "siirl":
-        return True
-    return started == "-m" and any(
-        word == "siirl" or word.startswith("siirl.") for word in sys.orig_argv
-    )
 
 
 def listen() -> None:

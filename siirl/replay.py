@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
@@ -41,7 +40,7 @@ from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 from siirl.reporting.agent_folders import hint, run_of_recordings
-from siirl.reporting.console import cell
+from siirl.reporting.console import cell, narrow_table
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.reporting.run_folder import CONFIG_FILE
 
@@ -168,7 +167,9 @@ def recorded(folder: Path) -> list[Row]:
 
 def show(rows: Sequence[Row]) -> None:
     """A table of the recorded episodes."""
-    table = Table("uid", "step", "task", "outcome", "environment steps")
+    table = narrow_table("recorded episodes", first="uid")
+    for name in ("step", "task", "outcome", "steps"):
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(
             *(

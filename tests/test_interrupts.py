@@ -47,6 +47,16 @@ with interrupts.last_words(lambda: "outer"), interrupts.last_words(fails):
     for thread in threads:
         thread.join()
 """
+WHILE_IMPORTING = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "siirl.interrupts":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv[0] = "/usr/bin/siirl"
+import siirl
+"""
 FINISHED = """
 import atexit, os
 from siirl import interrupts
@@ -101,6 +111,13 @@ def test_a_command_ends_at_once_with_its_last_words_the_innermost_first_and_with
     program.send_signal(number)
     _, errors = program.communicate()  # the pipe ends when no child holds it any more
     assert (program.returncode, errors) == (128 + number, "siirl: interrupted\ninner\nouter\n")
+
+
+def test_ctrl_c_before_a_command_listens_ends_it_without_a_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_IMPORTING], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_finished_command_calls_what_is_registered_and_ends_before_its_modules_are_taken_apart():

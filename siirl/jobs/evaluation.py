@@ -55,7 +55,13 @@ from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 from siirl.preflight.ungraded_rows import rate_by_grade
-from siirl.reporting.console import cell, perturbation_table, score_table, success_table
+from siirl.reporting.console import (
+    cell,
+    narrow_table,
+    perturbation_table,
+    score_table,
+    success_table,
+)
 from siirl.reporting.metric_reduction import reduce_metrics
 from siirl.reporting.metrics import Reduced
 from siirl.reporting.progress import Progress
@@ -222,7 +228,9 @@ def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
     """Table of mean returns without success: a row per task, a column per kind of action."""
-    table = Table("task", *columns, title=title, title_justify="left")
+    table = narrow_table(title)
+    for name in columns:
+        table.add_column(name)
     for task in sorted(
         dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last
     ):

@@ -31,6 +31,7 @@ from siirl.errors import CheckpointError
 from siirl.params import EnvArguments
 from siirl.params.model_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
+from siirl.reporting.console import narrow_table
 from siirl.reporting.jsonl import JsonlFile, read_rows
 from siirl.reporting.statistics import SuccessInterval, success_interval
 
@@ -280,7 +281,9 @@ def protocol_tables(
     title = (
         f"LIBERO by task, {played}; training may have started from the same states (env.states=all)"
     )
-    by_task = Table("task", "instruction", "success", title=title, title_justify="left")
+    by_task = narrow_table(title)
+    by_task.add_column("instruction")
+    by_task.add_column("success", no_wrap=True)
     for task in tasks:
         interval = of_suites.get(task.suite, {}).get(str(task.number))
         by_task.add_row(
@@ -289,16 +292,12 @@ def protocol_tables(
             "-" if interval is None else str(interval),
         )
     named = {suite: rows["all"] for suite, rows in of_suites.items()}
-    by_suite = Table(
-        *(SUITE_TITLES[suite] for suite in named),
-        "average",
-        title=f"LIBERO by suite, {played}",
-        title_justify="left",
-    )
+    by_suite = narrow_table(f"LIBERO by suite, {played}", first="suite")
+    by_suite.add_column("success", no_wrap=True)
+    for suite, interval in named.items():
+        by_suite.add_row(SUITE_TITLES[suite], str(interval))
     if named:
-        by_suite.add_row(
-            *(str(interval) for interval in named.values()), f"{100 * suite_mean(of_suites):.1f} %"
-        )
+        by_suite.add_row("average", f"{100 * suite_mean(of_suites):.1f} %")
     for table in (by_task, by_suite):
         table.caption = conditions
     return [by_task, by_suite]

@@ -42,6 +42,7 @@ PERTURBATION_HEADERS = {
 """Two-line headers of long names."""
 _STEP_WIDTH = 10
 _TIME_LEFT = "time left"
+_WHOLE_COLUMNS = 2  # of intervals with counts, beside a folded name, in 80 columns
 _INDENT = " " * (_STEP_WIDTH + 2)  # of the lines below a row
 
 
@@ -252,8 +253,7 @@ def perturbation_table(title: str, columns: Mapping[str, Mapping[str, SuccessInt
 
     Narrow enough for 80 columns with all perturbations of `envs.perturbations`.
     """
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-    table.add_column("task", overflow="fold")
+    table = narrow_table(title, padding=0)
     for name in columns:
         table.add_column(PERTURBATION_HEADERS.get(name, name), justify="right", no_wrap=True)
     tasks = dict.fromkeys(task for found in columns.values() for task in found)
@@ -270,6 +270,19 @@ def perturbation_table(title: str, columns: Mapping[str, Mapping[str, SuccessInt
                 for interval in intervals
             ]
             table.add_row("95 % interval", *bounds)
+    return table
+
+
+def narrow_table(title: str, *, first: str = "task", padding: int = 1) -> Table:
+    """Table without frames, for 80 columns; cells of its first column are folded, never cut."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, padding, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column(first, overflow="fold")
     return table
 
 
@@ -298,7 +311,9 @@ def cell(text: str) -> str:
 
 
 def _interval_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table("task", *columns, title=title, title_justify="left")
+    table = narrow_table(title)
+    for name in columns:
+        table.add_column(name, no_wrap=len(columns) <= _WHOLE_COLUMNS)
     tasks = dict.fromkeys(task for measured in columns.values() for task in measured)
     for task in sorted(tasks, key=all_last):
         table.add_row(cell(task), *(str(measured.get(task, "-")) for measured in columns.values()))

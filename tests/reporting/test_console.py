@@ -291,7 +291,18 @@ def test_the_table_has_a_row_a_task_with_all_last() -> None:
     rates = {"all": success_interval(1, 2), "push": success_interval(1, 2)}
     console.print(success_table("Held-out success", {"before": rates, "after": {}}))
     lines = text_of(console).splitlines()
-    assert [line.split()[1] for line in lines if "[" in line] == ["push", "all"]
+    assert [line.split()[0] for line in lines if "[" in line] == ["push", "all"]
+
+
+def test_before_and_after_of_a_task_are_one_row_of_80_columns_and_a_long_name_stays_whole() -> None:
+    console = log_file()
+    rates = {"drawer-open": success_interval(137, 300), "z" * 30: success_interval(300, 300)}
+    console.print(success_table("Held out", {"before": rates, "after": rates}))
+    lines = text_of(console).splitlines()
+    assert max(map(len, lines)) <= 80
+    [row] = [line for line in lines if "drawer-open" in line]
+    assert row.count("45.7 % [40.1, 51.3] (137/300)") == 2
+    assert sum(line[:20].count("z") for line in lines) == 30
 
 
 def test_time_left_follows_the_speed_so_far() -> None:
