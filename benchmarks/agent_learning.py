@@ -21,6 +21,7 @@ import contextlib
 import io
 import json
 import random
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from siirl.models.language_model import load_language_model
 from siirl.reporting.statistics import success_interval
 
 matplotlib.use("Agg")
+sys.path.insert(0, "docs/examples")  # the job names a module of its folder
 import matplotlib.pyplot as plt
 
 RESULT = Path("benchmarks/results/agent_learning.json")
@@ -255,7 +257,7 @@ def measure(seed: int, *, steps: int, start: Path, folder: Path) -> list[dict[st
     joint = run([*job(start, seed), f"trainer.total_steps={steps}"], folder / "joint")
     budget = curve_of(joint)[-1][0]
     alone_steps = round(budget / (PROMPTS * ROLLOUTS * tokens_of_an_answer(joint)))
-    words = ("pipeline=grpo", "env=math", *job(start, seed)[2:])
+    words = ("pipeline=grpo", "env=math", *job(start, seed)[3:])
     alone = run([*words, f"trainer.total_steps={alone_steps}"], folder / "alone")
     checker = joint.weights.parent / "actor_1"
     games = {
@@ -275,9 +277,9 @@ def measure_control(seed: int, *, steps: int, start: Path, folder: Path) -> list
 
 
 def job(start: Path, seed: int) -> tuple[str, ...]:
-    """Words of the joint job; after the first two those of every arm."""
+    """Words of the joint job; after the first three those of every arm."""
     return (
-        *("--config", str(JOB)),
+        *("--config", str(JOB), f"dag.workflow_file={GRAPH}"),
         *(f"actor_rollout_ref.model.path={start}", f"trainer.seed={seed}"),
     )
 

@@ -30,7 +30,8 @@ def _prepare_environment() -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on a download
     path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *([path] if path else [])])
+    folders = [str(REPOSITORY), str(REPOSITORY / "docs" / "examples"), *([path] if path else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
 
 
 def _hear_signals() -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from openenv_client import play
 
-from docs.examples.openenv_client import play
 from envs.openenv.openenv_env import OpenEnvEnv
 from siirl.errors import ConfigError
 from siirl.serve import Place, main, token_of

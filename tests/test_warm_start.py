@@ -134,7 +134,7 @@ def test_what_cannot_be_taught_is_said_in_a_sentence(tmp_path, capsys, overrides
             (
                 "env.tasks=[reach]",
                 "--fit-proprioception",
-                "actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy",
+                "actor_rollout_ref.model.policy=own_policy:make_policy",
             ),
             "--fit-proprioception: TwoLayers has no proprioception_layer to fit",
         ),

@@ -1,8 +1,8 @@
 """Proximal policy optimisation in one file, in the manner of CleanRL, with its environments in
 siirl's servers.
 
-    python -m docs.examples.cleanrl_ppo_on_pool --id CartPole-v1
-    python -m docs.examples.cleanrl_ppo_on_pool --cluster local --total-steps 20000
+    python cleanrl_ppo_on_pool.py --id CartPole-v1
+    python cleanrl_ppo_on_pool.py --cluster local --total-steps 20000
 
 Nothing below `train` knows where the environments are: it takes any `gymnasium.vector.VectorEnv`
 with `NEXT_STEP` autoreset, a vector observation and discrete actions. Left out: images, continuous

@@ -1,6 +1,6 @@
 """An advantage of your own: the distance to the median of the group; no file of siirl changes.
 
-    siirl train pipeline=grpo env=math algorithm.adv_estimator=docs.examples.own_advantage:median
+    siirl train pipeline=grpo env=math algorithm.adv_estimator=own_advantage:median
 
 An estimator is called by name with what its signature asks for (`ESTIMATOR_ARGUMENTS` of
 `siirl.algos.advantages`) and returns advantages and returns [B, T]. It sees the rows of its rank;

@@ -1,8 +1,8 @@
 """An advantage, a loss, a filter and a reward of your own, ten lines each; no file of siirl
 changes.
 
-    python -m siirl.train env=gymnasium env.id=CartPole-v1 pipeline=grpo \
-        dag.custom_pipeline_fn=docs.examples.own_algorithm:own_pipeline \
+    siirl train env=gymnasium env.id=CartPole-v1 pipeline=grpo \
+        dag.custom_pipeline_fn=own_algorithm:own_pipeline \
         algorithm.adv_estimator=median actor_rollout_ref.actor.loss=only_better
 
 Naming the graph imports this file, and importing it registers the advantage and the loss; filter

@@ -1,6 +1,6 @@
 """Writes the same questions as JSONL and as parquet in verl's layout, to train on.
 
-python -m docs.examples.own_data my_data
+python own_data.py my_data
 siirl train pipeline=grpo env=math 'data.train_files=[my_data/train.jsonl]'
 siirl train pipeline=grpo env=math 'data.train_files=[my_data/train.parquet]' \
         'data.val_files=[my_data/test.parquet]'

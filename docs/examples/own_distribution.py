@@ -1,7 +1,7 @@
 """An action distribution of your own; no file of siirl changes.
 
-    python -m siirl.train pipeline=grpo env=gymnasium env.id=Pendulum-v1 \
-        actor_rollout_ref.model.policy=docs.examples.own_distribution:make_policy
+    siirl train pipeline=grpo env=gymnasium env.id=Pendulum-v1 \
+        actor_rollout_ref.model.policy=own_distribution:make_policy
 
 A Laplace distribution at each dimension of an action: its tails are heavier than a Gaussian's, so
 that far actions are tried more often.

@@ -1,7 +1,7 @@
 """A flow policy of your own, trained with log-probs by Flow-SDE; no file of siirl changes.
 
-    python -m siirl.train pipeline=grpo env=gymnasium env.id=Pendulum-v1 \
-        actor_rollout_ref.model.policy=docs.examples.own_flow_policy:make_policy
+    siirl train pipeline=grpo env=gymnasium env.id=Pendulum-v1 \
+        actor_rollout_ref.model.policy=own_flow_policy:make_policy \
         actor_rollout_ref.model.options='{steps: 4}'
 
 The policy gives a network for the velocity and features of the observation. The distribution

@@ -1,6 +1,6 @@
 """A Gymnasium environment of your own; no file of siirl changes.
 
-    siirl train pipeline=grpo env=gymnasium env.id=docs.examples.own_gymnasium:Dock-v0
+    siirl train pipeline=grpo env=gymnasium env.id=own_gymnasium:Dock-v0
 
 A boat on a line has to stop at a dock. Observation: position, speed, position of the dock. Actions:
 push left, drift, push right. `info["is_success"]` makes success rates; without it only returns are

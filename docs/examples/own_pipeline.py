@@ -1,7 +1,7 @@
 """A pipeline with a branch: correctness and brevity are scored side by side, then joined.
 
-    siirl train env=math dag.custom_pipeline_fn=docs.examples.own_pipeline:brief_grpo
-    siirl train env=math dag.workflow_file=docs/examples/own_pipeline.yaml
+    siirl train env=math dag.custom_pipeline_fn=own_pipeline:brief_grpo
+    siirl train env=math dag.workflow_file=own_pipeline.yaml
 
                     +-> function_reward -+
     rollout_actor --|                    |--> join_rewards -> calculate_advantages -> actor_train

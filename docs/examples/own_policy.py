@@ -1,7 +1,7 @@
 """A policy of your own, named on the command line; no file of siirl changes.
 
-    python -m siirl.train pipeline=grpo env=gymnasium env.id=CartPole-v1 \
-        actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy
+    siirl train pipeline=grpo env=gymnasium env.id=CartPole-v1 \
+        actor_rollout_ref.model.policy=own_policy:make_policy \
         actor_rollout_ref.model.options='{width: 32}'
 
 The reference is called with the environment's spec, a path or None, and `model.options`. What it

@@ -1,6 +1,6 @@
 """A reward of your own for a language model; no file of siirl changes.
 
-    siirl train pipeline=grpo env=math custom_reward_function.name=docs.examples.own_reward:short_and_right
+    siirl train pipeline=grpo env=math custom_reward_function.name=own_reward:short_and_right
 
 It is called by name, once a sample, in processes of its own. It returns a number, or a dict with
 `score`, whose other numbers are logged, as `reward/part/short_and_right.characters`.

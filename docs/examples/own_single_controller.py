@@ -1,6 +1,6 @@
 """GRPO with one controlling process and engines in processes of their own: no graph.
 
-    python -m docs.examples.own_single_controller
+    python -m own_single_controller
 
 Two processes answer questions, each with a copy of the model; two others train it, each with half
 of the weights. A batch is answered while the one before is trained on, so its answers are one
@@ -11,7 +11,8 @@ version behind, and the ratio to the policy that acted is clipped.
 
 import itertools
 
-from docs.examples.own_sums import MODEL, QUESTIONS, Sums, make_actor
+from own_sums import MODEL, QUESTIONS, Sums, make_actor
+
 from siirl.user_interface import own_loop as rl
 from siirl.user_interface.controllers import RolloutController, TrainController, processes
 

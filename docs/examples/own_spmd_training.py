@@ -1,6 +1,6 @@
 """GRPO as one program on every rank, as torchrun starts it: no graph, no controller, no Ray.
 
-    torchrun --standalone --nproc-per-node=2 -m docs.examples.own_spmd_training
+    torchrun --standalone --nproc-per-node=2 -m own_spmd_training
 
 Each rank asks questions of its own and trains on its own answers. The engine shards the model and
 counts denominators over all ranks, so the gradient is that of one process with all rows.
@@ -12,9 +12,9 @@ import itertools
 import sys
 
 import torch
+from own_sums import ANSWERS, MODEL, QUESTIONS, Sums, make_actor
 from torch import distributed
 
-from docs.examples.own_sums import ANSWERS, MODEL, QUESTIONS, Sums, make_actor
 from siirl.user_interface import own_loop as rl
 
 

@@ -1,6 +1,6 @@
 """GRPO on sums in a script of one's own: no graph, no configuration file, the same engines.
 
-    python -m docs.examples.own_text_training
+    python -m own_text_training
 
 An episode of this script's own workflow is a whole group: eight answers to one question. A group in
 which all are right or all are wrong teaches nothing: the workflow throws it away, and

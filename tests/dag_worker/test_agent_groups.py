@@ -117,7 +117,10 @@ def test_a_group_that_shares_weights_trains_those_of_the_other(tmp_path):
 
 def test_agents_of_one_conversation_train_on_their_own_rows_and_resume_bit_for_bit(tmp_path):
     conversation = Path("docs/examples/solver_checker_job.yaml")
-    words = [word for word in SMALL if word != "env=math"]
+    words = [
+        *(word for word in SMALL if word != "env=math"),
+        f"dag.workflow_file={conversation.with_name('solver_checker.yaml')}",
+    ]
     whole = run(tmp_path / "whole", [*words, "trainer.total_steps=2"], config_file=conversation)
     answers, verdicts = (whole[0].metrics[f"{name}data/trajectories"] for name in ("", "agent_1/"))
     assert 16 < answers <= 32 and verdicts == 16  # the solver revises those that are sent back

@@ -104,7 +104,7 @@ def test_a_checkpoint_without_critic_is_no_start_for_ppo(tmp_path):
 
 def test_a_policy_of_ones_own_without_features_is_refused_with_the_remedy(tmp_path):
     own = (
-        "actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy",
+        "actor_rollout_ref.model.policy=own_policy:make_policy",
         "actor_rollout_ref.model.options={width: 8}",
     )
     with pytest.raises(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from inference_server import InferenceServer
 from one_process import events_of
 from starlette.responses import JSONResponse
 
-from docs.examples.inference_server import InferenceServer
 from siirl.dag_worker.events import StepDone
 from siirl.errors import TooManyFailures
 from siirl.models.chat import load_chat_tokenizer

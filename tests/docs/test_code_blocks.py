@@ -6,6 +6,7 @@ environment and graph. `test_commands_train.py` runs them for a step.
 
 import io
 import json
+import re
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from siirl.preflight.prepare import load_graph
 from tests.docs.code_blocks import OUTPUT, Block, blocks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "docs" / "examples"
 ALL = list(blocks(REPOSITORY))
 RUN = [block for block in ALL if block.mark is None]
 MY_REWARDS = next(block.code for block in ALL if block.code.startswith("def score("))
@@ -33,12 +35,13 @@ def of(*languages: str) -> list[Block]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which the examples can be imported, with the data that pages use."""
-    from docs.examples import own_data
+    """A working folder with the files that pages show, and the data that they use."""
+    import own_data
 
     made = tmp_path_factory.mktemp("reader")
     (made / "my_rewards.py").write_text(MY_REWARDS)
-    (made / "docs").symlink_to(REPOSITORY / "docs")
+    for file in EXAMPLES.iterdir():
+        (made / file.name).symlink_to(file)
     (made / "hub_model").symlink_to(REPOSITORY / "assets" / "tiny_lm")
     own_data.main(made / "my_data", train=40, test=10)
     return made
@@ -54,6 +57,19 @@ def test_every_block_is_run_or_says_why_not() -> None:
 def test_a_test_that_runs_a_block_exists() -> None:
     named = [block.words for block in ALL if block.mark == "run by"]
     assert [name for name in named if not (REPOSITORY / name).exists()] == []
+
+
+def test_a_page_shows_the_files_that_its_commands_name() -> None:
+    files = {file.stem: file.name for file in EXAMPLES.iterdir() if file.is_file()}
+    missing = [
+        f"{block}: {files[name]}"
+        for block in ALL
+        for name in files
+        if block.language == "bash" and re.search(rf"(?<!:)\b{name}\b", block.code)
+        if f"docs/examples/{files[name]}" not in (page := (REPOSITORY / block.document).read_text())
+        and f"examples/{files[name]})" not in page
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
@@ -99,7 +115,7 @@ def is_known(words: list[str]) -> bool:
             return target in MAKE
         case ["siirl", subcommand, *_]:
             return subcommand in SUBCOMMANDS
-        case ["python", "-m", "siirl.train" | "docs.examples.own_data", *_]:
+        case ["python", "-m", "siirl.train", *_] | ["python", "own_data.py", *_]:
             return True
         case _:
             return False

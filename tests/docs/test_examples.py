@@ -6,17 +6,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import own_advantage
+import own_data
+import own_gymnasium
+import own_pipeline
+import own_reward
 import pytest
+import solver_checker
 import torch
 
-from docs.examples import (
-    own_advantage,
-    own_data,
-    own_gymnasium,
-    own_pipeline,
-    own_reward,
-    solver_checker,
-)
 from envs.checker import check_env
 from siirl.algos.ranks import ALONE
 from siirl.execution.dag import load_workflow_file
@@ -38,7 +36,7 @@ def steps(folder: Path, *line: str) -> list[dict[str, object]]:
 
 
 def test_the_gymnasium_environment_trains(tmp_path: Path) -> None:
-    line = ("pipeline=grpo", "env=gymnasium", "env.id=docs.examples.own_gymnasium:Dock-v0")
+    line = ("pipeline=grpo", "env=gymnasium", "env.id=own_gymnasium:Dock-v0")
     (metrics,) = steps(tmp_path, *line)
     assert metrics["rollout/episodes"] == 8
 
@@ -52,7 +50,7 @@ def test_the_boat_docks_where_it_stops() -> None:
 
 
 def test_the_reward_trains_and_its_numbers_are_logged(tmp_path: Path) -> None:
-    name = "custom_reward_function.name=docs.examples.own_reward:short_and_right"
+    name = "custom_reward_function.name=own_reward:short_and_right"
     (metrics,) = steps(tmp_path, *TEXT, name)
     assert 0 < metrics["reward/part/short_and_right.characters"] <= 8
 
@@ -63,7 +61,7 @@ def test_a_right_answer_loses_a_hundredth_a_character() -> None:
 
 
 def test_the_advantage_trains(tmp_path: Path) -> None:
-    steps(tmp_path, *TEXT, "algorithm.adv_estimator=docs.examples.own_advantage:median")
+    steps(tmp_path, *TEXT, "algorithm.adv_estimator=own_advantage:median")
 
 
 def test_the_advantage_is_the_distance_to_the_median() -> None:
@@ -79,7 +77,7 @@ def test_the_advantage_is_the_distance_to_the_median() -> None:
 @pytest.mark.parametrize(
     "graph",
     [
-        "dag.custom_pipeline_fn=docs.examples.own_pipeline:brief_grpo",
+        "dag.custom_pipeline_fn=own_pipeline:brief_grpo",
         f"dag.workflow_file={EXAMPLES / 'own_pipeline.yaml'}",
     ],
 )

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import uvicorn
+from inference_server import InferenceServer
 
-from docs.examples.inference_server import InferenceServer
 from siirl.engine.rollout.server.server_engine import ServerEngine
 from siirl.engine.rollout.server.server_link import ServerLink
 from siirl.engine.rollout.server.weight_folder import FolderRoute

@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
+import own_algorithm
 import pytest
 import torch
 from tensordict import TensorDict
 
-from docs.examples import own_algorithm
 from siirl.algos import POLICY_LOSSES, estimate_advantages, policy_loss
 from siirl.algos.ranks import ALONE
 from siirl.dag_worker.dagworker import DAGWorker

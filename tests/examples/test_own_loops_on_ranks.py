@@ -4,10 +4,10 @@ import re
 import subprocess
 import sys
 
+import own_single_controller
 import pytest
 import torch
 
-from docs.examples import own_single_controller
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.engine.rollout.single_turn import single_turn
 from siirl.engine.rollout.workflow import RolloutResult
@@ -24,7 +24,7 @@ def printed(*words: str) -> list[str]:
 
 def test_one_program_on_two_ranks_trains_what_acts_on_both():
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    steps = printed(*launcher, "-m", "docs.examples.own_spmd_training", "2")
+    steps = printed(*launcher, "-m", "own_spmd_training", "2")
     assert len(steps) == 2
     gaps = [float(line.rsplit(" ", 1)[1]) for line in steps]
     assert max(gaps) < 1e-4  # what acted had the trained weights, also after an update

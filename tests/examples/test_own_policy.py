@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from own_distribution import Laplace
 
-from docs.examples.own_distribution import Laplace
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.params.parser import parse_config
@@ -15,16 +15,16 @@ COMMAND = (
     "trainer.total_steps=2", "trainer.max_minutes=null", "trainer.val_episodes=0", "trainer.record_episodes=0",
 )  # fmt: skip
 PENDULUM = ("env.id=Pendulum-v1", "env.max_episode_steps=8")
-POLICY = "actor_rollout_ref.model.policy=docs.examples"
+POLICY = "actor_rollout_ref.model.policy"
 OPTIONS = "actor_rollout_ref.model.options"
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("env.id=CartPole-v1", f"{POLICY}.own_policy:make_policy", f"{OPTIONS}={{width: 32}}"),
-        (*PENDULUM, f"{POLICY}.own_flow_policy:make_policy", f"{OPTIONS}={{steps: 4}}"),
-        (*PENDULUM, f"{POLICY}.own_distribution:make_policy"),
+        ("env.id=CartPole-v1", f"{POLICY}=own_policy:make_policy", f"{OPTIONS}={{width: 32}}"),
+        (*PENDULUM, f"{POLICY}=own_flow_policy:make_policy", f"{OPTIONS}={{steps: 4}}"),
+        (*PENDULUM, f"{POLICY}=own_distribution:make_policy"),
     ],
     ids=["tokens", "flow", "distribution"],
 )

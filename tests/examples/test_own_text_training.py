@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from docs.examples import own_text_training
+import own_text_training
 
 
 def test_two_steps_are_trained_on_mixed_groups_by_what_acts(capsys):

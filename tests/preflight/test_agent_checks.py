@@ -149,7 +149,7 @@ def test_what_is_typed_for_an_evaluation_wins_over_the_first_agents_entry(two_ch
     assert (config.actor_rollout_ref.model.path, config.data.seed) == ("elsewhere", 4)
 
 
-PAIR = ("env.name=docs.examples.solver_checker:SolverChecker", "cluster=local")
+PAIR = ("env.name=solver_checker:SolverChecker", "cluster=local")
 
 
 @pytest.mark.parametrize(
