@@ -16,7 +16,14 @@ from pathlib import Path
 from benchmarks.processes import RAY_AGENTS, descendants_of, living_processes, processes_of_session
 from siirl.execution.scheduler.launch import TIMED_OUT
 
-__all__ = ["RAY_AGENTS", "RealRun", "descendants_of", "living_processes", "start_ray"]
+__all__ = [
+    "RAY_AGENTS",
+    "RealRun",
+    "descendants_of",
+    "hears_signals",
+    "living_processes",
+    "start_ray",
+]
 
 RAY = Path(sys.executable).parent / "ray"
 
@@ -143,6 +150,18 @@ class RealRun:
             except ProcessLookupError:
                 continue
         self.process.wait()
+
+
+def hears_signals(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+    caught = next(
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")
+    )
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
 def start_ray(words: list[str], environment: dict[str, str]) -> None:

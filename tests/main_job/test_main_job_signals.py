@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from real_run import AGENTS_END_WITHIN_S, RAY_AGENTS, RealRun
+from real_run import AGENTS_END_WITHIN_S, RAY_AGENTS, RealRun, hears_signals
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 
@@ -140,18 +140,6 @@ def check_start_up(start_run, number: signal.Signals, delay_s: float, cluster: s
             delay_s,
             run.text,
         )
-
-
-def hears_signals(pid: int) -> bool:
-    """Whether a process has a handler for SIGTERM."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-    caught = next(
-        int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")
-    )
-    return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
 def start_ups(trials: int, *, seed: int, latest_s: float) -> list[tuple[signal.Signals, float]]:
