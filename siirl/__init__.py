@@ -5,7 +5,7 @@ distribution may also use. The first import of siirl locates each of them withou
 raises if one belongs to another package.
 """
 
-import signal
+import _signal  # type: ignore[import-not-found]
 import sys
 
 
@@ -21,9 +21,10 @@ def is_command() -> bool:
 
 if is_command():
     # Until `interrupts` is imported and listens, Ctrl-C ends the process without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # `_signal` is built in; `signal` imports for ten milliseconds, with a traceback.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
-import importlib.util  # noqa: E402 - the imports above are those that the handler needs
+import importlib.util  # noqa: E402 - handle the signal first
 from pathlib import Path  # noqa: E402
 
 from siirl import interrupts  # noqa: E402
