@@ -114,9 +114,9 @@ class _Listener:
                 end_at_once(128 + number, "interrupted")
             else:
                 asked_at, until = now, now + grace_s
-                _write(
-                    f"siirl: {signal.Signals(number).name} ends this within "
-                    f"trainer.grace_s={grace_s:g} s; a second one at once\n"
+                _say(
+                    f"{signal.Signals(number).name} ends this within trainer.grace_s={grace_s:g} "
+                    "s; a second one at once"
                 )
                 STOP.request(number)
         assert STOP.number is not None
@@ -207,7 +207,7 @@ def end_at_once(status: int, sentence: str) -> NoReturn:
         _flush()
         if os.isatty(1):
             os.write(1, SHOW_CURSOR)
-        _write(f"siirl: {sentence}\n")
+        _say(sentence)
         errors = os.dup(2)
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -285,6 +285,12 @@ def _flush() -> None:
     flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)
+
+
+def _say(sentence: str) -> None:
+    """Write a sentence on a line of its own: a terminal shows ^C or a progress bar on this one."""
+    start = "\n" if os.isatty(2) else ""
+    _write(f"{start}siirl: {sentence}\n")
 
 
 def _write(text: str, *, to: int = 2) -> None:

@@ -94,3 +94,5 @@ def test_in_other_commands(start: Start, words: tuple[str, ...], delay_s: float)
     time.sleep(delay_s)
     command.press_ctrl_c()
     check_ended(command, statuses=(0, 130))
+    if command.process.returncode == 130:
+        assert "\nsiirl: " in command.text  # not behind ^C
