@@ -146,10 +146,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             if self._ended or executed == len(checked):
                 break
             self._add_frames(frames, {})
-        images = self._images()
-        self._add_frames(frames, images)
-        info = self._info(success=success, frames=frames) | {"executed": executed}
-        return self._observation(images), float(success), success, self._ended and not success, info
+        observation, info = self._observe(frames, success=success)
+        info["executed"] = executed
+        return observation, float(success), success, self._ended and not success, info
 
     def render(self) -> NDArray[np.uint8]:
         """The first camera's image now, uint8 [image_size, image_size, 3]."""
@@ -223,12 +222,24 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             self._look = self._renderer().look(
                 self._running(), self._cameras[0], self._perturbation
             )
-        images, frames = self._images(), FrameBuffer()
-        self._add_frames(frames, images)
-        return self._observation(images), self._info(success=False, frames=frames)
+        return self._observe(FrameBuffer(), success=False)
 
-    def _images(self) -> dict[str, NDArray[np.uint8]]:
-        return {camera: self._image(self._image_size, camera) for camera in self._cameras}
+    def _observe(self, frames: FrameBuffer, *, success: bool) -> tuple[dict[str, Any], Info]:
+        """Observation and info after the last step; `frames` are those of the steps before it."""
+        assert self._task is not None
+        images = {camera: self._image(self._image_size, camera) for camera in self._cameras}
+        self._add_frames(frames, images)
+        sentence = self._instruction(self._task)
+        generator = self._perturbation.generator(REWORDED)
+        observation = {
+            IMAGES: np.stack([images[camera] for camera in self._cameras]),
+            PROPRIOCEPTION: self._running().proprioception,
+            INSTRUCTION: sentence if generator is None else reworded(sentence, generator),
+        }
+        info: Info = {"task": self._task, "success": success, **self._facts(self._task)}
+        if self._streams:
+            info["frames"] = frames.take()
+        return observation, info
 
     def _image(self, size: int, camera: str) -> NDArray[np.uint8]:
         look = self._look if camera == self._cameras[0] else self._look.from_another_camera()
@@ -255,24 +266,6 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
                 if request.size not in rendered:
                     rendered[request.size] = self._image(request.size, camera)
                 frames.add(stream, rendered[request.size], self._step)
-
-    def _observation(self, images: dict[str, NDArray[np.uint8]]) -> dict[str, Any]:
-        assert self._task is not None
-        return {
-            IMAGES: np.stack([images[camera] for camera in self._cameras]),
-            PROPRIOCEPTION: self._running().proprioception,
-            INSTRUCTION: self._sentence(self._task),
-        }
-
-    def _sentence(self, task: str) -> str:
-        generator = self._perturbation.generator(REWORDED)
-        sentence = self._instruction(task)
-        return sentence if generator is None else reworded(sentence, generator)
-
-    def _info(self, *, success: bool, frames: FrameBuffer) -> Info:
-        assert self._task is not None
-        info: Info = {"task": self._task, "success": success, **self._facts(self._task)}
-        return info | {"frames": frames.take()} if self._streams else info
 
 
 def _return_freed_memory() -> None:

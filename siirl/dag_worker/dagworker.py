@@ -345,7 +345,7 @@ class DAGWorker:
         if more:
             context.round += 1
             context.drawn_prompts += more
-        prompts = loader.draw(more) if more else loader.next_step()
+        prompts = loader.draw(more or context.config.data.train_batch_size)
         self._record(group, loader.metrics())
         return Samples2Dict([Sample(task.columns()) for task in prompts])
 

@@ -42,7 +42,7 @@ from siirl.engine.reward_manager import EpisodeOutcomes, RewardScores, TextRewar
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
-from siirl.models.row_flops import flops_of_rows
+from siirl.models.training_flops import flops_of_rows
 from siirl.reporting.metrics import Value, Weighted
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")

@@ -53,9 +53,6 @@ class Loader(Protocol):
     `siirl.data_coordinator.prompts.PromptLoader`.
     """
 
-    def next_step(self) -> Sequence[EpisodeTask]:
-        """This rank's prompts of the next step."""
-
     def draw(self, count: int) -> Sequence[EpisodeTask]:
         """This rank's share of the next `count` prompts; all ranks ask for the same count."""
 
@@ -125,10 +122,6 @@ class TaskLoader:
         self.rank, self.ranks = rank, ranks
         self.position = 0
         """Prompts that all ranks together have taken."""
-
-    def next_step(self) -> list[EpisodeTask]:
-        """This rank's prompts of the next step."""
-        return self.draw(self.prompts_per_step)
 
     def draw(self, count: int) -> list[EpisodeTask]:
         """This rank's share of the next `count` prompts; all ranks must ask for the same count (a

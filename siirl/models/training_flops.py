@@ -1,10 +1,23 @@
-"""Floating-point operations of a training pass over a micro-batch: the numerator of MFU.
+"""Floating-point operations of training passes: of each row, and of a whole micro-batch.
 
-Work of the model: recomputed activations and a second pass of scores are none. A prompt that
-several rows of the micro-batch share counts once if the model computes it once. Frozen weights have
-no gradient, so adapters take two thirds of the work.
+Ranks are balanced by the work of rows (`flops_of_rows`); MFU divides the work of micro-batches by
+time (`training_flops`). A causal transformer with N parameters beside embedding and head, L layers,
+attention of width A and a head of V x D makes, forward and backward, for a row of S tokens with a
+response of T tokens,
 
-Left out: a user's policy that does not override `Policy.observation_flops`.
+    6 N S  +  6 L A S^2  +  6 V D T    floating-point operations.
+
+The first term is Kaplan et al. 2020 (https://arxiv.org/abs/2001.08361, section 2.1, times three for
+the backward pass). The second is half of that in PaLM (https://arxiv.org/abs/2204.02311, appendix
+B), because a token attends only to those before it. The head is applied to the response alone. A
+VLA policy makes one pass of a fixed size for each chunk.
+
+`training_flops` counts a prompt that several rows share once if the model computes it once. Frozen
+weights have no gradient, so adapters take two thirds of the work. `flops_of_rows` leaves both out:
+they do not change the balance.
+
+Left out: recomputed activations and second passes of scores, which are no work of the model; a
+user's policy that does not override `Policy.observation_flops`.
 """
 
 # B row, C chunk, S token
@@ -13,10 +26,41 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from siirl.data_coordinator.protocol.batch import extents_of
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
 from siirl.models.language_model import LanguageModel
 from siirl.models.policy import Policy
-from siirl.models.row_flops import text_flops
+
+
+def flops_of_rows(module: nn.Module, batch: TensorDict) -> list[float] | None:
+    """Work of each row, float [B], comparable within one model only; None for a model of another
+    kind.
+    """
+    if isinstance(module, LanguageModel) and "attention_mask" in batch.keys():
+        flops_B: list[float] = text_flops(
+            module,
+            tokens_B=batch["attention_mask"].sum(1).double(),
+            response_B=batch["response_mask"].sum(1).double(),
+        ).tolist()
+        return flops_B
+    if isinstance(module, Policy):
+        chunks = [float(extent.chunks) for extent in extents_of(batch)]
+        return chunks if all(chunks) else None
+    return None
+
+
+def text_flops(
+    model: LanguageModel, *, tokens_B: torch.Tensor, response_B: torch.Tensor
+) -> torch.Tensor:
+    """Floating-point operations of a training pass over each row, float64 [B]."""
+    config = model.config.get_text_config()
+    head = config.vocab_size * config.hidden_size
+    tables = head if config.tie_word_embeddings else 2 * head
+    body = sum(parameter.numel() for parameter in model.parameters()) - tables
+    heads = config.num_attention_heads
+    head_size = config.to_dict().get("head_dim") or config.hidden_size // heads
+    attention = config.num_hidden_layers * heads * head_size
+    return 6 * (body * tokens_B + attention * tokens_B**2 + head * response_B)
 
 
 def training_flops(module: nn.Module, batch: TensorDict) -> float | None:

@@ -100,7 +100,7 @@ def test_every_prompt_of_a_file_is_asked_n_times_by_its_row(make):
 def test_questions_are_made_up_from_the_seed_where_there_is_no_file(make):
     domain = make(lambda request: "1")
     output = domain.roll_out(
-        batch_of(*TaskLoader(tasks=["sums-1"], prompts_per_step=3, seed=0).next_step()), step=1
+        batch_of(*TaskLoader(tasks=["sums-1"], prompts_per_step=3, seed=0).draw(3)), step=1
     )
     assert len(output.batch) == 12
     prompts = [request.input_ids for request in domain.rollout.engine.requests]

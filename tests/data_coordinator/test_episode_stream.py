@@ -25,7 +25,7 @@ def loader(**options):
 
 
 def test_a_step_is_balanced_over_tasks():
-    assert Counter(task.task for task in loader().next_step()) == {
+    assert Counter(task.task for task in loader().draw(6)) == {
         "reach-v3": 2,
         "door-open-v3": 2,
         "drawer-open-v3": 2,
@@ -35,7 +35,7 @@ def test_a_step_is_balanced_over_tasks():
 def test_weights_give_tasks_more_and_fewer_prompts():
     stream = loader(weights=(4, 2, 0))
     for _ in range(5):
-        assert Counter(task.task for task in stream.next_step()) == {
+        assert Counter(task.task for task in stream.draw(stream.prompts_per_step)) == {
             "reach-v3": 4,
             "door-open-v3": 2,
         }
@@ -46,7 +46,7 @@ def test_trials_of_a_weighted_task_count_its_prompts():
     trials = [
         task.trial_id
         for _ in range(3)
-        for task in stream.next_step()
+        for task in stream.draw(stream.prompts_per_step)
         if task.task == "door-open-v3"
     ]
     assert trials == [0, 1, 2, 3, 4, 5]
@@ -68,25 +68,30 @@ def test_state_of_other_weights_is_refused_and_one_without_weights_is_of_equal_o
 def test_trials_count_the_prompts_of_a_task():
     stream = loader()
     trials = [
-        task.trial_id for _ in range(2) for task in stream.next_step() if task.task == "reach-v3"
+        task.trial_id
+        for _ in range(2)
+        for task in stream.draw(stream.prompts_per_step)
+        if task.task == "reach-v3"
     ]
     assert trials == [0, 1, 2, 3]
 
 
 def test_group_ids_and_seeds_never_repeat():
     stream = loader()
-    tasks = [task for _ in range(50) for task in stream.next_step()]
+    tasks = [task for _ in range(50) for task in stream.draw(stream.prompts_per_step)]
     assert len({task.group_id for task in tasks}) == len({task.seed for task in tasks}) == 300
 
 
 def test_order_of_tasks_changes_from_pass_to_pass():
     stream = loader(prompts_per_step=3)
-    orders = {tuple(task.task_id for task in stream.next_step()) for _ in range(30)}
+    orders = {
+        tuple(task.task_id for task in stream.draw(stream.prompts_per_step)) for _ in range(30)
+    }
     assert len(orders) == 6
 
 
 def test_same_seed_same_stream():
-    assert loader().next_step() == loader().next_step()
+    assert loader().draw(6) == loader().draw(6)
 
 
 def test_other_seed_other_episodes():
@@ -119,24 +124,24 @@ def test_ranks_together_see_what_one_rank_sees(ranks, prompts, steps):
     alone = loader(prompts_per_step=prompts)
     shared = [loader(prompts_per_step=prompts, rank=rank, ranks=ranks) for rank in range(ranks)]
     for _ in range(steps):
-        union = [task for stream in shared for task in stream.next_step()]
-        assert sorted(union, key=lambda task: task.group_id) == alone.next_step()
+        union = [task for stream in shared for task in stream.draw(stream.prompts_per_step)]
+        assert sorted(union, key=lambda task: task.group_id) == alone.draw(alone.prompts_per_step)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
 def test_resumed_stream_goes_on_at_another_number_of_ranks(before, after, steps):
     whole = loader()
-    expected = [whole.next_step() for _ in range(steps + 2)][steps:]
+    expected = [whole.draw(whole.prompts_per_step) for _ in range(steps + 2)][steps:]
     interrupted = loader(rank=before - 1, ranks=before)
     for _ in range(steps):
-        interrupted.next_step()
+        interrupted.draw(interrupted.prompts_per_step)
     resumed = [loader(rank=rank, ranks=after) for rank in range(after)]
     for stream in resumed:
         stream.load_state_dict(interrupted.state_dict())
     for step in expected:
         assert (
             sorted(
-                (task for stream in resumed for task in stream.next_step()),
+                (task for stream in resumed for task in stream.draw(stream.prompts_per_step)),
                 key=lambda task: task.group_id,
             )
             == step
@@ -145,7 +150,7 @@ def test_resumed_stream_goes_on_at_another_number_of_ranks(before, after, steps)
 
 def test_a_refill_takes_the_next_prompts():
     stream = loader()
-    stream.next_step()
+    stream.draw(stream.prompts_per_step)
     assert [task.group_id for task in stream.draw(4)] == [6, 7, 8, 9]
     assert stream.state_dict()["position"] == 10
 
@@ -170,7 +175,7 @@ def test_ranks_share_an_evaluation():
 
 
 def test_prompts_make_a_batch():
-    batch = Samples2Dict([Sample(task.columns()) for task in loader().next_step()])
+    batch = Samples2Dict([Sample(task.columns()) for task in loader().draw(6)])
     assert set(batch.keys()) == LOADER_COLUMNS
     assert batch["index"].tolist() == [0, 1, 2, 3, 4, 5]
 

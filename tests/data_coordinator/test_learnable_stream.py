@@ -34,7 +34,7 @@ def shown(stream, **rates):
 def test_before_anything_was_seen_tasks_have_the_same_share():
     stream = loader()
     np.testing.assert_allclose(stream.shares(), 1 / 3)
-    assert set(Counter(task.task for task in stream.next_step()).values()) == {4}
+    assert set(Counter(task.task for task in stream.draw(stream.prompts_per_step)).values()) == {4}
 
 
 def test_a_task_at_a_half_has_more_prompts_than_one_that_is_nearly_solved():
@@ -68,8 +68,8 @@ def test_a_step_has_the_shares_rounded_up_or_down(outcomes, weights, count):
 def test_ranks_together_see_what_one_rank_sees(ranks, steps):
     alone, shared = loader(), [loader(rank=rank, ranks=ranks) for rank in range(ranks)]
     for outcomes in steps:
-        union = [task for stream in shared for task in stream.next_step()]
-        assert sorted(union, key=lambda task: task.group_id) == alone.next_step()
+        union = [task for stream in shared for task in stream.draw(stream.prompts_per_step)]
+        assert sorted(union, key=lambda task: task.group_id) == alone.draw(alone.prompts_per_step)
         for stream in (alone, *shared):
             stream.observe(outcomes)
 
@@ -80,14 +80,14 @@ def test_resumed_stream_goes_on_at_another_number_of_ranks(before, after, steps,
     whole, interrupted = loader(), loader(rank=before - 1, ranks=before)
     for outcomes in steps[:cut]:
         for stream in (whole, interrupted):
-            stream.next_step()
+            stream.draw(stream.prompts_per_step)
             stream.observe(outcomes)
     resumed = [loader(rank=rank, ranks=after) for rank in range(after)]
     for stream in resumed:
         stream.load_state_dict(interrupted.state_dict())
     for outcomes in steps[cut:]:
-        union = [task for stream in resumed for task in stream.next_step()]
-        assert sorted(union, key=lambda task: task.group_id) == whole.next_step()
+        union = [task for stream in resumed for task in stream.draw(stream.prompts_per_step)]
+        assert sorted(union, key=lambda task: task.group_id) == whole.draw(whole.prompts_per_step)
         for stream in (whole, *resumed):
             stream.observe(outcomes)
 
@@ -97,7 +97,7 @@ def test_seeds_never_repeat_and_trials_count_the_prompts_of_a_task():
     drawn = [
         task
         for _ in range(20)
-        for task in shown(stream, reach=5, door_open=50, drawer_open=95).next_step()
+        for task in shown(stream, reach=5, door_open=50, drawer_open=95).draw(12)
     ]
     assert len({task.seed for task in drawn}) == len({task.group_id for task in drawn}) == 240
     for name in TASKS:

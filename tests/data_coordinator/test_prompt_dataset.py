@@ -152,7 +152,7 @@ def test_groups_are_numbered_and_seeded_through_all_epochs(files):
 
 def test_prompts_become_a_batch_with_their_row_as_text(files):
     batch = Samples2Dict(
-        [Sample(prompt.columns()) for prompt in loader(files / "train.jsonl").next_step()]
+        [Sample(prompt.columns()) for prompt in loader(files / "train.jsonl").draw(8)]
     )
     assert set(batch.keys()) == {"index", "task_name", "task_id", "trial_id", "seed", "prompt_row"}
     assert json.loads(batch["prompt_row"][0])["data_source"] == "sums"
@@ -175,7 +175,7 @@ def test_several_files_are_one(files, tmp_path):
 
 def test_reading_takes_no_number_from_torchs_own_generator(files):
     torch.manual_seed(0)
-    loader(files / "train.jsonl").next_step()
+    loader(files / "train.jsonl").draw(8)
     after = torch.rand(1).item()
     torch.manual_seed(0)
     assert after == torch.rand(1).item()
@@ -211,7 +211,7 @@ def test_resumed_at_another_number_of_ranks_the_order_is_that_of_an_uninterrupte
     taken: list[tuple[int, int]] = []
 
     def draw(loaders, count):
-        parts = [each.draw(count) if count else each.next_step() for each in loaders]
+        parts = [each.draw(count or each.prompts_per_step) for each in loaders]
         taken.extend(
             sorted((prompt.group_id, prompt.trial_id) for part in parts for prompt in part)
         )
@@ -242,7 +242,7 @@ def test_a_rank_reads_its_own_rows_alone(shared, monkeypatch):
     monkeypatch.setattr(
         shared.files, "read", lambda numbers: read.extend(numbers) or original(numbers)
     )
-    own = at(shared, rank=1, ranks=4, batch=8).next_step()
+    own = at(shared, rank=1, ranks=4, batch=8).draw(8)
     assert [prompt.group_id for prompt in own] == [1, 5]
     assert len(read) == -(-ROWS // 4)  # its quarter of the epoch, ahead of what it was asked for
 
@@ -571,7 +571,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 data = DataArguments(train_files=(sys.argv[1],), train_batch_size=64, max_prompt_length=4096, heldout_share=0.0)
 loader = PromptLoader.of(data, encode=encode)
 for _ in range(20):
-    loader.next_step()
+    loader.draw(64)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

@@ -7,9 +7,8 @@ from tiny_models import tiny_causal_lm
 from torch import nn
 
 from siirl.models.language_model import LanguageModel
-from siirl.models.row_flops import text_flops
 from siirl.models.tiny_vla import load_policy, tiny_vla_flops
-from siirl.models.training_flops import training_flops
+from siirl.models.training_flops import text_flops, training_flops
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
 

@@ -256,12 +256,8 @@ class DistantLoader:
     def __init__(self, loader: TaskLoader | PromptLoader) -> None:
         self.loader = loader
 
-    def next_step(self) -> Sequence[Any]:
-        """Count the prompts of a step; the rollout ranks have them."""
-        return self.draw(self.loader.prompts_per_step)
-
     def draw(self, count: int) -> Sequence[Any]:
-        """Count further prompts, likewise."""
+        """Count the prompts; the rollout ranks have them."""
         self.loader.position += count
         return []
 

@@ -1,4 +1,4 @@
-"""This rank's end of the stream of prompts, with `next_step`, `draw` and a state, like
+"""This rank's end of the stream of prompts, with `draw` and a state, like
 `data_coordinator.task_stream.TaskLoader`.
 
 The state is one position in the stream of all ranks, the same on every rank: it can be taken up in
@@ -131,10 +131,6 @@ class PromptLoader:
             num_workers=data.num_loader_workers,
             counts=counts_of(split),
         )
-
-    def next_step(self) -> list[PromptTask]:
-        """This rank's prompts of the next step."""
-        return self.draw(self.prompts_per_step)
 
     def draw(self, count: int) -> list[PromptTask]:
         """This rank's share of the next `count` prompts; all ranks must ask for the same count (a

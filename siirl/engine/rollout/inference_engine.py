@@ -140,7 +140,8 @@ class InferenceEngine:
     def submit(self, data: Any, workflow: RolloutWorkflow) -> None:
         """Add an episode; it advances while another method waits for episodes."""
         self.engine.expect(episodes=1, at_once=self.at_once)
-        task = self.loop.create_task(self._episode(data, workflow))
+        episode = run_episode(workflow, self.engine, data, permits=self._permits)
+        task = self.loop.create_task(episode)
         task.add_done_callback(self._episode_ended)  # also if it is cancelled before it began
         self._submitted.append(_Submitted(data, task))
 
@@ -250,10 +251,6 @@ class InferenceEngine:
             num_accepted += _add_outcome(result, self._next(None), should_accept)
         return result
 
-    async def _episode(self, data: Any, workflow: RolloutWorkflow) -> Outcome:
-        async with self._permits:
-            return await run_episode(workflow, self.engine, data)
-
     def _episode_ended(self, _: Any) -> None:
         self.engine.episode_ended()
 
@@ -342,12 +339,25 @@ def _add_outcome(result: RolloutResult, entry: _Submitted, should_accept: Accept
     return not isinstance(outcome, SimulationFailed) and bool(outcome)
 
 
-async def run_episode(workflow: RolloutWorkflow, engine: Any, data: Any) -> Outcome:
-    """Run one episode; a failed simulation is a result, any other error is raised."""
+async def run_episode(
+    workflow: RolloutWorkflow,
+    engine: Any,
+    data: Any,
+    *,
+    permits: asyncio.Semaphore,
+    on_done: Callable[[Any], None] = lambda data: None,
+) -> Outcome:
+    """Run one episode when `permits` allows it, then call `on_done`.
+
+    A failed simulation is a result; any other error is raised.
+    """
     try:
-        return trajectories_of(workflow, await workflow.arun_episode(engine, data))
+        async with permits:
+            return trajectories_of(workflow, await workflow.arun_episode(engine, data))
     except SimulationFailed as failure:
         return failure
+    finally:
+        on_done(data)
 
 
 def accepted(outcome: Outcome, should_accept: Accept | None) -> Outcome:
@@ -383,19 +393,17 @@ async def run_episodes(
     """
     permits = permits or asyncio.Semaphore(at_once or len(requests) or 1)
 
-    async def run(request: Any) -> Outcome:
-        try:
-            async with permits:
-                return accepted(await run_episode(workflow, engine, request), should_accept)
-        finally:
-            on_done(request)
-
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(request)) for request in requests]
+            tasks = [
+                group.create_task(
+                    run_episode(workflow, engine, request, permits=permits, on_done=on_done)
+                )
+                for request in requests
+            ]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     result = RolloutResult()
     for request, task in zip(requests, tasks, strict=True):
-        result.add(request, task.result())
+        result.add(request, accepted(task.result(), should_accept))
     return result

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from siirl.models.language_model import LanguageModel
-from siirl.models.row_flops import flops_of_rows, text_flops
+from siirl.models.training_flops import flops_of_rows, text_flops
 
 TOKENS = 24
 
