@@ -34,7 +34,7 @@ def check_archive(path: Path, *, most_bytes: int) -> None:
         with zipfile.ZipFile(path) as archive:
             _check(archive, path, most_bytes)
     except DAMAGE as error:
-        raise ValueError(f"{path} is no readable zip archive ({error}).") from error
+        raise ValueError(f"{path} is not a readable zip archive ({error}).") from error
 
 
 def check_stored(path: Path) -> None:
@@ -61,7 +61,7 @@ def read_entry(path: Path, *, ending: str, most_bytes: int) -> bytes:
                 raise ValueError(f"{path} has no entry {ending!r}.")
             return archive.read(names[0])
     except DAMAGE as error:
-        raise ValueError(f"{path} is no readable zip archive ({error}).") from error
+        raise ValueError(f"{path} is not a readable zip archive ({error}).") from error
 
 
 def _check(archive: zipfile.ZipFile, path: Path, most_bytes: int) -> None:

@@ -28,8 +28,8 @@ def read_options(
     `further` names the environment's additional options.
 
     Raises:
-        ValueError: An unknown option or task, a frame stream that is no FrameRequest, or frames of
-            an environment without images.
+        ValueError: An unknown option or task, a frame stream that is not a FrameRequest, or frames
+            of an environment without images.
     """
     options = options or {}
     known = ("task", "frames", *further)

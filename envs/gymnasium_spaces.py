@@ -56,12 +56,12 @@ class ObservationLayout:
             else:
                 raise ValueError(
                     f"Gymnasium environment {name!r} has observation {leaf}{_at(path)}, which is "
-                    "no vector, no image and no text: wrap the environment to make it one of them."
+                    "not a vector, an image or a text: wrap the environment to make it one."
                 )
         if not self._images and not self._vectors:
             raise ValueError(
-                f"Gymnasium environment {name!r} has observation {space}, in which there is no "
-                "vector and no image: env=gymnasium is for policies that see or sense."
+                f"Gymnasium environment {name!r} has observation {space} without vectors and "
+                "images: env=gymnasium is for policies that see or sense."
             )
         if len(shapes) > 1:
             raise ValueError(

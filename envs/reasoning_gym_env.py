@@ -161,7 +161,7 @@ class ReasoningGymEnv(Environment):
         """Score the text; ends the episode.
 
         Raises:
-            ValueError: The action is no text, or too long.
+            ValueError: The action is not text, or too long.
             RuntimeError: No question is open.
             ScoringFailed: The verifier has no score for the answer; the episode is over.
         """

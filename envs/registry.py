@@ -59,8 +59,8 @@ def env_class(name: str) -> type[Environment]:
     """Return the class registered as `name` or named by `module:Class`; imports its module.
 
     Raises:
-        ValueError: No such name, module or class, or a class that is no `Environment`; the message
-            has the remedy.
+        ValueError: No such name, module or class, or a class that is not an `Environment`; the
+            message has the remedy.
     """
     reference = ENVS.get(name, name)
     module_name, colon, qualified = reference.partition(":")
@@ -85,7 +85,7 @@ def env_class(name: str) -> type[Environment]:
             raise ValueError(f"Environment {name!r}: {error}.") from error
     if not (inspect.isclass(found) and issubclass(found, Environment)):
         raise ValueError(
-            f"Environment {name!r} is no subclass of envs.base.Environment. "
+            f"Environment {name!r} is not a subclass of envs.base.Environment. "
             "Wrap a class with the 3-value step in envs.adapter.adapt(Class, spec=...); "
             "a gymnasium environment runs as env=gymnasium with its id."
         )

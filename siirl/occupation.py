@@ -18,7 +18,7 @@ class Snapshot:
     text: str
     """Current activities, innermost first."""
     waiting: bool
-    """Whether the process waits for other ranks, which is no sign of a hang."""
+    """Whether the process waits for other ranks, which does not indicate a hang."""
     changes: int
     """Incremented at every progress."""
     since: float

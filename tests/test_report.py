@@ -117,9 +117,9 @@ def test_rows_of_something_else_are_no_run(
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (b"[]", "is no row but a list"),
-        (b"3", "is no row but a int"),
-        (b"null", "is no row but a NoneType"),
+        (b"[]", "is of type list, not a row"),
+        (b"3", "is of type int, not a row"),
+        (b"null", "is of type NoneType, not a row"),
         (b'{"step": 1', "is not JSON"),
         (b'{"step": "\xff"}', "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
@@ -135,7 +135,7 @@ def test_a_damaged_line_is_named_in_one_sentence(
     assert main([str(tmp_path)]) == 1
     (shown,) = capsys.readouterr().err.splitlines()
     assert shown.startswith(f"siirl: {file}, line 2, {sentence}") and shown.endswith(
-        "Mend or delete that line."
+        "Correct or delete that line."
     )
 
 

@@ -266,7 +266,7 @@ def test_a_policy_is_cloned_from_a_lerobot_data_set(tmp_path):
         (["--expert=mine:expert"], "drop one"),
         (["--lerobot=assets"], "cannot be read"),
         (["env=libero", TWICE], "has 4 numbers of observation.state, and environment 'libero"),
-        (["env=math"], "is no robot; leave it out"),
+        (["env=math"], "is not a robot; leave it out"),
     ],
 )
 def test_a_data_set_that_does_not_fit_is_refused(tmp_path, capsys, words, told):

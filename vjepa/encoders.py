@@ -133,8 +133,8 @@ def load_tiny(
         model.load_state_dict(tensors)
     except SafetensorError as error:
         raise ValueError(
-            f"{weights} cannot be read ({error}): it is truncated or no safetensors file. Fetch it "
-            "again."
+            f"{weights} cannot be read ({error}): it is truncated or not a safetensors file. Fetch "
+            "it again."
         ) from error
     except RuntimeError as error:
         raise ValueError(

@@ -127,8 +127,8 @@ def encoder_tensors(checkpoint: Any, *, path: Path) -> dict[str, Tensor]:
             }
     known = ", ".join(sorted(map(str, checkpoint))[:8])
     raise ValueError(
-        f"{path} has neither 'target_encoder' nor 'encoder', so it is no V-JEPA 2 checkpoint. It "
-        f"holds: {known}."
+        f"{path} has neither 'target_encoder' nor 'encoder', so it is not a V-JEPA 2 checkpoint. "
+        f"It holds: {known}."
     )
 
 

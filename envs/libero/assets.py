@@ -34,7 +34,7 @@ SHOWN = 5  # missing files named in the message
 
 
 class DamagedDescription(ValueError):
-    """An asset description is no MJCF; the message names the file."""
+    """An asset description is not MJCF; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def find_assets(wanted: str | Path) -> Assets:
     folder = Path(wanted).expanduser().absolute()
     if not folder.is_dir():
         raise ValueError(
-            f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. "
+            f"env.assets={str(wanted)!r} is not a folder; it may also be {AUTO} or {STAND_IN}. "
             f"{HOW_TO}"
         )
     _check_complete(folder)

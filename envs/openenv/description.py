@@ -52,7 +52,7 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
             raise TypeError(f"properties are {shortened(properties)}")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{url} is no OpenEnv server: {url}{SCHEMA} has no schema of actions "
+            f"{url} is not an OpenEnv server: {url}{SCHEMA} has no schema of actions "
             f"({shortened(document[:80])})."
         ) from error
     if SPEC not in action:
@@ -89,7 +89,7 @@ def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
                 "env.kwargs.token_file to a file with the right one."
             ) from error
         raise ValueError(
-            f"{url} is no OpenEnv server: {url}{SCHEMA} answers with status {error.code}."
+            f"{url} is not an OpenEnv server: {url}{SCHEMA} answers with status {error.code}."
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise ValueError(

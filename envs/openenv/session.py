@@ -193,7 +193,7 @@ class Session:
         if status >= 500:  # a proxy whose server restarts
             return Unreachable(f"The server at {self._url} is not ready (status {status})")
         return ServerFault(
-            f"{self._url} is no OpenEnv server: {self._url}/ws answers with status {status}"
+            f"{self._url} is not an OpenEnv server: {self._url}/ws answers with status {status}"
         )
 
     def _ended(self, kind: str, error: ConnectionClosed) -> ServerFault:
@@ -221,7 +221,7 @@ def _data_of(received: str | bytes, *, answer: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("JSON that nests too deep") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"{shortened(received)}, which is no JSON") from error
+        raise ValueError(f"{shortened(received)}, which is not JSON") from error
     kind, data = (
         (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
     )

@@ -65,7 +65,7 @@ class TextForm:
             )
         if schema is not None and action_field is not None and action_field not in properties:
             raise ValueError(
-                f"env.kwargs.action_field={action_field} is no field of an action; "
+                f"env.kwargs.action_field={action_field} is not a field of an action; "
                 f"known: {', '.join(properties) or 'none'}."
             )
         tools_only = action_field is None and (TOOL_NAME in properties or not properties)
@@ -122,7 +122,7 @@ class TextForm:
         try:
             action = json.loads(text)
         except (ValueError, RecursionError) as error:
-            return f"the action is no JSON ({error})"
+            return f"the action is not JSON ({error})"
         if not isinstance(action, dict):
             return f"the action must be a JSON object, got {shortened(action)}"
         return action

@@ -186,8 +186,8 @@ def space_from_json(value: Any, *, depth: int = 0) -> spaces.Space[Any]:
             case "messages":
                 return Messages()
     except (KeyError, TypeError, AttributeError, AssertionError, OverflowError) as error:
-        raise ValueError(f"{shortened(value)} is no space of kind {kind!r} ({error})") from error
-    raise ValueError(f"{shortened(value)} is no space that this version of siirl knows")
+        raise ValueError(f"{shortened(value)} is not a space of kind {kind!r} ({error})") from error
+    raise ValueError(f"{shortened(value)} is not a space that this version of siirl knows")
 
 
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def spec_from_json(value: Any) -> EnvSpec:
             renders=False,
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{shortened(value)} is no spec of this version of siirl") from error
+        raise ValueError(f"{shortened(value)} is not a spec of this version of siirl") from error
 
 
 def without_surrogates(text: str) -> str:

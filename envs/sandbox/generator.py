@@ -55,7 +55,7 @@ class Kind(NamedTuple):
     subject: str
     steps: tuple[Step, ...]
     last_steps: tuple[Step, ...] = ()
-    """Steps that may only come last: their result is no list."""
+    """Steps that may only come last: their result is not a list."""
     reads_line: bool = False
 
 

@@ -48,7 +48,7 @@ class RemoteSandbox:
     """Runs programs at `url`, the address of the service without `/run_code`.
 
     Raises:
-        ValueError: `url` is no HTTP address.
+        ValueError: `url` is not an HTTP address.
     """
 
     def __init__(self, url: str, limits: Limits) -> None:
@@ -124,7 +124,7 @@ class RemoteSandbox:
             }
         answer = json.loads(content)
         if not isinstance(answer, dict):
-            raise ValueError(f"its answer is no JSON object but {str(answer)[:80]!r}")
+            raise ValueError(f"its answer is not a JSON object: {str(answer)[:80]!r}")
         return answer
 
     def _execution(self, answer: Mapping[str, Any], *, mark: str | None) -> Execution:

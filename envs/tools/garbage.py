@@ -1,4 +1,4 @@
-"""Counts lines of an MCP server's standard output that are no MCP, and warns once per server.
+"""Counts lines of an MCP server's standard output that are not MCP, and warns once per server.
 
 The client library logs each such line as an error with a traceback, and continues. A filter on its
 two loggers drops these records. A context variable, inherited by a connection's tasks, identifies
@@ -21,7 +21,7 @@ _warned: set[str] = set()  # servers by command: each episode starts one
 
 
 class GarbageCount:
-    """Lines of one server that are no MCP."""
+    """Lines of one server that are not MCP."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -34,7 +34,7 @@ class GarbageCount:
     def sentence(self) -> str:
         """Sentence for an error message about the server; empty without such lines."""
         return (
-            f" It wrote {self.lines} lines to its standard output that are no MCP."
+            f" It wrote {self.lines} lines to its standard output that are not MCP."
             if self.lines
             else ""
         )

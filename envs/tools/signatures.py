@@ -47,7 +47,7 @@ def _function(reference: str) -> Callable[..., Any]:
             f"Tool {reference!r} cannot be imported: {type(error).__name__}: {error}."
         ) from error
     if not inspect.isfunction(function):
-        raise ValueError(f"Tool {reference!r} is no function, but {function!r}.")
+        raise ValueError(f"Tool {reference!r} is not a function: {function!r}.")
     return function
 
 

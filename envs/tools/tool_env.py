@@ -160,9 +160,10 @@ class ToolEnv(Environment):
         """Play one turn of the model: calls, or the final answer.
 
         Raises:
-            ValueError: The action is no text. RuntimeError: No question is open. EpisodeFailed: The
-                tools are not available (`ToolsMissing`), or the final answer could not
-                    be graded (`GradingFailed`).
+            ValueError: The action is not text.
+            RuntimeError: No question is open.
+            EpisodeFailed: The tools are not available (`ToolsMissing`), or the final answer could
+                not be graded (`GradingFailed`).
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._row is None:
@@ -240,7 +241,7 @@ class ToolEnv(Environment):
 
     async def _call(self, call: ToolCall | MalformedCall) -> str:
         if isinstance(call, MalformedCall):
-            raise ToolError(f"this is no tool call: {call.reason}")
+            raise ToolError(f"this is not a tool call: {call.reason}")
         if call.name not in self._owners:
             raise ToolError(
                 f"there is no tool {shortened(call.name)}; "

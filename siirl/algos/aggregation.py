@@ -59,7 +59,7 @@ def register_aggregation(name: str) -> Callable[[Aggregation], Aggregation]:
     """Registers an aggregation: `register_aggregation("mine")(Aggregation(...))`.
 
     Raises:
-        ConfigError: The name is taken, or it is no `Aggregation`.
+        ConfigError: The name is taken, or it is not an `Aggregation`.
     """
 
     def register(aggregation: Aggregation) -> Aggregation:

@@ -109,7 +109,7 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     """The output of a policy.
 
     Raises:
-        ConfigError: It is no distribution, or one whose tensors FSDP2 would not find.
+        ConfigError: It is not a distribution, or one whose tensors FSDP2 would not find.
     """
     if not isinstance(output, ActionDistribution):
         raise ConfigError(

@@ -82,7 +82,7 @@ def group_statistics(
         name: Name of the values in error messages.
 
     Raises:
-        TensorError: Shapes that differ, NaN or infinity, groups that are no integers.
+        TensorError: Shapes that differ, NaN or infinity, groups that are not integers.
     """
     ids, inverse_B = _groups_of(values_B, group_B, name=name)
     rounding = ROUNDING_UNITS * (

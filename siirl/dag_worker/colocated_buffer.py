@@ -30,7 +30,7 @@ class ColocatedBuffer:
         """
         if buffer in self._waiting:
             raise ConfigError(
-                f"Buffer {buffer!r} is put into twice before a GET_FROM_BUFFER node takes from it. "
+                f"Buffer {buffer!r} receives rows twice before a GET_FROM_BUFFER node takes them. "
                 "Give one of the two nodes another name: config: {buffer: NAME}."
             )
         self._waiting[buffer] = batch

@@ -1,7 +1,7 @@
 """`python -m siirl.gpu_checks.child FOLDER NAME=MODULE:NAME=SECONDS ...`: checks in this process.
 
-Writes figures, and how each check ended, to FOLDER/NAME.json. An error that is no verdict ends the
-process with its traceback, which the parent reads.
+Writes figures, and how each check ended, to FOLDER/NAME.json. An error that is not a verdict ends
+the process with its traceback, which the parent reads.
 """
 
 import json

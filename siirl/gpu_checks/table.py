@@ -18,8 +18,8 @@ from siirl.gpu_checks.check import Row
 def describe_row(row: Row) -> str:
     """Status, name, seconds, reason and figures, in one line."""
     figures = ", ".join(f"{name} {_shown(value)}" for name, value in row.figures.items())
-    told = ": ".join(part for part in (row.reason, figures) if part)
-    return f"{row.status:<8} {row.name:<14} {row.seconds:>6.1f} s  {told or row.what}"
+    detail = ": ".join(part for part in (row.reason, figures) if part)
+    return f"{row.status:<8} {row.name:<14} {row.seconds:>6.1f} s  {detail or row.what}"
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -62,7 +62,9 @@ def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: st
     """
     if config.env.name in SFT_SOURCES:
         if flags.lerobot is not None:
-            raise ConfigError(f"--lerobot: env.name={config.env.name} is no robot; leave it out.")
+            raise ConfigError(
+                f"--lerobot: env.name={config.env.name} is not a robot; leave it out."
+            )
         run_answers(flags, config, command=command)
     else:
         check_robot(config)

@@ -25,7 +25,7 @@ def locate(checkpoint: Path) -> Place:
     checkpoint), of a checkpoint, or of the newest checkpoint of a run.
 
     Raises:
-        CheckpointError: The path is no policy folder, checkpoint or run folder, or it is damaged.
+        CheckpointError: The path is not a policy folder, checkpoint or run folder, or is damaged.
     """
     if (checkpoint / "config.json").is_file():
         run, group = run_of_weights(checkpoint)

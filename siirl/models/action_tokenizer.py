@@ -105,7 +105,7 @@ class ContinuousActions:
         """The coding of an action space.
 
         Raises:
-            ValueError: A space that is no bounded one-dimensional Box.
+            ValueError: A space that is not a bounded one-dimensional Box.
         """
         tokens = ActionTokenizer.for_space(space, bins=2)
         if tokens.discrete:

@@ -139,7 +139,7 @@ def adapted_layers(
         layers: Layers used without `target_modules`.
 
     Raises:
-        ConfigError: A target module that is no linear layer of the model, or a rank above the
+        ConfigError: A target module that is not a linear layer of the model, or a rank above the
             smaller side of a layer.
     """
     shapes = {

@@ -15,7 +15,7 @@ READ_WITH = {"noise_level": SDE, "noise_std": LEARNT}
 
 
 def require_noise(noise: Any, level: Any, bounds: Any) -> None:
-    """Raise ValueError for an unknown kind, or a level or bounds that are no positive numbers."""
+    """Raise ValueError for an unknown kind, or a level or bounds that are not positive numbers."""
     if noise not in (LEARNT, SDE):
         raise ValueError(f"noise={noise!r} must be {LEARNT!r} (Flow-Noise) or {SDE!r} (Flow-SDE).")
     if type(level) not in (int, float) or not 0 < level < math.inf:

@@ -23,7 +23,7 @@ PATIENCE_S = 5.0
 
 @functools.cache
 def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
-    """The argument for `from_pretrained` of a name that is no folder.
+    """The argument for `from_pretrained` of a name that is not a folder.
 
     Args:
         name: A hub id, or a mistyped folder.
@@ -70,7 +70,7 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
         return _cached(name, otherwise=f"{missing} {reason}. {REMEDY}", error=error, reason=reason)
     except RemoteEntryNotFoundError as error:
         raise MissingAssetError(
-            f"{place}={name} is on the hub, but has no {CONFIG_FILE}, so it is no model. {REMEDY}"
+            f"{place}={name} is on the Hub, but is not a model: it has no {CONFIG_FILE}. {REMEDY}"
         ) from error
     except OfflineModeIsEnabled as error:
         return _cached(

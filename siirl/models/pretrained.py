@@ -87,8 +87,8 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
     if not brings_code and (known is None or (architectures and known not in architectures)):
         found = ", ".join(architectures) or config.model_type
         raise ConfigError(
-            f"{KEY}={source} is no causal language model: it is {found}. Text is generated token "
-            "by token, from left to right; take a model whose config.json names "
+            f"{KEY}={source} is not a causal language model: it is {found}. Text is generated "
+            "token by token, from left to right; take a model whose config.json names "
             f"{known or '...ForCausalLM'}."
         )
     return config

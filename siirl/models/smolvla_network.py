@@ -128,7 +128,7 @@ class SmolVLANetwork(nn.Module):
         return context, vlm.text_model.norm(hidden_NLW[:, -1])
 
     def valid(self, words_NL: torch.Tensor, *, images: int) -> torch.Tensor:
-        """Places of the prefix that are no padding, [N, L]."""
+        """Places of the prefix that are not padding, [N, L]."""
         size = images * self.vlm_with_expert.places_per_image
         return functional.pad(
             functional.pad(words_NL >= 0, (size, 0), value=True), (0, 1), value=True

@@ -84,8 +84,8 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
     """Replace old names.
 
     Returns:
-        The assignments in the same order, after those that they imply, and one sentence for each
-        alias that was used.
+        The assignments in their order, each after those that it implies, and a sentence for each
+        alias used.
 
     Raises:
         UnknownNameError: An unknown value of one of the two alias keys.

@@ -180,14 +180,14 @@ def _out_of_bounds(
 def _out_of_list_bounds(
     values: Sequence[Any], metadata: Mapping[str, Any], place: str, source: str
 ) -> list[SiirlError]:
-    told = f"{place}={as_text(values)} ({source})"
+    setting = f"{place}={as_text(values)} ({source})"
     repeated = [value for number, value in enumerate(values) if value in values[:number]]
     problems: list[SiirlError] = []
     if metadata.get("filled") and not values:
-        problems.append(ConfigError(f"{told} names nothing: give one or more, or leave it out."))
+        problems.append(ConfigError(f"{setting} names nothing: give one or more, or leave it out."))
     if metadata.get("unique") and repeated:
         problems.append(
-            ConfigError(f"{told} has {as_text(repeated[0])} twice: leave one of them out.")
+            ConfigError(f"{setting} has {as_text(repeated[0])} twice: leave one of them out.")
         )
     for number, value in enumerate(values):
         problems.extend(_out_of_bounds(value, metadata, f"{place}[{number}]", source))

@@ -61,7 +61,7 @@ def load_option(group: str, option: str) -> DictConfig:
 
 @functools.cache
 def shipped_values() -> Mapping[str, Sequence[Any]]:
-    """By key, the values that options give it, as their files have them: `${other.key}` is not
+    """The values that the options of a group give each key, as written: `${other.key}` is not
     resolved.
     """
     values: dict[str, list[Any]] = {}
@@ -83,7 +83,7 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _compose(name: str, overrides: tuple[str, ...]) -> DictConfig:
-    """Callers merge the result into something of theirs, which copies it."""
+    """Callers merge the result, which copies it; so the cached tree stays unchanged."""
     try:
         with initialize_config_dir(
             version_base="1.3", config_dir=str(config_dir()), job_name="siirl"
@@ -99,8 +99,8 @@ def load_file(path: Path) -> DictConfig:
     """A YAML file of keys.
 
     Raises:
-        MissingAssetError: It is not there.
-        ConfigError: It cannot be read, or holds something else than keys.
+        MissingAssetError: The file does not exist.
+        ConfigError: It cannot be read, or its content is not a mapping of keys.
     """
     if not path.is_file():
         raise MissingAssetError(f"--config {path}: there is no such file.")

@@ -14,7 +14,7 @@ def options() -> dict[str, tuple[str, ...]]:
     """The groups under configs/ with their options.
 
     Raises:
-        MissingAssetError: The folder lacks its primary file: siirl is not installed whole.
+        MissingAssetError: The folder lacks its primary file: the installation is incomplete.
     """
     folder = config_dir()
     if not (folder / f"{PRIMARY}.yaml").is_file():

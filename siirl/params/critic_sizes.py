@@ -27,7 +27,7 @@ def critic_update(critic: CriticArguments, actor: ActorArguments) -> CriticUpdat
 
 
 def critic_steps_per_step(update: CriticUpdate, *, samples: int) -> int:
-    """Optimiser steps of the critic in a training step of so many samples
+    """Optimiser steps of the critic in a training step of `samples` samples
     (`siirl.params.sizes.samples_per_step`).
     """
     return samples // update.prompts_per_mini_batch * update.epochs

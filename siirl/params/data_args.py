@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from siirl.params.fields import option
 
 NO_FILES = "the tasks of an embodied job come from its environment (env.tasks)"
-NO_PROMPT = "an instruction is no token prompt; episodes are bounded by env.max_episode_steps"
+NO_PROMPT = "an instruction is not a token prompt; episodes are bounded by env.max_episode_steps"
 
 
 @dataclass

@@ -11,7 +11,7 @@ def read_text(file: Path, *, remedy: str) -> str:
     """The text of a file.
 
     Raises:
-        CheckpointError: It cannot be read, is a folder, or holds bytes that are no UTF-8.
+        CheckpointError: It cannot be read, is a folder, or holds bytes that are not UTF-8.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -25,8 +25,8 @@ def read_json(file: Path, *, remedy: str) -> Any:
     """Content of a JSON file, of any JSON type.
 
     Raises:
-        CheckpointError: Invalid UTF-8, invalid JSON, or JSON that Python cannot read: nested too
-            deeply, or with a number of too many digits.
+        CheckpointError: Invalid UTF-8, invalid JSON, or JSON beyond Python's limits: nested too
+            deeply, or a number with too many digits.
     """
     text = read_text(file, remedy=remedy)
     try:
@@ -41,7 +41,7 @@ def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
     """The JSON object that a file holds.
 
     Raises:
-        CheckpointError: As `read_json`, and for JSON of another type.
+        CheckpointError: As `read_json`, or JSON of another type.
     """
     found = read_json(file, remedy=remedy)
     if not isinstance(found, dict):
@@ -52,12 +52,12 @@ def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
 
 
 def is_count(value: Any, *, least: int = 0) -> bool:
-    """Whether a value of JSON is a whole number from `least` on; True and False are none."""
+    """Whether a JSON value is an integer of at least `least`; booleans are not."""
     return type(value) is int and value >= least
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value names an entry of a folder, and nothing outside of it."""
+    """Whether a value is the name of an entry of a folder, without a path to elsewhere."""
     return (
         isinstance(value, str)
         and value.isprintable()

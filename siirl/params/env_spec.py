@@ -11,13 +11,13 @@ from siirl.params.training_args import SiiRLArguments
 
 
 def describe_env(config: SiiRLArguments) -> EnvSpec:
-    """The spec of the environment that `env` describes; `user_modules`, which may register it, are
-    imported first.
+    """The spec of the environment that `env` describes. Imports `user_modules` first, which may
+    register it.
 
     Raises:
-        ConfigError: It does not exist, or refuses its arguments; or a module that cannot be
+        ConfigError: The environment does not exist or refuses its arguments, or a module cannot be
             imported.
-        MissingAssetError: It lacks a package or a library.
+        MissingAssetError: The environment needs a package or a library that is missing.
     """
     import_user_modules(config.user_modules)
     kwargs = config.env.constructor_kwargs()

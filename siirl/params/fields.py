@@ -32,18 +32,17 @@ def described(
         help: What the key does, in one sentence.
         why: Reason or source of the default.
         choices: Names that are known; others are refused with the nearest.
-        refused: Names that documents have and this version does not: what to take instead. They are
-            no choices.
+        refused: Documented names that this version does not support, with their replacements. They
+            are not choices.
         minimum: Smallest value.
         above: The value must be larger than this.
         maximum: Largest value. Bounds of a list are those of its elements.
-        unique: No element of the list may stand in it twice.
-        filled: The list must have an element.
-        text_only: For a key that only text jobs read: why an embodied job has no use for it.
-        plug_in: Whether a value may also be `module:name`, or a name that a module of the user's
-            own registers (siirl.params.plug_ins says when each is looked up); `choices` are the
-            shipped names.
-        derived: Set by the parser from other keys; an input for old names only, and not printed.
+        unique: The elements of the list must differ.
+        filled: The list must not be empty.
+        text_only: For a key that only text jobs read: the reason why robot jobs do not read it.
+        plug_in: Whether a value may also be `module:name`, or a name that a user's module registers
+            (siirl.params.plug_ins says when each is looked up); `choices` are the shipped names.
+        derived: Set by the parser from other keys. Only old names assign it, and it is not printed.
     """
     return {
         "help": help,

@@ -1,8 +1,8 @@
 """Files of the Hugging Face Hub on this machine: a `HubPlace` is downloaded once, into its cache.
 
-The Hub is asked first with a short timeout. If it does not answer, a complete copy in the cache
-serves (HF_HOME); so it does, without a question, for a place that names its commit.
-HF_ENDPOINT and HF_HUB_OFFLINE are huggingface_hub's. Left out: a language model given by its id
+The Hub is asked first, with a short timeout. If it does not answer, a complete copy in the cache
+(HF_HOME) is used. A place that names its commit is read from the cache without asking. HF_ENDPOINT
+and HF_HUB_OFFLINE are huggingface_hub's. Left out: a language model given by its id
 (siirl.models.hub).
 """
 
@@ -23,7 +23,9 @@ OTHER_FORMATS = (
     *("*.bin", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "*.tflite"),
     *("flax_*", "tf_*", "onnx/*", "openvino/*", "coreml/*"),
 )
-"""Weights for other programs, which often lie beside safetensors files and are not downloaded."""
+"""Weights for other programs, which repositories often keep beside safetensors files; not
+downloaded.
+"""
 LISTED = 8  # entries of a repository in a message
 
 

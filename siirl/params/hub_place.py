@@ -54,7 +54,7 @@ def hub_place(text: str, *, place: str, kind: str = MODEL) -> HubPlace | None:
         kind: Kind of repository where the text has no `datasets/`.
 
     Raises:
-        ConfigError: The scheme with something else than a place behind it.
+        ConfigError: The scheme without a valid location after it.
     """
     if not text.startswith(SCHEME):
         return None
@@ -74,5 +74,5 @@ def hub_place(text: str, *, place: str, kind: str = MODEL) -> HubPlace | None:
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether a text has the form `owner/name`; a path in the working folder may have it too."""
+    """Whether a text has the form `owner/name`, as a relative path may have, too."""
     return _ID.fullmatch(text) is not None and not text.startswith("assets/")

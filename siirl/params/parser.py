@@ -92,7 +92,7 @@ def parse_first(
     group: int | None = None,
 ) -> SiiRLArguments:
     """The configuration of an agent group of a run, by default the lowest, or of a run without
-    agents; what is typed wins over the group's entry.
+    agents; the command line wins over the group's entry.
 
     Raises:
         ConfigError: As `parse`.
@@ -148,7 +148,7 @@ def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -
 
 
 def _parse(given: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE) -> Parsed:
-    """The configuration of these assignments; those of `typed_at` win over the others."""
+    """The configuration that results from these assignments; those of `typed_at` win."""
     shipped = known_keys({})
     assignments, notices = translate(
         leaf for assignment in given for leaf in _leaves(assignment, shipped)
@@ -185,9 +185,7 @@ def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:
 
 
 def to_tree(config: SiiRLArguments) -> dict[str, Any]:
-    """A configuration as plain values without derived keys: what `parse` reads back as the same
-    configuration.
-    """
+    """A configuration as plain values without derived keys; `parse` reads it back unchanged."""
     tree = _plain(config)
     for name in config.user_groups:
         tree[name] = asdict(getattr(config, name))
@@ -258,8 +256,8 @@ def _override(text: str) -> Override:
 
 
 def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assignment]:
-    """Split a mapping into its keys, down to the leaves of the schema; groups that are not known
-    yet stay whole.
+    """Split a mapping into its keys, down to the leaves of the schema; unknown groups stay as they
+    are.
     """
     key, value = assignment.key, assignment.value
     of_known_group = any(place.startswith(f"{key}.") for place in known)
@@ -358,12 +356,12 @@ def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
 
 
 def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
-    """The keys of a file in which `env.kwargs` has no argument that `env` has too, and what to say
-    of those that it had.
+    """The keys of a file without arguments in `env.kwargs` that `env` has too, and a notice for
+    each that was moved.
 
-    A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions took
-    it, and the environment got the value in `env.kwargs`; the config.yaml of such a run is read as
-    it was meant then.
+    A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions
+    accepted it, and the environment got the value in `env.kwargs`; the config.yaml of such a run
+    keeps that meaning.
     """
     own = next(
         (leaf for leaf in leaves if leaf.key == ENV_KWARGS and isinstance(leaf.value, Mapping)),
@@ -426,10 +424,8 @@ def _assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:
 
 
 def _clear_the_groups_bound(tree: DictConfig) -> None:
-    """Let `clip_ratio` move both bounds: a pipeline's one bound gives way, and two, which leave it
-    nothing to move, stay.
-
-    Bounds that are given beside it are assigned afterwards.
+    """Let `clip_ratio` set both bounds: it replaces a pipeline's single bound, but not a pair.
+    Bounds given beside it are assigned afterwards.
     """
     low, high = (OmegaConf.select(tree, place) for place in BOUNDS)
     if low is None or high is None:

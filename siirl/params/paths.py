@@ -26,12 +26,12 @@ def asset_path(name: str) -> Path:
 
 
 def find(path: str) -> Path:
-    """The file or folder that a config key names: as it is; for `assets/...`, the shipped one
-    wherever siirl is installed; for `hf://...`, its copy in the Hub's cache.
+    """The file or folder that a config key names. `assets/...` is the shipped one, wherever siirl
+    is installed; `hf://...` is its copy in the Hub's cache; any other path is returned as it is.
 
     Raises:
-        ConfigError: `hf://` with something else than a place behind it.
-        MissingAssetError: A place that the Hub does not serve.
+        ConfigError: `hf://` without a valid location after it.
+        MissingAssetError: The Hub does not serve the location.
     """
     if path.startswith(SCHEME):
         from siirl.params.hub_files import local_copy

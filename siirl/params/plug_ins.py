@@ -22,7 +22,7 @@ ANY_REFERENCE = "module:name"
 
 
 def plug_ins(config: SiiRLArguments) -> Iterator[tuple[Key, str]]:
-    """The keys that take plug-ins, each with the names that it has."""
+    """The keys that take plug-ins, each with the names that it gives."""
     for key in keys_of(SiiRLArguments):
         if key.metadata["plug_in"]:
             value: Any = functools.reduce(getattr, key.place.split("."), config)
@@ -34,7 +34,7 @@ def plug_ins(config: SiiRLArguments) -> Iterator[tuple[Key, str]]:
 
 
 def plug_in_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """References that cannot be found, and names that nothing could have registered."""
+    """Errors for references that cannot be found, and for names that no module can register."""
     for key, name in plug_ins(config):
         if is_reference(name):
             try:
@@ -48,7 +48,7 @@ def plug_in_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def import_user_modules(modules: Iterable[str]) -> None:
-    """Import `user_modules`, in their order; every process does so before it looks up a name.
+    """Import `user_modules` in order; every process calls this before it looks up a name.
 
     Raises:
         ConfigError: No such module, or one that raises while it is imported.
@@ -80,7 +80,7 @@ def _import(name: str) -> None:
 
 
 def _may_register(config: SiiRLArguments) -> bool:
-    """Whether the configuration names user code, which may register names when it is imported."""
+    """Whether the configuration names user code, whose import may register names."""
     named = (
         config.env.name,
         config.reward.name,

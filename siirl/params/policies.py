@@ -1,7 +1,6 @@
-"""Policies by name, for `actor_rollout_ref.model.policy`: a dict that can be read; importing it
-imports no torch.
+"""Registry of policies, for `actor_rollout_ref.model.policy`; importing it does not import torch.
 
-A policy of the house is one file of siirl.models and its line here. The line names a class or
+A shipped policy is one file of siirl.models and one line here. The line names a class or
 function that is called with `(spec, path, weights=..., **options)` and returns a
 `siirl.models.Policy`:
 
@@ -11,8 +10,8 @@ function that is called with `(spec, path, weights=..., **options)` and returns 
     options  `actor_rollout_ref.model.options`
 
 It raises ConfigError or ValueError for an environment or an option that does not fit, and
-CheckpointError for another model's weights. `module:name` of a user's own is called alike, without
-`weights`.
+CheckpointError for another model's weights. A user's `module:name` is called in the same way,
+without `weights`.
 """
 
 POLICIES: dict[str, str] = {

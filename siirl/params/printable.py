@@ -21,11 +21,11 @@ REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u
 
 
 def printable(text: str, *, keep: str = LAYOUT) -> str:
-    r"""`text` with signs that command a terminal as Python writes them, for example `\x1b`.
+    r"""`text` with control characters escaped as in Python, for example `\x1b`.
 
     Args:
         text: Anything.
-        keep: Signs that stay as they are; a text of several lines keeps their ends.
+        keep: Characters that are not escaped, by default line ends.
     """
     return "".join(
         sign if sign in keep or not _commands(sign) else sign.encode("unicode_escape").decode()

@@ -70,7 +70,7 @@ def check_call(
     place: str,
     call: str,
 ) -> None:
-    """Refuse an object that does not take these arguments; calls nothing.
+    """Refuse an object that does not take these arguments, without calling it.
 
     Args:
         function: The referenced object.

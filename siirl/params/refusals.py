@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 
 REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
-"""Errors raised before anything runs: the user changes the job and starts again."""
+"""Errors that are raised before a run starts, which a change of the job remedies."""
 
 
 def refuse(problems: Sequence[SiirlError]) -> None:

@@ -239,7 +239,9 @@ def _check_place(part: RewardPart, *, place: str) -> None:
                 f"defines {part.name!r}."
             )
         if not part.name.isidentifier():
-            raise ConfigError(f"{place}.name={part.name} is no name of a function in {part.path}.")
+            raise ConfigError(
+                f"{place}.name={part.name} is not the name of a function in {part.path}."
+            )
     elif is_reference(part.name):
         check_reference(part.name, place=f"{place}.name")
     elif part.name not in TEXT_REWARDS:

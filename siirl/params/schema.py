@@ -26,7 +26,7 @@ class Key:
 
     @property
     def is_open(self) -> bool:
-        """Whether any key may stand below it (a dict)."""
+        """Whether it is a dict, below which any key is allowed."""
         return typing.get_origin(self.hint) is dict or self.hint is dict
 
 
@@ -36,7 +36,7 @@ def join(place: str, name: str) -> str:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of a field, freshly made where it has a factory."""
+    """The default of a field; a factory is called anew."""
     return (
         field.default_factory()
         if field.default_factory is not dataclasses.MISSING
@@ -91,7 +91,7 @@ def type_name(hint: Any) -> str:
 
 
 def find_key(place: str, known: Mapping[str, Key]) -> Key | None:
-    """The leaf that `place` names, or the open mapping that it lies in."""
+    """The leaf that `place` names, or the dict that contains it."""
     parts = place.split(".")
     for length in range(len(parts), 0, -1):
         key = known.get(".".join(parts[:length]))

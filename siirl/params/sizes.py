@@ -29,8 +29,8 @@ def separate(dag: DagArguments) -> bool:
 
 
 def training_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
-    """Ranks that train; the numbers of `dag.groups` are filled in before
-    (`siirl.preflight.group_placement`).
+    """Ranks that train; `siirl.preflight.group_placement` has filled in the numbers of
+    `dag.groups`.
     """
     return dag.groups["train"] or 1 if separate(dag) else ranks(trainer)
 
@@ -60,7 +60,7 @@ def hang_limit_s(trainer: TrainingArguments) -> float | None:
 
 
 def servers_of_rank(env: EnvArguments, rank: int, *, ranks: int) -> int:
-    """Simulator processes of one of the `ranks` that roll out: its share, and at least one."""
+    """Simulator processes of one of the `ranks` that roll out: its share, at least one."""
     share, rest = divmod(env.num_servers, ranks)
     return max(1, share + (rank < rest))
 
@@ -118,8 +118,8 @@ def needs_reference(actor: ActorArguments, algorithm: AlgorithmArguments) -> boo
 
 
 def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) -> bool:
-    """Whether old log-probs are needed beside those of acting: rollouts are on-policy, so these
-    serve for every mini-batch of the step.
+    """Whether old log-probs are needed beside those of rollout, which are on-policy and serve every
+    mini-batch of the step.
 
     That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
     in the reward needs its own column, and importance weights are the ratio of the two.

@@ -126,7 +126,7 @@ class TrainingArguments:
     )
     tags: tuple[str, ...] = option(
         (),
-        "Words by which dashboards (TensorBoard, wandb, mlflow, trackio, an own logger) find the "
+        "Words by which dashboards (TensorBoard, wandb, mlflow, trackio, your own logger) find the "
         "run.",
         unique=True,
     )

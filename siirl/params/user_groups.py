@@ -2,7 +2,7 @@
 `config.my_custom` an instance of that dataclass.
 
 Its keys are set like all others (`my_custom.enable_feature=true`, or in a file given by
-`--config`), checked against its fields, and shown by `--help`. All fields need defaults; help comes
+`--config`), checked against its fields and shown by `--help`. All fields need defaults; help comes
 from their metadata.
 """
 

@@ -24,7 +24,7 @@ def check_safetensors(file: Path) -> int:
         The number of parameters in it.
 
     Raises:
-        CheckpointError: It is truncated, or no safetensors file.
+        CheckpointError: It is truncated, or not a safetensors file.
     """
     size = file.stat().st_size
     refusal = f"{file} ({size} bytes) is not a whole safetensors file"
@@ -60,8 +60,8 @@ def check_safetensors(file: Path) -> int:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a model's weights in `folder`: the one, or else those that its index names, or
-    else all there are.
+    """The files with a model's weights in `folder`: the single file, else those in its index, else
+    all.
 
     The order of precedence is that of transformers.
 
@@ -104,8 +104,8 @@ def parameters_in(path: str) -> int:
 
 
 def learnt_tasks(path: str) -> tuple[str, ...]:
-    """Tasks that the weights in a policy folder learnt, by cloning or in a run of ours; none where
-    its config.json does not say.
+    """Tasks that the weights in a policy folder learnt, by cloning or in a siirl run, as its
+    config.json states.
     """
     try:
         tasks = read_json(find(path) / "config.json", remedy="")["notes"]["tasks"]
@@ -115,7 +115,7 @@ def learnt_tasks(path: str) -> tuple[str, ...]:
 
 
 def may_be_hub_id(name: str) -> bool:
-    """`organisation/model`, which only the hub can tell whether it exists."""
+    """Whether a text has the form `organisation/model`; only the Hub knows whether it exists."""
     return (
         name.count("/") == 1
         and not name.startswith((".", "/", "~", "assets/"))

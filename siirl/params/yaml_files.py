@@ -1,4 +1,4 @@
-"""Reads YAML files of users into plain values, and names the exceptions of invalid files.
+"""Reads users' YAML files into plain values, and lists the exceptions of invalid files.
 
 Left out: what the values mean (`siirl.params.compose` for keys, `siirl.execution.dag.workflow_file`
 for graphs).
@@ -30,8 +30,9 @@ class _UniqueKeys(yaml.SafeLoader):
     """A safe loader that refuses a key given twice, of which PyYAML would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """As SafeLoader does, once the keys of `node` are known to be different; keys of `<<:
-        *merged` may be overwritten.
+        """As SafeLoader, after a check that the keys of `node` differ.
+
+        Keys of `<<: *merged` may be overwritten.
         """
         seen = set()
         for key, _ in node.value:
@@ -45,12 +46,12 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_plain(path: Path) -> Any:
-    """Mappings, lists, texts, numbers, dates, booleans and None; no object of any other class is
+    """Mappings, lists, texts, numbers, dates, booleans and None; objects of other classes are never
     made.
 
     Raises:
         OSError: The file cannot be read.
-        UNREADABLE: It holds no YAML, or a key twice.
+        UNREADABLE: It does not hold YAML, or a key twice.
     """
     text = path.read_text(encoding="utf-8")
     check_expansion(text)

@@ -1,6 +1,6 @@
-"""YAML from elsewhere: what its aliases expand to is bounded before it is read.
+"""Bounds the size of untrusted YAML with its aliases expanded, before it is read.
 
-An alias stands for a whole part of the text, so nine lines of nine aliases each make 9^9 values
+An alias represents a whole part of the text, so nine lines of nine aliases each make 9^9 values
 (the "billion laughs").
 """
 
@@ -17,8 +17,8 @@ def check_expansion(text: str) -> None:
     """Refuse a text that holds more than `MOST_VALUES` values with its aliases expanded.
 
     Raises:
-        ValueError: It does.
-        yaml.YAMLError: It is no YAML.
+        ValueError: It holds more.
+        yaml.YAMLError: It is not YAML.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)

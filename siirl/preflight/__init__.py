@@ -1,3 +1,3 @@
-"""Checks and estimates of a run before it starts: what cannot work is refused here, the plan is
-made here.
+"""Checks and estimates of a run before it starts: refuses jobs that cannot work, and makes the
+plan.
 """

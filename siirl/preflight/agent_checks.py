@@ -117,7 +117,9 @@ def _roles(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> Iterator[Sii
 
 
 def by_group(config: SiiRLArguments, check: Check) -> list[SiirlError]:
-    """Problems of every group's configuration, with the group in front; those of all once."""
+    """Problems of every group's configuration, prefixed by the group; problems of all groups are
+    reported once.
+    """
     found = {group: list(check(own)) for group, own in group_configs(config).items()}
     if len(found) == 1 and not config.agent_configs:
         return next(iter(found.values()))

@@ -60,7 +60,7 @@ def check_text(config: SiiRLArguments) -> None:
 def check_sources(
     policy: ActorRolloutRefArguments, critic: CriticArguments, algorithm: AlgorithmArguments
 ) -> None:
-    """Refuse a model that is neither a folder nor on the hub, and name its key."""
+    """Refuse a model that is neither a folder nor on the Hub; the message names its key."""
     paths = {MODEL: policy.model.path, "critic.path": critic.path}
     if sizes.needs_reference(policy.actor, algorithm):
         paths["actor_rollout_ref.ref.path"] = policy.ref.path

@@ -1,7 +1,8 @@
 """Estimates the duration of a run from measured runs of the shipped models and this machine's
 speed.
 
-Left out: the remaining time of a running job, which its own steps tell (siirl.reporting.progress).
+Left out: the remaining time of a running job, which siirl.reporting.progress derives from its
+steps.
 """
 
 import statistics
@@ -51,10 +52,10 @@ COSTS = {
 
 
 def measured_speed(work: Callable[[], object] | None = None) -> float:
-    """Speed of this machine as it is now, where 1 is that of the machine of `COSTS`.
+    """Present speed of this machine relative to the machine of `COSTS`.
 
-    Runs a fixed mix of interpreter and matrix work, as simulation and small policies are; it takes
-    a few hundredths of a second. Other work on the machine lowers the speed, as it will the run's.
+    Runs a fixed mix of interpreter and matrix work, similar to simulation and small policies, for a
+    few hundredths of a second. Other work on the machine lowers the speed, as it will the run's.
     """
     work = work or _work
     work()  # the first call also loads the libraries
@@ -67,7 +68,9 @@ def measured_speed(work: Callable[[], object] | None = None) -> float:
 
 
 def _work() -> float:
-    """Half of its time in the interpreter, half in products of matrices of one thread's size."""
+    """Work that takes half of its time in the interpreter, and half in matrix products of one
+    thread's size.
+    """
     total = 0.0
     for number in range(40_000):
         total += number * 0.5

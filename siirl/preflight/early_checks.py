@@ -1,4 +1,4 @@
-"""Checks that need neither torch nor the graph; most refusals come from them, within a second."""
+"""Checks that need neither torch nor the graph; they make most refusals, within a second."""
 
 import functools
 import os
@@ -144,9 +144,7 @@ def _lacks_id(env: EnvArguments) -> bool:
 
 
 def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Ranks and threads that the machine does not have; threads of impossible ranks are not
-    checked.
-    """
+    """Ranks and threads beyond the machine's; threads of impossible ranks are not checked."""
     cores = len(os.sched_getaffinity(0))
     devices = device_problems(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
     return list(devices) or list(process_problems(config, cores=cores))

@@ -46,7 +46,7 @@ def gpu_problems(
     Args:
         config: Of the job.
         spec: Of the environment.
-        gpu_bytes: Memory of a GPU; None: there is none, or it is unknown.
+        gpu_bytes: Memory of a GPU; None without a GPU, or if it is unknown.
         shape: See `rank_memory.rank_memory`.
     """
     if gpu_bytes is None:
@@ -97,7 +97,7 @@ def _fits(
 def _remedy(
     config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None, gpu_bytes: float
 ) -> str:
-    """Every setting that fits alone, or else the first, the first two and so on, until they fit."""
+    """Each setting that fits alone; if none does, as many of the first ones as fit together."""
     settings = list(_settings(config, text=is_text(spec), shape=shape))
     alone = []
     for setting in settings:

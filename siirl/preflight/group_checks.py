@@ -17,7 +17,7 @@ STREAM = "a stream of rollouts (trainer.max_staleness above 0 without trainer.de
 
 
 def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """Refuse groups that are unknown, and settings that need colocated or separate ranks."""
+    """Refuse unknown groups, and settings that need colocated or separate ranks."""
     groups, staleness = config.dag.groups, config.trainer.max_staleness
     for name, number in groups.items():
         if name not in GROUPS:

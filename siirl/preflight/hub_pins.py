@@ -1,4 +1,4 @@
-"""Downloads what a configuration names on the Hugging Face Hub, and pins it to its commit.
+"""Downloads the Hugging Face Hub locations of a configuration, and pins them to their commits.
 
 Afterwards the keys name `hf://owner/name@COMMIT/path`, so that the run's config.yaml says which
 files were used and a resumed run reads the same. Other processes find the files in the Hub's cache.
@@ -27,7 +27,7 @@ MODELS = (
 DATA = ("data.train_files", "data.val_files", "reward.demonstrations")
 """Keys that name data."""
 IDS_OF_POLICIES = MODELS[:3]
-"""Keys whose bare ids are pinned too, for a policy that is no language model."""
+"""Keys whose bare ids are pinned too, for a policy that is not a language model."""
 PROMPT_FILES = (".parquet", ".jsonl")
 
 
@@ -93,7 +93,7 @@ def _values(config: SiiRLArguments, key: str) -> tuple[str, ...]:
 
 
 def _is_bare_id(key: str, value: str, *, policy: str) -> bool:
-    """Whether `owner/name` is to be taken for an id: no such path, and no reader of its own."""
+    """Whether `owner/name` is read as an id: no such path exists, and nothing else reads the key."""
     if value.startswith(SCHEME) or not is_hub_id(value) or find(value).exists():
         return False
     if key.startswith("data."):

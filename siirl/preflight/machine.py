@@ -81,7 +81,7 @@ def machine_problems(cluster: ClusterArguments, env: EnvArguments) -> list[Siirl
 
 
 def device_slots() -> tuple[int, str]:
-    """Number of ranks that fit on this machine, and their device: GPUs, or else CPUs."""
+    """Number of ranks that fit on this machine, and their device: GPUs, or CPUs without GPUs."""
     if shutil.which("nvidia-smi") is not None:
         import torch  # slow to import
 
@@ -91,7 +91,7 @@ def device_slots() -> tuple[int, str]:
 
 
 def gpu_bytes(cluster: ClusterArguments, trainer: TrainingArguments) -> float | None:
-    """Memory of a GPU: as stated, or of this machine's smallest; None if there is none, or ranks
+    """Memory of a GPU: as stated, else of this machine's smallest. None without a GPU, or if ranks
     run on other machines.
     """
     stated = trainer.gpu_memory_gib
@@ -144,7 +144,7 @@ def opengl_problems() -> list[SiirlError]:
 
 
 def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlError]:
-    """Settings that ask for far more threads or processes than a single machine has cores."""
+    """Settings that need far more threads or processes than a single machine has cores."""
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # the cores of the other machines are unknown
     ranks = config.trainer.n_gpus_per_node

@@ -22,7 +22,7 @@ OWN_START = "null for the policy's initial weights"  # actor_rollout_ref.ref.pat
 
 
 def file_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Missing, truncated or damaged files."""
+    """Errors for missing, truncated or damaged files."""
     try:
         return _file_problems(config)
     except OSError as error:  # a name that is too long, an unreadable folder

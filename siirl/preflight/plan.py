@@ -43,7 +43,7 @@ class Machine:
     speed: float = 1.0
     """Speed relative to the benchmarks' machine (`duration.measured_speed`)."""
     gpu_bytes: float | None = None
-    """Memory of a GPU; None: there is none, or it is unknown."""
+    """Memory of a GPU; None without a GPU, or if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,9 @@ def _start(model: ModelArguments, trainer: TrainingArguments, spec: EnvSpec) -> 
 
 
 def listed(tasks: Sequence[str]) -> str:
-    """Names of tasks; a longer list, such as the 90 tasks of a LIBERO suite, is cut and counted."""
+    """Names of tasks; of a long list, such as the 90 tasks of a LIBERO suite, the first ones and
+    the number.
+    """
     left_out = len(tasks) - LISTED_TASKS
     first = ", ".join(tasks[:LISTED_TASKS])
     return first if left_out <= 0 else f"{first} and {left_out} more, {len(tasks)} tasks in all"

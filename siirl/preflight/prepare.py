@@ -120,10 +120,10 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
 
 
 def check_models(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) -> None:
-    """Check what a job, or an agent group, trains and is rewarded by.
+    """Check policy and reward of a job, or of an agent group.
 
     Raises:
-        ConfigError: Something that does not fit the environment.
+        ConfigError: A part that does not fit the environment.
         CheckpointError: Weights of another model.
     """
     if is_text(spec):

@@ -1,9 +1,9 @@
-"""Memory of a rank's GPU by what holds it.
+"""Memory of a rank's GPU, by holder.
 
 FSDP2 shards weights, gradients and moments evenly over the ranks, and gathers one block at a time
 in the type of the passes. A single rank computes under autocast, which keeps copies of trained
-weights. A step has three phases, of which only one holds its memory at a time: rollout, the passes
-of an update, and the optimiser's step. The table shows each, and the largest counts.
+weights. A step has three phases, each of which frees its memory before the next: rollout, the
+passes of an update, and the optimiser's step. The table shows each; the largest decides.
 
 Left out: a critic; a reward model; fragmentation and the CUDA context, for which `gpu_fit.USABLE`
 leaves room; models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
@@ -180,8 +180,8 @@ class PolicyMemory:
     def gathered(self) -> float:
         """Whole weights and gradients of FSDP2's units.
 
-        The weights are what is beside the blocks throughout, the block at work and the next. A
-        block's gradients are held twice: as computed, and in float32 to be summed.
+        The weights are those beside the blocks throughout, and two blocks: the one at work and the
+        next. A block's gradients are held twice: as computed, and in float32 to be summed.
         """
         compute = self.computing.compute
         trains_all = self.policy.model.lora.rank == 0
@@ -261,14 +261,14 @@ def _images(model: ModelArguments) -> int:
 
 
 def encoder_bytes(reward: RewardArguments) -> float:
-    """Weights of the video encoder, in bfloat16 unless asked otherwise; idle it is on the host."""
+    """Weights of the video encoder, by default in bfloat16; while idle they are in host memory."""
     if not sizes.needs_video(reward) or reward.encoder_device == "cpu" or reward.encoder is None:
         return 0.0
     return _stored_bytes(reward.encoder) / (1 if reward.encoder_dtype == "float32" else 2)
 
 
 def _stored_bytes(encoder: str) -> float:
-    """Bytes of the encoder's files, whose weights are in float32; 0 where they are not here."""
+    """Bytes of the encoder's float32 files; 0 if they are not on this machine."""
     path = find(encoder)
     files = path.glob("*.safetensors") if path.is_dir() else [path]
     return float(sum(file.stat().st_size for file in files if file.is_file()))

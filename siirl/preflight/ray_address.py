@@ -38,7 +38,7 @@ def resolve_address(address: str) -> str:
         or not 0 < int(port) < 2**16
     ):
         raise ConfigError(
-            f"{place} is no address of a Ray cluster: write HOST:PORT as `ray start --head` "
+            f"{place} is not the address of a Ray cluster: write HOST:PORT as `ray start --head` "
             f"prints it, or {AUTO}."
         )
     return address

@@ -15,7 +15,7 @@ from siirl.params.training_args import SiiRLArguments
 
 N_STEPS = "actor_rollout_ref.rollout.n_steps"
 OF_PARTS = ("return", "success")
-"""Rewards that a part of an episode has as well."""
+"""Rewards that are also defined for a part of an episode."""
 
 
 def segment_environment_problems(
@@ -38,7 +38,7 @@ def segment_environment_problems(
 
 
 def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """Keys that do not fit the cut."""
+    """Errors for keys that do not fit cut episodes."""
     n, decisions = config.actor_rollout_ref.rollout.n, config.actor_rollout_ref.rollout.n_steps
     if decisions is None:
         return

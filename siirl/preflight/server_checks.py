@@ -24,7 +24,7 @@ def server_problems(
     data: DataArguments,
     trainer: TrainingArguments,
 ) -> list[SiirlError]:
-    """Settings of rollout=server that cannot work; if there are none, servers that cannot."""
+    """Errors in the settings of rollout=server; if there are none, errors of the servers."""
     server = rollout.server
     return list(_of_settings(server, trainer)) or list(_of_servers(server, model, data))
 

@@ -1,9 +1,9 @@
-"""Refuses keys that the user set and that nothing in the job reads.
+"""Refuses keys that the user set but the job does not read.
 
-A key counts as set if the command line names it, unless with a default that asks for nothing (null,
-false, 0, empty), or if a file gives it a value that is neither its default nor a shipped group's.
-So defaults of groups do not count, and a run's config.yaml, which names every key, can be read
-again. Left out: the condition under which a key is read (`siirl.preflight.key_readers`).
+A key counts as set if the command line names it (unless its value is a default that turns a feature
+off: null, false, 0, empty), or if a file gives it a value that is neither its default nor a shipped
+group's. So defaults of groups do not count, and a run's config.yaml, which names every key, can be
+read again. Left out: the condition under which a key is read (`siirl.preflight.key_readers`).
 """
 
 from collections.abc import Collection

@@ -40,7 +40,7 @@ def write_comparison(folders: Sequence[Path], file: Path) -> Path:
 
     Raises:
         ConfigError: A folder is named twice.
-        MissingAssetError: A folder is no run.
+        MissingAssetError: A folder is not a run.
         ValueError: A damaged line in a run's metrics.jsonl.
     """
     named = names_of(folders)

@@ -26,7 +26,7 @@ class Difference(NamedTuple):
 
 
 def from_defaults(config_file: Path) -> list[Difference]:
-    """Keys of a config.yaml that differ from their default; none for a file that is no config."""
+    """Keys of a config.yaml that differ from their default; none for any other file."""
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
     found = []
     for place, value in flat(_read(config_file), defaults):

@@ -16,13 +16,13 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of `path`, without a truncated last line.
 
     Raises:
-        ValueError: A line that is no JSON object, with file, line and remedy.
+        ValueError: A line that is not a JSON object, with file, line and remedy.
     """
     for number, value in read_values(path):
         if not isinstance(value, dict):
             raise ValueError(
-                f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete "
-                "that line."
+                f"{path}, line {number}, is of type {type(value).__name__}, not a row. Correct or "
+                "delete that line."
             )
         yield value
 
@@ -45,7 +45,7 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
             if number == len(lines):
                 return
             raise ValueError(
-                f"{path}, line {number}, is not JSON: {error}. Mend or delete that line."
+                f"{path}, line {number}, is not JSON: {error}. Correct or delete that line."
             ) from error
         yield number, value
 

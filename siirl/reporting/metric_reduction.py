@@ -23,8 +23,8 @@ from siirl.reporting.metrics import (
 def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]:
     """Reduce the records of all ranks in a step to one value per name.
 
-    A value of the wrong kind is converted (`_fitted`); one that is no number is left out. Records
-    may lack names.
+    A value of the wrong kind is converted (`_fitted`); one that is not a number is left out.
+    Records may lack names.
     """
     reduced: dict[str, Reduced | None] = {}
     for name, values in _by_name(records).items():

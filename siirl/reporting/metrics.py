@@ -26,7 +26,7 @@ class Weighted(NamedTuple):
 
 
 class Unusable(NamedTuple):
-    """Placeholder for a recorded value that is no number; it carries a description to rank 0."""
+    """Placeholder for a recorded value that is not a number; it carries a description to rank 0."""
 
     what: str
 

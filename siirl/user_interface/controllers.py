@@ -267,7 +267,7 @@ class _TrainProcess:
 
 
 def _sizes(count: int, parts: int) -> list[int]:
-    """`count` in so many parts that differ by one at most."""
+    """`count` divided into parts that differ by one at most."""
     each, rest = divmod(count, parts)
     return [each + (part < rest) for part in range(parts)]
 

@@ -148,7 +148,7 @@ def test_a_distribution_with_a_tensor_outside_of_its_fields_is_refused():
             super().__init__(mean, torch.zeros(()))
             self.shift = mean.mean()
 
-    with pytest.raises(ConfigError, match=r"Own whose shift is no field: decorate the class"):
+    with pytest.raises(ConfigError, match=r"Own whose shift is not a field: decorate the class"):
         require_distribution(Own(MEAN), policy="Mine")
     assert require_distribution(Gaussian(MEAN, LOG_STD), policy="Mine").shape == (1, 3)
 

@@ -411,10 +411,10 @@ BAD = {
     "no tokens": (answer([], []), "it has no token"),
     "too many tokens": (answer([49] * 9, [-1.0] * 9, "length"), "it has 9 tokens, and at most 8"),
     "a limit of its own": (answer([49], [-1.0], "length"), "cut after 1 of 8 tokens"),
-    "another reason": (answer([49], [-1.0], "error"), "finish_reason='error' is none of"),
+    "another reason": (answer([49], [-1.0], "error"), "finish_reason='error' is not one of"),
     "another form": (JSONResponse({"text": "4"}), "it lacks `choices`"),
     "a list": (JSONResponse([]), "it lacks `choices`"),
-    "a web page": (HTMLResponse("<html>"), "it is no JSON"),
+    "a web page": (HTMLResponse("<html>"), "it is not JSON"),
     "an error": (
         JSONResponse({"error": {"message": "out of memory"}}, status_code=500),
         r"HTTP 500 \(out of memory\): see its log",

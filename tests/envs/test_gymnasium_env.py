@@ -258,7 +258,7 @@ def test_unknown_argument_names_the_environment():
     ("name", "sentence"),
     [
         ("ManyImages", "images of several sizes"),
-        ("Words", "there is no vector and no image"),
+        ("Words", "without vectors and images"),
         ("Endless", r"set env\.max_episode_steps="),
     ],
 )

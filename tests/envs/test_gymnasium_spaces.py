@@ -160,7 +160,7 @@ def test_a_policy_with_as_many_bins_as_values_reaches_every_decision(sizes, bins
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("Pair", r"Sequence\(Discrete\(2\), stack=False\) at '1', which is no vector"),
+        ("Pair", r"Sequence\(Discrete\(2\), stack=False\) at '1', which is not a vector"),
         ("Speaks", "only Box, Discrete, MultiDiscrete and MultiBinary are supported"),
         ("Composed", "wrap the environment so that it takes one of them"),
     ],

@@ -46,7 +46,7 @@ def servers_of(ray_home: Path) -> set[int]:
 def test_an_address_without_host_and_port_is_refused(port: str) -> None:
     (problem,) = address_problems(f"head-node:{port}")
     assert str(problem).startswith(
-        f"cluster.address=head-node:{port} is no address of a Ray cluster: write HOST:PORT"
+        f"cluster.address=head-node:{port} is not the address of a Ray cluster: write HOST:PORT"
     )
 
 

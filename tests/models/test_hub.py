@@ -100,7 +100,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
             "org/gated",
             "its owners must grant access: request it at https://huggingface.co/org/gated",
         ),
-        ("org/adapters", "critic.path=org/adapters is on the hub, but has no config.json"),
+        (
+            "org/adapters",
+            "critic.path=org/adapters is on the Hub, but is not a model: it has no config.json",
+        ),
         (
             "org/down",
             "there is no folder org/down here, and the hub answered with status 503. Give a folder",

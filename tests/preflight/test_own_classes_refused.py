@@ -155,7 +155,7 @@ def test_a_reward_that_cannot_be_made_is_refused(module, text: str, expected: st
     ("text", "expected"),
     [
         ("frobnicate()", "raised NameError: name 'frobnicate' is not defined"),
-        ("class Env: ...", "is no subclass of envs.base.Environment"),
+        ("class Env: ...", "is not a subclass of envs.base.Environment"),
         (
             "from envs.base import Environment\nclass Env(Environment): ...",
             "raised TypeError: Can't instantiate abstract class Env",

@@ -59,7 +59,7 @@ def select_clip_cov(
 ) -> torch.Tensor:
     """Tokens drawn from those with a covariance between two bounds (equation 11), bool [B, T].
 
-    Tokens that PPO's clip affects are no candidates.
+    Tokens that PPO's clip affects are not candidates.
 
     Args:
         log_probs_BT: Of the policy before the step.
@@ -101,7 +101,7 @@ def select_clip_cov(
     wanted = _share(clip_cov_ratio, kept_BT, ranks)
     drawn_N = torch.zeros(
         total + 1, dtype=torch.bool
-    )  # the last entry is of tokens that are no candidates
+    )  # the last entry is of tokens that are not candidates
     drawn_N[torch.randperm(total, generator=generator)[:wanted]] = True
     return drawn_N.to(number_BT.device)[number_BT]
 

@@ -39,7 +39,7 @@ class PromptFiles:
         key: The configuration key that names them, for messages.
 
     Raises:
-        ConfigError: A file that is no prompt file; with key, file, row and remedy.
+        ConfigError: A file that is not a prompt file; with key, file, row and remedy.
         MissingAssetError: A file that is not there.
     """
 
@@ -90,7 +90,7 @@ def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
     """The files that the configuration key `key` names, `~` and relative paths resolved.
 
     Raises:
-        ConfigError: No file, one twice, or one that is no prompt file.
+        ConfigError: No file, one twice, or one that is not a prompt file.
         MissingAssetError: One that is not there.
     """
     if not names:

@@ -18,7 +18,7 @@ from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, Promp
 from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
 from siirl.data_coordinator.prompts.joined_files import CheckRow, has_truth, open_prompt_files
 from siirl.data_coordinator.prompts.read_ahead import in_batches
-from siirl.data_coordinator.prompts.split import counts_of, split_prompts, told
+from siirl.data_coordinator.prompts.split import counts_of, describe_split, split_prompts
 from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LOADER_COLUMNS, Outcomes
 from siirl.errors import CheckpointError, ConfigError
 from siirl.params.data_args import DataArguments
@@ -118,7 +118,7 @@ class PromptLoader:
         if rank == 0:
             logger.warning(
                 "%s",
-                told(
+                describe_split(
                     split, max_prompt_length=data.max_prompt_length, overlong=data.overlong_prompts
                 ),
             )

@@ -96,7 +96,7 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
         )
 
 
-def told(split: PromptSplit, *, max_prompt_length: int, overlong: str) -> str:
+def describe_split(split: PromptSplit, *, max_prompt_length: int, overlong: str) -> str:
     """Summary of the split, in one line for the console."""
     parts = [f"{len(split.train_rows)} prompts to train on, {len(split.heldout_rows)} held out"]
     if split.too_long or split.too_long_heldout:

@@ -115,7 +115,7 @@ def _length_from_last(mask_BT: NDArray[np.generic]) -> NDArray[np.int64]:
 def _tokens_per_chunk(padded: Extent) -> int:
     if padded.tokens % padded.chunks:
         raise InvariantError(
-            f"{padded.tokens} response tokens are no multiple of {padded.chunks} chunks, but "
+            f"{padded.tokens} response tokens are not a multiple of {padded.chunks} chunks, but "
             "chunks have one length each."
         )
     return padded.tokens // padded.chunks

@@ -166,7 +166,7 @@ class TaskGraph:
         node has read rows to which it then adds more; then the one added first.
 
         Raises:
-            ConfigError: A dependency that is no node, or a cycle, named node by node.
+            ConfigError: A dependency that is not a node, or a cycle, named node by node.
         """
         self._check_dependencies()
         urgent = self._leads_to_sampling()

@@ -20,7 +20,7 @@ _shortener.maxstring = _shortener.maxother = 60
 class ValueType:
     """Type and bounds of a key's value."""
 
-    told: str
+    description: str
     """After `must be`."""
     fits: Callable[[Any], bool]
 
@@ -95,10 +95,12 @@ def check_values(
                 kind=f"key in {place}", name=shown(key).strip("'"), known=types
             )
         if not types[key].fits(value):
-            raise ConfigError(f"{place}: {key!r} must be {types[key].told}, and is {shown(value)}.")
+            raise ConfigError(
+                f"{place}: {key!r} must be {types[key].description}, and is {shown(value)}."
+            )
     for key in required:
         if key not in mapping:
-            raise ConfigError(f"{place}: {key!r} is missing; it must be {types[key].told}.")
+            raise ConfigError(f"{place}: {key!r} is missing; it must be {types[key].description}.")
 
 
 def shown(value: Any) -> str:

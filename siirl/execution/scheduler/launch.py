@@ -182,8 +182,9 @@ def _shut_down(started: set[int]) -> None:
 
 
 def _end_silent_ray(started: set[int]) -> None:
-    """Kill an own Ray, so that `ray.shutdown` returns; from a cluster of others the command alone
-    can go.
+    """Kill the Ray that this process `started`, so that `ray.shutdown` returns.
+
+    A cluster of others stays; this process ends without leaving it.
     """
     if not started:
         end_at_once(

@@ -151,7 +151,7 @@ def test_damaged_description_is_refused(own_folder):
 
 def test_word_that_is_no_folder_is_refused():
     with pytest.raises(
-        ValueError, match=r"env\.assets='stand-in' is no folder; it may also be auto or stand_in"
+        ValueError, match=r"env\.assets='stand-in' is not a folder; it may also be auto or stand_in"
     ):
         find_assets("stand-in")
 

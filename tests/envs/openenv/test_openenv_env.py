@@ -189,7 +189,7 @@ def test_the_token_of_a_file_is_sent_with_every_request(tmp_path: Any) -> None:
         (observed(1.0, done="yes"), "done is 'yes' instead of true or false"),
         ({"type": "observation", "data": {}}, "observation is None instead of an object"),
         ({"type": "result", "data": {}}, "instead of {type: 'observation', data: {…}}"),
-        ("hello", "'hello', which is no JSON"),
+        ("hello", "'hello', which is not JSON"),
         ("[" * 100_000, "JSON that nests too deep"),
         (b"12", "2 bytes, not text"),
         ('{"type": "observation", "data": {"reward": NaN}}', "a number is NaN"),
@@ -292,7 +292,7 @@ def test_an_environment_without_a_server_is_refused_at_once() -> None:
     ("status", "sentence"),
     [
         (HTTPStatus.UNAUTHORIZED, "refuses the token .status 401.: set env.kwargs.token_file"),
-        (HTTPStatus.FOUND, "is no OpenEnv server.*answers with status 302"),
+        (HTTPStatus.FOUND, "is not an OpenEnv server.*answers with status 302"),
         (HTTPStatus.NOT_FOUND, "publishes no schema of actions.*env.kwargs.action_field"),
     ],
 )

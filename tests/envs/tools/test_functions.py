@@ -107,7 +107,7 @@ def test_hang_is_cut_off_and_told(tools):
     ("name", "sentence"),
     [
         ("no_such", "cannot be imported: AttributeError"),
-        ("NUMBER", "is no function, but 3"),
+        ("NUMBER", "is not a function: 3"),
         ("positional", "parameter first: int cannot be passed by name"),
         ("collect", r"parameter \*values: int cannot be passed by name"),
     ],

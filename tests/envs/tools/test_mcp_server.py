@@ -268,7 +268,7 @@ def test_server_that_writes_something_else_and_dies_is_told_with_the_number_of_l
     told = complaint(
         [sys.executable, "-S", "-c", "print('one'); print('two'); raise SystemExit('no licence')"]
     )
-    assert "It wrote 2 lines to its standard output that are no MCP." in told
+    assert "It wrote 2 lines to its standard output that are not MCP." in told
     assert told.endswith("The end of its standard error:\nno licence")
 
 

@@ -114,7 +114,7 @@ def completion(
     choice = _choice(content)
     reason = choice.get("finish_reason")
     if reason not in FINISH_REASONS:
-        raise BadAnswer(f"finish_reason={reason!r} is none of {', '.join(FINISH_REASONS)}")
+        raise BadAnswer(f"finish_reason={reason!r} is not one of {', '.join(FINISH_REASONS)}")
     tokens = _token_ids(choice, vocab_size=vocab_size)
     log_probs = _log_probs(choice, count=len(tokens))
     most = request.max_new_tokens
@@ -152,7 +152,7 @@ def _choice(content: bytes) -> Mapping[str, Any]:
     try:
         answer = json.loads(content)
     except ValueError as error:
-        raise BadAnswer(f"it is no JSON ({error})") from error
+        raise BadAnswer(f"it is not JSON ({error})") from error
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise BadAnswer("it lacks `choices` with one entry")
@@ -167,7 +167,7 @@ def _token_ids(choice: Mapping[str, Any], *, vocab_size: int) -> list[int]:
     for place, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token < vocab_size:
             raise BadAnswer(
-                f"token {place} is {token!r}, and the vocabulary has the numbers 0 to "
+                f"token {place} is {token!r}, but the vocabulary is 0 to "
                 f"{vocab_size - 1}: the server has another model"
             )
     return tokens

@@ -43,7 +43,7 @@ class ServerWorker(WorkerExtension):
         self.siirl_scale_logits(1.0 / float(temperature))
 
     def siirl_begin_weights(self) -> None:
-        """See `WorkerExtension`; the old weights are no longer whole."""
+        """See `WorkerExtension`; the old weights are incomplete from then on."""
         self.siirl_label = NO_WEIGHTS
         super().siirl_begin_weights()
 
