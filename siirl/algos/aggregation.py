@@ -10,6 +10,7 @@ A row without kept tokens has neither numerator nor weight: it does not affect t
 
 # B row (trajectory), T token
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,13 +35,8 @@ class Aggregation:
     """Whether the numerator is divided by a fixed length."""
 
 
-def _row_sums(loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
-    return masked_sum(loss_BT, kept_BT, -1)
-
-
-def _row_means(loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
-    return masked_mean(loss_BT, kept_BT, -1)
-
+_row_sums = functools.partial(masked_sum, axis=-1)
+_row_means = functools.partial(masked_mean, axis=-1)
 
 AGGREGATIONS: dict[str, Aggregation] = {
     # Every token counts the same, so long rows count more (DAPO, arXiv 2503.14476, section 3.3).

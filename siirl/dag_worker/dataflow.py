@@ -16,6 +16,7 @@ rows are joined with the asking node's later get the prompts of all rounds. Left
 a node is (DAGWorker).
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -90,13 +91,12 @@ class Dataflow:
 
     def run_step(self) -> None:
         """Run every node once, on the prompts of one step."""
-        nodes = self.graph.get_nodes()
-        for node in nodes:
+        for node in self.graph.nodes.values():
             if node.skip_reason is None:
                 node.status = NodeStatus.PENDING
-        step = _Round(nodes=frozenset(node.node_id for node in nodes), more=0)
+        step = _Round(nodes=frozenset(self.graph.nodes), more=0)
         try:
-            for node, begins in running_order(self.graph):
+            for node, begins in self._order:
                 self._mark_ready(step)
                 if begins:
                     self._begin(node, step)
@@ -104,6 +104,11 @@ class Dataflow:
                     self._run(node, step)
         finally:  # an error elsewhere must not leave a thread behind that uses a closed reward
             wait([begun.work for begun in step.begun.values() if begun.work is not None])
+
+    @functools.cached_property
+    def _order(self) -> list[tuple[Node, bool]]:
+        """`running_order`, the same in every step; the graph is complete before the first one."""
+        return running_order(self.graph)
 
     def _mark_ready(self, this: _Round) -> None:
         for name, before in self.graph.rev_adj.items():

@@ -22,6 +22,8 @@ from siirl.engine.reward_manager.text_rewards import TEXT_COLUMNS
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
 
+RewardOutcome = tuple[EpisodeOutcomes, RewardScores]
+"""A scored batch and its scores."""
 ALWAYS = ("index", "complete", "env_return")
 WHERE_THERE = ("video_embedding", "oracle_distance")
 
@@ -96,16 +98,6 @@ class RowScores:
     """Rewards of all ranks' scored rows."""
 
 
-def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) -> RowScores:
-    """Score this rank's rows, together with all ranks' rows if the reward needs them.
-
-    Every rank must call it.
-    """
-    outcomes = outcomes_to_score(batch, reward=reward, ranks=ranks)
-    scores = reward.score(outcomes)
-    return scores_of_rows(batch, outcomes=outcomes, scores=scores, reward=reward, ranks=ranks)
-
-
 def outcomes_to_score(
     batch: TensorDict, *, reward: RewardManager, ranks: Collectives
 ) -> EpisodeOutcomes:
@@ -114,15 +106,22 @@ def outcomes_to_score(
     return gather(batch, ranks=ranks)
 
 
-def scores_of_rows(
+def score_rows(
     batch: TensorDict,
     *,
-    outcomes: EpisodeOutcomes,
-    scores: RewardScores,
     reward: RewardManager,
     ranks: Collectives,
+    started: RewardOutcome | None = None,
 ) -> RowScores:
-    """The scores of `outcomes` for this rank's rows; every rank must call it."""
+    """Score this rank's rows, together with all ranks' rows if the reward needs them.
+
+    `started` has the scores if they were computed ahead. Every rank must call it.
+    """
+    if started is None:
+        outcomes = outcomes_to_score(batch, reward=reward, ranks=ranks)
+        scores = reward.score(outcomes)
+    else:
+        outcomes, scores = started
     uids = texts(batch, "uid") if len(batch) else []
     reasons = {outcomes.uid_B[position]: reason for position, reason in scores.failed.items()}
     seen = {

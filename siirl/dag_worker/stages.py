@@ -30,15 +30,15 @@ from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.decision_rows import rows_of_decisions
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import (
+    RewardOutcome,
     check_reward_failures,
     outcomes_to_score,
     score_rows,
-    scores_of_rows,
 )
 from siirl.dag_worker.reward_columns import less_kl, token_scores
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
-from siirl.engine.reward_manager import EpisodeOutcomes, RewardScores, TextRewardManager
+from siirl.engine.reward_manager import TextRewardManager
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
@@ -48,8 +48,6 @@ from siirl.reporting.metrics import Value, Weighted
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 PROMPT_ROW = "prompt_row"
 """Column with the file row of a prompt."""
-RewardOutcome = tuple[EpisodeOutcomes, RewardScores]
-"""A scored batch and its scores."""
 EPISODE_COLUMNS = (
     *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
     *("finish_step", "complete", "truncated", "env_return"),
@@ -224,17 +222,7 @@ def compute_reward(
     *, batch: TensorDict, context: StageContext, started: RewardOutcome | None = None
 ) -> NodeOutput:
     """Reward every trajectory, placed by `token_scores`; drop and count rows that fail to score."""
-    scores = (
-        score_rows(batch, reward=context.reward, ranks=context.ranks)
-        if started is None
-        else scores_of_rows(
-            batch,
-            outcomes=started[0],
-            scores=started[1],
-            reward=context.reward,
-            ranks=context.ranks,
-        )
-    )
+    scores = score_rows(batch, reward=context.reward, ranks=context.ranks, started=started)
     share = context.config.reward.max_failed_share
     check_reward_failures(
         scores.failed, rows=len(batch), max_failed_share=share, ranks=context.ranks

@@ -6,8 +6,8 @@
 Left out: several turns (`siirl.engine.rollout.text_workflow`, with an environment).
 """
 
+from siirl.engine.rollout.dialogue import Dialogue
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
-from siirl.engine.rollout.text_workflow import Dialogue
 from siirl.engine.rollout.workflow import EpisodeRequest, Trajectory
 
 

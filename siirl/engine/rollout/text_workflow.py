@@ -18,21 +18,14 @@ import asyncio
 import functools
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from envs.base import acting_agents
-from envs.text import GRADED, GROUND_TRUTH, MESSAGES, REWARD_PARTS, VERDICT, Message, Role, message
-from siirl.engine.rollout.generation import (
-    FinishReason,
-    GenerationRequest,
-    GenerationResponse,
-    TextEngine,
-)
+from envs.text import GRADED, GROUND_TRUTH, MESSAGES, VERDICT, Message, Role, message
+from siirl.engine.rollout.dialogue import Dialogue
+from siirl.engine.rollout.generation import GenerationRequest, TextEngine
 from siirl.engine.rollout.stop_strings import split_stop
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
@@ -46,7 +39,6 @@ ROW = "row"  # option of reset: a whole row with the prompt columns
 # Encoded prompts in the cache: the rollouts of a group share a prompt and run close together.
 _PROMPTS_KEPT = 1024
 _WORKFLOW_KEY = "actor_rollout_ref.rollout.workflow"
-_LOG_PROB_DIGITS = 5  # in the record, which is for human readers; the row has full precision
 
 
 class TextWorkflow(RolloutWorkflow):
@@ -144,16 +136,11 @@ class TextWorkflow(RolloutWorkflow):
     def _tokenizer_of(self, agent: int) -> ChatTokenizer:
         return self.tokenizers.get(agent, self.tokenizer)
 
-    def _messages(self, observation: Any) -> dict[int, list[Message]]:
-        """Messages to each agent that acts next."""
-        observations = observation if self.pool.spec.num_agents > 1 else [observation]
-        return {i: entry[MESSAGES] for i, entry in enumerate(observations) if entry is not None}
-
     def _most_characters(self) -> float:
         space = self.pool.spec.action_space
         return space.max_length if isinstance(space, spaces.Text) else float("inf")
 
-    def _open(self, agent: int, messages: list[Message], data: EpisodeRequest) -> "Dialogue":
+    def _open(self, agent: int, messages: list[Message], data: EpisodeRequest) -> Dialogue:
         chat = tuple((entry["role"], entry["content"]) for entry in messages)
         prompt = self._encode_prompt(agent, chat)
         if self.cut_prompts:
@@ -171,7 +158,7 @@ class TextWorkflow(RolloutWorkflow):
         return self._tokenizer_of(agent).encode_prompt(messages)
 
     async def _speak_all(
-        self, engine: TextEngine, dialogues: "Mapping[int, Dialogue]", data: EpisodeRequest
+        self, engine: TextEngine, dialogues: Mapping[int, Dialogue], data: EpisodeRequest
     ) -> dict[int, str]:
         """Run a turn of each of these agents concurrently; returns their texts."""
         # A single agent runs without a task, which would cost as much as its environment.
@@ -184,7 +171,7 @@ class TextWorkflow(RolloutWorkflow):
         return dict(zip(dialogues, texts, strict=True))
 
     async def _speak(
-        self, engine: TextEngine, dialogue: "Dialogue", data: EpisodeRequest, agent: int
+        self, engine: TextEngine, dialogue: Dialogue, data: EpisodeRequest, agent: int
     ) -> str:
         """Run one turn of the model, resumed after each interruption; returns its text."""
         start, tokenizer = len(dialogue.tokens), self._tokenizer_of(agent)
@@ -219,7 +206,7 @@ class TextWorkflow(RolloutWorkflow):
         dialogue.end_turn(text, start)
         return text
 
-    def _end_at_split_stop(self, dialogue: "Dialogue", start: int, begun: int, agent: int) -> None:
+    def _end_at_split_stop(self, dialogue: Dialogue, start: int, begun: int, agent: int) -> None:
         """End the turn begun at token `start` if a stop string spans its resumption at `begun`.
 
         Tokens generated after the stop string are dropped.
@@ -234,15 +221,18 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.cut(start + end)
 
     def _listen(
-        self, dialogues: "dict[int, Dialogue]", observation: Any, data: EpisodeRequest
+        self, dialogues: dict[int, Dialogue], observation: Any, data: EpisodeRequest
     ) -> bool:
         """Append the environment's messages, if every agent then has tokens left to answer.
 
         The first messages to an agent are its prompt.
         """
         heard = []
-        for agent, messages in self._messages(observation).items():
-            dialogue = dialogues.get(agent)
+        observations = observation if self.pool.spec.num_agents > 1 else [observation]
+        for agent, entry in enumerate(observations):
+            if entry is None:
+                continue
+            messages, dialogue = entry[MESSAGES], dialogues.get(agent)
             if dialogue is None:
                 dialogues[agent] = self._open(agent, messages, data)
                 continue
@@ -255,7 +245,7 @@ class TextWorkflow(RolloutWorkflow):
         return True
 
     def _note(
-        self, dialogues: "Mapping[int, Dialogue]", rewards: Any, info: Mapping[str, Any]
+        self, dialogues: Mapping[int, Dialogue], rewards: Any, info: Mapping[str, Any]
     ) -> None:
         """Record each agent's reward and grading."""
         if self.pool.spec.num_agents == 1:
@@ -270,7 +260,7 @@ class TextWorkflow(RolloutWorkflow):
                     "before its first action; envs.checker.check_env finds such faults."
                 )
 
-    def _leave_unscored(self, dialogues: "Mapping[int, Dialogue]", *, graded: bool) -> None:
+    def _leave_unscored(self, dialogues: Mapping[int, Dialogue], *, graded: bool) -> None:
         """End the episode with reward 0 if a text exceeds the environment's limit.
 
         The text is not truncated.
@@ -284,7 +274,7 @@ class TextWorkflow(RolloutWorkflow):
 
     def _trajectory(
         self,
-        dialogue: "Dialogue",
+        dialogue: Dialogue,
         data: EpisodeRequest,
         opening: Mapping[str, Any],
         agent: int,
@@ -309,131 +299,6 @@ class TextWorkflow(RolloutWorkflow):
             row["policy_versions"] = dialogue.versions_of_tokens()
         record = dialogue.record() | {"ground_truth": truth}
         return Trajectory(row=row, instruction=dialogue.messages[-1]["content"], record=record)
-
-
-@dataclass
-class Dialogue:
-    """The messages and tokens of one agent so far."""
-
-    prompt: tuple[int, ...]
-    messages: list[Message]
-    tokens: list[int] = field(default_factory=list)
-    """Generated tokens and those of messages, like all columns of the response."""
-    mask: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    """Rewards of the environment, each at the last token of its turn."""
-    versions: list[int] = field(default_factory=list)
-    """Log-probs of generated tokens only."""
-    texts: list[str] = field(default_factory=list)
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    """For human readers: turns of the model and the messages between them."""
-    finish_reason: FinishReason = "abort"
-    closed: bool = False
-    """Whether its last turn ended with a stop token."""
-    env_return: float = 0.0
-    reward_parts: dict[str, float] = field(default_factory=dict)
-    verdict: str = ""
-    success: bool = False
-    graded: bool = True
-    """Whether the environment graded the episode; if not, return and success have no meaning."""
-
-    def say(self, response: GenerationResponse) -> None:
-        """Append the model's tokens."""
-        count = len(response.tokens)
-        self.tokens += response.tokens.tolist()
-        self.log_probs += response.log_probs.tolist()
-        self.versions += response.versions.tolist()
-        self.mask += [1] * count
-        self.rewards += [0.0] * count
-        self.finish_reason = response.finish_reason
-
-    def cut(self, length: int) -> None:
-        """Keep `length` tokens; the last ends a stop string. All dropped ones were generated."""
-        gone = len(self.tokens) - length
-        for column in (self.tokens, self.log_probs, self.mask, self.rewards, self.versions):
-            del column[len(column) - gone :]
-        self.finish_reason = "stop"
-
-    def hear(self, tokens: Sequence[int], messages: list[Message]) -> None:
-        """Append messages to the agent; the loss ignores their tokens."""
-        self.tokens += tokens
-        self.log_probs += [0.0] * len(tokens)
-        self.mask += [0] * len(tokens)
-        self.rewards += [0.0] * len(tokens)
-        self.turns += [dict(entry) for entry in messages]
-
-    def end_turn(self, text: str, start: int) -> None:
-        """End the model's turn, which began at token `start`."""
-        self.texts.append(text)
-        log_probs = [round(value, _LOG_PROB_DIGITS) for value in self.log_probs[start:]]
-        self.turns.append(
-            {
-                "role": "assistant",
-                "content": text,
-                "tokens": self.tokens[start:],
-                "log_probs": log_probs,
-            }
-        )
-
-    def note(self, reward: float, info: Mapping[str, Any] | None) -> None:
-        """Record the environment's reward and grading of the last turn, at the last token.
-
-        `info` is None if the environment says nothing of the agent, whose turn may be earlier.
-        """
-        self.env_return += float(reward)
-        self.rewards[-1] += float(reward)
-        if info is None:
-            return
-        for name, value in info.get(REWARD_PARTS, {}).items():
-            self.reward_parts[name] = self.reward_parts.get(name, 0.0) + float(value)
-        success = info.get("success", False)
-        self.verdict = str(info.get(VERDICT, ""))
-        self.success = bool(success)
-        self.graded = success is not None
-
-    def row(self, data: EpisodeRequest, *, uid: str, truncated: bool) -> dict[str, Any]:
-        """The training sample."""
-        prompts = np.array(self.prompt, np.int64)
-        responses = np.array(self.tokens, np.int64)
-        return {
-            "uid": uid,
-            "index": data.group_id,
-            "task_name": data.task,
-            "task_id": data.task_id,
-            "trial_id": data.trial_id,
-            "seed": data.seed,
-            "policy_version": min(self.versions),
-            "prompts": prompts,
-            "responses": responses,
-            "response_mask": np.array(self.mask, np.int64),
-            "input_ids": np.concatenate([prompts, responses]),
-            "attention_mask": np.ones(len(prompts) + len(responses), np.int64),
-            "position_ids": np.arange(len(prompts) + len(responses)),
-            "rollout_log_probs": np.array(self.log_probs, np.float32),
-            "finish_step": len(self.texts),
-            "complete": self.success,
-            "graded": self.graded,
-            "truncated": bool(truncated),
-            "env_return": self.env_return,
-            "env_rewards": np.array(self.rewards, np.float32),
-        }
-
-    def versions_of_tokens(self) -> NDArray[np.int64]:
-        """Version of the weights that generated each token; 0 for tokens of messages."""
-        mask_T = np.array(self.mask, np.int64)
-        mask_T[mask_T == 1] = self.versions
-        return mask_T
-
-    def record(self) -> dict[str, Any]:
-        """The episode for human readers."""
-        return {
-            "prompt": [dict(entry) for entry in self.messages],
-            "turns": self.turns,
-            "reward_parts": self.reward_parts,
-            "verdict": self.verdict,
-            "finish_reason": self.finish_reason,
-        }
 
 
 def _uid(data: EpisodeRequest, agent: int, agents: int) -> str:
