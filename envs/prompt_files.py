@@ -388,7 +388,7 @@ class JsonLinesPrompts(PromptFile):
         with self.path.open("rb") as stream:
             for row in rows:
                 stream.seek(self._positions[row])
-                yield _json_object(stream.readline(), path=self.path, place=self.place(row))
+                yield json_object(stream.readline(), place=f"{self.path}, {self.place(row)}")
 
 
 def _gsm8k_row(instruction: str, entry: Mapping[str, Any]) -> PromptRow:
@@ -422,7 +422,8 @@ def _too_long(path: Path, place: str) -> ValueError:
     )
 
 
-def _json_object(line: bytes, *, path: Path, place: str) -> dict[str, Any]:
+def json_object(line: bytes, *, place: str) -> dict[str, Any]:
+    """The JSON object in a line; ValueError with `place`, file and row, for anything else."""
     try:
         entry = json.loads(line)
     except (
@@ -430,10 +431,10 @@ def _json_object(line: bytes, *, path: Path, place: str) -> dict[str, Any]:
         RecursionError,
     ) as error:  # broken JSON, not UTF-8, or a thousand nested lists
         raise ValueError(
-            f"{path}, {place}: not JSON ({error}). One JSON object a line is expected."
+            f"{place}: not JSON ({error}). One JSON object a line is expected."
         ) from error
     if not isinstance(entry, dict):
-        raise ValueError(f"{path}, {place}: a JSON object is expected, got {shortened(entry)}.")
+        raise ValueError(f"{place}: a JSON object is expected, got {shortened(entry)}.")
     return entry
 
 

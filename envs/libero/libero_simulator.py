@@ -30,6 +30,7 @@ from envs.libero.initial_states import read_initial_states
 from envs.libero.overlaps import part_objects
 from envs.libero.placements import draw_placements, published_seed
 from envs.libero.suites import SETTLE_STEPS, LiberoTask
+from envs.mujoco_state import STATE, divergence, state_of
 
 # MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
 # # `data.warning` and raised.
@@ -40,14 +41,6 @@ WAIT = np.array(
     [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
 )  # no motion, gripper open: the published protocol's action while things settle
 COLLISION_GROUP, UNSEEN_GROUP = 0, 5  # robosuite draws group 1 only; MuJoCo draws 0 to 2
-DIVERGENCE = (
-    mujoco.mjtWarning.mjWARN_BADQPOS,
-    mujoco.mjtWarning.mjWARN_BADQVEL,
-    mujoco.mjtWarning.mjWARN_BADQACC,
-)
-STATE = (
-    mujoco.mjtState.mjSTATE_INTEGRATION
-)  # all inputs of the next step, including the solver's warm start
 
 AS_STORED = np.zeros(2)
 
@@ -247,8 +240,7 @@ class LiberoSimulator:
         self._check()
 
     def _snapshot(self) -> Start:
-        state = np.empty(mujoco.mj_stateSize(self.model, STATE))
-        mujoco.mj_getState(self.model, self.data, state, STATE)
+        state = state_of(self.model, self.data)
         controller = {
             name: _own(value)
             for name, value in vars(self.robot.controller).items()
@@ -278,7 +270,7 @@ class LiberoSimulator:
         self._sample = self._sensors.read(self.data.qpos.copy())
 
     def _check(self) -> None:
-        diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
+        diverged = divergence(self.data)
         if diverged or not (
             np.isfinite(self.data.qpos).all() and np.isfinite(self.data.qvel).all()
         ):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from envs.metaworld.speed import lighten
 from envs.metaworld.suite import VERSION_SUFFIX
+from envs.mujoco_state import STATE, divergence, state_of
 
 # MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
 # # `data.warning` and raised.
@@ -30,14 +31,6 @@ GRIPPER, THING, SECOND_THING = (
 )  # of Meta-World's observation [39]: position, first and second object
 GRIPPER_TASKS = ("reach", "reach-wall")  # the gripper itself is brought to the goal
 TOOL_TASKS = ("stick-pull", "stick-push")  # the first object moves the second one to the goal
-DIVERGENCE = (
-    mujoco.mjtWarning.mjWARN_BADQPOS,
-    mujoco.mjtWarning.mjWARN_BADQVEL,
-    mujoco.mjtWarning.mjWARN_BADQACC,
-)
-STATE = (
-    mujoco.mjtState.mjSTATE_INTEGRATION
-)  # all inputs of the next step, including the solver's warm start
 
 
 AS_DRAWN = np.zeros(2)
@@ -147,8 +140,7 @@ class MetaWorldSimulator:
         self._env.init_tcp = self._env.tcp_center
 
     def _snapshot(self) -> Snapshot:
-        state = np.empty(mujoco.mj_stateSize(self.model, STATE))
-        mujoco.mj_getState(self.model, self.data, state, STATE)
+        state = state_of(self.model, self.data)
         return Snapshot(
             state,
             self.model.body_pos.copy(),
@@ -166,7 +158,7 @@ class MetaWorldSimulator:
         mujoco.mj_forward(self.model, self.data)
 
     def _check(self) -> None:
-        diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
+        diverged = divergence(self.data)
         if diverged or not np.isfinite(self._observation).all():
             raise RuntimeError(
                 f"The simulation of Meta-World task {self.task!r} diverged "

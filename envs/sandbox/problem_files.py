@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from envs.archives import MEBIBYTE
-from envs.prompt_files import PromptRow, open_prompts
+from envs.prompt_files import PromptRow, json_object, open_prompts
 from envs.sandbox.generator import INSTRUCTION, held_out
 from envs.sandbox.problems import STYLE, Problem, encoded_tests
 from envs.text import message, shortened
@@ -151,7 +151,7 @@ def _converter(path: str) -> Callable[[Mapping[str, Any]], PromptRow] | None:
         return None
     with Path(path).open("rb") as stream:
         first = next((line for line in stream if line.strip()), b"{}")
-    columns = set(_object(first, place=f"{path}, line 1"))
+    columns = set(json_object(first, place=f"{path}, line 1"))
     if columns >= set(LIVE_COLUMNS):
         return _live_row
     return _apps_row if columns >= set(APPS_COLUMNS) else None
@@ -161,28 +161,13 @@ def _row(
     convert: Callable[[Mapping[str, Any]], PromptRow], line: bytes, *, place: str
 ) -> PromptRow:
     try:
-        return convert(_object(line, place=place))
+        return convert(json_object(line, place=place))
     except KeyError as error:
         raise ValueError(
             f"{place}: column {error} is missing. Correct the row, or take it out."
         ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: {error}. Correct the row, or take it out.") from error
-
-
-def _object(line: bytes, *, place: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # broken JSON, not UTF-8, or a thousand nested lists
-        raise ValueError(
-            f"{place}: not JSON ({error}). One JSON object a line is expected."
-        ) from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{place}: a JSON object is expected, got {shortened(found)}.")
-    return found
 
 
 def _apps_row(entry: Mapping[str, Any]) -> PromptRow:

@@ -12,7 +12,7 @@ from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import language_model, texts
-from siirl.gpu_checks.updates import engine_of, update
+from siirl.gpu_checks.updates import engine_of, timed_update
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.flops import ADAPTERS, decoder_flops
 from siirl.params.model_args import LoraArguments
@@ -59,13 +59,7 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
         torch.randint(5, most, (rows, prompt)).tolist(),
         torch.randint(5, most, (rows, answer)).tolist(),
     )
-    update(engine, batch)
-    trial.wait_for_device()
-    trial.forget_peak()
-    begin = time.perf_counter()
-    metrics = update(engine, batch)
-    trial.wait_for_device()
-    seconds = time.perf_counter() - begin
+    metrics, seconds = timed_update(trial, engine, batch)
     length = prompt + answer
     flops = ADAPTERS * decoder_flops(
         model.config, tokens=rows * length, pairs=rows * length**2, head_tokens=rows * answer

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,19 @@ def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:
         engine=engine, config=ActorArguments(ppo_mini_batch_size=10_000), rollouts_per_prompt=1
     )
     return actor.update(batch, on_policy=True)
+
+
+def timed_update(
+    trial: Trial, engine: TrainEngine[Any], batch: TensorDict
+) -> tuple[dict[str, float], float]:
+    """Metrics and seconds of the second of two updates; the peak of memory is that update's."""
+    update(engine, batch)
+    trial.wait_for_device()
+    trial.forget_peak()
+    begin = time.perf_counter()
+    metrics = update(engine, batch)
+    trial.wait_for_device()
+    return metrics, time.perf_counter() - begin
 
 
 def text_batch() -> TensorDict:

@@ -1,7 +1,5 @@
 """OpenVLA-OFT at its published size: acting, and updates by adapters and of all weights."""
 
-import time
-
 import torch
 
 from siirl.engine.actor.embodied_scorer import embodied_scorer
@@ -14,7 +12,7 @@ from siirl.gpu_checks.shapes import (
     openvla,
     trajectories,
 )
-from siirl.gpu_checks.updates import act_all, engine_of, requests_of, update
+from siirl.gpu_checks.updates import act_all, engine_of, requests_of, timed_update
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
 from siirl.models.openvla_oft import OpenVLAOFT, openvla_flops
 from siirl.params.model_args import LoraArguments
@@ -85,13 +83,7 @@ def _update(trial: Trial, policy: OpenVLAOFT, *, passes: int) -> None:
         policy, embodied_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=1
     )
     batch = trajectories(policy, rows=rows, chunks=chunks, shape=PICTURE)
-    update(engine, batch)
-    trial.wait_for_device()
-    trial.forget_peak()
-    begin = time.perf_counter()
-    metrics = update(engine, batch)
-    trial.wait_for_device()
-    seconds = time.perf_counter() - begin
+    metrics, seconds = timed_update(trial, engine, batch)
     forward = openvla_flops(policy, question=QUESTION)
     flops = passes * rows * chunks * forward
     trained = sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
