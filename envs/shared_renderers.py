@@ -19,7 +19,7 @@ from envs.perturbed_look import Look
 
 
 class Renderer(Protocol):
-    """Draws the scene of simulators that were built alike."""
+    """Draws the scene of simulators with equal models."""
 
     def look(self, simulator: Any, camera: str, perturbation: Perturbation) -> Look:
         """Draw the look of an episode that starts in the simulator's state."""

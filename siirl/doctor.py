@@ -213,7 +213,7 @@ def bubblewrap() -> str:
 
 
 def memory() -> str:
-    """Memory of the default job's plan against free memory; disk likewise."""
+    """Compares memory and disk space of the default job's plan with what is free."""
     from siirl.params.parser import parse_config
     from siirl.preflight.early_checks import check_early
     from siirl.preflight.prepare import prepare

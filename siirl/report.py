@@ -108,8 +108,8 @@ def show_rollouts(
     """Print the rollouts of a step, by default of the newest.
 
     Raises:
-        MissingAssetError: The run has none.
-        ConfigError: It has none of this step.
+        MissingAssetError: The run has no rollouts.
+        ConfigError: It has no rollouts of this step.
     """
     rollouts = folder / ROLLOUTS_FOLDER
     steps = steps_of(rollouts)

@@ -30,9 +30,7 @@ def last(latents_BTYXD: Tensor) -> Tensor:
 
 
 def last_change(latents_BTYXD: Tensor) -> Tensor:
-    """The last tubelet, and how it differs from the first: the difference cancels what is
-    particular to the scene.
-    """
+    """The last tubelet and its difference from the first, which cancels features of the scene."""
     first, final = latents_BTYXD[:, 0].mean(dim=(1, 2)), last(latents_BTYXD)
     return torch.cat((final, final - first), dim=-1)
 

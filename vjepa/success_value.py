@@ -92,7 +92,7 @@ class TaskMemory:
         self.failures_NF = newest(self.failures_NF, rows_BF[~success_B], limit=limit)
 
     def regression(self, *, fewest_failures: int) -> ValueRegression | None:
-        """Fit to what is remembered; None if that is too little."""
+        """Fit the remembered episodes; None if they are too few."""
         successes, failures = len(self.successes_NF), len(self.failures_NF)
         if successes < FEWEST_SUCCESSES or failures < fewest_failures:
             return None

@@ -169,10 +169,9 @@ class MetaWorldSimulator:
 def _displaced(
     drawn: NDArray[np.float64], space: Any, displacement: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Meta-World's draw [3] or [6] (object, goal) with x and y of all parts displaced alike.
-
-    The distance of object and goal stays, on which some tasks insist. An axis that the task keeps
-    fixed for one of them is not displaced.
+    """Meta-World's draw [3] or [6] (object, goal) with the same displacement of x and y for all
+    parts. So the distance of object and goal, which some tasks require, stays. An axis that the
+    task keeps fixed for one of them is not displaced.
     """
     parts = drawn.reshape(-1, 3).copy()
     free = (space.high > space.low).reshape(-1, 3)

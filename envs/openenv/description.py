@@ -72,7 +72,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
-    """The document at `/schema`; None if there is none."""
+    """The document at `/schema`, or None."""
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
     if is_loopback(url):
         handlers.append(urllib.request.ProxyHandler({}))

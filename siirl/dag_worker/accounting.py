@@ -97,7 +97,7 @@ def work_of_update(
 
 
 def held_bytes(context: StageContext) -> dict[str, Value]:
-    """Bytes that this rank keeps from step to step, by holder; shards count as what is here."""
+    """Bytes that this rank keeps from step to step, by holder; of shards, its own part."""
     engines: dict[str, TrainEngine | None] = {
         "actor": context.actor.engine,
         "critic": None if context.critic is None else context.critic.engine,

@@ -225,7 +225,7 @@ class EmbodiedBuilder(RankBuilder):
 
 
 def make_encoder(reward: RewardArguments, *, device: torch.device) -> VideoEncoder | None:
-    """Load the reward's video encoder for a rank on `device`; None if it has none."""
+    """Load the reward's video encoder for a rank on `device`; None if the reward has no encoder."""
     if reward.encoder is None:
         return None
     return load_video_encoder(

@@ -56,7 +56,7 @@ EPISODE_COLUMNS = (
 
 @stage(NodeType.DATA_LOAD, provides=PROMPT_COLUMNS)
 def load_prompts(*, batch: TensorDict) -> NodeOutput:
-    """This rank's prompts of the step, which every DATA_LOAD node gets whatever it depends on.
+    """This rank's prompts of the step, which every DATA_LOAD node gets, whatever its dependencies.
 
     A function in its place may choose among them, or add columns.
     """
@@ -365,7 +365,7 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 @stage(NodeType.BARRIER_SYNC)
 def wait_for_all(*, batch: TensorDict) -> NodeOutput:
-    """Go on once every rank is here; the worker waits before it calls a BARRIER_SYNC node."""
+    """Pass the batch on; the worker waits for all ranks before it calls a BARRIER_SYNC node."""
     return NodeOutput(batch=batch)
 
 

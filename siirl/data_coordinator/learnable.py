@@ -1,5 +1,4 @@
-"""Training prompts of the tasks where most is to be learnt: those that the policy neither always
-solves nor never.
+"""Samples training prompts by learnability: prefers tasks that the policy solves sometimes.
 
 A group of rollouts that all succeed, or all fail, has no advantage under a 0/1 reward. Where a task
 succeeds with probability p, the variance of its outcome is p (1 - p), which is the expected size of
@@ -91,7 +90,7 @@ class LearnableTaskLoader(TaskLoader):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """See `TaskLoader.state_dict`; and what was seen of the tasks."""
+        """See `TaskLoader.state_dict`; also has the observed outcomes of the tasks."""
         seen = {
             "drawn": self._drawn_T,
             "successes": self._successes_T,

@@ -1,5 +1,5 @@
-"""Samples: rows of a batch on their own, unpadded, ready to travel; and what the coordinator is
-told of them.
+"""Samples: single unpadded rows of a batch, ready for transport, and their metadata for the
+coordinator.
 
 A row owns its numpy arrays. A view would pickle the whole batch with every row.
 Columns in bfloat16, which numpy lacks, come back as float32.
@@ -124,11 +124,10 @@ def Dict2Samples(batch: TensorDict) -> list[Sample]:
 
 
 def Samples2Dict(samples: Sequence[Sample]) -> TensorDict:
-    """Put rows together into a batch, padded to its longest row; without rows there are no columns
-    either.
+    """Combine rows into a batch, padded to the longest row; without rows it has no columns.
 
     Raises:
-        InvariantError: Rows with different columns, or arrays that fit neither each other nor their
+        InvariantError: Rows with different columns, or arrays that do not match each other or their
             layout.
         ConfigError: A value that does not fit its column's dtype.
     """
@@ -216,9 +215,7 @@ def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
 
 
 def _pad(name: str, values: Sequence[Any], places: Places) -> torch.Tensor:
-    """Each row written to its place; rows may be large, so there is no second copy of them on the
-    way.
-    """
+    """Write each row directly to its place, without a second copy of large rows."""
     entry, arrays = column(name), [np.asarray(value) for value in values]
     dtypes = {
         entry.array(np.zeros(0, dtype), name=name).dtype

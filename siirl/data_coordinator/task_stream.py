@@ -57,24 +57,22 @@ class Loader(Protocol):
         """This rank's share of the next `count` prompts; all ranks ask for the same count."""
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
-        """Take note of a rollout's outcomes, rank by rank; every rank gets the same."""
+        """Record a rollout's outcomes, rank by rank; every rank gets the same."""
 
     def metrics(self) -> dict[str, float]:
         """Position in the data; the same on every rank."""
 
     def passes(self) -> float:
-        """How often the run has gone through its prompts; 0 where they are made up without end. The
-        same on every rank.
-        """
+        """Passes over the prompts so far, 0 for an endless stream; the same on every rank."""
 
     def state_dict(self) -> dict[str, Any]:
         """The global state: the same on every rank."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, also at another number of ranks."""
+        """Continue from `state`, on any number of ranks."""
 
     def close(self) -> None:
-        """End what reads ahead; may be called twice."""
+        """End processes that read ahead; safe to call twice."""
 
 
 class TaskLoader:
@@ -140,7 +138,7 @@ class TaskLoader:
         """Nothing: the stream does not depend on outcomes."""
 
     def metrics(self) -> dict[str, float]:
-        """Nothing to tell: start states are drawn without end."""
+        """None: start states are drawn without end."""
         return {}
 
     def passes(self) -> float:

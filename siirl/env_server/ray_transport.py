@@ -149,7 +149,7 @@ class _Serving:
         self._server, self._pool, self._writer = server, pool, writer
 
     async def answer_all(self) -> None:
-        """Answer messages until there are no more.
+        """Answer messages until the connection ends.
 
         While nothing is under way, the thread waits in the connection itself, which takes the least
         time; otherwise another thread waits there.

@@ -1,8 +1,8 @@
-"""Memory of arrays that nobody uses any more, for the next arrays of the same size.
+"""Recycles the memory of unused arrays for later arrays of the same size.
 
 Linux clears every page that a process gets: 150 kB of new memory take 70 microseconds before
-anything is written, and a copy into memory in use takes 5. Observations come in one size and are
-often dropped within a step, so their memory goes round.
+anything is written, and a copy into memory in use takes 5. Observations have one size and are often
+dropped within a step, so their memory can be reused.
 
 An array holds its memory through a lease, a view that is collected with the last array on it. Its
 end returns the memory, however long the arrays are kept.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SIZE = 1 << 21
-"""Bytes of an array that is worth it: a camera has 0.2 to 1 MB; videos come in many sizes."""
+"""Largest recycled array in bytes: an image has 0.2 to 1 MB; videos have many sizes."""
 NUM_SIZES = 4
 NUM_KEPT = 32
 """Arrays of each size; with `MAX_SIZE` and `NUM_SIZES` at most 256 MiB stay, in practice 5."""

@@ -92,7 +92,7 @@ class Trial:
             raise CheckFailed(sentence)
 
     def wait_for_device(self) -> None:
-        """Wait until the device has computed what was asked, for timings."""
+        """Wait until the device has finished its work, for timings."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 

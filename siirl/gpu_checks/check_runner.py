@@ -1,7 +1,7 @@
 """Runs checks one after the other in other processes, within a budget of time.
 
 A check that crashes (out of memory, CUDA error, segmentation fault) or takes too long is a failed
-row; the others go on with a fresh process. On a GPU every check has a process of its own, and so
+row; the others continue in a fresh process. On a GPU every check has a process of its own, and so
 the whole memory. On a CPU, where most of a small check's time is the import of torch, one process
 does them in turn until one fails. A check gets its part of the budget, and what earlier ones left.
 """

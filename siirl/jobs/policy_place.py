@@ -21,8 +21,8 @@ class Place(NamedTuple):
 
 
 def locate(checkpoint: Path) -> Place:
-    """The policy of `checkpoint`: a policy folder by itself, of an agent group (`actor_1` of a
-    checkpoint), of a checkpoint, or of the newest checkpoint of a run.
+    """The policy that `checkpoint` names: a policy folder, perhaps of an agent group (`actor_1`), a
+    checkpoint, or a run, whose newest checkpoint counts.
 
     Raises:
         CheckpointError: The path is not a policy folder, checkpoint or run folder, or is damaged.

@@ -1,4 +1,4 @@
-"""The networks that specialists in control take: from states or pictures to one action a step.
+"""Networks common in continuous control and Atari: from states or images to one action a step.
 
 States go through two tanh layers of 64 units, pictures through the convolutions of Mnih et al. 2015
 (Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of sqrt(2) and of

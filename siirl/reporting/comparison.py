@@ -79,7 +79,7 @@ def names_of(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def over_seeds(runs: Mapping[str, Sequence[Row]]) -> str:
-    """Mean of the runs' last held-out success with Student's interval; empty where one has none."""
+    """Mean of the runs' last held-out success with Student's interval; empty if a run has none."""
     last = [_last(rows, kind="") for rows in runs.values()]
     rates = [list(found.values())[-1].rate for found in last if found]
     if len(rates) < len(runs) or len(rates) < 2:

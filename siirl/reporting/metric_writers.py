@@ -151,7 +151,7 @@ class MetricWriters:
         self._show_recordings()
 
     def finish(self, evaluated: Sequence[Mapping[str, Reduced]]) -> None:
-        """Pass what was recorded since the last step, and the final tables, to the run writers.
+        """Pass the records since the last step and the final tables to the run writers.
 
         Args:
             evaluated: Metrics of each evaluation.

@@ -114,8 +114,8 @@ class Progress:
             self.print(f"{self.description}: {self.count()}, {self.time_left()}")
 
     def restart_clock(self) -> None:
-        """Forget the time so far, which was no step's: loading, or a measurement before the first
-        step.
+        """Restart the clock: the time so far (loading, an evaluation before the first step) belongs
+        to no step.
         """
         self._started = self._advanced = self._clock()
 

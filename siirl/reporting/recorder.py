@@ -110,14 +110,12 @@ class VideoRecorder:
     def record(
         self, frames: Frames, sample: VideoSample, record: Mapping[str, Any] | None = None
     ) -> Path:
-        """Have a video made; returns at once with the place of the file, unless too many are
-        waiting.
+        """Queue a video and return the path of its file; waits only if too many are queued.
 
         Args:
             frames: The pictures.
             sample: What they show.
-            record: Further facts of the episode for a file beside the video, ready for JSON; none
-                where there are none.
+            record: Further facts of the episode as JSON values, for a file beside the video.
 
         Raises:
             ValueError: Frames that are none, or a uid that has a video already.

@@ -77,8 +77,7 @@ class RolloutFiles:
         self.waiting += [(trajectory, kind, step) for trajectory in chosen]
 
     def write(self, rewards: Mapping[str, float]) -> None:
-        """Write what is remembered, with the reward where `rewards` (by uid) has one; a filtered
-        rollout has none.
+        """Write the remembered rollouts with their rewards by uid; filtered rollouts have none.
 
         Raises:
             SiirlError: A file cannot be written.

@@ -160,7 +160,7 @@ def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInter
     6:1).
 
     Right for many episodes whatever their rewards, for few ones where these are about normal.
-    Rewards that are all alike, or a single one, say nothing of how far others would be off: they
+    Equal rewards, or a single one, do not show how far others would be off: they
     have no interval, rather than one of no width.
 
     Args:

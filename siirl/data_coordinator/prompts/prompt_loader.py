@@ -79,16 +79,17 @@ class PromptLoader:
         ranks: int = 1,
         gather: Gather = lambda thing: [thing],
     ) -> "PromptLoader":
-        """The loader of a job: opens the files, looks through them with the other ranks, and says
-        what it found; every rank calls it.
+        """The loader of a job. Opens the files, reads them through together with the other ranks,
+        and logs a summary; every rank calls it.
 
         Args:
             data: The `data` group.
             encode: Chat messages to the tokens of a prompt.
-            check: What the environment asks of a row (`EnvSpec.check_row`); None: a ground truth.
+            check: What the environment requires of a row (`EnvSpec.check_row`); None: a ground
+                truth.
             rank: This rank.
-            ranks: How many there are.
-            gather: Brings every rank's object together.
+            ranks: Number of ranks.
+            gather: Gathers an object of every rank.
 
         Raises:
             ConfigError: Files, rows or lengths that cannot work, on every rank alike.

@@ -28,8 +28,7 @@ class Columns:
     provides: frozenset[str] | None = None
     """Columns that are in the batch after it has run."""
     optional: frozenset[str] = frozenset()
-    """Columns that it reads where the batch has them, or where the configuration asks for what they
-    hold.
+    """Columns that it reads if the batch has them or the configuration needs them.
     """
 
 

@@ -195,9 +195,7 @@ class TaskGraph:
     # Checking
 
     def validate_graph(self) -> tuple[bool, str | None]:
-        """Whether dependencies exist and there is no cycle, and the sentence that says what is
-        wrong.
-        """
+        """Whether all dependencies exist without a cycle; if not, the error as a sentence."""
         try:
             self.get_topological_sort()
         except ConfigError as error:

@@ -50,7 +50,7 @@ def meet(
 
 
 def _latest(writers: list[str], ancestors: Ancestors) -> str | None:
-    """The writer that comes after all others; None if there is none."""
+    """The writer that comes after all others, or None."""
     for writer in writers:
         if all(_comes_before(other, writer, ancestors) for other in writers):
             return writer

@@ -90,9 +90,8 @@ def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
 class OwnWatch:
     """Watches the only rank from a thread of its process, and ends the process where it hangs.
 
-    Code that holds the interpreter's lock lets no thread run. A timer in C, which is set anew at
-    every look, ends the process then, and a child process says so
-    (`siirl.execution.scheduler.last_word`).
+    While code holds the interpreter's lock, no thread runs. A timer in C, renewed at every check,
+    then ends the process, and a child process reports it (`siirl.execution.scheduler.last_word`).
 
     Args:
         limit_s: For how long the rank may not get on; None: for ever.
