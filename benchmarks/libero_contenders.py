@@ -21,10 +21,9 @@ from benchmarks.throughput_envs import PlainEnv, finished
 from envs.base import IMAGES, PROPRIOCEPTION
 from envs.libero.libero_env import LiberoEnv
 from siirl.engine.rollout.acting import ActRequest
-from siirl.engine.rollout.inference_engine import run_episodes
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
-from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.engine.rollout.workflow import EpisodeRequest, run_episodes
 from siirl.env_server.pool import EnvPool
 
 REUSED = "libero"

@@ -106,9 +106,16 @@ def wrap(
     """A `VideoTransformer` as a `VideoEncoder`."""
     config = model.config
     return LatentEncoder(
-        name=name, network=model, grid=config.grid, width=config.width, frames_per_clip=config.frames_per_clip,
-        image_size=config.image_size, pooling=pooling, crop=crop, computing=computing,
-    )  # fmt: skip
+        name=name,
+        network=model,
+        grid=config.grid,
+        width=config.width,
+        frames_per_clip=config.frames_per_clip,
+        image_size=config.image_size,
+        pooling=pooling,
+        crop=crop,
+        computing=computing,
+    )
 
 
 def load_tiny(

@@ -149,8 +149,9 @@ def _architecture_of(path: Path, name: str | None) -> VideoTransformerConfig:
     wanted = path.stem if name is None else name
     if wanted not in ARCHITECTURES:
         remedy = "Give architecture=, or keep the release's file name." if name is None else ""
+        known = ", ".join(ARCHITECTURES)
         raise ValueError(
-            f"Unknown V-JEPA 2 architecture {wanted!r}. Known: {', '.join(ARCHITECTURES)}. {remedy}".rstrip()
+            f"Unknown V-JEPA 2 architecture {wanted!r}. Known: {known}. {remedy}".rstrip()
         )
     return ARCHITECTURES[wanted]
 
@@ -158,7 +159,8 @@ def _architecture_of(path: Path, name: str | None) -> VideoTransformerConfig:
 def _read(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(
-            f"No V-JEPA 2 weights at {path}; the release is at https://github.com/facebookresearch/vjepa2."
+            f"No V-JEPA 2 weights at {path}; the release is at "
+            "https://github.com/facebookresearch/vjepa2."
         )
     try:
         _check_stored(path)

@@ -174,9 +174,13 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step=step, config=config)
         loss = predictive_loss(
-            encoder=encoder, target=target, predictor=predictor, video=sampler.draw(config.batch_size),
-            mask=masks[step % len(masks)], generator=generator,
-        )  # fmt: skip
+            encoder=encoder,
+            target=target,
+            predictor=predictor,
+            video=sampler.draw(config.batch_size),
+            mask=masks[step % len(masks)],
+            generator=generator,
+        )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_([*encoder.parameters(), *predictor.parameters()], 1.0)
@@ -300,7 +304,8 @@ def main() -> None:
         features_NF=features_NF, index=index, config=readout_config, seed=config.seed
     )
     training = {
-        "command": f"python -m vjepa.train_tiny {arguments.clips.name} --steps {config.steps} --seed {config.seed}",
+        "command": f"python -m vjepa.train_tiny {arguments.clips.name} --steps {config.steps} "
+        f"--seed {config.seed}",
         "encoder": asdict(config),
         "readout": asdict(readout_config),
         "clips": len(clips.lengths),

@@ -46,9 +46,16 @@ def load_transformers(
     frames = frames_per_clip or config.frames_per_clip
     side = config.crop_size // config.patch_size
     return LatentEncoder(
-        name=Path(name_or_path).name, network=network, grid=(frames // config.tubelet_size, side, side), width=config.hidden_size,
-        frames_per_clip=frames, image_size=config.crop_size, pooling=pooling, crop=True, computing=computing,
-    )  # fmt: skip
+        name=Path(name_or_path).name,
+        network=network,
+        grid=(frames // config.tubelet_size, side, side),
+        width=config.hidden_size,
+        frames_per_clip=frames,
+        image_size=config.crop_size,
+        pooling=pooling,
+        crop=True,
+        computing=computing,
+    )
 
 
 class _Latents(nn.Module):

@@ -5,9 +5,10 @@ is called with JSON values and returns one. As a row of prompts
 (`envs.prompt_files.PromptRow`) the tests are its `ground_truth`, JSON in the form that APPS made
 common (https://github.com/hendrycks/apps):
 
-    {"inputs": ["1 2\n", …], "outputs": ["3\n", …]}                             texts: standard input and output
-    {"fn_name": "solve", "inputs": [[1, 2], …], "outputs": [3, …]}               lists of arguments, and results
-    and, if wanted, "tolerance": 1e-6                                            for numbers, relative above 1 and absolute below
+    {"inputs": ["1 2\n", …], "outputs": ["3\n", …]}                 standard input and output
+    {"fn_name": "solve", "inputs": [[1, 2], …], "outputs": [3, …]}   lists of arguments, and results
+
+and, if wanted, `"tolerance": 1e-6` for numbers, relative above 1 and absolute below.
 """
 
 import json

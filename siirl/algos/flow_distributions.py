@@ -155,8 +155,8 @@ class FlowNoise(FlowDistribution):
     """Every step is N(x + v d, s^2) with a deviation s that is learnt.
 
     Choices are chains [N, T, K+1], followed by those of the unseen numbers up to the last step.
-    Their log-prob is `log N(x_0; 0, 1) + sum_k log N(x_{k+1}; x_k + v_k d, s_k^2)` (piRL, equations 4
-    and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the mean over steps; the sum is the
+    Their log-prob is `log N(x_0; 0, 1) + sum_k log N(x_{k+1}; x_k + v_k d, s_k^2)` (piRL, equations
+    4 and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the mean over steps; the sum is the
     log-prob. With unseen numbers it is that of the tokens given the others.
 
     Args:

@@ -6,8 +6,8 @@
         manifest.json           what there should be: every file with its size and SHA-256
         state.pt                counters, generators and memories of the run's components
         actor/                  one folder an engine
-          model.safetensors     the weights, whole; with config.json a policy that `model.path` reads
-          shards/               weights and both moments, a file a rank (torch.distributed.checkpoint)
+          model.safetensors     whole weights; with config.json a policy that `model.path` reads
+          shards/               weights and moments, a file a rank (torch.distributed.checkpoint)
 
 A rank copies its shards to host memory, then a thread writes them while training continues; at
 most one checkpoint is being written. It is written under a temporary name, flushed to disk and

@@ -135,7 +135,7 @@ def observations(policy: Policy, rows: int, *, shape: tuple[int, ...]) -> dict[s
 def trajectories(
     policy: Policy, *, rows: int, chunks: int, shape: tuple[int, ...], numbers: int = NUMBERS
 ) -> TensorDict:
-    """Random episodes of `chunks` whole chunks, for the scorer of VLA policies that act by tokens."""
+    """Random episodes of `chunks` whole chunks, for the scorer of VLA policies with tokens."""
     tokenizer = policy.action_tokenizer
     assert isinstance(tokenizer, ActionTokenizer)
     tokens = policy.chunk_length * tokenizer.dimensions

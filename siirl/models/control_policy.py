@@ -75,8 +75,8 @@ class ControlConfig(TinyConfig):
             raise ValueError(f"normalize={normalize!r} must be true or false.")
         if len(spec.tasks) > 1:
             raise ValueError(
-                f"Environment {spec.name!r} has {len(spec.tasks)} tasks, and {CONTROL_POLICY} reads "
-                "no instruction: choose one with env.tasks, or take model=tiny_vla."
+                f"Environment {spec.name!r} has {len(spec.tasks)} tasks, and {CONTROL_POLICY} "
+                "reads no instruction: choose one with env.tasks, or take model=tiny_vla."
             )
         sizes = observed_sizes(spec)
         shape = sizes["image_shape"]

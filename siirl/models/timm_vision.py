@@ -1,8 +1,9 @@
 """OpenVLA's encoders built by timm, instead of our own modules: option `vision=timm`.
 
 The blocks and the patch embedding are timm's; names of weights and outputs are those of
-`siirl.models.openvla_vision`, so that the same checkpoints are read. timm needs torchvision, which PyPI has for torch with CUDA only:
-the extra `timm` is installed with TORCH_BUILD=cuda. Left out: timm's own weights.
+`siirl.models.openvla_vision`, so that the same checkpoints are read. timm needs torchvision, which
+PyPI has for torch with CUDA only: the extra `timm` is installed with TORCH_BUILD=cuda. Left out:
+timm's own weights.
 """
 
 # N image, P patch, D feature

@@ -65,7 +65,7 @@ class TinyConfig:
 
 
 def require_sizes(sizes: Mapping[str, tuple[Any, int]]) -> None:
-    """Raise ValueError unless each value, from the command line, is an integer of at least a minimum.
+    """Raise ValueError unless each value from the command line is an integer with its minimum.
 
     `sizes` has (value, minimum) by name.
     """
@@ -153,8 +153,8 @@ def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
 class TinyPolicy(Policy):
     """A policy with the backbone and without a head.
 
-    A subclass sets `name`, `config_class` and `action_tokenizer`, adds its head after `super().__init__`, and
-    implements `forward` and `drop_head`.
+    A subclass sets `name`, `config_class` and `action_tokenizer`, adds its head after
+    `super().__init__`, and implements `forward` and `drop_head`.
     """
 
     name: ClassVar[str]

@@ -33,7 +33,8 @@ class CriticArguments:
     ppo_mini_batch_size: int | None = option(
         None,
         "Prompts of one optimiser step, over all ranks; null: the actor's. Multiplied by "
-        "actor_rollout_ref.rollout.n, it gives the trajectories. With actor_rollout_ref.rollout.n_steps decisions.",
+        "actor_rollout_ref.rollout.n, it gives the trajectories. With "
+        "actor_rollout_ref.rollout.n_steps decisions.",
         minimum=1,
     )
     micro_batch_size: int | None = option(

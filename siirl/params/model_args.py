@@ -282,7 +282,8 @@ class ActorArguments:
     ppo_mini_batch_size: int = option(
         256,
         "Prompts of one optimiser step, over all ranks; multiplied by "
-        "actor_rollout_ref.rollout.n, it gives the trajectories. With actor_rollout_ref.rollout.n_steps decisions.",
+        "actor_rollout_ref.rollout.n, it gives the trajectories. With "
+        "actor_rollout_ref.rollout.n_steps decisions.",
         why="two optimiser steps per data.train_batch_size; few steps keep the ratio near 1",
         minimum=1,
     )

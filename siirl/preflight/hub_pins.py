@@ -93,7 +93,7 @@ def _values(config: SiiRLArguments, key: str) -> tuple[str, ...]:
 
 
 def _is_bare_id(key: str, value: str, *, policy: str) -> bool:
-    """Whether `owner/name` is read as an id: no such path exists, and nothing else reads the key."""
+    """Whether `owner/name` is read as an id: no such path exists, nothing else reads the key."""
     if value.startswith(SCHEME) or not is_hub_id(value) or find(value).exists():
         return False
     if key.startswith("data."):

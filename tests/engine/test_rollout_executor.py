@@ -10,8 +10,13 @@ import itertools
 import pytest
 from scripted_text import ScriptedEngine
 
-from siirl.engine.rollout.inference_engine import InferenceEngine, run_episodes
-from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.engine.rollout.inference_engine import InferenceEngine
+from siirl.engine.rollout.workflow import (
+    EpisodeRequest,
+    RolloutWorkflow,
+    Trajectory,
+    run_episodes,
+)
 from siirl.errors import ConfigError, SimulationFailed
 
 

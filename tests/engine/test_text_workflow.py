@@ -14,9 +14,8 @@ from scripted_text import END, MODEL, TOOL, USER, ByteTokenizer, ScriptedEngine
 
 from envs.tools.calls import ToolCall, write_call
 from envs.worker_pool import WorkerSettings, lease, release
-from siirl.engine.rollout.inference_engine import run_episodes
 from siirl.engine.rollout.text_workflow import TextWorkflow, make_text_workflow
-from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, run_episodes
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 

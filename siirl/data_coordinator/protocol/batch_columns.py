@@ -1,9 +1,9 @@
 """The legend of a batch: each column's dtype, axes, and the axis along which its rows differ in
 length.
 
-Rows are padded to the longest row of their batch, so that a column can be a tensor. This
-table alone says which axis is padded, on which side and with what. A column that is not in the table
-is kept as it is; one of a user's own that runs along the tokens is added with `register_column`.
+Rows are padded to the longest row of their batch, so that a column can be a tensor. This table
+alone says which axis is padded, on which side and with what. A column that is not in the table is
+kept as it is; `register_column` adds a user's column that runs along the tokens.
 """
 
 # B trajectory, T response token, C chunk of actions (one observation each), P prompt token, L
