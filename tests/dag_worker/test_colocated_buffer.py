@@ -42,5 +42,5 @@ def test_rows_go_through_the_redistribution_under_the_buffers_name():
 def test_putting_twice_is_refused():
     buffer = ColocatedBuffer(StayOnRank())
     buffer.put(rows(1), buffer="a")
-    with pytest.raises(ConfigError, match="put into twice"):
+    with pytest.raises(ConfigError, match="receives rows twice"):
         buffer.put(rows(2), buffer="a")
