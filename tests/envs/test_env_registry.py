@@ -39,7 +39,7 @@ def test_name_that_is_taken_is_refused(own_module):
         ("no_such_module:Env", r"there is no module 'no_such_module'"),
         ("envs.no_such_module:Env", r"there is no module 'envs\.no_such_module'"),
         ("envs.base:NoSuchClass", r"has no attribute 'NoSuchClass'"),
-        ("envs.base:EnvSpec", r"no subclass of envs\.base\.Environment.*envs\.adapter\.adapt"),
+        ("envs.base:EnvSpec", r"not a subclass of envs\.base\.Environment.*envs\.adapter\.adapt"),
     ],
 )
 def test_wrong_name_is_answered(name, sentence):
