@@ -5,7 +5,9 @@ Episodes of a policy come in steps of four groups of eight rollouts a task, as i
 reward scores a step before it learns from it: SRPO's clusters with the shipped encoder, and the
 value of frames (`vjepa.success_value`) from pixels and from the shipped encoder. Measured on the
 failures of the later steps: rank correlation with the true distance at the end, over the task and
-within groups, which is all that an advantage uses; and the skill that the value measured itself.
+within groups, which is all that an advantage uses; the skill that the value measured itself; and
+which share of a step's failures is paid less than a video that achieves nothing
+(`siirl.jobs.idle_videos`).
 Two policies: the shipped one, and `--policy` with `--tasks` of its own. Left out: learning with the
 reward (benchmarks.embodied_learning).
 """
@@ -14,9 +16,11 @@ reward (benchmarks.embodied_learning).
 
 import argparse
 import asyncio
+import copy
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.collect_clips import WARM_START_TASKS, Clip, load_clips, roll_out, save_clips
 from benchmarks.measured_on import describe_machine
 from envs.metaworld.metaworld_env import MetaWorldEnv
+from siirl.jobs.idle_videos import IdleVideo, Played, idle_videos
 from vjepa.encoders import VideoEncoder, load_video_encoder
 from vjepa.pooling import OVER_TIME
 from vjepa.progress_metrics import grouped_rank_correlation, rank_correlation
@@ -40,6 +45,13 @@ FIRST_SEED = 8_200_000  # of start states that nothing was trained or tuned on
 GROUPS, ROLLOUTS = 4, 8  # of a task in a step
 LEARNING_STEPS = 2  # not measured
 FEWEST_FAILURES = 6  # of a task, for a correlation
+
+NOTE = (
+    "Rank correlation with the true distance at the end of an episode; mean over tasks with at least "
+    f"{FEWEST_FAILURES} judged failures. A task whose value has no skill is not judged: its failures "
+    "get 0, as with a 0/1 reward. Last columns: share of a step's failures that a video which "
+    "achieves nothing outranks, mean over such videos."
+)
 
 Maker = Callable[[], tuple[VideoEncoder, TrajectoryReward | SuccessValueReward]]
 REWARDS: dict[str, Maker] = {
@@ -96,25 +108,75 @@ async def collect_groups(*, folder: Path, tasks: Sequence[str], scenes: int) -> 
     return clips
 
 
+@dataclass(frozen=True)
+class Online:
+    """What a reward said of the episodes, step by step."""
+
+    closeness_N: NDArray[np.float64]
+    """Of failures; NaN if they were not judged."""
+    skills: list[float | None]
+    """Of each step."""
+    outranked: dict[str, float]
+    """Share of failures that an idle video outranks, by kind; mean over videos and later steps."""
+    seconds: float
+    """Of scoring."""
+
+
 def score_online(
-    *, embeddings_NE: NDArray[np.float32], reward: Any, columns: Columns
-) -> tuple[NDArray[np.float64], list[float | None], float]:
-    """Closeness [N] of failures, as each step scored them; skill of each step; seconds."""
+    *, clips: Sequence[Clip], encoder: VideoEncoder, reward: Any, columns: Columns
+) -> Online:
+    """Score the episodes in steps, as training would."""
     closeness_N = np.full(len(columns.task_N), np.nan)
-    skills, begin = [], time.perf_counter()
+    embeddings_NE = encoder.encode([clip.frames for clip in clips])
+    skills, seconds, shares = [], 0.0, defaultdict[str, list[float]](list)
     scenes = np.unique(columns.scene_N)
     number_N = np.unique(columns.task_N, return_inverse=True)[1]
     for start in range(0, len(scenes), GROUPS):
         rows = np.flatnonzero(np.isin(columns.scene_N, scenes[start : start + GROUPS]))
-        output = reward.score(
-            embeddings_BD=embeddings_NE[rows],
-            success_B=columns.success_N[rows],
-            tasks_B=columns.task_N[rows].tolist(),
-            group_B=columns.scene_N[rows] * len(columns.task_N) + number_N[rows],
-        )
+        inputs = {
+            "embeddings_BD": embeddings_NE[rows],
+            "success_B": columns.success_N[rows],
+            "tasks_B": columns.task_N[rows].tolist(),
+            "group_B": columns.scene_N[rows] * len(columns.task_N) + number_N[rows],
+        }
+        before, begin = copy.deepcopy(reward), time.perf_counter()
+        output = reward.score(**inputs)
+        seconds += time.perf_counter() - begin
         closeness_N[rows] = -output.distance_B
         skills.append(output.metrics.get("reward/value_skill"))
-    return closeness_N, skills, time.perf_counter() - begin
+        if start >= LEARNING_STEPS * GROUPS:
+            played = [
+                Played(clip.task, clip.success, clip.frames)
+                for clip in map(clips.__getitem__, rows)
+            ]
+            for kind, share in outranked(list(idle_videos(played)), encoder, before, inputs):
+                shares[kind].append(share)
+    means = {kind: float(np.mean(found)) for kind, found in shares.items()}
+    return Online(closeness_N, skills, means, seconds)
+
+
+def outranked(
+    videos: Sequence[IdleVideo], encoder: VideoEncoder, reward: Any, inputs: Mapping[str, Any]
+) -> Iterator[tuple[str, float]]:
+    """Kind of each idle video, and the share of its task's failures in the step that it outranks.
+
+    Tasks whose failures are not judged are left out.
+    """
+    real, count = len(inputs["tasks_B"]), len(videos)
+    tasks = [*inputs["tasks_B"], *(video.task for video in videos)]
+    output = reward.score(
+        embeddings_BD=np.concatenate(
+            (inputs["embeddings_BD"], encoder.encode([video.video for video in videos]))
+        ),
+        success_B=np.concatenate((inputs["success_B"], np.zeros(count, bool))),
+        tasks_B=tasks,
+        group_B=np.concatenate((inputs["group_B"], inputs["group_B"].max() + 1 + np.arange(count))),
+    )
+    failed_B = ~inputs["success_B"] & np.isfinite(output.distance_B[:real])
+    for video, distance in zip(videos, output.distance_B[real:], strict=True):
+        failures = output.distance_B[:real][failed_B & (np.array(tasks[:real]) == video.task)]
+        if len(failures) and np.isfinite(distance):
+            yield video.kind, float(np.mean(distance < failures))
 
 
 def correlations(closeness_N: NDArray[np.float64], columns: Columns) -> dict[str, Any]:
@@ -157,14 +219,12 @@ def main() -> None:
     results = {}
     for name, make in REWARDS.items():
         encoder, reward = make()
-        embeddings_NE = encoder.encode([clip.frames for clip in clips])
-        closeness_N, skills, seconds = score_online(
-            embeddings_NE=embeddings_NE, reward=reward, columns=columns
-        )
+        online = score_online(clips=clips, encoder=encoder, reward=reward, columns=columns)
         results[name] = {
-            "tasks": correlations(closeness_N, columns),
-            "skill_by_step": skills,
-            "milliseconds_per_episode": round(1000 * seconds / len(clips), 2),
+            "tasks": correlations(online.closeness_N, columns),
+            "skill_by_step": online.skills,
+            "idle_videos_outrank": online.outranked,
+            "milliseconds_per_episode": round(1000 * online.seconds / len(clips), 2),
         }
         print(name, json.dumps(results[name]))
     report = json.loads(flags.output.read_text()) if flags.output.is_file() else {"runs": []}
@@ -179,6 +239,46 @@ def main() -> None:
         "runs": [*kept, {"command": command, "results": results}],
     }
     flags.output.write_text(json.dumps(summary, indent=1) + "\n")
+    flags.output.with_suffix(".md").write_text(markdown(summary["runs"]))
+
+
+def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each reward of each run: means over tasks with a correlation."""
+    kinds = list(
+        dict.fromkeys(
+            kind
+            for run in runs
+            for result in run["results"].values()
+            for kind in result["idle_videos_outrank"]
+        )
+    )
+    head = ["policy, tasks", "reward", "within groups", "over a task", "judged failures"]
+    head += ["own skill at the end", *kinds]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for run in runs:
+        for reward, result in run["results"].items():
+            tasks = list(result["tasks"].values())
+            skill = result["skill_by_step"][-1]
+            cells = [run["command"].partition("--policy ")[2].partition(" --scenes")[0], reward]
+            cells += [
+                _mean([task.get(name) for task in tasks]) for name in ("within_groups", "over_task")
+            ]
+            cells += [
+                "{} of {}".format(
+                    *(sum(task[name] for task in tasks) for name in ("judged", "failures"))
+                )
+            ]
+            cells += ["" if skill is None else f"{skill:.2f}"]
+            cells += [
+                f"{result['idle_videos_outrank'].get(kind, float('nan')):.0%}" for kind in kinds
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", NOTE, ""])
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    return f"{np.mean(known):.2f}" if known else ""
 
 
 if __name__ == "__main__":

@@ -42,6 +42,12 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         ("--help", "checkpoint=", "resume=", "actions=sampled", "actions=argmax", "actions=both"),
         configures=True,
     ),
+    "reward-check": Subcommand(
+        "siirl.reward_check",
+        "how a reward ranks a policy's failures, and what it pays for idle videos",
+        ("--help", "checkpoint=", "steps="),
+        configures=True,
+    ),
     "warm-start": Subcommand(
         "siirl.warm_start",
         "make an initial policy from demonstrations or right answers",

@@ -19,16 +19,18 @@ interrupted one (siirl.jobs.libero_protocol).
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
+from siirl.params.own_words import split_words
 from siirl.params.paths import find
 from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 
+WORDS = {"checkpoint": "", "actions": "both", "resume": ""}
+"""The command's own words and their defaults."""
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
 
@@ -39,26 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        checkpoint, words = _take(words, "checkpoint", default=None)
-        actions, words = _take(words, "actions", default="both")
-        resume, words = _take(words, "resume", default=None)
-        flags = [word for word in words if word.startswith("-")]
-        if flags:
-            raise UnknownNameError.of(kind="flag", name=flags[0], known=["--help"])
-        if checkpoint is None:
+        own, words = split_words(words, WORDS)
+        checkpoint, actions, resume = (own[name] for name in WORDS)
+        if not checkpoint:
             raise ConfigError(
                 "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
                 "folder."
             )
         if actions not in ACTIONS:
-            raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
+            raise UnknownNameError.of(kind="value of actions=", name=actions, known=ACTIONS)
         policy = find(checkpoint)
-        before = None if resume is None else Path(resume).expanduser()
+        before = Path(resume).expanduser() if resume else None
         from siirl.jobs.evaluation import (
             evaluate,  # slow: imports torch; Ctrl-C works meanwhile
         )
 
-        evaluate(policy, words, kinds=ACTIONS[str(actions)], resume=before)
+        evaluate(policy, words, kinds=ACTIONS[actions], resume=before)
     except REFUSALS as error:
         return _end(REFUSED, str(error))
     except SiirlError as error:
@@ -74,14 +72,6 @@ def _end(status: int, sentence: str) -> int:
     """Print the error without the run folder's notes, which describe how to resume training."""
     say(f"siirl: {sentence}")
     return status
-
-
-def _take(words: list[str], key: str, *, default: Any) -> tuple[str | None, list[str]]:
-    """The value of the last `key=…` among `words`, and the other words."""
-    found = [word for word in words if word.startswith(f"{key}=")]
-    return (found[-1].partition("=")[2] if found else default), [
-        word for word in words if word not in found
-    ]
 
 
 def command() -> None:

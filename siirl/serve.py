@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from siirl import interrupts
-from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import STOP, leave
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.own_words import split_words
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 
@@ -93,10 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        own, words = _take(words)
-        flags = [word for word in words if word.startswith("-")]
-        if flags:
-            raise UnknownNameError.of(kind="flag", name=flags[0], known=["--help"])
+        own, words = split_words(words, WORDS)
         if not any(word.startswith(("env=", "env.name=")) for word in words):
             raise ConfigError("No environment given. Set env=NAME: siirl serve env=math port=8000.")
         serve(Place.of(own), words)
@@ -228,19 +226,6 @@ def _number(name: str, text: str, *, least: int, most: int) -> int:
     if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
         raise ConfigError(f"{name}={text} must be a whole number from {least} to {most}.")
     return int(text)
-
-
-def _take(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The command's own words with their defaults, and the other words."""
-    own = dict(WORDS)
-    others = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name in WORDS:
-            own[name] = value
-        else:
-            others.append(word)
-    return own, others
 
 
 def command() -> None:

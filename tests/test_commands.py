@@ -55,6 +55,7 @@ GRACE = "siirl: SIGINT ends this within trainer.grace_s=25 s; a second one at on
 FIRST_SECONDS = {
     "train": ("torch", "--plan", "env=metaworld"),
     "evaluate": ("torch", "checkpoint=assets/tiny_vla"),
+    "reward-check": ("torch", "checkpoint=assets/tiny_vla"),
     "warm-start": ("torch", "--output", "out"),
     "replay": ("siirl.reporting.recorder", "run"),
     "serve": ("siirl.params.exit_status", "env=math"),

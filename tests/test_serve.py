@@ -14,8 +14,7 @@ from openenv_client import play
 
 from envs.openenv.openenv_env import OpenEnvEnv
 from siirl.errors import ConfigError
-from siirl.serve import Place, main, token_of
-from siirl.serve import _take as take
+from siirl.serve import WORDS, Place, main, token_of
 from tests.env_server.openenv_thread import TOKEN, ServerThread
 
 
@@ -65,7 +64,7 @@ def test_a_token_that_protects_nothing_is_refused(
 
 
 def test_without_words_it_listens_on_this_machine_alone() -> None:
-    place = Place.of(take([])[0])
+    place = Place.of(WORDS)
     assert (place.host, place.port, place.sessions) == ("127.0.0.1", 8000, 4)
 
 

@@ -5,7 +5,7 @@ The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewar
 left out: plots and protocols (benchmarks/reward_progress.py).
 """
 
-# Axes: N sample, C clip, K cut of a clip (later ones show more of it).
+# Axes: N sample, G group, C clip, K cut of a clip (later ones show more of it).
 
 from typing import Any
 
@@ -32,13 +32,41 @@ def grouped_rank_correlation(
     It is what an advantage that compares the samples of one group can make of a score: differences
     between groups do not count.
     """
-    groups = [group_N == group for group in np.unique(group_N)]
-    a_N, b_N = (
-        np.concatenate([rankdata(side[rows]) - (rows.sum() + 1) / 2 for rows in groups])
-        for side in (a_N, b_N)
-    )
-    scale = np.sqrt(np.sum(a_N**2) * np.sum(b_N**2))
-    return float(np.sum(a_N * b_N) / scale) if scale > 0 else float("nan")
+    return float(_correlation(_rank_products(a_N, b_N, group_N).sum(0)))
+
+
+def grouped_interval(
+    a_N: NDArray[np.floating],
+    b_N: NDArray[np.floating],
+    group_N: NDArray[Any],
+    *,
+    seed: int = 0,
+    draws: int = 2000,
+) -> tuple[float, float]:
+    """95 % interval of `grouped_rank_correlation` by resampling groups; NaN as there."""
+    products_G3 = _rank_products(a_N, b_N, group_N)
+    drawn = np.random.default_rng(seed).integers(len(products_G3), size=(draws, len(products_G3)))
+    low, high = np.nanquantile(_correlation(products_G3[drawn].sum(1)), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _rank_products(
+    a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Sums over each group of ab, aa and bb of its centred ranks: [G, 3]."""
+    products = []
+    for group in np.unique(group_N):
+        rows = group_N == group
+        a, b = (rankdata(side[rows]) - (rows.sum() + 1) / 2 for side in (a_N, b_N))
+        products.append((a @ b, a @ a, b @ b))
+    return np.array(products)
+
+
+def _correlation(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Correlations [...] of sums [..., 3]; NaN where a side is constant."""
+    scale = np.sqrt(products[..., 1] * products[..., 2])
+    known = scale > 0
+    return np.where(known, products[..., 0] / np.where(known, scale, 1.0), np.nan)
 
 
 def progress_correlation(

@@ -2,8 +2,9 @@
 
 The value of a frame is how soon its episode succeeded: GAMMA to the power of the moments left until
 success, 0 in an episode that failed. A kernel ridge regression predicts it for each task, and a
-failure is worth more, the higher the mean predicted value of its frames. So no label is needed
+failure is worth more, the higher the predicted value of its best moments. So no label is needed
 beyond success, and a failure need not end near a success to count: it may have come close before.
+Freezing at a good moment earns nothing more, and frames unlike all others have the value 0.
 
 The regression learns from earlier steps only, so it never scores an episode that it has learnt
 from. Its skill is how often the first half of a success looks better than the first half of a
@@ -40,8 +41,13 @@ SKILL_DECAY = 0.9  # of the pairs that the skill counts, in each step
 FEWEST_PAIRS = 8  # a success and a failure of one group, before the skill is believed
 
 
+BEST_MOMENTS = 2  # of an episode, whose values are averaged; see `closeness`
+
+
 class ValueRegression:
     """Kernel ridge regression with a Gaussian kernel as wide as the median distance of its rows.
+
+    Far from all of them it predicts 0: a covered camera is worth nothing.
 
     Args:
         rows_XE: Moments of all remembered trajectories.
@@ -49,17 +55,26 @@ class ValueRegression:
     """
 
     def __init__(self, *, rows_XE: Array, target_X: Array) -> None:
-        self.rows_XE, self.mean = rows_XE, float(target_X.mean())
+        self.rows_XE = rows_XE
         squared_XX = squared_distances(rows_XE, rows_XE)
         self.width = float(np.median(squared_XX)) or 1.0  # 0: all rows are equal
         kernel_XX = np.exp(-squared_XX / self.width)
         kernel_XX[np.diag_indices(len(kernel_XX))] += RIDGE
-        self.weights_X = cho_solve(cho_factor(kernel_XX, overwrite_a=True), target_X - self.mean)
+        self.weights_X = cho_solve(cho_factor(kernel_XX, overwrite_a=True), target_X)
 
     def values(self, rows_YE: Array) -> NDArray[np.float64]:
         """Predicted values [Y]."""
         kernel_YX = np.exp(-squared_distances(rows_YE, self.rows_XE) / self.width)
-        return np.asarray(kernel_YX @ self.weights_X + self.mean, np.float64)
+        return np.asarray(kernel_YX @ self.weights_X, np.float64)
+
+
+def closeness(value_BM: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How close [B] an episode came: the mean of its `BEST_MOMENTS` highest values.
+
+    The mean of all moments pays for hesitation: in 80 episodes of four tasks it ranked a video in
+    which nothing moves above 88 % of the failures, this one above 57 %.
+    """
+    return np.sort(value_BM, axis=1)[:, -BEST_MOMENTS:].mean(1)
 
 
 def squared_distances(left_XE: Array, right_YE: Array) -> NDArray[np.float64]:
@@ -76,7 +91,7 @@ class TaskMemory:
         self.successes_NF = np.zeros((0, 0), np.float32)
         self.failures_NF = np.zeros((0, 0), np.float32)
         self.scores_N = np.zeros(0)
-        """Mean values of earlier failures, each as predicted before it was learnt from."""
+        """Closeness of earlier failures, each as predicted before it was learnt from."""
         self.won = 0.0
         """Of `pairs`, how many a success won, less those that it lost."""
         self.pairs = 0.0
@@ -155,7 +170,7 @@ class SuccessValueReward:
             group_B: Id of each trajectory's group (rollouts of one prompt).
 
         Returns:
-            Rewards; `distance_B` is the negative mean value.
+            Rewards; `distance_B` is the negative closeness.
 
         Raises:
             ValueError: An embedding that is not finite, or columns of different lengths.
@@ -180,7 +195,7 @@ class SuccessValueReward:
                 )
                 skills.append(memory.skill)
                 failed = of_task_B & ~success_B
-                score_N = value_BM.mean(1)[~success_B[of_task_B]]
+                score_N = closeness(value_BM)[~success_B[of_task_B]]
                 if memory.skill > 0 and len(score_N):
                     window = np.concatenate((memory.scores_N, score_N))
                     distance_B[failed] = -score_N

@@ -40,13 +40,12 @@ from siirl.jobs.libero_protocol import (
     run_protocol,
     suite_words,
 )
-from siirl.jobs.policy_place import locate
+from siirl.jobs.policy_place import configuration
 from siirl.jobs.training_run import places_to_look
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
 from siirl.params.model_args import RolloutArguments
-from siirl.params.parser import parse_first
 from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
 from siirl.params.training_args import TrainingArguments
@@ -93,16 +92,13 @@ def evaluate(
         kinds: One evaluation per entry: True greedy, False sampled.
         resume: Folder of an interrupted evaluation by the published protocol.
     """
-    policy_folder, config_file, group = locate(checkpoint)
-    given = [
-        f"actor_rollout_ref.model.path={quoted(policy_folder)}",
-        "trainer.experiment_name=evaluation",
-        *NOTHING_IS_TRAINED,
-    ]
-    if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
-        given.append("pipeline=grpo")  # nothing is trained; this pipeline accepts every environment
-    given += suite_words(overrides)
-    config = parse_first([*given, *overrides], config_file=config_file, group=group)
+    config = configuration(
+        checkpoint,
+        overrides,
+        given=("trainer.experiment_name=evaluation", *NOTHING_IS_TRAINED, *suite_words(overrides)),
+        pipeline="grpo",  # accepts every environment
+    )
+    policy_folder = Path(config.actor_rollout_ref.model.path or "")
     rate_by_grade(config)
     if config.trainer.val_episodes == 0:
         raise ConfigError(
@@ -147,11 +143,6 @@ def evaluate(
         console.print(
             f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True
         )
-
-
-def quoted(path: Path) -> str:
-    """A path as a command-line value, with any characters."""
-    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def sampling_of(rollout: RolloutArguments, trainer: TrainingArguments) -> dict[str, Any]:

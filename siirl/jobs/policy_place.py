@@ -1,10 +1,13 @@
-"""Finds the policy that a path names: a policy folder, a checkpoint, or a run folder."""
+"""Finds the policy that a path names, and the configuration to run it with."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from siirl.dag_worker.manifest import read_manifest, resolve_checkpoint
 from siirl.errors import CheckpointError
+from siirl.params import SiiRLArguments
+from siirl.params.parser import parse_first
 from siirl.reporting.agent_folders import run_of_weights
 from siirl.reporting.run_folder import CONFIG_FILE
 
@@ -39,3 +42,29 @@ def locate(checkpoint: Path) -> Place:
     read_manifest(folder)
     config_file = folder.parent.parent / CONFIG_FILE
     return Place(folder / "actor", config_file if config_file.is_file() else None)
+
+
+def configuration(
+    checkpoint: Path, overrides: Sequence[str], *, given: Sequence[str], pipeline: str
+) -> SiiRLArguments:
+    """Configuration of a job that runs a policy without training it.
+
+    Args:
+        checkpoint: Policy folder, checkpoint or run folder; a run's configuration is the default.
+        overrides: Configuration words of the command line.
+        given: Words before them.
+        pipeline: For a policy folder by itself, unless `overrides` choose one.
+
+    Raises:
+        CheckpointError: The path is no policy folder, checkpoint or run folder, or it is damaged.
+    """
+    place = locate(checkpoint)
+    words = [f"actor_rollout_ref.model.path={quoted(place.policy)}", *given]
+    if place.config_file is None and not any(word.startswith("pipeline=") for word in overrides):
+        words.append(f"pipeline={pipeline}")
+    return parse_first([*words, *overrides], config_file=place.config_file, group=place.group)
+
+
+def quoted(path: Path) -> str:
+    """A path as a command-line value, with any characters."""
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -5,6 +5,7 @@ import pytest
 
 from vjepa.progress_metrics import (
     bootstrap_interval,
+    grouped_interval,
     grouped_rank_correlation,
     histogram_divergence,
     mean_discrepancy,
@@ -38,6 +39,21 @@ def test_grouped_rank_correlation_weighs_groups_by_what_they_rank() -> None:
     # round: (2 - 0.5) / 2.5
     left, right = np.array([1.0, 2.0, 3.0, 1.0, 2.0, 9.0]), np.array([5.0, 6.0, 7.0, 8.0, 7.0, 0.0])
     assert grouped_rank_correlation(left, right, np.array([0, 0, 0, 1, 1, 2])) == pytest.approx(0.6)
+
+
+def test_the_interval_of_equal_groups_is_their_correlation() -> None:
+    """Groups of three with the ranks 1, 2, 3 and 1, 3, 2: ab = 1, aa = bb = 2 in each."""
+    left, right = np.tile([1.0, 2.0, 3.0], 5), np.tile([1.0, 3.0, 2.0], 5)
+    groups = np.repeat(np.arange(5), 3)
+    assert grouped_rank_correlation(left, right, groups) == pytest.approx(0.5)
+    assert grouped_interval(left, right, groups) == pytest.approx((0.5, 0.5))
+
+
+def test_the_interval_of_opposite_groups_holds_both() -> None:
+    """Some draws have only the first group, some only the second."""
+    left, right = np.array([1.0, 2.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0, 1.0])
+    low, high = grouped_interval(left, right, np.array([0, 0, 1, 1]))
+    assert (low, high) == pytest.approx((-1.0, 1.0))
 
 
 def test_grouped_rank_correlation_of_groups_of_one_is_unknown() -> None:

@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vjepa.pooling import MOMENTS
+from vjepa.progress_metrics import rank_correlation
 from vjepa.reward_settings import TrajectoryRewardConfig
 from vjepa.success_value import (
     FEWEST_PAIRS,
     RIDGE,
     SuccessValueReward,
     ValueRegression,
+    closeness,
     moments_of,
 )
 
@@ -60,7 +62,7 @@ def test_later_failures_are_worth_more_the_further_they_came() -> None:
     output = trained().score(**columns)
     failed = ~columns["success_B"]
     ends = columns["embeddings_BD"][failed, -2]
-    assert np.corrcoef(ends, output.reward_B[failed])[0, 1] > 0.9
+    assert rank_correlation(ends, output.reward_B[failed]) > 0.9
     assert output.metrics["reward/value_skill"] > 0.8
 
 
@@ -167,8 +169,21 @@ def test_the_regression_is_the_closed_form(seed: int) -> None:
     regression = ValueRegression(rows_XE=rows, target_X=target)
     squared = ((rows[:, None] - rows[None]) ** 2).sum(-1)
     kernel = np.exp(-squared / np.median(squared))
-    weights = np.linalg.solve(kernel + RIDGE * np.eye(12), target - target.mean())
-    np.testing.assert_allclose(regression.values(rows), kernel @ weights + target.mean())
+    weights = np.linalg.solve(kernel + RIDGE * np.eye(12), target)
+    np.testing.assert_allclose(regression.values(rows), kernel @ weights)
+
+
+def test_a_frame_unlike_all_others_is_worth_nothing() -> None:
+    rows = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    regression = ValueRegression(rows_XE=rows, target_X=np.ones(3))
+    assert regression.values(np.array([[100.0, 100.0]])).tolist() == [0.0]
+
+
+def test_freezing_at_the_best_moment_earns_no_more_than_the_two_best_moments() -> None:
+    value_BM = np.array([[0.1, 0.2, 0.6, 0.4, 0.0, 0.0, 0.0, 0.0]])
+    assert closeness(value_BM) == pytest.approx([0.5])
+    frozen_BM = np.array([[0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2]])
+    assert closeness(frozen_BM) == pytest.approx([0.2])
 
 
 def test_moments_keep_their_order() -> None:

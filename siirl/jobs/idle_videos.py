@@ -1,0 +1,65 @@
+"""Videos of episodes that achieve nothing, which a trajectory reward must not pay for.
+
+They are made from the frames of a step's real episodes. Left out: behaviour that only a simulation
+can show, such as hovering beside the target.
+"""
+
+# F frame
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Video = NDArray[np.uint8]
+"""Frames [F, height, width, 3]."""
+FREEZE_AFTER = (0.25, 0.5, 0.75)  # of a failure; the best paid one counts
+FAILURES_FROZEN = 4  # of a task
+
+
+class Played(NamedTuple):
+    """A real episode of the step."""
+
+    task: str
+    success: bool
+    video: Video
+
+
+class IdleVideo(NamedTuple):
+    """A video that counts as a failure of `task`."""
+
+    kind: str
+    task: str
+    video: Video
+
+
+def idle_videos(episodes: Sequence[Played]) -> Iterator[IdleVideo]:
+    """Idle videos of every task that has a failure.
+
+    - covered camera: black frames;
+    - nothing moves: the first frame, for the length of a failure;
+    - stops half-way: a failure whose frames stay as after a part of it;
+    - another task: a success of each other task.
+    """
+    for task in sorted({episode.task for episode in episodes}):
+        failures = [one.video for one in episodes if one.task == task and not one.success]
+        if not failures:
+            continue
+        yield IdleVideo("covered camera", task, np.zeros_like(failures[0]))
+        yield IdleVideo("nothing moves", task, _frozen(failures[0], after=1))
+        for failure in failures[:FAILURES_FROZEN]:
+            for share in FREEZE_AFTER:
+                after = max(1, round(share * len(failure)))
+                yield IdleVideo("stops half-way", task, _frozen(failure, after=after))
+        for other in sorted({episode.task for episode in episodes} - {task}):
+            success = next((one for one in episodes if one.task == other and one.success), None)
+            if success is not None:
+                yield IdleVideo("another task", task, success.video)
+
+
+def _frozen(video: Video, *, after: int) -> Video:
+    """The first `after` frames, the last of them repeated to the length of `video`."""
+    return np.concatenate(
+        (video[:after], np.repeat(video[after - 1 : after], len(video) - after, 0))
+    )

@@ -1,0 +1,72 @@
+"""`python -m siirl.reward_check checkpoint=… reward=…`: does a reward rank a policy's failures?
+
+    siirl reward-check checkpoint=my_policy env=metaworld env.tasks='[hammer]' reward=video_value
+    siirl reward-check checkpoint=outputs/run/2026-11-21_12-00-00
+
+Plays groups of rollouts from held-out start states and scores them step by step, as training
+would. Prints, for each task, how many groups the reward ranks, its rank correlation with the true
+distance where the environment reports one, and what it pays for videos that achieve nothing.
+
+`checkpoint` is a policy folder, a checkpoint or a run folder; a run's configuration, with its
+reward, then becomes the default. `steps=4` measures so many training steps' numbers of episodes,
+after two that fill the reward's memory. All other words are those of `siirl.train`. Results go to
+`reward_check.json` in a new run folder.
+
+Exit status: 1 failed, 2 refused, 130, 143 or 129 when a signal ends it.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from siirl import interrupts
+from siirl.errors import ConfigError, SiirlError
+from siirl.interrupts import leave
+from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.own_words import split_words
+from siirl.params.paths import find
+from siirl.params.refusals import REFUSALS
+
+WORDS = {"checkpoint": "", "steps": "4"}
+"""The command's own words and their defaults."""
+MOST_STEPS = 1000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if {"--help", "-h"} & set(words):
+        print(__doc__)
+        return 0
+    try:
+        own, words = split_words(words, WORDS)
+        if not own["checkpoint"]:
+            raise ConfigError(
+                "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
+                "folder."
+            )
+        steps = own["steps"]
+        if not steps.isascii() or not steps.isdecimal() or not 1 <= int(steps) <= MOST_STEPS:
+            raise ConfigError(f"steps={steps} must be a whole number from 1 to {MOST_STEPS}.")
+        policy = find(own["checkpoint"])
+        from siirl.jobs.reward_check import check_reward  # slow: imports torch
+
+        check_reward(policy, words, steps=int(steps))
+    except REFUSALS as error:
+        return end(REFUSED, str(error), error)
+    except SiirlError as error:
+        return end(FAILED, f"the check failed: {error}", error)
+    except KeyboardInterrupt as interrupt:
+        return end(interrupted(interrupt), "interrupted", interrupt)
+    except BrokenPipeError:
+        return end_without_reader()
+    return 0
+
+
+def command() -> None:
+    """Entry of the process; signals may end it."""
+    interrupts.listen()
+    leave(main())
+
+
+if __name__ == "__main__":
+    command()
