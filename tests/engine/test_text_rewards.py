@@ -289,7 +289,7 @@ def test_a_file_may_import_its_neighbours(make, tmp_path):
 
 
 def test_a_function_of_a_module_is_named_as_module_and_name(make):
-    manager = make({"name": "own_reward:half"})
+    manager = make({"name": "halving_reward:half"})
     assert manager.score(outcomes("x")).reward_B.tolist() == [0.5]
 
 
@@ -401,7 +401,7 @@ def test_custom_reward_function_is_a_list_of_one_and_takes_the_place_of_the_envi
     ("entry", "message"),
     [
         (
-            {"name": "own_reward:half", "wieght": 2},
+            {"name": "halving_reward:half", "wieght": 2},
             "Unknown key in reward.functions.0. 'wieght'. Did you mean 'weight'",
         ),
         ({"weight": 2}, "reward.functions.0..name=None must name a function"),
@@ -449,7 +449,7 @@ def test_a_file_without_a_function_is_refused(functions):
 
 def test_the_rollout_is_told_which_texts_to_provide():
     assert text_columns(parts_of({"name": "return", "data_sources": ["a"]})) == ("data_source",)
-    assert "response_text" in text_columns(parts_of({"name": "own_reward:half"}))
+    assert "response_text" in text_columns(parts_of({"name": "halving_reward:half"}))
 
 
 # Checks in the worker process
@@ -472,5 +472,5 @@ def test_a_manager_of_the_users_own_that_is_none_is_refused():
         ConfigError, match="made a dict, which lacks ranks_failures, looks_at_all_ranks, score"
     ):
         make_reward_manager(
-            RewardArguments(name="own_reward:no_manager"), demonstrations={}, tasks=("t",)
+            RewardArguments(name="halving_reward:no_manager"), demonstrations={}, tasks=("t",)
         )
