@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from siirl.dag_worker import stages
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
@@ -18,13 +19,15 @@ from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.rollout.text_team import seat
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.training.collectives import Collectives
-from siirl.errors import CheckpointError, ConfigError
+from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
 from siirl.params import SiiRLArguments
 from siirl.params.agents import config_of_group, owners
+from siirl.params.references import describe_error
 
 AGENTS = "agents"  # in the state of a checkpoint
 REDISTRIBUTION = "redistribution"  # one for all groups
+OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
 
 @dataclass
@@ -104,6 +107,43 @@ class AgentGroups:
         self.checkpoints.close(within_s=self.first.context.config.trainer.grace_s)
         for components in self.groups.values():
             components.close()
+
+
+def load_state(
+    components: AgentGroups, state: dict[str, Any], *, folder: Path, graph: TaskGraph
+) -> None:
+    """Load a checkpoint's state into the components.
+
+    Raises:
+        CheckpointError: The state is of another job or another version of siirl.
+    """
+    try:
+        components.load_state(_with_leftovers_of_nodes(state, graph))
+    except SiirlError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder} holds a state that this job cannot load ({describe_error(error)}). Resume "
+            "with the configuration and the version that "
+            "saved it, or start a new run from its weights: "
+            "actor_rollout_ref.model.path=<checkpoint>/actor."
+        ) from error
+
+
+def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[str, Any]:
+    """Move leftover rows of older checkpoints from `compute_reward` to the rebalance node's id."""
+    shares = [
+        node.node_id for node in graph.get_nodes() if node.executable is stages.data_rebalance
+    ]
+    old = state.get("redistribution", {})
+    if OLD_LEFTOVERS not in old or len(shares) != 1:
+        return state
+    return {
+        **state,
+        "redistribution": {
+            shares[0] if name == OLD_LEFTOVERS else name: rows for name, rows in old.items()
+        },
+    }
 
 
 def build_groups(

@@ -22,7 +22,7 @@ from tensordict import TensorDict
 
 from siirl.dag_worker import stages
 from siirl.dag_worker.accounting import StepAccount, held_bytes
-from siirl.dag_worker.agent_groups import AgentGroups, build_groups
+from siirl.dag_worker.agent_groups import AgentGroups, build_groups, load_state
 from siirl.dag_worker.assembly import build_components
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
@@ -40,10 +40,8 @@ from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.rank_device import device_of_rank, set_deterministic
 from siirl.errors import (
-    CheckpointError,
     ConfigError,
     InvariantError,
-    SiirlError,
     TooManyFailures,
 )
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
@@ -53,10 +51,7 @@ from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
 from siirl.params.build import as_text
-from siirl.params.references import describe_error
 from siirl.params.training_args import TrainingArguments
-
-OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
 
 class DAGWorker:
@@ -424,40 +419,3 @@ def require_run_folder(run_folder: Path, *, rank: int) -> None:
         "with several machines trainer.output_dir= "
         "must be in a folder that they share, for recordings and checkpoints."
     )
-
-
-def load_state(
-    components: AgentGroups, state: dict[str, Any], *, folder: Path, graph: TaskGraph
-) -> None:
-    """Load a checkpoint's state into the components.
-
-    Raises:
-        CheckpointError: The state is of another job or another version of siirl.
-    """
-    try:
-        components.load_state(_with_leftovers_of_nodes(state, graph))
-    except SiirlError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{folder} holds a state that this job cannot load ({describe_error(error)}). Resume "
-            "with the configuration and the version that "
-            "saved it, or start a new run from its weights: "
-            "actor_rollout_ref.model.path=<checkpoint>/actor."
-        ) from error
-
-
-def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[str, Any]:
-    """Move leftover rows of older checkpoints from `compute_reward` to the rebalance node's id."""
-    shares = [
-        node.node_id for node in graph.get_nodes() if node.executable is stages.data_rebalance
-    ]
-    old = state.get("redistribution", {})
-    if OLD_LEFTOVERS not in old or len(shares) != 1:
-        return state
-    return {
-        **state,
-        "redistribution": {
-            shares[0] if name == OLD_LEFTOVERS else name: rows for name, rows in old.items()
-        },
-    }

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings, strategies
 from tiny_training import make_engine
 
 from siirl.dag_worker import manifest as manifest_of
+from siirl.dag_worker.agent_groups import load_state
 from siirl.dag_worker.checkpoint import CheckpointManager, read_manifest, resolve_checkpoint
-from siirl.dag_worker.dagworker import load_state
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError
 from siirl.execution.dag import Node, NodeType, TaskGraph

@@ -105,9 +105,7 @@ def compute_grpo_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`grpo_advantage` of each sample's summed reward, at all of its tokens; returns are the same
-    numbers.
-    """
+    """`grpo_advantage` of each sample's summed reward, at all of its tokens."""
     samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
     advantages_B = grpo_advantage(
         rewards_B=samples.rewards_B,
@@ -150,9 +148,7 @@ def compute_rloo_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`rloo_advantage` of each sample's summed reward, at all of its tokens; returns are the same
-    numbers.
-    """
+    """`rloo_advantage` of each sample's summed reward, at all of its tokens."""
     samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
     advantages_B = rloo_advantage(
         rewards_B=samples.rewards_B, group_B=samples.group_B, min_group_spread=min_group_spread
@@ -169,9 +165,7 @@ def compute_opo_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`opo_advantage` of each sample's summed reward, lengths counted in kept tokens, at all of its
-    tokens.
-    """
+    """`opo_advantage` of each sample's summed reward; lengths are counted in kept tokens."""
     samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
     length_B, _ = ranks.gather_rows(as_bool_mask(response_mask).sum(-1))
     advantages_B = opo_advantage(
@@ -195,9 +189,7 @@ def compute_grpo_passk_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`pass_at_k_advantage` of each sample's summed reward, at all of its tokens; returns are the
-    same numbers.
-    """
+    """`pass_at_k_advantage` of each sample's summed reward, at all of its tokens."""
     samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
     advantages_B = pass_at_k_advantage(
         rewards_B=samples.rewards_B,
@@ -221,9 +213,7 @@ def compute_gpg_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`gpg_advantage` of each sample's summed reward, at all of its tokens; alpha counts the
-    samples of all ranks.
-    """
+    """`gpg_advantage` of each sample's summed reward; alpha counts the samples of all ranks."""
     samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
     advantages_B = gpg_advantage(
         rewards_B=samples.rewards_B,
@@ -246,9 +236,7 @@ def compute_cpgd_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`cpgd_advantage` of each sample's summed reward, at all of its tokens; its loss is
-    `actor.loss=cpgd`.
-    """
+    """`cpgd_advantage` of each sample's summed reward; its loss is `actor.loss=cpgd`."""
     samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
     advantages_B = cpgd_advantage(
         rewards_B=samples.rewards_B,
