@@ -7,16 +7,21 @@ because the package requires gradio, fastmcp, openai and pandas; the protocol ne
 
 Answers carry no number, so an answer after the deadline would be taken for that of the next
 message. The session therefore closes the connection after every fault, and `reset` opens another.
-Its
-coroutines run in `network_loop`, where pings are answered while nothing is asked. Left out: the
-stateless HTTP routes `/reset` and `/step`, which play no episode.
+
+All connections of the process share one event loop, in a thread that always runs. An environment
+server's own loop stops between requests: a connection there would answer no ping while the policy
+computes, and uvicorn, which runs most OpenEnv servers, closes one that is silent for 40 seconds.
+
+Left out: the stateless HTTP routes `/reset` and `/step`, which play no episode.
 """
 
 import asyncio
+import functools
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -27,9 +32,10 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
-from envs.openenv.network_loop import over_network
 from envs.server_address import authorization, is_loopback
 from envs.text import shortened
+
+Result = TypeVar("Result")
 
 CAPACITY_REACHED = "CAPACITY_REACHED"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two attempts to connect
@@ -235,3 +241,16 @@ def _data_of(received: str | bytes, *, answer: str) -> dict[str, Any]:
 
 def _refuse_constant(constant: str) -> float:
     raise ValueError(f"a number is {constant}")
+
+
+@functools.cache
+def network_loop() -> asyncio.AbstractEventLoop:
+    """The loop; starts its thread, which ends with the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="openenv-network", daemon=True).start()
+    return loop
+
+
+async def over_network(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run `coroutine` there and wait for it; cancelling the caller cancels it."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, network_loop()))
