@@ -1,6 +1,6 @@
 """Prepares an episode's frames for a video encoder: frame sampling, size, normalisation.
 
-Frames come as uint8 [T, height, width, 3] with T from 1 on. Left out: decoding of video files and
+Frames are uint8 [T, height, width, 3] with T of at least 1. Left out: decoding of video files and
 augmentation.
 """
 
@@ -22,8 +22,8 @@ RELEASE_RESIZE = (
 
 
 def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]:
-    """Evenly spaced frames, the first and the last always among them; short episodes repeat frames
-    and keep their order.
+    """Evenly spaced frames, always with the first and the last; short episodes repeat frames in
+    order.
     """
     if num_frames < 1:
         raise ValueError("A clip needs at least one frame; got none. Was the episode recorded?")
@@ -31,7 +31,7 @@ def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]
 
 
 def check_clip(clip: NDArray[np.uint8], *, row: int) -> None:
-    """Refuse what is not a clip, naming its row in the batch."""
+    """Refuse anything but a clip; the message names its row in the batch."""
     if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3 or 0 in clip.shape:
         raise ValueError(
             f"Clip {row} must be uint8 [T >= 1, height, width, 3]; got {clip.dtype} "

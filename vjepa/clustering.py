@@ -1,5 +1,5 @@
-"""Cluster centres of successful trajectories: DBSCAN with a radius taken from the data, so that no
-unit has to be guessed.
+"""Cluster centres of successful trajectories: DBSCAN with a radius taken from the data, so that it
+needs no unit.
 
 A fixed radius never clusters in a thousand dimensions (every pair is farther apart than 0.5) or
 clusters everything. Here the radius is a multiple of the median distance from a success to its
@@ -30,9 +30,7 @@ class Clusters:
 
 
 def canonical_order(embeddings_ND: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Order of the rows by their values, so that results do not depend on the order in which ranks
-    handed rows in.
-    """
+    """Order of the rows by their values, so that results do not depend on the order of ranks."""
     return np.lexsort(embeddings_ND.T[::-1]).astype(np.int64)
 
 
@@ -51,11 +49,10 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
     """Centres of the clusters of `references_ND`.
 
     With fewer than `min_samples` references, or where DBSCAN calls all of them noise, each
-    reference is its own centre: a few scattered successes are still the best that is known of
-    success.
+    reference is its own centre: a few scattered successes are the best available estimate.
 
     Raises:
-        ValueError: No reference at all; the caller decides what an absent reference means.
+        ValueError: No reference; the caller decides what that means.
     """
     if len(references_ND) == 0:
         raise ValueError(

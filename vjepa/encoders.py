@@ -58,7 +58,7 @@ class VideoEncoder(Protocol):
 
 
 class RawPixelEncoder:
-    """The last and the first frame's pixels, made small: a baseline without any learning."""
+    """Downscaled pixels of the last and the first frame: a baseline without learning."""
 
     name = "pixels"
     frames_per_clip = 2
@@ -78,7 +78,7 @@ class RawPixelEncoder:
 
 
 class PixelsOverTime:
-    """Pixels of `MOMENTS` frames, spread over the clip and made small, one after the other."""
+    """Downscaled pixels of `MOMENTS` frames, spread over the clip, one after the other."""
 
     name = "pixels"
     frames_per_clip = 2 * MOMENTS
@@ -158,7 +158,7 @@ def load_tiny(
 
 
 def _take_readout(tensors: dict[str, Tensor]) -> ReadOut:
-    """The read-out among the tensors of a file, which are taken out of it."""
+    """Remove the read-out's tensors from those of a file, and return the read-out."""
     taken = {
         name.removeprefix("readout."): tensors.pop(name)
         for name in sorted(tensors)
@@ -194,7 +194,7 @@ def tiny_folder() -> Path:
 
 
 def random_network() -> VideoTransformer:
-    """The shipped network untrained: what its shape alone gives."""
+    """The shipped network without training: a control for its shape."""
     config = read_tiny_config(tiny_folder())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(RANDOM_SEED)

@@ -1,9 +1,9 @@
-"""A network that gives latents, and a pooling that makes an embedding of them: what every video
-encoder with weights is.
+"""Video encoders with weights: a network that computes latents, and a pooling that makes an
+embedding of them.
 
 `Computing` says where the network computes, in which type, and on how many clips at once. An
-encoder that shares a GPU with a policy keeps its weights in host memory, and has copies of them on
-the GPU for the time of a call.
+encoder that shares a GPU with a policy keeps its weights in host memory and copies them to the GPU
+during a call.
 """
 
 # Axes: B clip, T frame or tubelet, N token, D channel of the latents, E channel of the embedding.
@@ -106,7 +106,7 @@ class LatentEncoder:
             embeddings[rows] = pooling(latents.float()).cpu().numpy()
 
     def _on_device(self, part: Pooling) -> Pooling:
-        """`part` with its weights on the device: those that lie there, or copies for one call."""
+        """`part` with its weights on the device, or with copies of them there for one call."""
         if not self.computing.offload or not isinstance(part, nn.Module):
             return part
         tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}

@@ -20,7 +20,7 @@ MOMENTS = 8  # of a clip in an embedding over time; the tubelets of the shipped 
 
 
 def mean(latents_BTYXD: Tensor) -> Tensor:
-    """Mean over time and space, as most uses of V-JEPA do; blind to order, here as a control."""
+    """Mean over time and space, as in most uses of V-JEPA; ignores order, here as a control."""
     return latents_BTYXD.mean(dim=(1, 2, 3))
 
 
@@ -40,7 +40,7 @@ def _grid(latents_BYXD: Tensor, *, side: int) -> Tensor:
 
 
 def last_grid(latents_BTYXD: Tensor) -> Tensor:
-    """The last tubelet averaged over a 4 x 4 grid, which keeps where things are."""
+    """The last tubelet averaged over a 4 x 4 grid, which keeps positions."""
     return _grid(latents_BTYXD[:, -1], side=4)
 
 

@@ -1,9 +1,9 @@
 """The narrow transformer that predicts latents of hidden tokens from those of visible ones; needed
 in training only.
 
-As in V-JEPA 2: context latents are projected to the predictor's width, a learnt mask token stands
-at each hidden position, and the predictions are projected back. Left out: several mask tokens,
-action conditioning.
+As in V-JEPA 2: context latents are projected to the predictor's width, each hidden position gets a
+learnt mask token, and the predictions are projected back. Left out: several mask tokens, action
+conditioning.
 """
 
 # Axes: B clip, C context token, M target token, D encoder channel.

@@ -1,8 +1,8 @@
 """A small read-out that turns latents into an embedding in which distance means frames to go.
 
-Latents say where everything is, but two clips may lie far apart only because their scenes differ,
-though both are one step from success. The read-out (trained by vjepa.train_readout on frozen
-latents) takes such differences out. Left out: training, attention over tokens.
+Latents encode where everything is, so two clips that are one step from success may be far apart
+only because their scenes differ. The read-out (trained by vjepa.train_readout on frozen latents)
+removes such differences. Left out: training, attention over tokens.
 """
 
 # Axes: B clip, T tubelet, Y row, X column, D channel of latents, F feature, E channel of the
@@ -37,7 +37,7 @@ class ReadOut(nn.Module):
         return self.embed(last_grid(latents_BTYXD))
 
     def embed(self, features_BF: Tensor, *, noise_BF: Tensor | None = None) -> Tensor:
-        """Embeddings of features as `last_grid` gives them; in training, noise is added to the
+        """Embeddings of `last_grid` features; in training, noise is added to the
         normalised features.
         """
         normalised_BF = (features_BF - self.mean) / self.scale

@@ -88,8 +88,8 @@ def load_release(
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A truncated or foreign file, or one of another architecture; the message says
-            what differs.
+        ValueError: A truncated or unknown file, or another architecture; the message has the
+            difference.
     """
     config = (
         architecture

@@ -39,9 +39,9 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse
 class RewardOutput:
     """Rewards of one step.
 
-    `reward_B` float32; `defined_B` is False for failures of a task without any reference: nothing
-    can be said of them, their reward is 0 as with a 0/1 reward, their distance and z are NaN. A
-    success has reward 1 in any case.
+    `reward_B` float32; `defined_B` is False for failures of a task without any reference: their
+    reward is 0, as with a 0/1 reward, and their distance and z are NaN. A success has reward 1 in
+    any case.
     """
 
     reward_B: NDArray[np.float32]
@@ -163,9 +163,7 @@ class TrajectoryReward:
         return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
 
     def remember_successes(self, *, task: str, embeddings_ND: Array) -> None:
-        """Take in successes that no call of `score` will see, for example those of groups that a
-        filter dropped.
-        """
+        """Add successes that are not scored, for example of groups that a filter dropped."""
         self._remember(
             self.bank,
             task,

@@ -85,7 +85,7 @@ def squared_distances(left_XE: Array, right_YE: Array) -> NDArray[np.float64]:
 
 
 class TaskMemory:
-    """What the reward remembers of one task."""
+    """Remembered episodes of one task, and the value fitted to them."""
 
     def __init__(self) -> None:
         self.successes_NF = np.zeros((0, 0), np.float32)

@@ -3,8 +3,8 @@ states of a task.
 
 Three demands on the prefixes of whole episodes: neighbouring frames of an episode are at most 1
 apart, successes of a task end in the same place, and failures lie as far from there as the first
-two allow. No state, action or oracle is used: order in time and the success flag are all it learns
-from. Left out: quasimetrics (here A is as far from B as B from A).
+two allow. No state, action or oracle is used: it learns from order in time and the success flag
+alone. Left out: quasimetrics (here A is as far from B as B from A).
 
 Source: the constrained maximisation of Wang et al. 2023, "Optimal Goal-Reaching Reinforcement
 Learning via Quasimetric Learning", arXiv 2304.01203, with a Euclidean distance, and penalties
