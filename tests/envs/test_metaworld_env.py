@@ -187,7 +187,7 @@ def test_default_tasks_are_in_the_suite():
     [
         (
             {"tasks": ["drawer-opn"]},
-            r"Unknown Meta-World task 'drawer-opn'\. Did you mean 'drawer-open'\? Known: assembly, ",
+            r"Unknown Meta-World task 'drawer-opn'\. Did you mean 'drawer-open'\? Known: drawer-open, ",
         ),
         ({"tasks": []}, "one or more"),
         ({"tasks": "drawer-open"}, "tasks must be a list"),
