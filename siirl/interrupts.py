@@ -10,11 +10,14 @@ callbacks of C code. A thread receives the signal, even while the main thread wa
   ends the command at once.
 
 Signals within `SAME_WISH_S` count as one: a terminal signals a whole group, and `srun`, `make` and
-`docker` forward theirs in addition. Left out: signals before Python runs this module, of which
-SIGINT ends a command without a word; and use as a library, which installs no handler.
+`docker` forward theirs in addition. A signal may also end the reader of the output (Ctrl-C ends
+`tee`, a closed terminal sends SIGHUP); what is printed after that is lost, and the command ends as
+it would otherwise. Left out: signals before Python runs this module, of which SIGINT ends a command
+without a word; and use as a library, which installs no handler.
 """
 
 import atexit
+import io
 import math
 import os
 import select
@@ -25,13 +28,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_WISH_S = 1.0
 FLUSH_S = 1.0  # the reader of the output may have gone
 OTHER_THREAD_S = 5.0  # that ends the command meanwhile; it may be stuck
-SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
 class Interrupted(KeyboardInterrupt):
@@ -51,6 +54,7 @@ class Stop:
     def __init__(self) -> None:
         self.number: int | None = None
         """Number of the signal behind the request."""
+        self._arrived = threading.Event()
         self._held = False
         self._wakers: list[Callable[[], object]] = []
         self._lock = threading.Lock()
@@ -64,8 +68,13 @@ class Stop:
         """Request a stop, and wake waiting threads."""
         with self._lock:
             self.number = number
+            self._arrived.set()
             for wake in self._wakers:
                 wake()
+
+    def arrives(self, *, within_s: float) -> bool:
+        """Whether there is a request, or one comes within `within_s`; it may be held."""
+        return self._arrived.wait(within_s)
 
     def hold(self, held: bool) -> None:
         """While held, `requested` stays False: work in progress must complete."""
@@ -85,6 +94,38 @@ class Stop:
 
 STOP = Stop()
 """The request of this process."""
+
+
+class _Output(io.FileIO):
+    """stdout or stderr of a command; after a request to stop, it may have no reader."""
+
+    def write(self, text: Any, /) -> int:
+        """Write `text`, or drop it if the request took the reader.
+
+        Raises:
+            OSError: There is no reader, and no request that explains it.
+        """
+        try:
+            return super().write(text)
+        except OSError:
+            if not STOP.arrives(within_s=SAME_WISH_S):  # the signal may be on its way
+                raise
+            return len(text)
+
+
+def _outlive_reader(stream: TextIO) -> TextIO:
+    """The same stream by way of `_Output`; a closed or replaced one is returned as it is."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    output = _Output(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        output if stream.write_through else io.BufferedWriter(output),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 class _Listener:
@@ -142,6 +183,7 @@ def listen() -> None:
     global _listener
     if _listener is None:
         atexit.register(_end_finished)  # registered before all others, it is called after them
+        sys.stdout, sys.stderr = _outlive_reader(sys.stdout), _outlive_reader(sys.stderr)
         _listener = _Listener()
 
 
@@ -206,7 +248,7 @@ def end_at_once(status: int, sentence: str) -> NoReturn:
         _ending.acquire(timeout=OTHER_THREAD_S)  # held to the end: one thread ends the command
         _flush()
         if os.isatty(1):
-            os.write(1, SHOW_CURSOR)
+            _write(SHOW_CURSOR, to=1)
         _say(sentence)
         errors = os.dup(2)
         silence = os.open(os.devnull, os.O_WRONLY)
@@ -294,4 +336,6 @@ def _say(sentence: str) -> None:
 
 
 def _write(text: str, *, to: int = 2) -> None:
-    os.write(to, text.encode())
+    # The terminal may have been closed, which is what SIGHUP reports, or the pipe's reader ended.
+    with suppress(OSError):
+        os.write(to, text.encode())

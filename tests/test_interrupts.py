@@ -2,9 +2,14 @@
 tests/main_job.
 """
 
+import fcntl
+import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -69,6 +74,81 @@ atexit.register(print, "called at exit")
 print("result", end=", ")
 interrupts.leave(3)
 """
+WITHOUT_READER = """
+import subprocess, sys
+from siirl import interrupts
+interrupts.listen()
+child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+with interrupts.first_finish(600.0):
+    interrupts.STOP.arrives(within_s=600.0)
+    for _ in range(100):
+        print("saving", flush=True)
+        print("saving", file=sys.stderr)
+interrupts.end_at_once(interrupts.STOP.number, "interrupted")
+"""
+READER_THAT_LEAVES = """
+from siirl import interrupts
+interrupts.listen()
+try:
+    while True:
+        print("a line", flush=True)
+except BrokenPipeError:
+    interrupts.leave(3)
+"""
+
+
+def child_of(output: int) -> int:
+    """Number of the child that a program prints first."""
+    with os.fdopen(os.dup(output)) as lines:
+        return int(lines.readline())
+
+
+def test_a_command_whose_terminal_is_closed_saves_and_leaves_no_process():
+    ours, its = pty.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_READER],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(its)
+    child = os.pidfd_open(child_of(ours))
+    os.close(ours)  # the kernel sends SIGHUP to the session of the terminal
+    assert program.wait() == signal.SIGHUP
+    select.select([child], [], [])  # it has ended
+    os.close(child)
+
+
+def test_ctrl_c_that_also_ends_the_reader_of_the_output_is_heard():
+    """As in `siirl train | tee log`."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_READER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert program.stdout is not None
+    child = os.pidfd_open(child_of(program.stdout.fileno()))
+    program.stdout.close()
+    program.send_signal(signal.SIGINT)
+    assert program.wait() == signal.SIGINT
+    select.select([child], [], [])  # it has ended
+    os.close(child)
+
+
+def test_a_reader_that_leaves_without_a_signal_is_still_an_error():
+    program = subprocess.Popen([sys.executable, "-c", READER_THAT_LEAVES], stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    program.stdout.readline()
+    program.stdout.close()
+    assert program.wait() == 3
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_command_without_output_listens(redirection: str):
+    program = "from siirl import interrupts; interrupts.listen(); interrupts.leave(3)"
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, program]
+    assert subprocess.run(command, check=False).returncode == 3
 
 
 def test_a_request_that_is_held_waits():

@@ -38,15 +38,15 @@ def register_in(
 
 
 def check_arguments(function: Callable[..., Any], *, known: Collection[str], kind: str) -> None:
-    """Raise ConfigError if `function` requires an argument that is not `known`; arguments with
-    defaults may be called anything.
+    """Raise ConfigError if `function` requires an argument that is not `known`, or does not say
+    what it takes; arguments with defaults may be called anything.
     """
     if not callable(function):
         raise ConfigError(
             f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} "
             "is a function."
         )
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in parameters_of(function, kind=kind).items():
         if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -59,6 +59,22 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
                 f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: "
                 f"give it a default. Provided: {', '.join(sorted(known))}."
             )
+
+
+def parameters_of(function: Callable[..., Any], *, kind: str) -> Mapping[str, inspect.Parameter]:
+    """The parameters of `function` by name.
+
+    Raises:
+        ConfigError: Python cannot read them, as of some functions and classes that are written in
+            C.
+    """
+    try:
+        return inspect.signature(function).parameters
+    except ValueError as error:
+        raise ConfigError(
+            f"The signature of {kind} {name_of(function)} cannot be read: write a function that "
+            "calls it."
+        ) from error
 
 
 def named_arguments(

@@ -6,7 +6,7 @@ NaN are kept.
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -25,9 +25,10 @@ def plain_record(metrics: Any) -> dict[str, Value]:
     """Metrics of a node by name, as plain values; None is an empty mapping."""
     if metrics is None:
         return {}
-    if not isinstance(metrics, Mapping):
+    named = _list_of(metrics.items) if isinstance(metrics, Mapping) else None
+    if named is None:
         return {NOT_A_MAPPING: Unusable(_described(metrics))}
-    return {plain_name(name): plain(value) for name, value in metrics.items()}
+    return {plain_name(name): plain(value) for name, value in named}
 
 
 def plain_name(name: Any) -> str:
@@ -54,11 +55,12 @@ def plain(value: Any) -> Value:
     listed = (
         _items(value) if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1 else value
     )
-    if not isinstance(listed, list | tuple):
+    members = _list_of(lambda: listed) if isinstance(listed, list | tuple) else None
+    if members is None:
         return Unusable(_described(value))
-    items = [_number(item) for item in listed]
-    wrong = next((item for item, number in zip(listed, items, strict=True) if number is None), None)
+    items = [_number(item) for item in members]
     if None in items:
+        wrong = members[items.index(None)]
         return Unusable(f"a {type(value).__name__} with {_described(wrong)}")
     return [item for item in items if item is not None]
 
@@ -78,6 +80,14 @@ def _number(value: Any) -> float | None:
     except ValueError:  # Decimal's signalling NaN
         return math.nan
     except MISTAKES:  # a timedelta or a custom class
+        return None
+
+
+def _list_of(make: Callable[[], Iterable[Any]]) -> list[Any] | None:
+    """What a container of the user's own class holds; None if it raises."""
+    try:
+        return list(make())
+    except MISTAKES:
         return None
 
 

@@ -5,14 +5,13 @@ lookup finds it. `siirl.params.plug_ins` lists the keys that take plug-ins and t
 before torch is imported.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from siirl.algos.advantages import ADVANTAGES, register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, register_aggregation
-from siirl.algos.call import check_arguments
+from siirl.algos.call import check_arguments, parameters_of
 from siirl.algos.filters import (
     FILTER_ARGUMENTS,
     FILTERS,
@@ -50,7 +49,7 @@ def register_loss(name: str) -> Callable[[Any], Any]:
         ]
         if known:
             _repeat_loss(known[0], name)
-        elif callable(function) and DOCUMENTS_LOSS & inspect.signature(function).parameters.keys():
+        elif callable(function) and DOCUMENTS_LOSS & {*parameters_of(function, kind="policy loss")}:
             register_policy_loss(name)(function)
         else:
             register_token_loss(name)(function)

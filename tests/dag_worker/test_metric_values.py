@@ -3,6 +3,7 @@ named and left out.
 """
 
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -84,6 +85,27 @@ class Stubborn(float):
 
     def __repr__(self) -> str:
         return "Stubborn()"
+
+
+class StubbornList(list[float]):
+    """A list of the user's own that cannot be read."""
+
+    def __iter__(self) -> Iterator[float]:
+        raise RuntimeError("not now")
+
+
+class StubbornMapping(dict[str, float]):
+    """A mapping of the user's own that cannot be read."""
+
+    def items(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def test_a_container_that_cannot_be_read_is_left_out() -> None:
+    assert plain(StubbornList([1.0])) == Unusable("of type StubbornList")
+    assert plain_record(StubbornMapping(a=1.0)) == {
+        "metrics of a node": Unusable("of type StubbornMapping")
+    }
 
 
 @pytest.mark.parametrize(

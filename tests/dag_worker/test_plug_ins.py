@@ -79,6 +79,7 @@ def wants_more(something_else):
     return something_else
 
 not_callable = 3
+in_c = torch.Tensor  # Python cannot read its signature
 """
 OWN = {  # key: registered name, name in the module
     "algorithm.adv_estimator": ("own_advantage", "advantage"),
@@ -220,7 +221,7 @@ def test_a_reference_is_registered_under_its_own_text(own_names: Path, place: st
 
 
 @pytest.mark.parametrize("place", OWN)
-@pytest.mark.parametrize("wrong", ["wants_more", "not_callable", "no_such_name"])
+@pytest.mark.parametrize("wrong", ["wants_more", "not_callable", "in_c", "no_such_name"])
 def test_what_does_not_fit_its_key_is_refused_before_anything_starts(
     own_names: Path, place: str, wrong: str
 ) -> None:

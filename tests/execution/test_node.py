@@ -247,15 +247,18 @@ def test_filter_plugin_that_nobody_would_call_is_refused(function):
         node.check()
 
 
-def test_filter_plugin_that_takes_no_sample_is_refused():
+@pytest.mark.parametrize(
+    ("filter_plugin", "reason"),
+    [(lambda: True, "too many positional arguments"), ("builtins:bool", "no signature found")],
+)
+def test_filter_plugin_that_takes_no_sample_is_refused(filter_plugin, reason):
     node = Node(
         node_id="share",
         node_type=NodeType.COMPUTE,
         executable_ref=takes_node,
-        filter_plugin=lambda: True,
+        filter_plugin=filter_plugin,
     )
     with pytest.raises(
-        ConfigError,
-        match=r"filter .* of node 'share' is called with a SampleInfo: too many positional arguments",
+        ConfigError, match=rf"filter .* of node 'share' is called with a SampleInfo: {reason}"
     ):
         node.check()

@@ -235,6 +235,10 @@ NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
         ),
         ("nodes: [{node_id: a, func: 'json.nothing:step'}]", "node 'a'"),
         (
+            "nodes: [{node_id: a, func: 'torch:Tensor'}]",
+            "torch:Tensor of node 'a' has no signature that Python can read",
+        ),
+        (
             "nodes: [{node_id: a, node_type: CUSTOM, retry_limit: -1}]",
             "'retry_limit' must be a whole number from 0 on, and is -1",
         ),

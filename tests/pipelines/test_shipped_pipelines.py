@@ -320,6 +320,21 @@ def test_pipeline_whose_build_was_forgotten_is_built(my_module):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        ("def nothing(config):\n    pass\n", "TypeError: nothing() missing 1 required positional"),
+        ("def nothing():\n    return 1 / 0\n", "ZeroDivisionError: division by zero"),
+    ],
+    ids=["asks for an argument", "raises"],
+)
+def test_a_function_that_raises_is_refused_in_a_sentence(my_module, text, raised):
+    (my_module / "custom_pipeline.py").write_text(text)
+    with pytest.raises(ConfigError, match="is called without arguments, and raised ") as refused:
+        load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
+    assert raised in str(refused.value)
+
+
 def test_function_that_returns_no_graph_is_refused(my_module):
     (my_module / "custom_pipeline.py").write_text("def nothing():\n    pass\n")
     with pytest.raises(ConfigError, match="returned NoneType, and must return a TaskGraph"):

@@ -54,8 +54,8 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
     """Refuse a function that asks for something which no node gets.
 
     Raises:
-        ConfigError: A required parameter outside of `OFFERED`, a positional-only one, or an `async
-            def`.
+        ConfigError: A required parameter outside of `OFFERED`, a positional-only one, an `async
+            def`, or a signature that cannot be read.
     """
     name = describe(function)
     if inspect.iscoroutinefunction(function):
@@ -63,7 +63,14 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
             f"The function {name} of {owner} is `async def`. Write a plain function that runs its "
             "own coroutines."
         )
-    for parameter in inspect.signature(function).parameters.values():
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:  # of some classes and functions that are written in C
+        raise ConfigError(
+            f"The function {name} of {owner} has no signature that Python can read. Write a "
+            "function that calls it."
+        ) from error
+    for parameter in parameters:
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         required = parameter.default is parameter.empty

@@ -1,11 +1,12 @@
 """Loads the graph of a job: a built-in pipeline by name, a user's function, or a YAML file."""
 
-from siirl.errors import ConfigError, UnknownNameError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.builtin_pipelines import PIPELINES
 from siirl.execution.dag.function_names import resolve_function
 from siirl.execution.dag.pipeline import Pipeline
 from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.workflow_file import load_workflow_file
+from siirl.params.references import MISTAKES, describe_error
 
 
 def load_pipeline(
@@ -42,7 +43,16 @@ def load_pipeline(
 
 
 def _custom(reference: str) -> TaskGraph:
-    graph = resolve_function(reference, owner="dag.custom_pipeline_fn")()
+    make = resolve_function(reference, owner="dag.custom_pipeline_fn")
+    try:
+        graph = make()
+    except SiirlError:  # a graph that cannot work
+        raise
+    except MISTAKES as error:
+        raise ConfigError(
+            f"dag.custom_pipeline_fn={reference!r} is called without arguments, and raised "
+            f"{describe_error(error)}."
+        ) from error
     if isinstance(graph, Pipeline):  # `.build()` forgotten
         graph = graph.build()
     if not isinstance(graph, TaskGraph):

@@ -267,7 +267,7 @@ class Node:
             )
         try:
             inspect.signature(filter_plugin).bind(None)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # or a signature that cannot be read
             raise ConfigError(
                 f"The filter {describe(filter_plugin)} of {self.label} is called with a "
                 f"SampleInfo: {error}."
