@@ -7,14 +7,17 @@
     videos/            mp4 of a camera: an episode a file in v2.1, several in v3.0
 
 Videos are decoded by ffmpeg in one pass over each file, at the size that is asked for. Nothing of
-the lerobot package is needed. Every fault is a ValueError with file and remedy. Left out: layouts
-before v2.1, depth maps, statistics, and features other than cameras, one state and one action.
+the lerobot package is needed. Every fault is a ValueError with file and remedy. A data set may be
+anybody's: names stay inside of its folder, and sizes are bounded before anything is unpacked.
+Left out: layouts before v2.1, depth maps, statistics, and features other than cameras, one state and one action.
 """
 
 # T frame of an episode, C camera, H height, W width, A action dimension, P proprioceptive value
 
 import io
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,6 +30,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from siirl.data_coordinator.lerobot.video_frames import VideoFile
+from siirl.params.documents import is_count
 
 INFO, TASK_NAMES = "meta/info.json", "meta/siirl_tasks.json"
 """The second is siirl's own: the environment's task name of each instruction."""
@@ -36,6 +40,12 @@ INDEX, LENGTH = "episode_index", "length"
 SHARED_DATA = "data/"
 """Head of the columns of v3.0's table of episodes that name the parquet file."""
 REMEDY = "Download or record the data set again."
+MOST_PIXELS = 1 << 24  # of a picture: 4096 x 4096
+MOST_VALUES = 1 << 27  # of the columns that are read of a parquet file: a gigabyte of numbers
+MOST_FPS, LAST_SECOND = 10_000.0, 1e9  # of a video: what is above would overflow
+LONGEST_NAME = 255  # bytes of a part of a path
+WORD = re.compile(r"\{(\w+)(?::0?(\d?)d)?\}")
+"""A place in a pattern of file names: `{episode_index:06d}`."""
 Size = tuple[int, int]
 """Height and width in pixels."""
 
@@ -66,6 +76,14 @@ class EpisodePlace:
     videos: Mapping[str, tuple[Path, float]]
     """File of each camera, and the second at which the episode begins in it."""
 
+    def __post_init__(self) -> None:
+        starts = [second for _, second in self.videos.values()]
+        if self.length < 1 or not all(0 <= second <= LAST_SECOND for second in starts):
+            raise ValueError(
+                f"Episode {self.index} of {self.data} has {self.length} frames and begins at the "
+                f"seconds {starts} of its videos. {REMEDY}"
+            )
+
 
 class RobotDataSet:
     """A data set on this machine.
@@ -88,6 +106,11 @@ class RobotDataSet:
             )
         try:
             self.fps = float(self.info["fps"])
+            if not 0 < self.fps <= MOST_FPS:
+                raise ValueError(
+                    f"{folder / INFO} has fps={self.fps:g}, not above 0 and up to {MOST_FPS:g}. "
+                    f"{REMEDY}"
+                )
             features: Mapping[str, Any] = self.info["features"]
             self.cameras = tuple(
                 name for name, feature in features.items() if feature["dtype"] in ("video", "image")
@@ -96,9 +119,11 @@ class RobotDataSet:
             self._in_videos = {name for name in self.cameras if features[name]["dtype"] == "video"}
             self.features = {name: tuple(feature["shape"]) for name, feature in features.items()}
             """Shape of each feature."""
+            for camera in self.cameras:
+                _check_picture(self.features[camera], place=f"{folder / INFO}, {camera}")
             episodes = self._places_2() if version == "v2.1" else self._places_3()
             self.episodes = tuple(sorted(episodes, key=lambda place: place.index))
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"{folder / 'meta'} is incomplete: {error!r}. {REMEDY}") from error
 
     @property
@@ -174,12 +199,7 @@ class RobotDataSet:
     ) -> pyarrow.Table:
         columns = [ACTION, INDEX, *([state] if state else [])]
         columns += [camera for camera in cameras if camera not in self._in_videos]
-        try:
-            table = parquet.read_table(
-                place.data, columns=columns, filters=[(INDEX, "=", place.index)]
-            )
-        except (OSError, pyarrow.ArrowException) as error:
-            raise ValueError(f"{place.data} cannot be read: {error}. {REMEDY}") from error
+        table = _table(place.data, columns, filters=[(INDEX, "=", place.index)])
         missing = [name for name in columns if name not in table.schema.names]
         if missing or len(table) != place.length:
             found = f"no {missing[0]}" if missing else f"{len(table)} frames"
@@ -217,11 +237,7 @@ class RobotDataSet:
         if not files:
             raise ValueError(f"{self.folder} has no meta/episodes. {REMEDY}")
         for file in files:
-            try:
-                rows = parquet.read_table(file, columns=columns).to_pylist()
-            except (OSError, pyarrow.ArrowException) as error:
-                raise ValueError(f"{file} cannot be read: {error}. {REMEDY}") from error
-            for row in rows:
+            for row in _table(file, columns).to_pylist():
                 yield EpisodePlace(
                     index=int(row[INDEX]),
                     task=str(row["tasks"][0]),
@@ -246,10 +262,14 @@ class RobotDataSet:
 
     def _inside(self, pattern: str, words: Mapping[str, Any]) -> Path:
         """A file of the data set; patterns of a foreign info.json may not lead out of it."""
-        name = str(pattern).format(**words)
+        name = WORD.sub(lambda word: str(words[word[1]]).zfill(int(word[2] or 0)), str(pattern))
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{self.folder / INFO} names {name}, outside of the data set.")
+        too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts)
+        if path.is_absolute() or ".." in path.parts or too_long or not name.isprintable():
+            raise ValueError(
+                f"{self.folder / INFO} names {name!r:.300}, which is outside of the data set, or "
+                f"no name of a file. {REMEDY}"
+            )
         return self.folder / name
 
 
@@ -261,6 +281,46 @@ def is_robot_data_set(folder: Path) -> bool:
 def kept_frames(length: int, every: int) -> list[int]:
     """Numbers of each `every`-th frame, and of the last."""
     return sorted({*range(0, length, every), length - 1})
+
+
+def _check_picture(shape: tuple[Any, ...], *, place: str) -> None:
+    sides = shape[:2]
+    if (
+        len(sides) < 2
+        or not all(is_count(side, least=1) for side in sides)
+        or sides[0] * sides[1] > MOST_PIXELS
+    ):
+        raise ValueError(
+            f"{place} has the shape {shape!r:.100}; it is height, width and channels, of at most "
+            f"{MOST_PIXELS} pixels. {REMEDY}"
+        )
+
+
+def _table(
+    file: Path, columns: Sequence[str], *, filters: list[tuple[str, str, int]] | None = None
+) -> pyarrow.Table:
+    """Columns of a parquet file; a constant column of any length is a few bytes of the file."""
+    try:
+        metadata = parquet.read_metadata(file)
+        heads = tuple(f"{name}." for name in columns)
+        leaves = [
+            number
+            for number in range(len(metadata.schema))
+            if f"{metadata.schema.column(number).path}.".startswith(heads)
+        ]
+        values = sum(
+            metadata.row_group(group).column(leaf).num_values
+            for group in range(metadata.num_row_groups)
+            for leaf in leaves
+        )
+        if values > MOST_VALUES:
+            raise ValueError(
+                f"{file} would unpack to {values} values, more than {MOST_VALUES}. Split it into "
+                "files of fewer episodes."
+            )
+        return parquet.read_table(file, columns=list(columns), filters=filters)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{file} cannot be read: {error}. {REMEDY}") from error
 
 
 def _numbers(rows: pyarrow.Table, name: str | None, kept: Sequence[int]) -> NDArray[np.float32]:
@@ -281,8 +341,9 @@ def _pictures(
     for number in kept:
         try:
             with Image.open(io.BytesIO(column[number].as_py()["bytes"])) as picture:
+                _check_picture((picture.height, picture.width), place="A picture")
                 scaled = picture.convert("RGB")
-        except (OSError, TypeError, KeyError) as error:
+        except (OSError, TypeError, KeyError, Image.DecompressionBombError) as error:
             raise ValueError(f"A picture cannot be read: {error}. {REMEDY}") from error
         if size is not None and scaled.size != (size[1], size[0]):
             scaled = scaled.resize((size[1], size[0]), Image.Resampling.BOX)
