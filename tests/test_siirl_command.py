@@ -159,7 +159,7 @@ def test_a_signal_ends_a_subcommand_with_a_word_and_its_status(
     )
     assert process.stdout is not None and process.stdout.readline() == "started\n"
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert (process.returncode, errors) == (128 + number, "siirl: interrupted\n")
 
 

@@ -60,8 +60,8 @@ class Playground:
 def engine_of(
     url: str, *, model: LanguageModel, tokenizer: ChatTokenizer, **options: Any
 ) -> ServerEngine:
-    """An engine with short deadlines."""
-    deadlines = {"token": None, "deadline_s": 20.0, "reconnect_s": 0.2}
+    """An engine that soon gives up a server that has gone."""
+    deadlines = {"token": None, "deadline_s": 600.0, "reconnect_s": 0.2}
     link = ServerLink(url, **{name: options.pop(name, value) for name, value in deadlines.items()})
     try:
         return ServerEngine(

@@ -71,7 +71,7 @@ def rounds(*, lockstep: bool, delays: dict[str, int]) -> tuple[list, list]:
         said = await asyncio.gather(*(episode(name, delay) for name, delay in delays.items()))
         assert said == [[7, 8, 7]] * len(delays)
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 600))
     return engines[0].steps, engines[1].steps
 
 
@@ -98,7 +98,7 @@ def test_agents_of_one_group_share_its_engine_and_are_counted_once():
         await asyncio.gather(team.agenerate(asks("x", 0)), team.agenerate(asks("x", 1)))
         team.episode_ended()
 
-    asyncio.run(asyncio.wait_for(both(), 60))
+    asyncio.run(asyncio.wait_for(both(), 600))
     assert engine.steps == [["x-a0", "x-a1"]]
     assert team.take_stats()["calls"] == 2
 
@@ -113,4 +113,4 @@ def test_a_request_that_an_engine_refuses_is_refused_to_its_episode(lockstep):
         await team.agenerate(long)
 
     with pytest.raises(Exception, match="the engine ends at 100"):
-        asyncio.run(asyncio.wait_for(ask(), 60))
+        asyncio.run(asyncio.wait_for(ask(), 600))

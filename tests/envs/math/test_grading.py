@@ -113,7 +113,7 @@ def test_megabytes_of_digits_are_too_long_and_quick(grader, style):
     truth = COUNTDOWN if style == "countdown" else "9"
     began = time.process_time()
     assert grade(grader, "#### " + "9" * 5_000_000, truth, style).verdict == TOO_LONG
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 60  # a second if linear, hours if quadratic
 
 
 TOWER = "9^{9^{9^9}}"

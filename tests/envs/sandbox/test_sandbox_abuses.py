@@ -5,14 +5,12 @@ Every abuse is bounded by itself as well (so many forks, so many mebibytes), so 
 not take the machine down.
 """
 
-import time
 from dataclasses import replace
 
 import pytest
 from trials import RIGHT, SMALL, executions, problem, sandboxed_processes, verdict
 
 from envs.sandbox.limits import MEBIBYTE, Ending
-from envs.sandbox.local import START_S
 from envs.sandbox.sandbox_env import make_sandbox
 
 FINISHED, CPU, WALL, OUTPUT, FILES, MEMORY, PROCESSES = (
@@ -165,12 +163,10 @@ def hasty():
 @pytest.mark.parametrize("name", ABUSES)
 def test_abuse_is_ended(small, seven, name):
     program, endings = ABUSES[name]
-    begin = time.monotonic()
     (execution,) = executions(small, program)
     assert execution.ending in endings, execution
     assert b"through" not in execution.output or execution.exit_status != 0
     assert (execution.ending, execution.exit_status) != (FINISHED, 0)
-    assert time.monotonic() - begin < START_S + SMALL.wall_s
     assert verdict(small, seven, RIGHT).success  # the service goes on
 
 
@@ -242,7 +238,6 @@ def test_supervisor_that_cannot_clean_up_fails_the_program_not_the_service(small
 
 def test_time_of_all_tests_is_bounded(seven):
     sandbox = make_sandbox("bubblewrap", limits=replace(SMALL, total_s=1.0))
-    begin = time.monotonic()
     result = verdict(
         sandbox,
         problem(inputs=["1"] * 20, outputs=["1"] * 19 + ["2"]),
@@ -250,7 +245,6 @@ def test_time_of_all_tests_is_bounded(seven):
     )
     assert result.passed < 8 and not result.success
     assert "out of time" in result.sentence or "not run" in result.sentence
-    assert time.monotonic() - begin < START_S
 
 
 def test_result_above_the_bound_ends_the_test(small):

@@ -176,7 +176,7 @@ def test_options_that_make_no_sense_are_refused(env, options, sentence):
 
 def test_pool_plays_episodes_side_by_side(small):
     async def play_all():
-        pool = EnvPool("sandbox", {"limits": LIMITS}, 1, 4, cluster="local", deadline_s=60.0)
+        pool = EnvPool("sandbox", {"limits": LIMITS}, 1, 4, cluster="local", deadline_s=600.0)
         await pool.start()
         try:
             return await asyncio.gather(*(play_one(pool, seed) for seed in range(8)))

@@ -27,7 +27,7 @@ def run_in(namespace, *arguments, repository):
     """This interpreter with `arguments`, in a user namespace that `namespace` makes."""
     path = f"{repository}:{Path(__file__).parent}"
     command = [*namespace, "env", f"PYTHONPATH={path}", sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=repository)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1500, cwd=repository)
 
 
 @pytest.fixture(params=[SINGLE_USER, (*AS_NOBODY, *SINGLE_USER)], ids=["as we are", "as nobody"])

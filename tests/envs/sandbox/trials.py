@@ -47,7 +47,7 @@ def verdict(sandbox, asked, program, *, stop_early=False):
     return asyncio.run(judge(sandbox, asked, program, stop_early=stop_early))
 
 
-def sandboxed_processes(*, patience_s=20.0):
+def sandboxed_processes(*, patience_s=600.0):
     """Ids of sandboxes' processes that live on; those of tests that run side by side end within
     seconds, and are waited for.
     """

@@ -80,7 +80,7 @@ def test_malformed_call_says_what_is_wrong(block, reason):
 def test_megabytes_take_linear_time(text):
     began = time.process_time()
     read_calls(text)
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 60  # a second if linear, hours if quadratic
 
 
 def test_no_more_than_64_calls_are_read():

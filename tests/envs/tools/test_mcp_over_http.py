@@ -30,7 +30,7 @@ def with_tools(
 @pytest.mark.parametrize("streams", [False, True], ids=["JSON", "event stream"])
 def test_ten_mebibytes_are_a_result(streams: bool) -> None:
     with PlainHttpServer(streams=streams) as server:
-        text = with_tools(lambda tools: tools.call("long", {}), server, deadline_s=60.0)
+        text = with_tools(lambda tools: tools.call("long", {}), server, deadline_s=600.0)
     assert len(text) == LONG
 
 
@@ -47,7 +47,7 @@ def test_the_token_of_a_file_is_sent(tmp_path: Path) -> None:
     [("fail", "it cannot"), ("wait", "no answer within 0.3 s"), ("nonsense", "not an MCP result")],
 )
 def test_a_call_that_fails_is_an_error_for_the_model(tool: str, sentence: str) -> None:
-    deadline_s = 0.3 if tool == "wait" else 30.0
+    deadline_s = 0.3 if tool == "wait" else 600.0
     with PlainHttpServer() as server, pytest.raises(ToolError, match=sentence):
         with_tools(lambda tools: tools.call(tool, {}), server, deadline_s=deadline_s)
 

@@ -207,7 +207,7 @@ def test_process_that_left_its_session_ends_with_the_process_that_hosts_the_serv
     """The host is killed, and can tidy up nothing; the supervisor sees its end, a moment later."""
     program = (
         "import asyncio, os, signal, sys\nfrom envs.tools.mcp_server import MCPTools\n"
-        f"tools = MCPTools(**{plain_server!r}, deadline_s=60.0, start_deadline_s=250.0)\n"
+        f"tools = MCPTools(**{plain_server!r}, deadline_s=600.0, start_deadline_s=600.0)\n"
         "async def play():\n    print(await tools.call('stay', {}), flush=True)\n    "
         "os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(play())"

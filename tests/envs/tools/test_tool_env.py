@@ -19,7 +19,7 @@ from siirl.env_server.pool import EnvPool
 from siirl.errors import SimulationFailed
 
 CALCULATOR = "envs.tools.arithmetic:calculator"
-DEADLINE_S = 60.0  # of tools that do not hang: a busy machine may take its time
+DEADLINE_S = 600.0  # of tools that do not hang: a busy machine may take its time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,7 +166,7 @@ def test_tool_that_hangs_is_cut_off_and_the_episode_goes_on(tool_module):
 
 
 def test_long_answers_of_tools_are_cut(tool_module):
-    env = make(tools=[f"{tool_module}:much"], max_tool_characters=10, tool_deadline_s=61.0)
+    env = make(tools=[f"{tool_module}:much"], max_tool_characters=10, tool_deadline_s=601.0)
     assert said(play(env, write_call(ToolCall("much", {})))[1]) == [
         "xxxxxxxxxx… (99990 more characters)"
     ]
@@ -236,7 +236,7 @@ def test_budget_starts_anew_with_each_episode():
 
 def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
     env = make(
-        tools=[CALCULATOR, {"mcp": notes_server | {"deadline_s": 60.0, "start_deadline_s": 250.0}}]
+        tools=[CALCULATOR, {"mcp": notes_server | {"deadline_s": 600.0, "start_deadline_s": 600.0}}]
     )
     assert not env.spec.replayable
     remember = write_call(ToolCall("remember", {"note": "x"}))
@@ -261,8 +261,8 @@ def test_mcp_server_that_does_not_come_back_costs_its_episode_and_no_other(plain
     """
     mcp = plain_server | {
         "args": [*plain_server["args"], str(tmp_path)],
-        "deadline_s": 60.0,
-        "start_deadline_s": 250.0,
+        "deadline_s": 600.0,
+        "start_deadline_s": 600.0,
     }
     arguments = {"tasks": ["sums-6"], "tools": [{"mcp": mcp}]}
     all_have_called = asyncio.Barrier(4)
@@ -280,7 +280,7 @@ def test_mcp_server_that_does_not_come_back_costs_its_episode_and_no_other(plain
 
     async def run():
         async with EnvPool(
-            "tools", arguments, num_servers=1, envs_per_server=4, cluster="local", deadline_s=280.0
+            "tools", arguments, num_servers=1, envs_per_server=4, cluster="local", deadline_s=1500.0
         ) as pool:
             outcomes = await asyncio.gather(
                 *(episode(pool, number) for number in range(4)), return_exceptions=True
@@ -339,7 +339,7 @@ def test_runner_that_cannot_run_programs_fails_the_episode(monkeypatch, tmp_path
 
 
 def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
-    env = make(tool_deadline_s=62.0)  # its own workers
+    env = make(tool_deadline_s=602.0)  # its own workers
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(
         EpisodeFailed, match=r"No process for .* could be started: it ended with status 1"
@@ -388,7 +388,7 @@ def test_many_episodes_with_tools_run_behind_one_server():
 
     async def run():
         async with EnvPool(
-            "tools", arguments, num_servers=1, envs_per_server=8, cluster="local", deadline_s=120.0
+            "tools", arguments, num_servers=1, envs_per_server=8, cluster="local", deadline_s=1500.0
         ) as pool:
 
             async def episode(seed):
