@@ -480,6 +480,13 @@ ROWS: tuple[Row, ...] = (
     ),
     (
         "trainer",
+        ("val_before_train",),
+        replace(
+            EVALUATIONS, applies=_any(EVALUATIONS.applies, _is("trainer.val_before_train", False))
+        ),
+    ),
+    (
+        "trainer",
         ("record_val_episodes",),
         replace(
             EVALUATIONS, applies=_any(EVALUATIONS.applies, _is("trainer.record_val_episodes", 0))

@@ -102,7 +102,6 @@ ALWAYS_READ = {
         f"trainer.{name}"
         for name in (
             "save_freq",
-            "val_before_train",
             "val_episodes",
             "project_name",
             "experiment_name",
@@ -315,6 +314,10 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         (
             "trainer.val_episodes=0 trainer.val_samples=4",
             "trainer.val_samples=4 is read by evaluations, which trainer.val_episodes=0",
+        ),
+        (
+            "trainer.val_episodes=0 trainer.val_before_train=true",
+            "trainer.val_before_train=true is read by evaluations, which trainer.val_episodes=0",
         ),
         (
             "trainer.val_episodes=0 trainer.test_freq=3",
