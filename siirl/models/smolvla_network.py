@@ -31,6 +31,7 @@ from torch.nn import functional
 from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
+    LlamaDecoderLayer,
     LlamaMLP,
     LlamaRMSNorm,
     apply_rotary_pos_emb,
@@ -115,17 +116,13 @@ class SmolVLANetwork(nn.Module):
         allowed_LL = ~is_state_L | is_state_L[:, None]
         mask_N1LL = valid_NL[:, None, None] & allowed_LL
         angles = rotations(valid_NL.cumsum(1) - 1, self.vlm_with_expert.head_size)
-        kept = KeptKeys()
+        pairs = []
         hidden_NLW = places_NLW
         for layer in vlm.text_model.layers:
-            hidden_NLW = layer(
-                hidden_NLW,
-                attention_mask=mask_N1LL,
-                past_key_values=kept,
-                position_embeddings=tuple(part.to(hidden_NLW.dtype) for part in angles),
-            )
-        context = torch.stack([torch.stack(pair, dim=1) for pair in kept.pairs], dim=1)
-        return context, vlm.text_model.norm(hidden_NLW[:, -1])
+            rotated = tuple(part.to(hidden_NLW.dtype) for part in angles)
+            hidden_NLW, *pair = layer(hidden_NLW, mask=mask_N1LL, angles=rotated)
+            pairs.append(torch.stack(pair, dim=1))
+        return torch.stack(pairs, dim=1), vlm.text_model.norm(hidden_NLW[:, -1])
 
     def valid(self, words_NL: torch.Tensor, *, images: int) -> torch.Tensor:
         """Places of the prefix that are not padding, [N, L]."""
@@ -204,13 +201,52 @@ class VLMWithExpert(nn.Module):
         self.vlm: Any = SmolVLMForConditionalGeneration._from_config(
             config, attn_implementation="sdpa", dtype=torch.float32
         )
-        if shape.vlm_layers > 0:
-            layers = self.vlm.model.text_model.layers
-            self.vlm.model.text_model.layers = layers[: shape.vlm_layers]
+        language: Any = self.vlm.model.text_model
+        layers = list(language.layers)[: shape.vlm_layers if shape.vlm_layers > 0 else None]
+        language.layers = nn.ModuleList(
+            PrefixLayer(language.config, number) for number in range(len(layers))
+        )
         self.lm_expert = ActionExpert(text, shape, layers=len(self.vlm.model.text_model.layers))
         self.head_size = int(text.head_dim)
         patches = (vision.image_size // vision.patch_size) ** 2
         self.places_per_image = patches // config.scale_factor**2
+
+
+class PrefixLayer(LlamaDecoderLayer):
+    """A layer of the language model that returns its keys and values too.
+
+    FSDP2 gathers a block's weights for the backward pass when the gradient of one of its outputs is
+    known; keys that left through a cache would find them freed.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_NLW: torch.Tensor,
+        *,
+        mask: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Hidden states [N, L, W], keys and values [N, G, L, D]."""
+        kept = KeptKeys()
+        named: Any = {"past_key_values": kept}
+        output = super().forward(
+            hidden_NLW, attention_mask=mask, position_embeddings=angles, **named
+        )
+        return output, kept.keys, kept.values
+
+
+class KeptKeys:
+    """Stands for transformers' cache: keeps a layer's keys and values, and adds none."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *rest: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values as they came."""
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 class ActionExpert(nn.Module):
@@ -285,20 +321,6 @@ class ExpertLayer(nn.Module):
 
     def _heads(self, numbers: torch.Tensor) -> torch.Tensor:
         return numbers.unflatten(-1, (-1, self.self_attn.head_dim)).transpose(1, 2)
-
-
-class KeptKeys:
-    """Stands for transformers' cache: keeps each layer's keys and values, and adds none."""
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *rest: Any, **named: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as they came."""
-        self.pairs.append((keys, values))
-        return keys, values
 
 
 def rotations(position_NL: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
