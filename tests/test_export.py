@@ -172,13 +172,13 @@ def spec() -> EnvSpec:
     )
 
 
-@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("of_run", [False, True])
 def test_an_openvla_comes_back_in_the_published_layout_bit_for_bit(
-    of_run: bool, state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_run: bool, separate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     know_tiny_encoders(monkeypatch)
-    published = write_checkpoint(tmp_path / "published", state=state)
+    published = write_checkpoint(tmp_path / "published", state=separate, head=separate)
     source = published
     if of_run:
         policy = load_openvla_oft(published, spec()).float()
@@ -189,12 +189,13 @@ def test_an_openvla_comes_back_in_the_published_layout_bit_for_bit(
     words = ("--dtype", "bfloat16", "--file-gb", "0.002")
     assert export(source, "--output", out, *words) == 0
     assert stored(out) == stored(published)
-    projectors = [
-        torch.load(next(folder.glob("proprio_projector*")), weights_only=True) if state else {}
-        for folder in (published, out)
-    ]
-    assert projectors[0].keys() == projectors[1].keys()
-    assert all(torch.equal(projectors[0][n].bfloat16(), projectors[1][n]) for n in projectors[0])
+    names = [file.name for file in published.glob("*.pt")]
+    assert sorted(file.name for file in out.glob("*.pt")) == sorted(names)
+    assert len(names) == 2 * separate
+    for name in names:
+        before, after = (torch.load(place / name, weights_only=True) for place in (published, out))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[each].bfloat16(), after[each]) for each in before)
     load_openvla_oft(out, spec())
 
 

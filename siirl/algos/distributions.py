@@ -72,6 +72,13 @@ class ActionDistribution(abc.ABC):
     def entropy(self) -> torch.Tensor:
         """Entropy [N, T] in nats; of continuous choices, that of the density."""
 
+    def act(
+        self, uniforms_NU: torch.Tensor | None, *, top_p: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choices, sampled or (without uniform numbers) the mode, and their log-probs [N, T]."""
+        choices = self.mode() if uniforms_NU is None else self.sample(uniforms_NU, top_p=top_p)
+        return choices, self.log_prob(choices)
+
     def values(self, choices: torch.Tensor) -> torch.Tensor:
         """What the policy's action coding decodes, [N, T]: tokens, or numbers in [-1, 1]."""
         return choices

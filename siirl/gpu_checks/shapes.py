@@ -16,7 +16,8 @@ from siirl.gpu_checks.check import Trial
 from siirl.models import openvla_vision
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.language_model import LanguageModel, recompute_activations
-from siirl.models.openvla_oft import OpenVLAOFT, OpenVLATokenizer
+from siirl.models.openvla_oft import OpenVLAOFT
+from siirl.models.openvla_policy import OpenVLATokenizer, Parts
 from siirl.models.openvla_vision import EncoderShape
 from siirl.models.policy import Policy
 from siirl.params.model_args import LoraArguments
@@ -72,27 +73,26 @@ def openvla(trial: Trial, *, recompute: bool = False) -> OpenVLAOFT:
     ranges = Quantiles(np.zeros(NUMBERS), np.ones(NUMBERS), np.ones(NUMBERS, bool))
     of_actions = Quantiles(np.zeros(ACTIONS), np.ones(ACTIONS), np.ones(ACTIONS, bool))
     with torch.device(trial.device):
-        policy = OpenVLAOFT(
-            {
+        parts = Parts(
+            config={
                 "text_config": {**text, "pad_token_id": PAD},
                 "timm_model_ids": list(encoders_of(trial)),
                 "pad_token_id": PAD,
             },
             preprocessor={"means": [[0.5] * 3] * 2, "stds": [[0.5] * 3] * 2},
             tokenizer=Tokenizer(WordLevel({"?": 0}, unk_token="?")),
-            action_tokenizer=OpenVLATokenizer(
-                bins=BINS,
-                low=(-1.0,) * ACTIONS,
-                high=(1.0,) * ACTIONS,
-                quantiles=of_actions,
-                vocabulary=PAD,
-            ),
-            proprioception=ranges,
-            images=1,
             question_length=QUESTION,
             recompute=recompute,
             folder=Path(),
         )
+        tokens = OpenVLATokenizer(
+            bins=BINS,
+            low=(-1.0,) * ACTIONS,
+            high=(1.0,) * ACTIONS,
+            quantiles=of_actions,
+            vocabulary=PAD,
+        )
+        policy = OpenVLAOFT(parts, action_tokenizer=tokens, proprioception=ranges, images=1)
     return policy.eval().to(trial.device)
 
 

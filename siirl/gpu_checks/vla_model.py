@@ -14,7 +14,8 @@ from siirl.gpu_checks.shapes import (
 )
 from siirl.gpu_checks.updates import act_all, engine_of, requests_of, timed_update
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
-from siirl.models.openvla_oft import OpenVLAOFT, openvla_flops
+from siirl.models.openvla_oft import OpenVLAOFT
+from siirl.models.openvla_policy import openvla_flops
 from siirl.params.model_args import LoraArguments
 
 PICTURE = (1, 224, 224, 3)

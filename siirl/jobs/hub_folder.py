@@ -35,11 +35,8 @@ from siirl.models.adapters import (
     name_without_adapters,
     stored_adapters,
 )
-from siirl.models.openvla_checkpoint import (
-    STATE_PROJECTOR,
-    STATE_PROJECTOR_FILE,
-    unused,
-)
+from siirl.models.openvla_checkpoint import SEPARATE, unused
+from siirl.models.openvla_oft import DEVIATION as OPENVLA_DEVIATION
 from siirl.models.smolvla import DEVIATION, VLM_FOLDER, processor_files
 from siirl.models.smolvla_checkpoint import NAME as SMOLVLA
 from siirl.models.stored_tensors import StoredTensors
@@ -160,8 +157,9 @@ def write_hub_folder(
             published = base or (training and training.base_folder) or policy
             copy_companions(published, folder)
             weights = with_unread_weights(weights, published=published)
-            write_state_projector(weights, folder, published=published, dtype=dtype)
-            names = [name for name in weights.types if not name.startswith(STATE_PROJECTOR)]
+            write_separate_modules(weights, folder, published=published, dtype=dtype)
+            apart = (*SEPARATE, OPENVLA_DEVIATION)
+            names = [name for name in weights.types if not name.startswith(apart)]
             weights = SomeWeights(weights, names)
         if description.get("type") == SMOLVLA:
             copy_processors(policy, folder)
@@ -232,22 +230,23 @@ def with_unread_weights(weights: Weights, *, published: Path) -> Weights:
     return whole
 
 
-def write_state_projector(
+def write_separate_modules(
     weights: Weights, folder: Path, *, published: Path, dtype: torch.dtype | None
 ) -> None:
-    """Write the projector of proprioception as its authors do: `module.` before each name."""
-    found = sorted(published.glob(STATE_PROJECTOR_FILE))
-    name = found[0].name if found else STATE_PROJECTOR_FILE.replace("*", "latest")
-    tensors = {
-        f"module.{each.removeprefix(STATE_PROJECTOR)}": _cast(weights.whole(each), dtype)
-        for each in weights.types
-        if each.startswith(STATE_PROJECTOR)
-    }
-    if not tensors and found:  # `weights` are published ones, which have the file already
-        loaded = torch.load(found[0], map_location="cpu", weights_only=True)
-        tensors = {each: _cast(tensor, dtype) for each, tensor in loaded.items()}
-    if tensors:
-        torch.save(tensors, folder / name)
+    """Write an OpenVLA-OFT's separate modules as its authors do: `module.` before each name."""
+    for prefix, pattern in SEPARATE.items():
+        found = sorted(published.glob(pattern))
+        name = found[0].name if found else pattern.replace("*", "latest")
+        tensors = {
+            f"module.{each.removeprefix(prefix)}": _cast(weights.whole(each), dtype)
+            for each in weights.types
+            if each.startswith(prefix)
+        }
+        if not tensors and found:  # `weights` are published ones, which have the file already
+            loaded = torch.load(found[0], map_location="cpu", weights_only=True)
+            tensors = {each: _cast(tensor, dtype) for each, tensor in loaded.items()}
+        if tensors:
+            torch.save(tensors, folder / name)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

@@ -1,16 +1,19 @@
-"""Reads checkpoints of OpenVLA-OFT as their authors publish them; errors name the remedy.
+"""Reads checkpoints of OpenVLA and OpenVLA-OFT as their authors publish them; errors name the remedy.
 
 A folder has config.json, safetensors files with the names of `OpenVLAForActionPrediction`,
-tokenizer.json, preprocessor_config.json, dataset_statistics.json and, if proprioception is read,
-its projector in a separate file. A run's checkpoints have the same layout, with all weights in one
-file. Reinforcement learning needs a policy that generates actions as tokens (SimpleVLA-RL, arXiv
-2509.09674, fine-tunes such): one with a regression head has no distribution to sample from and is
-refused. The first OpenVLA, which generates one token after the other, has the same files, but is
-not supported.
+tokenizer.json, preprocessor_config.json, statistics (dataset_statistics.json, or norm_stats in
+config.json) and, of OpenVLA-OFT, the projector of proprioception and the regression head in files of
+their own, if it has them. A run's checkpoints have the same layout, with all weights in one file.
+
+The files of the first OpenVLA and of an OpenVLA-OFT of tokens look alike: weights and configuration
+have the same names, and no entry says how actions were trained. The name of the model (`openvla`,
+`openvla_oft`) therefore says it.
 """
 
+import math
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,16 @@ from envs.archives import check_stored
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla import ACTION_SIZE, BINS, IMAGE_SIZE, Quantiles, read_statistics
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
-from siirl.models.openvla_oft import PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAOFT, OpenVLATokenizer
+from siirl.models.openvla import OpenVLA
+from siirl.models.openvla_oft import DEVIATION, OpenVLAOFT, OpenVLARegression
+from siirl.models.openvla_policy import (
+    PREPROCESSOR_FILE,
+    TOKENIZER_FILE,
+    OpenVLANumbers,
+    OpenVLAPolicy,
+    OpenVLATokenizer,
+    Parts,
+)
 from siirl.models.openvla_vision import VisionEncoder, encoder_shape
 from siirl.models.timm_vision import TimmEncoder
 from siirl.models.weights import CONFIG_FILE, materialise, plan_weights, stored_shapes
@@ -36,8 +48,18 @@ OWN = "own"
 VISIONS = (OWN, "timm")
 FREQUENCIES = "rotary_emb.inv_freq"
 STATE_PROJECTOR = "proprio_projector."
-STATE_PROJECTOR_FILE = "proprio_projector--*_checkpoint.pt"
-ACTION_HEAD = "action_head--*_checkpoint.pt"
+ACTION_HEAD = "action_head."
+SEPARATE = {
+    STATE_PROJECTOR: "proprio_projector--*_checkpoint.pt",
+    ACTION_HEAD: "action_head--*_checkpoint.pt",
+}
+"""Modules that training writes in files of their own: what their names begin with, and the file."""
+FILM = "vision_backbone--*_checkpoint.pt"
+REGRESSION = "model."
+"""What names of a regression head begin with; those of a diffusion head differ."""
+# in the middle of RLinf's bounds for pi0 (`noise_logvar_range`, 0.08 to 0.16); not tuned
+ACTION_STD = 0.12
+UNIT_BOUNDS = {"low": (-1.0,) * ACTION_SIZE, "high": (1.0,) * ACTION_SIZE}
 
 
 def load_openvla_oft(
@@ -49,9 +71,10 @@ def load_openvla_oft(
     question_length: int = 96,
     recompute: bool = True,
     vision: str = OWN,
+    action_std: float | None = None,
     weights: bool = True,
-) -> OpenVLAOFT:
-    """Read a checkpoint of OpenVLA-OFT whose actions are tokens.
+) -> OpenVLAOFT | OpenVLARegression:
+    """Read a checkpoint of OpenVLA-OFT, whose actions are tokens or those of a regression head.
 
     Args:
         folder: As published, or as a run exports it.
@@ -63,77 +86,191 @@ def load_openvla_oft(
         question_length: Tokens that questions are padded to.
         recompute: Recompute activations in the backward pass instead of keeping them.
         vision: Modules of the image encoders: `own`, or `timm` (`siirl.models.timm_vision`).
+        action_std: Deviation of a regression head's numbers (in [-1, 1]) before it is learnt; a
+            run's checkpoint has its own. None: `ACTION_STD`.
         weights: False checks everything and plans to read 15 GB of weights later
             (`siirl.models.weights.materialise`).
 
     Raises:
         MissingAssetError: A missing file.
-        CheckpointError: A damaged file, another model, or a policy that outputs numbers instead of
-            tokens.
+        CheckpointError: A damaged file, or another model.
         ConfigError: An environment or an option that does not fit.
     """
-    folder = Path(folder)
+    files = _read(Path(folder), statistics=statistics)
+    if any(files.folder.glob(FILM)):
+        raise CheckpointError(
+            f"{folder} has {FILM}: its encoders are modulated by the instruction (FiLM), which is "
+            "not supported. Take a checkpoint without."
+        )
+    state = files.state if files.has(STATE_PROJECTOR) else None
+    if files.has(STATE_PROJECTOR) and state is None:
+        raise CheckpointError(
+            f"{folder} reads proprioception, but its statistics have no ranges of it ('proprio')."
+        )
+    _check_environment(spec, images=images, state=state, folder=files.folder)
+    regression = files.has(ACTION_HEAD)
+    _check_deviation(action_std, regression=regression, folder=files.folder)
+    std = ACTION_STD if action_std is None else action_std
+    with init_empty_weights(include_buffers=False):
+        parts = files.parts(question_length=question_length, recompute=recompute, vision=vision)
+        policy: OpenVLAOFT | OpenVLARegression
+        if regression:
+            numbers = OpenVLANumbers(**UNIT_BOUNDS, quantiles=files.actions)
+            policy = OpenVLARegression(
+                parts, action_tokenizer=numbers, proprioception=state, images=images, std=std
+            )
+        else:
+            policy = OpenVLAOFT(
+                parts, action_tokenizer=files.tokens(), proprioception=state, images=images
+            )
+    if regression and DEVIATION not in files.stored:
+        files.separate[DEVIATION] = torch.full((ACTION_SIZE,), math.log(std))
+    _plan(policy, files, weights=weights)
+    return policy
+
+
+def load_openvla(
+    folder: str | Path,
+    spec: EnvSpec,
+    *,
+    statistics: str | None = None,
+    question_length: int = 96,
+    recompute: bool = True,
+    vision: str = OWN,
+    weights: bool = True,
+) -> OpenVLA:
+    """Read a checkpoint of the first OpenVLA, which generates one action token after another.
+
+    Arguments and errors are those of `load_openvla_oft`; the policy reads one camera.
+    """
+    files = _read(Path(folder), statistics=statistics)
+    parallel = [name.rstrip(".") for name in SEPARATE if files.has(name)]
+    if parallel:
+        raise CheckpointError(
+            f"{folder} has a {' and a '.join(parallel)}, which only OpenVLA-OFT has: take "
+            "model=openvla_oft."
+        )
+    _check_environment(spec, images=1, state=None, folder=files.folder)
+    with init_empty_weights(include_buffers=False):
+        parts = files.parts(question_length=question_length, recompute=recompute, vision=vision)
+        policy = OpenVLA(parts, action_tokenizer=files.tokens())
+    _plan(policy, files, weights=weights)
+    return policy
+
+
+def make_openvla_oft(
+    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+) -> OpenVLAOFT | OpenVLARegression:
+    """`load_openvla_oft` with the signature of `siirl.params.policies`.
+
+    Raises:
+        ConfigError: No path: there are no new weights of 7B parameters.
+    """
+    return load_openvla_oft(_required(path, "openvla_oft"), spec, **options, weights=weights)
+
+
+def make_openvla(
+    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+) -> OpenVLA:
+    """`load_openvla` with the signature of `siirl.params.policies`; raises as the other."""
+    return load_openvla(_required(path, "openvla"), spec, **options, weights=weights)
+
+
+def _required(path: str | None, model: str) -> str:
+    if path is None:
+        raise ConfigError(
+            f"model={model} ships no weights: set actor_rollout_ref.model.path to a "
+            "checkpoint's folder."
+        )
+    return path
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a checkpoint's files say."""
+
+    folder: Path
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    stored: dict[str, tuple[int, ...]]
+    """Shapes in the safetensors files."""
+    separate: dict[str, torch.Tensor]
+    """Weights from files of their own, by name in the policy."""
+    actions: Quantiles
+    state: Quantiles | None
+
+    def has(self, module: str) -> bool:
+        """Whether there are weights of a module."""
+        return any(name.startswith(module) for name in (*self.stored, *self.separate))
+
+    def tokens(self) -> OpenVLATokenizer:
+        """Coding of actions as tokens."""
+        text = self.config["text_config"]
+        vocabulary = int(text["vocab_size"]) - int(self.config["pad_to_multiple_of"])
+        return OpenVLATokenizer(
+            bins=BINS, **UNIT_BOUNDS, quantiles=self.actions, vocabulary=vocabulary
+        )
+
+    def parts(self, *, question_length: int, recompute: bool, vision: str) -> Parts:
+        """What every form is built from."""
+        encoders = _encoders(self.config["timm_model_ids"], vision=vision, recompute=recompute)
+        return Parts(
+            config=self.config,
+            preprocessor=self.preprocessor,
+            tokenizer=_tokenizer(self.folder),
+            question_length=question_length,
+            recompute=recompute,
+            folder=self.folder,
+            encoders=encoders,
+        )
+
+
+def _read(folder: Path, *, statistics: str | None) -> Files:
     config, preprocessor = _described(folder)
-    stored = stored_shapes(folder)
-    projector = _projector_of_state(folder)
-    reads_state = bool(projector) or any(name.startswith(STATE_PROJECTOR) for name in stored)
+    separate = {
+        name: tensor
+        for prefix, pattern in SEPARATE.items()
+        for name, tensor in _separate_module(folder, prefix, pattern).items()
+    }
+    heads = [name for name in separate if name.startswith(ACTION_HEAD)]
+    if any(not name.startswith(f"{ACTION_HEAD}{REGRESSION}") for name in heads):
+        raise CheckpointError(
+            f"{folder} has an action head with {heads[0].removeprefix(ACTION_HEAD)}: it is no "
+            "regression head (a diffusion head?), and is not supported. Take a checkpoint that "
+            "was fine-tuned with the L1 loss, or to generate actions as tokens."
+        )
     try:
         actions, state = read_statistics(folder, data=statistics)
     except ValueError as error:
         raise CheckpointError(
             f"{error} (actor_rollout_ref.model.options.statistics={statistics})"
         ) from error
-    if reads_state and state is None:
-        raise CheckpointError(
-            f"{folder} reads proprioception, but its statistics have no ranges of it ('proprio')."
-        )
-    _check_environment(spec, images=images, state=state if reads_state else None, folder=folder)
-    with init_empty_weights(include_buffers=False):
-        policy = OpenVLAOFT(
-            config,
-            preprocessor=preprocessor,
-            tokenizer=_tokenizer(folder),
-            action_tokenizer=OpenVLATokenizer(
-                bins=BINS,
-                low=(-1.0,) * ACTION_SIZE,
-                high=(1.0,) * ACTION_SIZE,
-                quantiles=actions,
-                vocabulary=int(config["text_config"]["vocab_size"])
-                - int(config["pad_to_multiple_of"]),
-            ),
-            proprioception=state if reads_state else None,
-            images=images,
-            question_length=question_length,
-            recompute=recompute,
-            folder=folder,
-            encoders=_encoders(config["timm_model_ids"], vision=vision, recompute=recompute),
-        )
+    return Files(folder, config, preprocessor, stored_shapes(folder), separate, actions, state)
+
+
+def _plan(policy: OpenVLAPolicy, files: Files, *, weights: bool) -> None:
+    """Compare the weights with the policy, and read them if asked."""
     expected = policy.state_dict()
     policy.planned = plan_weights(
         policy,
-        folder,
+        files.folder,
         left_out=lambda name: name not in expected and unused(name),
-        further=projector,
+        further=files.separate,
     )
     if weights:
         materialise(policy, torch.device("cpu"))
-    return policy
 
 
-def make_openvla_oft(
-    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
-) -> OpenVLAOFT:
-    """`load_openvla_oft` with the signature of `siirl.params.policies`.
-
-    Raises:
-        ConfigError: No path: there are no new weights of 7B parameters.
-    """
-    if path is None:
+def _check_deviation(std: float | None, *, regression: bool, folder: Path) -> None:
+    """Raise for a deviation that nothing reads, or that is none."""
+    key = "actor_rollout_ref.model.options.action_std"
+    if std is not None and not regression:
         raise ConfigError(
-            "model=openvla_oft ships no weights: set actor_rollout_ref.model.path to a "
-            "checkpoint's folder."
+            f"{key}={std} is read for a regression head, and the policy in {folder} has actions as "
+            "tokens: leave it out."
         )
-    return load_openvla_oft(path, spec, **options, weights=weights)
+    if std is not None and not (type(std) in (int, float) and 0 < std < math.inf):
+        raise ValueError(f"action_std={std!r} must be a positive number.")
 
 
 def _encoders(names: Sequence[str], *, vision: str, recompute: bool) -> list[VisionEncoder] | None:
@@ -160,19 +297,12 @@ def unused(name: str) -> bool:
 
 def _described(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json and preprocessor_config.json of a supported checkpoint."""
-    heads = sorted(folder.glob(ACTION_HEAD))
-    if heads:
-        raise CheckpointError(
-            f"{folder} has {heads[0].name}: it outputs numbers and no tokens, so it has no "
-            "probabilities to learn from. Take a checkpoint that was fine-tuned to generate "
-            "actions as tokens (of SimpleVLA-RL, for example)."
-        )
     contents = []
     for name, keys in ((CONFIG_FILE, CONFIG_KEYS), (PREPROCESSOR_FILE, ("means", "stds"))):
         if not (folder / name).is_file():
             raise MissingAssetError(
                 f"No {name} in {folder}. Set actor_rollout_ref.model.path to the whole folder of "
-                "an OpenVLA-OFT."
+                "an OpenVLA."
             )
         content = read_object(folder / name, remedy="Download it again.")
         missing = [key for key in keys if key not in content]
@@ -207,18 +337,18 @@ def _tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{file} is damaged ({error}): download it again.") from error
 
 
-def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights of the projector of proprioception, which training writes in a separate file.
+def _separate_module(folder: Path, prefix: str, pattern: str) -> dict[str, torch.Tensor]:
+    """Weights of a module that training writes in a file of its own, by name in the policy.
 
     Empty without such a file.
     """
-    files = sorted(folder.glob(STATE_PROJECTOR_FILE))
+    files = sorted(folder.glob(pattern))
     if not files:
         return {}
     if len(files) > 1:
         raise CheckpointError(
-            f"{folder} has several projectors of proprioception, "
-            f"{', '.join(file.name for file in files)}: keep one."
+            f"{folder} has several files {pattern}, {', '.join(file.name for file in files)}: "
+            "keep one."
         )
     try:
         check_stored(files[0])
@@ -227,10 +357,7 @@ def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"{files[0]} cannot be read ({error}). Copy or download it again."
         ) from error
-    return {
-        f"{STATE_PROJECTOR}{name.removeprefix('module.')}": tensor
-        for name, tensor in tensors.items()
-    }
+    return {f"{prefix}{name.removeprefix('module.')}": tensor for name, tensor in tensors.items()}
 
 
 def _check_environment(

@@ -1,68 +1,42 @@
-"""OpenVLA-OFT: a 7B VLA policy that decodes a chunk of action tokens in one pass.
+"""OpenVLA-OFT: a 7B VLA policy that decodes a chunk of actions in one pass.
 
-Paper: https://arxiv.org/abs/2502.19645. `siirl.models.openvla_checkpoint` reads checkpoints.
+Paper: https://arxiv.org/abs/2502.19645. Its actions are tokens, or numbers of a regression head,
+which have a learnt deviation here.
 
 Input of the language model: <s>, image patches, proprioception, the question, one empty embedding
-for each token of the chunk, </s>. Attention is not causal. The logits of a token are at the place
-before it (github.com/moojink/openvla-oft, prismatic/extern/hf/modeling_prismatic.py, MIT, and its
-fork of transformers). `envs.libero.openvla` defines the meaning of images, numbers and tokens.
+for each token of the chunk, </s>. Attention is not causal. The hidden state of a token is at the
+place before it (github.com/moojink/openvla-oft, prismatic/extern/hf/modeling_prismatic.py and
+prismatic/models/action_heads.py, MIT, and its fork of transformers). Left out: the diffusion head,
+and FiLM.
 """
 
-# N observation, I image, V place of vision (and proprioception), L place of the question, T token
-# of a chunk, S = V+L+T+1 place, D feature
+# N observation, V place of vision (and proprioception), L place of the question, T = K*A token of a
+# chunk (K actions of A numbers), S = V+L+T+1 place, D feature
 
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import math
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from envs.libero.openvla import (
-    CHUNK_LENGTH,
-    IMAGE_SIZE,
-    STATISTICS_FILE,
-    Quantiles,
-    action_tokens,
-    action_values,
-    environment_actions,
-    normalised_actions,
-    policy_image,
-    prompt,
+from envs.libero.openvla import CHUNK_LENGTH, Quantiles
+from siirl.algos.distributions import Categorical, Gaussian
+from siirl.models.flops import linear_flops
+from siirl.models.openvla_policy import (
+    OpenVLANumbers,
+    OpenVLAPolicy,
+    OpenVLATokenizer,
+    Parts,
+    bin_flops,
 )
-from siirl.algos.distributions import Categorical
-from siirl.errors import ConfigError
-from siirl.models.action_tokenizer import ActionTokenizer
-from siirl.models.flops import decoder_flops, image_flops, linear_flops
-from siirl.models.language_model import recompute_activations
-from siirl.models.openvla_vision import MLP, VisionBackbone, VisionEncoder, encoder_shape
-from siirl.models.policy import Policy
-from siirl.models.weights import CONFIG_FILE
 
-TOKENIZER_FILE = "tokenizer.json"
-PREPROCESSOR_FILE = "preprocessor_config.json"
-COPIED_FILES = (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    PREPROCESSOR_FILE,
-    STATISTICS_FILE,
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-)
-"""Files of a checkpoint that are copied next to the trained weights."""
-START = 1  # Llama's <s>
 STOP = 2  # Llama's </s>
-BLANK = 29_871  # the blank after "Out:", as in training
+HEAD_BLOCKS = 2  # of `L1RegressionActionHead`
+DEVIATION = "log_std"
+"""Name of the learnt deviation, which the published layout does not have."""
 EVERYBODY = "siirl_everybody"
 """Name of `attend_to_everybody` among the attention functions of transformers."""
 
@@ -86,140 +60,24 @@ def attend_to_everybody(
 AttentionInterface.register(EVERYBODY, attend_to_everybody)
 
 
-@dataclass(frozen=True)
-class OpenVLATokenizer(ActionTokenizer):
-    """Actions of `env=libero` as the checkpoint's tokens, counted from the first of its 256."""
-
-    quantiles: Quantiles
-    vocabulary: int
-    """Size of the tokenizer, whose last tokens are the action tokens."""
-
-    def decode(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
-        """Tokens [K*A] to actions, float32 [K, A]."""
-        values = action_values(tokens + (self.vocabulary - self.bins), vocabulary=self.vocabulary)
-        return environment_actions(values.reshape(-1, self.dimensions), quantiles=self.quantiles)
-
-    def encode(self, actions: NDArray[Any]) -> NDArray[np.int64]:
-        """Actions [K, A] to tokens, int64 [K*A]."""
-        values = normalised_actions(actions, quantiles=self.quantiles)
-        tokens = action_tokens(values, vocabulary=self.vocabulary)
-        return (tokens - (self.vocabulary - self.bins)).reshape(-1)
-
-
-class OpenVLAOFT(Policy):
-    """The policy; see `Policy` for the contract.
-
-    `siirl.models.openvla_checkpoint` builds one.
+class ParallelPolicy(OpenVLAPolicy):
+    """What both kinds of heads share: the hidden state of each token of a chunk.
 
     Args:
-        config: The checkpoint's config.json.
-        preprocessor: Its preprocessor_config.json.
-        tokenizer: Of the question.
-        action_tokenizer: Of the actions.
+        parts: Of the checkpoint.
         proprioception: Quantiles of proprioception, for a checkpoint that reads it.
         images: Number of the environment's images that are read, from the first on.
-        question_length: Tokens that every question is padded to.
-        recompute: Keep only the input of each block for the backward pass.
-        folder: Folder of the files next to the weights.
-        encoders: See `VisionBackbone`.
     """
 
-    read_past = ("language_model.lm_head",)
+    chunk_length = CHUNK_LENGTH
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        *,
-        preprocessor: Mapping[str, Any],
-        tokenizer: Tokenizer,
-        action_tokenizer: OpenVLATokenizer,
-        proprioception: Quantiles | None,
-        images: int,
-        question_length: int,
-        recompute: bool,
-        folder: Path,
-        encoders: Sequence[VisionEncoder] | None = None,
-    ) -> None:
-        super().__init__()
-        self.action_tokenizer: OpenVLATokenizer = action_tokenizer
-        self.tokenizer = tokenizer
-        self.folder = folder
-        self.images = images
-        self.question_length = question_length
-        self.padding = int(config["pad_token_id"])
-        self.chunk_length = CHUNK_LENGTH
-        self.first_action = action_tokenizer.vocabulary - action_tokenizer.bins
-        llama = LlamaConfig(**config["text_config"])
-        width = llama.hidden_size
-        self.feature_size = width
-        self.vision_backbone = VisionBackbone(
-            [encoder_shape(name) for name in config["timm_model_ids"]],
-            means=preprocessor["means"],
-            stds=preprocessor["stds"],
-            image_size=IMAGE_SIZE,
-            recompute=recompute,
-            encoders=encoders,
-        )
-        seen = self.vision_backbone.width
-        fused = len(config["timm_model_ids"]) > 1
-        self.projector = MLP((seen, 4 * seen, width, width) if fused else (seen, width, width))
-        self.quantiles = proprioception
-        self.proprio_projector = (
-            None if proprioception is None else MLP((len(proprioception.low), width, width))
-        )
-        self.language_model = AutoModelForCausalLM.from_config(
-            llama, attn_implementation=EVERYBODY, dtype=torch.float32
-        )
-        if recompute:
-            recompute_activations(self.language_model)
+    def __init__(self, parts: Parts, *, proprioception: Quantiles | None, images: int) -> None:
+        super().__init__(parts, attention=EVERYBODY, proprioception=proprioception, images=images)
 
-    def prepare(
-        self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
-    ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
-        """Images [I, 224, 224, 3] and quantiles in [-1, 1], as in the checkpoint's training.
-
-        See `Policy.prepare`.
-        """
-        assert images is not None, "checked when the policy was made"
-        seen = np.stack([policy_image(image) for image in images[: self.images]])
-        if self.quantiles is None or proprioception is None:
-            return seen, None
-        return seen, self.quantiles.normalise(proprioception).astype(np.float32)
-
-    def observation_flops(self, instruction_ids: torch.Tensor) -> int:
-        """See `Policy.observation_flops`."""
-        question = int((instruction_ids != self.padding).sum(1).max())
-        return openvla_flops(self, question=question)
-
-    def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
-        """Tokens of the question, int64 [L], from <s> to the blank after "Out:", padded at the end.
-
-        Raises:
-            ConfigError: A question longer than L.
-        """
-        ids = self.tokenizer.encode(prompt(text)).ids
-        if ids[0] != START:
-            ids = [START, *ids]
-        if ids[-1] != BLANK:
-            ids = [*ids, BLANK]
-        if len(ids) > self.question_length:
-            raise ConfigError(
-                f"The instruction {text!r} makes a question of {len(ids)} tokens: give "
-                f"actor_rollout_ref.model.options.question_length={len(ids)} or more."
-            )
-        return np.array(ids + [self.padding] * (self.question_length - len(ids)), np.int64)
-
-    def forward(
-        self,
-        *,
-        pixel_values: torch.Tensor | None,
-        proprioception: torch.Tensor | None,
-        instruction_ids: torch.Tensor,
-    ) -> Categorical:
-        """Action tokens of 256 bins [N, T]; see `Policy.forward`."""
-        hidden_NTD = self._hidden(pixel_values, proprioception, instruction_ids)
-        rows = slice(self.first_action, self.first_action + self.action_tokenizer.bins)
-        return Categorical(functional.linear(hidden_NTD, self.language_model.lm_head.weight[rows]))
+    @property
+    def places_beside(self) -> int:
+        """The tokens of a chunk, and </s>."""
+        return self.tokens_per_chunk + 1
 
     def features(
         self,
@@ -229,19 +87,9 @@ class OpenVLAOFT(Policy):
         instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """The last hidden state before the chunk's first token, [N, D]; see `Policy.features`."""
-        return self._hidden(pixel_values, proprioception, instruction_ids)[:, 0]
+        return self.hidden(pixel_values, proprioception, instruction_ids)[:, 0]
 
-    def drop_head(self) -> None:
-        """See `Policy.drop_head`."""
-        del self.language_model.lm_head
-
-    def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
-        """Copy the checkpoint's own files next to its weights; `notes` are not stored."""
-        for name in COPIED_FILES:
-            if (self.folder / name).is_file():
-                shutil.copyfile(self.folder / name, folder / name)
-
-    def _hidden(
+    def hidden(
         self,
         pixel_values: torch.Tensor | None,
         proprioception: torch.Tensor | None,
@@ -249,10 +97,10 @@ class OpenVLAOFT(Policy):
     ) -> torch.Tensor:
         """The language model's last hidden states [N, T, D], each at the place before its token."""
         assert pixel_values is not None, "checked when the policy was made"
-        ids_NL = instruction_ids[:, : int((instruction_ids != self.padding).sum(1).max())]
+        ids_NL = self.question(instruction_ids)
         words_NLD = self.language_model.get_input_embeddings()(ids_NL)
-        seen_NVD = self._seen(pixel_values, proprioception).to(words_NLD.dtype)
-        tokens = self.chunk_length * self.action_tokenizer.dimensions
+        seen_NVD = self.seen(pixel_values, proprioception).to(words_NLD.dtype)
+        tokens = self.tokens_per_chunk
         empty_NTD = words_NLD.new_zeros(len(ids_NL), tokens, words_NLD.shape[-1])
         stop_N1D = self.language_model.get_input_embeddings()(torch.full_like(ids_NL[:, :1], STOP))
         embeddings_NSD = torch.cat(
@@ -278,34 +126,128 @@ class OpenVLAOFT(Policy):
         first_N1D = output[torch.arange(len(output), device=output.device), last_word_N][:, None]
         return torch.cat([first_N1D, output[:, -after:-2]], dim=1)
 
-    def _seen(
-        self, pixel_values: torch.Tensor, proprioception: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Patches of all images, then proprioception if the checkpoint reads it: [N, V, D]."""
-        seen_NVD = (
-            self.projector(self.vision_backbone(pixel_values.flatten(0, 1)))
-            .unflatten(0, (len(pixel_values), -1))
-            .flatten(1, 2)
-        )
-        if self.proprio_projector is None:
-            return seen_NVD
-        assert proprioception is not None, "checked when the policy was made"
-        state_ND = self.proprio_projector(proprioception.to(self.proprio_projector.dtype))
-        return torch.cat([seen_NVD, state_ND[:, None]], dim=1)
+
+class OpenVLAOFT(ParallelPolicy):
+    """The policy of action tokens; see `Policy` for the contract.
+
+    Args:
+        parts: Of the checkpoint.
+        action_tokenizer: Of the actions.
+        proprioception: Quantiles of proprioception, for a checkpoint that reads it.
+        images: Number of the environment's images that are read, from the first on.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        action_tokenizer: OpenVLATokenizer,
+        proprioception: Quantiles | None,
+        images: int,
+    ) -> None:
+        super().__init__(parts, proprioception=proprioception, images=images)
+        self.action_tokenizer: OpenVLATokenizer = action_tokenizer
+
+    def forward(
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
+    ) -> Categorical:
+        """Action tokens of 256 bins [N, T]; see `Policy.forward`."""
+        hidden_NTD = self.hidden(pixel_values, proprioception, instruction_ids)
+        return Categorical(self.bin_logits(hidden_NTD, self.action_tokenizer))
+
+    def head_flops(self) -> int:
+        """See `OpenVLAPolicy.head_flops`."""
+        return bin_flops(self)
 
 
-def openvla_flops(policy: OpenVLAOFT, *, question: int) -> int:
-    """OpenVLA-OFT on one observation, whose question has `question` tokens."""
-    patches = policy.vision_backbone.patches
-    seen = policy.images * patches
-    images = policy.images * sum(
-        image_flops(shape, patches=patches) for shape in policy.vision_backbone.shapes
-    )
-    projector = seen * linear_flops(policy.projector)
-    state = 0 if policy.proprio_projector is None else linear_flops(policy.proprio_projector)
-    tokens = policy.chunk_length * policy.action_tokenizer.dimensions
-    places = seen + (policy.proprio_projector is not None) + question + tokens + 1
-    config = policy.language_model.config
-    decoder = decoder_flops(config, tokens=places, pairs=places**2, head_tokens=0)
-    head = 2 * tokens * config.hidden_size * policy.action_tokenizer.bins
-    return images + projector + state + decoder + head
+class OpenVLARegression(ParallelPolicy):
+    """The policy of a regression head; see `Policy` for the contract.
+
+    The head gives the mean of a Gaussian, which the published policy acts with. The log-deviation
+    of each dimension of an action is a weight of its own.
+
+    Args:
+        parts: Of the checkpoint.
+        action_tokenizer: Of the actions.
+        proprioception: Quantiles of proprioception, for a checkpoint that reads it.
+        images: Number of the environment's images that are read, from the first on.
+        std: Deviation of new weights, in the numbers that the head computes.
+    """
+
+    distribution = Gaussian
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        action_tokenizer: OpenVLANumbers,
+        proprioception: Quantiles | None,
+        images: int,
+        std: float,
+    ) -> None:
+        super().__init__(parts, proprioception=proprioception, images=images)
+        self.action_tokenizer: OpenVLANumbers = action_tokenizer
+        width, size = self.feature_size, action_tokenizer.dimensions
+        assert width is not None
+        self.action_head = nn.ModuleDict({"model": ResidualMLP(size * width, width, size)})
+        self.log_std = nn.Parameter(torch.full((size,), math.log(std)))
+        self.language_model.lm_head.requires_grad_(False)  # no action depends on it
+
+    def forward(
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
+    ) -> Gaussian:
+        """Normalised numbers [N, T]; see `Policy.forward`."""
+        hidden_NTD = self.hidden(pixel_values, proprioception, instruction_ids)
+        of_action_NKX = hidden_NTD.unflatten(1, (self.chunk_length, -1)).flatten(2)
+        mean_NKA = self.action_head["model"](of_action_NKX)
+        return Gaussian(mean_NKA.flatten(1), self.log_std.repeat(self.chunk_length))
+
+    def head_flops(self) -> int:
+        """See `OpenVLAPolicy.head_flops`."""
+        return self.chunk_length * linear_flops(self.action_head)
+
+    def drop_head(self) -> None:
+        """See `Policy.drop_head`."""
+        super().drop_head()
+        del self.action_head, self.log_std
+
+
+class ResidualMLP(nn.Module):
+    """`MLPResNet` of prismatic/models/action_heads.py, with its names."""
+
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(inputs)
+        self.fc1 = nn.Linear(inputs, width)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(HEAD_BLOCKS))
+        self.layer_norm2 = nn.LayerNorm(width)
+        self.fc2 = nn.Linear(width, outputs)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[..., inputs] to [..., outputs]."""
+        hidden = functional.relu(self.fc1(self.layer_norm1(values)))
+        for block in self.mlp_resnet_blocks:
+            hidden = block(hidden)
+        output: torch.Tensor = self.fc2(self.layer_norm2(hidden))
+        return output
+
+
+class ResidualBlock(nn.Module):
+    """A norm, a linear layer and a ReLU, with a residual connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[..., width] to the same."""
+        output: torch.Tensor = self.ffn(values) + values
+        return output

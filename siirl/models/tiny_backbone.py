@@ -372,7 +372,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
             )
     description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
     if description.get("model_type") == "openvla":
-        raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft.")
+        raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft, or model=openvla.")
     return description
 
 

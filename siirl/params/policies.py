@@ -19,9 +19,13 @@ POLICIES: dict[str, str] = {
     "tiny_flow_vla": "siirl.models.tiny_flow_vla:make_tiny_flow_vla",
     "control_policy": "siirl.models.control_policy:make_control_policy",
     "smolvla": "siirl.models.smolvla_checkpoint:make_smolvla",
+    "openvla": "siirl.models.openvla_checkpoint:make_openvla",
     "openvla_oft": "siirl.models.openvla_checkpoint:make_openvla_oft",
 }
 """Policies that act, by name."""
+
+ACTIONS_OF_A_PASS = {"openvla": 1, "openvla_oft": 8}
+"""Actions that a policy decodes from one observation, where no option says it."""
 
 LANGUAGE_MODEL = "causal_lm"
 """The policy of every text job (siirl.models.language_model)."""

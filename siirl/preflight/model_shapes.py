@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.libero.openvla import CHUNK_LENGTH, IMAGE_SIZE
+from envs.libero.openvla import IMAGE_SIZE
 from siirl.models.openvla_vision import EncoderShape, encoder_shape
 from siirl.params.documents import read_object
 
@@ -44,6 +44,8 @@ PATCH = 14  # pixels a side, of both published encoders
 QUESTION_LENGTH = 96
 """Places of a question, the default of `siirl.models.openvla_checkpoint.load_openvla_oft`."""
 ACTION_SIZE, PROPRIOCEPTION_SIZE = 7, 8  # of LIBERO
+ACTION_HEAD_FILE = "action_head--*_checkpoint.pt"
+"""A regression head of OpenVLA-OFT, which is not in config.json."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,16 @@ def decoder_shape(config: Mapping[str, Any]) -> ModelShape | None:
     return ModelShape(stacks=(stack,), other_linears=(), other_parameters=tables * tokens + width)
 
 
-def openvla_shape(config: Mapping[str, Any], *, images: int) -> ModelShape | None:
-    """OpenVLA-OFT by its config.json, with proprioception; None with another language model."""
+def openvla_shape(
+    config: Mapping[str, Any], *, images: int, regression: bool = False
+) -> ModelShape | None:
+    """OpenVLA by its config.json, with proprioception; None with another language model.
+
+    Args:
+        config: Of the checkpoint.
+        images: Of an observation.
+        regression: Whether it has a regression head.
+    """
     text = decoder_shape({**LLAMA, **config["text_config"]})
     if text is None:
         return None
@@ -203,7 +213,11 @@ def openvla_shape(config: Mapping[str, Any], *, images: int) -> ModelShape | Non
         (seen, 4 * seen, width, width) if len(encoders) > 1 else (seen, width, width)
     )
     projectors += _chain((PROPRIOCEPTION_SIZE, width, width))
+    head = ((ACTION_SIZE * width, width), (width, width), (width, width), (width, ACTION_SIZE))
+    projectors += head if regression else ()
     beside = sum(inputs * outputs + outputs for inputs, outputs in projectors)
+    # four LayerNorms, and the learnt deviation
+    beside += regression * (2 * (ACTION_SIZE + 3) * width + ACTION_SIZE)
     beside += sum(map(_embedding, encoders, patches))
     return ModelShape(
         stacks=(*(map(_vision_stack, encoders)), *text.stacks),
@@ -216,12 +230,12 @@ def openvla_shape(config: Mapping[str, Any], *, images: int) -> ModelShape | Non
     )
 
 
-def openvla_places(*, images: int, question: int) -> int:
+def openvla_places(*, images: int, question: int, actions: int) -> int:
     """Places of the language model for one observation: <s> and the question, patches,
-    proprioception, the tokens of a chunk, </s>.
+    proprioception, the tokens of `actions`, </s>.
     """
     patches = images * (IMAGE_SIZE // PATCH) ** 2
-    return patches + 1 + question + CHUNK_LENGTH * ACTION_SIZE + 1 + 1
+    return patches + 1 + question + actions * ACTION_SIZE + 1 + 1
 
 
 def read_shape(folder: Path, *, images: int) -> ModelShape | None:
@@ -235,7 +249,7 @@ def read_shape(folder: Path, *, images: int) -> ModelShape | None:
         return None
     config = read_object(file, remedy="Copy or download it again.")
     if "timm_model_ids" in config and "text_config" in config:
-        return openvla_shape(config, images=images)
+        return openvla_shape(config, images=images, regression=any(folder.glob(ACTION_HEAD_FILE)))
     return decoder_shape(config)
 
 

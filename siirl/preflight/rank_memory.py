@@ -19,6 +19,7 @@ from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER, VLLM, is_text
 from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
 from siirl.params.paths import find
+from siirl.params.policies import ACTIONS_OF_A_PASS
 from siirl.params.reward_args import RewardArguments
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.machine import GIB
@@ -34,7 +35,6 @@ from siirl.preflight.model_shapes import (
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
 # AdamW's update of many tensors at once makes one temporary of their size
 OPTIMISER_BYTES = 4
-OPENVLA_CHUNK = 8  # actions, as published for LIBERO (arXiv 2502.19645, section V)
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,13 @@ class PolicyMemory:
         if is_text(self.spec):
             row = data.max_prompt_length + data.max_response_length
             return actor.micro_batch_tokens or actor.micro_batch_size * row, 0
-        whole = actor.micro_batch_size * ceil(self.spec.max_episode_steps / OPENVLA_CHUNK)
+        model = self.policy.model
+        actions = ACTIONS_OF_A_PASS[model.policy]
+        whole = actor.micro_batch_size * ceil(self.spec.max_episode_steps / actions)
         observations = actor.micro_batch_chunks or whole
-        question = self.policy.model.options.get("question_length", QUESTION_LENGTH)
-        images = _images(self.policy.model)
-        return observations * openvla_places(images=images, question=question), observations
+        question = model.options.get("question_length", QUESTION_LENGTH)
+        places = openvla_places(images=_images(model), question=question, actions=actions)
+        return observations * places, observations
 
     def generation(self) -> Parts:
         """Keys and values of text engines, and vLLM's weights, of which each GPU holds its part."""

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT through the whole machine: acting, scoring, training, exporting and acting again, on
+"""OpenVLA through the whole machine: acting, scoring, training, exporting and acting again, on
 LIBERO's stand-ins.
 """
 
@@ -19,7 +19,6 @@ WORDS = (
         "pipeline=grpo",
         "env=libero",
         "env.assets=stand_in",
-        "model=openvla_oft",
         "cluster=local",
         "env.tasks=[object/1]",
     ),
@@ -67,13 +66,22 @@ class EveryOther(Memoryless):
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
-@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize(
+    ("model", "content"),
+    [
+        ("openvla_oft", {}),
+        ("openvla_oft", {"state": True}),
+        ("openvla_oft", {"state": True, "head": True}),
+        ("openvla", {}),
+    ],
+)
 def test_a_step_moves_the_weights_and_leaves_a_checkpoint_of_the_published_layout(
-    monkeypatch, tmp_path, state
+    monkeypatch, tmp_path, model, content
 ):
     know_tiny_encoders(monkeypatch)
-    folder = write_checkpoint(tmp_path / "checkpoint", state=state)
-    (event,) = run(tmp_path / "run", [*WORDS, f"actor_rollout_ref.model.path={folder}"])
+    folder = write_checkpoint(tmp_path / "checkpoint", **content)
+    words = [*WORDS, f"model={model}", f"actor_rollout_ref.model.path={folder}"]
+    (event,) = run(tmp_path / "run", words)
     assert event.metrics["actor/updates"] == 2
     assert event.metrics["actor/grad_norm"] > 0
     assert event.metrics["rollout/log_prob_gap"] < 1e-4
@@ -83,10 +91,10 @@ def test_a_step_moves_the_weights_and_leaves_a_checkpoint_of_the_published_layou
         "libero", assets="stand_in", tasks=["object/1"], image_size=64, camera="agentview"
     )
     before, after = (
-        build_policy("openvla_oft", path=str(place), spec=spec, seed=0, options={})
+        build_policy(model, path=str(place), spec=spec, seed=0, options={})
         for place in (folder, exported)
     )
-    assert (before.proprio_projector is not None) == state
+    assert (before.proprio_projector is not None) == content.get("state", False)
     moved = [
         not torch.equal(one, other)
         for one, other in zip(before.parameters(), after.parameters(), strict=True)

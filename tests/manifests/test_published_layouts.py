@@ -15,8 +15,8 @@ from transformers import AutoConfig, VJEPA2Model
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError
-from siirl.models.openvla_checkpoint import load_openvla_oft
-from siirl.models.openvla_oft import OpenVLAOFT
+from siirl.models.openvla_checkpoint import load_openvla, load_openvla_oft
+from siirl.models.openvla_oft import OpenVLAOFT, ResidualMLP
 from siirl.models.pretrained import plan_causal_lm, read_config
 from siirl.models.smolvla_checkpoint import load_smolvla
 from siirl.preflight.model_shapes import read_shape
@@ -76,6 +76,25 @@ def test_openvla_7b_finds_every_weight_under_its_published_name(openvla: OpenVLA
     ours = {name: tuple(tensor.shape) for name, tensor in openvla.state_dict().items()}
     assert ours == {name: shapes[name] for name in ours}
     assert sum(map(prod, ours.values())) == 7_498_156_704
+
+
+def test_the_first_openvla_finds_the_same_weights(openvla: OpenVLAOFT, tmp_path: Path) -> None:
+    """openvla/openvla-7b has the manifest's names and shapes, and its statistics in config.json."""
+    manifest = read_manifest("openvla_oft_7b")
+    folder = openvla_folder(tmp_path / "openvla", manifest)
+    (folder / "dataset_statistics.json").unlink()
+    statistics = {"norm_stats": {"bridge_orig": {"action": ACTION}}}
+    (folder / "config.json").write_text(json.dumps(manifest.config | statistics))
+    policy = load_openvla(folder, LIBERO, weights=False)
+    shapes = {name: tensor.shape for name, tensor in policy.state_dict().items()}
+    assert shapes == {name: tensor.shape for name, tensor in openvla.state_dict().items()}
+
+
+def test_a_regression_head_has_its_published_names_and_shapes() -> None:
+    with torch.device("meta"):
+        head = ResidualMLP(7 * 4096, 4096, 7)
+    ours = {f"module.model.{n}": tuple(tensor.shape) for n, tensor in head.state_dict().items()}
+    assert ours == read_manifest("openvla_oft_regression_head").shapes()
 
 
 def test_openvla_7b_leaves_out_only_what_no_pass_reads(openvla: OpenVLAOFT) -> None:
@@ -168,6 +187,16 @@ def test_the_memory_table_counts_the_weights_of_the_published_config(
         "qwen2_5_7b": manifest.content["parameters"],
     }
     assert shape.parameters == built[name]
+
+
+def test_the_memory_table_counts_a_regression_head(tmp_path: Path) -> None:
+    folder = write_headers(read_manifest("openvla_oft_7b"), tmp_path / "openvla")
+    without = read_shape(folder, images=1)
+    (folder / "action_head--150000_checkpoint.pt").touch()
+    with_head = read_shape(folder, images=1)
+    assert without is not None and with_head is not None
+    head = read_manifest("openvla_oft_regression_head").content["parameters"]
+    assert with_head.parameters - without.parameters == head + 7  # and the deviation
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -9,7 +9,7 @@ from envs.registry import env_spec
 from siirl.engine.training.device_peaks import peak_flops
 from siirl.models.flops import decoder_flops, video_flops
 from siirl.models.language_model import load_language_model
-from siirl.models.openvla_oft import openvla_flops
+from siirl.models.openvla_policy import openvla_flops
 from siirl.models.policy_loader import build_policy
 from siirl.models.tiny_vla import load_policy, tiny_vla_flops
 from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint

@@ -48,8 +48,8 @@ def test_a_line_is_all_that_a_new_policy_of_the_house_needs(monkeypatch):
 def test_an_unknown_policy_is_answered_with_the_known_ones():
     with pytest.raises(
         UnknownNameError,
-        match=r"Did you mean 'tiny_vla'\? Known: control_policy, module:name, openvla_oft, "
-        r"smolvla, tiny_flow_vla, tiny_vla",
+        match=r"Did you mean 'tiny_vla'\? Known: control_policy, module:name, openvla, "
+        r"openvla_oft, smolvla, tiny_flow_vla, tiny_vla",
     ):
         build("tiny_vlaa")
 

@@ -66,8 +66,11 @@ def know_tiny_encoders(monkeypatch):
         monkeypatch.setitem(openvla_vision.ENCODERS, name, shape)
 
 
-def write_checkpoint(folder, *, state=False, seed=0):
-    """Write a folder with a policy of random weights; return the folder."""
+def write_checkpoint(folder, *, state=False, head=False, seed=0):
+    """Write a folder with a policy of random weights; return the folder.
+
+    `state` adds the projector of proprioception, `head` the regression head.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
@@ -78,19 +81,36 @@ def write_checkpoint(folder, *, state=False, seed=0):
     weights = random_weights(seed)
     save_torch_state_dict(weights, folder, max_shard_size=2_000_000)
     if state:
-        generator = torch.Generator().manual_seed(seed + 1)
-        shapes = {
-            "fc1.weight": (WIDTH, 8),
-            "fc1.bias": (WIDTH,),
-            "fc2.weight": (WIDTH, WIDTH),
-            "fc2.bias": (WIDTH,),
-        }
-        projector = {
-            f"module.{name}": torch.randn(shape, generator=generator)
-            for name, shape in shapes.items()
-        }
+        shapes = linear("fc1", 8, WIDTH) | linear("fc2", WIDTH, WIDTH)
+        projector = random_module(shapes, seed=seed + 1)
         torch.save(projector, folder / "proprio_projector--50_checkpoint.pt")
+    if head:
+        torch.save(
+            random_module(head_weights(), seed=seed + 2), folder / "action_head--50_checkpoint.pt"
+        )
     return folder
+
+
+def random_module(shapes, *, seed):
+    """Weights of a module that is saved in a file of its own, behind DistributedDataParallel."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        f"module.{name}": 0.3 * torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
+
+
+def head_weights(width=WIDTH):
+    """Weights of `L1RegressionActionHead`, prismatic/models/action_heads.py."""
+
+    def norm(name, size):
+        return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+    weights = norm("model.layer_norm1", 7 * width) | linear("model.fc1", 7 * width, width)
+    for number in range(2):
+        block = f"model.mlp_resnet_blocks.{number}.ffn"
+        weights |= norm(f"{block}.0", width) | linear(f"{block}.1", width, width)
+    return weights | norm("model.layer_norm2", width) | linear("model.fc2", width, 7)
 
 
 def tokenizer():

@@ -161,10 +161,9 @@ class EmbodiedEngine:
             distribution = require_distribution(output, policy=type(self.policy).__name__).tempered(
                 self.temperature
             )
-            chosen = self._choose(distribution, [row.uniforms for row in rows])
+            chosen, scored = self._choose(distribution, [row.uniforms for row in rows])
             values = distribution.values(chosen).cpu().numpy()
-            log_probs = distribution.log_prob(chosen).cpu().numpy()
-        choices = chosen.cpu().numpy()
+        choices, log_probs = chosen.cpu().numpy(), scored.cpu().numpy()
         self.counts.busy_s += time.perf_counter() - begin
         self.counts.calls += len(requests)
         self.counts.forward_passes += 1
@@ -189,16 +188,21 @@ class EmbodiedEngine:
 
     def _choose(
         self, distribution: ActionDistribution, uniforms: list[NDArray[np.float32] | None]
-    ) -> torch.Tensor:
-        """Choices [N, T, ...]: sampled for rows with uniforms, the mode for the others."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choices [N, T, ...], sampled for rows with uniforms and the mode for the others, and their
+        log-probs [N, T].
+        """
         present = [row for row in uniforms if row is not None]
         if not present:
-            return distribution.mode()
+            return distribution.act(None)
         absent = np.zeros_like(present[0])
         uniforms_NU = self._tensor([absent if row is None else row for row in uniforms])
-        sampled = distribution.sample(uniforms_NU, top_p=self.top_p)
+        sampled = distribution.act(uniforms_NU, top_p=self.top_p)
         if len(present) == len(uniforms):
             return sampled
         is_sampled_N = torch.tensor([row is not None for row in uniforms], device=self.device)
-        axes = (-1, *[1] * (sampled.ndim - 1))
-        return torch.where(is_sampled_N.view(axes), sampled, distribution.mode())
+        choices, log_probs = (
+            torch.where(is_sampled_N.view(-1, *[1] * (drawn.ndim - 1)), drawn, most_likely)
+            for drawn, most_likely in zip(sampled, distribution.act(None), strict=True)
+        )
+        return choices, log_probs

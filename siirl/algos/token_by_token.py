@@ -1,0 +1,110 @@
+"""Distribution of tokens that are generated one after another, each given those before it.
+
+Left out: the network, which says what a token is to it (`siirl.models.openvla`).
+"""
+
+# N observation, T token of a chunk, V bin, U uniform number
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from siirl.algos.distributions import ActionDistribution, Categorical
+from siirl.algos.log_probs import TokenScores
+
+NextLogits = Callable[[torch.Tensor | None], torch.Tensor]
+"""Logits [N, V] of the next token after the last one, int64 [N]; None asks for the first."""
+
+
+class TokenNetwork(Protocol):
+    """A network that predicts tokens from those before them."""
+
+    def logits(self, context: torch.Tensor, tokens_NT: torch.Tensor, /) -> torch.Tensor:
+        """Logits [N, T, V] of all tokens of a chunk in one pass."""
+
+    def generation(self, context: torch.Tensor, /) -> NextLogits:
+        """What a generation of N chunks calls, once a token."""
+
+
+@dataclass(eq=False)
+class TokenByToken(ActionDistribution):
+    """A token of V bins at each place, given the observation and the tokens before it.
+
+    Args:
+        network: Called once to score choices, and once a token to generate.
+        context: The observations, [N, ...].
+        tokens: T.
+        temperature: Divides the logits.
+    """
+
+    network: TokenNetwork
+    context: torch.Tensor
+    tokens: int = field(kw_only=True)
+    temperature: float = field(default=1.0, kw_only=True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See `ActionDistribution.shape`."""
+        return self.context.shape[0], self.tokens
+
+    def tempered(self, temperature: float) -> "TokenByToken":
+        """The distribution whose tokens have this temperature, each given those before it."""
+        return TokenByToken(
+            self.network,
+            self.context,
+            tokens=self.tokens,
+            temperature=self.temperature * temperature,
+        )
+
+    @torch.no_grad()
+    def act(
+        self, uniforms_NU: torch.Tensor | None, *, top_p: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ActionDistribution.act`; log-probs are those of the generation itself."""
+        following = self.network.generation(self.context)
+        chosen: list[torch.Tensor] = []
+        log_probs: list[torch.Tensor] = []
+        for place in range(self.tokens):
+            logits_NV = following(chosen[-1][:, 0] if chosen else None)
+            token = Categorical(logits_NV[:, None], temperature=self.temperature)
+            uniforms_N1 = None if uniforms_NU is None else uniforms_NU[:, place : place + 1]
+            choice_N1, log_prob_N1 = token.act(uniforms_N1, top_p=top_p)
+            chosen.append(choice_N1)
+            log_probs.append(log_prob_N1)
+        return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
+
+    def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
+        """See `ActionDistribution.sample`; int64 [N, T]."""
+        return self.act(uniforms_NU, top_p=top_p)[0]
+
+    def mode(self) -> torch.Tensor:
+        """The most likely token at each place, given those before it (greedy decoding)."""
+        return self.act(None)[0]
+
+    def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
+        """See `ActionDistribution.log_prob`."""
+        return self._given(choices).log_prob(choices)
+
+    def entropy(self) -> torch.Tensor:
+        """Of each token given the most likely ones before it; `scores` has it given the choices."""
+        return self._given(self.mode()).entropy()
+
+    def scores(self, choices: torch.Tensor) -> TokenScores:
+        """See `ActionDistribution.scores`; the entropy is of each token given those before it."""
+        return self._given(choices).scores(choices)
+
+    def imitation_loss(
+        self, values_NT: torch.Tensor, *, generator: torch.Generator
+    ) -> torch.Tensor:
+        """Cross-entropy; see `ActionDistribution.imitation_loss`."""
+        return self._given(values_NT).imitation_loss(values_NT, generator=generator)
+
+    @classmethod
+    def check_settings(cls, *, temperature: float, top_p: float, entropy_coef: float) -> None:
+        """See `ActionDistribution.check_settings`; all have a meaning."""
+
+    def _given(self, tokens_NT: torch.Tensor) -> Categorical:
+        logits_NTV = self.network.logits(self.context, tokens_NT)
+        return Categorical(logits_NTV, temperature=self.temperature)
