@@ -58,19 +58,24 @@ def test_the_video_encoder():
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
-def test_openvla_oft(monkeypatch, tmp_path):
-    folder = str(write_checkpoint(tmp_path, state=True))
+@pytest.mark.parametrize(
+    ("model", "head"), [("openvla_oft", False), ("openvla_oft", True), ("openvla", False)]
+)
+def test_openvla(monkeypatch, tmp_path, model, head):
+    folder = str(write_checkpoint(tmp_path, state=model == "openvla_oft", head=head))
     know_tiny_encoders(monkeypatch)
     spec = env_spec("libero", assets="stand_in", camera="agentview")
-    policy = build_policy("openvla_oft", path=folder, spec=spec, seed=0, options={})
+    policy = build_policy(model, path=folder, spec=spec, seed=0, options={})
     observation = {
         "pixel_values": torch.zeros(1, 1, 224, 224, 3, dtype=torch.uint8),
         "proprioception": torch.zeros(1, 8),
         "instruction_ids": torch.from_numpy(policy.tokenize_instruction("open drawer"))[None],
     }
+    tokens = torch.zeros(1, policy.tokens_per_chunk, dtype=torch.long)
     question = int((observation["instruction_ids"] != policy.padding).sum())
     expected = openvla_flops(policy, question=question)
-    assert counted(policy, **observation) == pytest.approx(expected, rel=2e-3)
+    found = counted(lambda: policy(**observation).scores(tokens))
+    assert found == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_deviation_is_of_each_dimension_and_is_learnt(folder):
         == with_gradient
         == {n for n, _ in policy.named_parameters()} - {"language_model.lm_head.weight"}
     )
-    assert math.exp(policy_of(folder).log_std[0]) == pytest.approx(ACTION_STD)
+    assert policy_of(folder).log_std[0].exp().item() == pytest.approx(ACTION_STD)
 
 
 def test_what_a_run_exports_is_read_with_its_own_deviation(folder, tmp_path):
