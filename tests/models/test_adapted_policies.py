@@ -24,25 +24,33 @@ LORA = LoraArguments(rank=2, alpha=6.0)
 
 
 def policy_in(name, folder):
-    options = {"images": 2} if name == "openvla_oft" else {"instruction_length": 24}
+    options = {"tiny_vla": {"instruction_length": 24}, "openvla_oft": {"images": 2}}
     path = None if folder is None else str(folder)
     return build_policy(
         name,
         path=path,
         spec=env_spec("libero", assets="stand_in", image_size=64),
         seed=0,
-        options=options,
+        options=options.get(name, {}),
     ).eval()
 
 
-@pytest.fixture(params=["tiny_vla", "openvla_oft"])
+FORMS = {
+    "tiny_vla": ("tiny_vla", None),
+    "tokens": ("openvla_oft", {"state": True}),
+    "regression": ("openvla_oft", {"state": True, "head": True}),
+    "first": ("openvla", {}),
+}
+"""Name of the model, and what its checkpoint holds."""
+
+
+@pytest.fixture(params=FORMS)
 def start(request, monkeypatch, tmp_path):
     """Its name, and a policy without adapters."""
     know_tiny_encoders(monkeypatch)
-    folder = (
-        None if request.param == "tiny_vla" else write_checkpoint(tmp_path / "start", state=True)
-    )
-    return request.param, policy_in(request.param, folder)
+    name, content = FORMS[request.param]
+    folder = None if content is None else write_checkpoint(tmp_path / "start", **content)
+    return name, policy_in(name, folder)
 
 
 def adapted(policy, lora=LORA):
@@ -54,21 +62,20 @@ def adapted(policy, lora=LORA):
 
 
 def says(policy):
+    """Log-probs of the first token, or of the number 0, at each place of two chunks."""
     generator = torch.Generator().manual_seed(1)
     size = 224 if hasattr(policy, "vision_backbone") else 64
+    images = torch.randint(256, (2, 2, size, size, 3), generator=generator, dtype=torch.uint8)
+    texts = ("open drawer", "pick up bowl")
     with torch.no_grad():
-        return policy(
-            pixel_values=torch.randint(
-                256, (2, 2, size, size, 3), generator=generator, dtype=torch.uint8
-            ),
+        distribution = policy(
+            pixel_values=images[:, : getattr(policy, "images", 2)],
             proprioception=2 * torch.rand(2, 8, generator=generator) - 1,
             instruction_ids=torch.stack(
-                [
-                    torch.from_numpy(policy.tokenize_instruction(text))
-                    for text in ("open drawer", "pick up bowl")
-                ]
+                [torch.from_numpy(policy.tokenize_instruction(text)) for text in texts]
             ),
         )
+        return distribution.log_prob(torch.zeros(distribution.shape, dtype=torch.long))
 
 
 def test_new_adapters_change_nothing_and_are_all_that_is_trained(start):
@@ -104,9 +111,9 @@ def test_a_checkpoint_is_read_as_a_plain_policy_that_says_the_same(start, tmp_pa
     plain = policy_in(name, checkpoint)
     assert plain.lora is None
     assert list(plain.state_dict()) == list(policy.state_dict())
-    logits = says(other)
+    log_probs = says(other)
     torch.testing.assert_close(
-        says(plain), logits, rtol=1e-4, atol=1e-5 * float(logits.abs().max())
+        says(plain), log_probs, rtol=1e-4, atol=1e-5 * float(log_probs.abs().max())
     )
 
 
