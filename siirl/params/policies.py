@@ -24,8 +24,5 @@ POLICIES: dict[str, str] = {
 }
 """Policies that act, by name."""
 
-ACTIONS_OF_A_PASS = {"openvla": 1, "openvla_oft": 8}
-"""Actions that a policy decodes from one observation, where no option says it."""
-
 LANGUAGE_MODEL = "causal_lm"
 """The policy of every text job (siirl.models.language_model)."""

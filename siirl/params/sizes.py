@@ -7,10 +7,17 @@ from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, RolloutArguments
+from siirl.params.model_args import (
+    ActorArguments,
+    ActorRolloutRefArguments,
+    ModelArguments,
+    RolloutArguments,
+)
 from siirl.params.references import is_reference
 from siirl.params.reward_args import VIDEO_REWARDS, RewardArguments
 from siirl.params.training_args import TrainingArguments
+
+USUAL_CHUNK = 8  # actions: the shipped policy's, and OpenVLA-OFT's (arXiv 2502.19645, section V)
 
 
 def ranks(trainer: TrainingArguments) -> int:
@@ -135,6 +142,12 @@ def needs_video(reward: RewardArguments) -> bool:
     """Whether the reward reads video embeddings: srpo does, and a user's reward with an encoder."""
     own = is_reference(reward.name) and reward.encoder is not None
     return reward.name in VIDEO_REWARDS or own
+
+
+def actions_of_a_pass(model: ModelArguments) -> int:
+    """Actions that a policy decodes from one observation, as far as its configuration says it."""
+    usual = 1 if model.policy == "openvla" else USUAL_CHUNK
+    return int(model.options.get("chunk_length", usual))
 
 
 def noise_correlation(actor_rollout_ref: ActorRolloutRefArguments) -> float:

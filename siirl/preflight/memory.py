@@ -14,7 +14,6 @@ from siirl.params import sizes
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ModelArguments, RolloutArguments
-from siirl.params.policies import ACTIONS_OF_A_PASS
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.weight_files import parameters_in
 
@@ -110,8 +109,8 @@ def image_bytes_per_trajectory(model: ModelArguments, env_spec: EnvSpec) -> floa
     space = getattr(env_spec.observation_space, "spaces", {}).get(IMAGES)
     if space is None:
         return 0.0
-    chunk_length = int(model.options.get("chunk_length", ACTIONS_OF_A_PASS.get(model.policy, 8)))
-    return math.ceil(env_spec.max_episode_steps / chunk_length) * float(math.prod(space.shape))
+    chunks = math.ceil(env_spec.max_episode_steps / sizes.actions_of_a_pass(model))
+    return chunks * float(math.prod(space.shape))
 
 
 def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> Parts:

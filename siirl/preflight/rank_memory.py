@@ -19,7 +19,6 @@ from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER, VLLM, is_text
 from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
 from siirl.params.paths import find
-from siirl.params.policies import ACTIONS_OF_A_PASS
 from siirl.params.reward_args import RewardArguments
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.machine import GIB
@@ -221,7 +220,7 @@ class PolicyMemory:
             row = data.max_prompt_length + data.max_response_length
             return actor.micro_batch_tokens or actor.micro_batch_size * row, 0
         model = self.policy.model
-        actions = ACTIONS_OF_A_PASS[model.policy]
+        actions = sizes.actions_of_a_pass(model)
         whole = actor.micro_batch_size * ceil(self.spec.max_episode_steps / actions)
         observations = actor.micro_batch_chunks or whole
         question = model.options.get("question_length", QUESTION_LENGTH)

@@ -49,6 +49,11 @@ def test_a_trajectory_keeps_one_image_a_chunk() -> None:
     assert image_bytes_per_trajectory(job().actor_rollout_ref.model, SPEC) == IMAGE_BYTES
 
 
+def test_an_openvla_of_the_first_form_keeps_one_image_an_action() -> None:
+    model = job("actor_rollout_ref.model.policy=openvla").actor_rollout_ref.model
+    assert image_bytes_per_trajectory(model, SPEC) == 100 * 64 * 64 * 3
+
+
 def test_environments_and_images_that_take_far_more_than_all_memory_are_refused() -> None:
     """2 servers at 230 MB with 2 scenes at 60 MB, and 8 environments of 2 tasks at 25 MB, are 1.1
     GB; half as much again is given.

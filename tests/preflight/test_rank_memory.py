@@ -287,6 +287,20 @@ def test_what_fits_no_number_of_gpus_is_said(folder: Any) -> None:
     assert "take a smaller model" in str(problem)
 
 
+def test_a_row_of_the_first_openvla_has_a_pass_an_action(folder: Any) -> None:
+    words = ("actor_rollout_ref.actor.micro_batch_chunks=null", "trainer.n_gpus_per_node=1")
+    path = folder(OPENVLA)
+    peaks = []
+    for policy in ("openvla", "openvla_oft", "own:policy"):
+        name = f"actor_rollout_ref.model.policy={policy}"
+        table = rank_memory(libero(path, *words, name, trainer="gpus_libero"), LIBERO_10)
+        assert table is not None
+        peaks.append(dict(dict(table.phases)["update"])["activations"])
+    first, parallel, own = peaks
+    assert 6 < first / parallel < 8  # eight times the observations, with 49 places less in each
+    assert own == parallel
+
+
 def test_a_model_of_unknown_architecture_has_no_table(folder: Any) -> None:
     config = text(folder({**QWEN, "model_type": "qwen3_moe"}))
     assert rank_memory(config, QUESTIONS) is None
