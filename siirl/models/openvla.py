@@ -5,8 +5,8 @@ question, and the tokens so far; attention is causal (github.com/openvla/openvla
 prismatic/extern/hf/modeling_prismatic.py, MIT: `predict_action` calls transformers' `generate`).
 siirl excludes tokens that are no actions; the published code reads such a token as the nearest bin.
 
-Questions of different length share a batch: padding lies between question and tokens, is masked, and
-has no positions.
+Questions of different length share a batch: padding lies between question and tokens, is masked,
+and has no positions.
 """
 
 # N observation, V place of patches, L place of the question, T token of an action, S place, D

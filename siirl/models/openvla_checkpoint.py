@@ -1,9 +1,10 @@
-"""Reads checkpoints of OpenVLA and OpenVLA-OFT as their authors publish them; errors name the remedy.
+"""Reads checkpoints of OpenVLA and OpenVLA-OFT as published; errors name the remedy.
 
 A folder has config.json, safetensors files with the names of `OpenVLAForActionPrediction`,
 tokenizer.json, preprocessor_config.json, statistics (dataset_statistics.json, or norm_stats in
-config.json) and, of OpenVLA-OFT, the projector of proprioception and the regression head in files of
-their own, if it has them. A run's checkpoints have the same layout, with all weights in one file.
+config.json) and, of OpenVLA-OFT, the projector of proprioception and the regression head in files
+of their own, if it has them. A run's checkpoints have the same layout, with all weights in one
+file.
 
 The files of the first OpenVLA and of an OpenVLA-OFT of tokens look alike: weights and configuration
 have the same names, and no entry says how actions were trained. The name of the model (`openvla`,

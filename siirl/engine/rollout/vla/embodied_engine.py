@@ -189,9 +189,7 @@ class EmbodiedEngine:
     def _choose(
         self, distribution: ActionDistribution, uniforms: list[NDArray[np.float32] | None]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choices [N, T, ...], sampled for rows with uniforms and the mode for the others, and their
-        log-probs [N, T].
-        """
+        """Choices [N, T, ...] and log-probs: sampled for rows with uniforms, else the mode."""
         present = [row for row in uniforms if row is not None]
         if not present:
             return distribution.act(None)
