@@ -31,6 +31,7 @@ from siirl.engine.rollout.server.weight_group import GroupRoute
 from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 from siirl.models.language_model import LanguageModel
 from siirl.models.tiny_lm import new_tiny_lm
+from siirl.models.weight_rows import in_rows
 
 DEADLINE_S = 600.0
 SHARED = "vllm, shared memory"
@@ -109,7 +110,7 @@ def _syncs(
     found: dict[str, list[float]] = {SHARED: []} | {name: [] for name in routes}
 
     def sync(engine: AsyncVLLMEngine | ServerEngine) -> None:
-        pairs = engine.take_weights(model.state_dict().items())
+        pairs = engine.take_weights(in_rows(model.state_dict().items()))
         assert all(pair.agrees for pair in pairs), pairs
 
     for _ in range(rounds):

@@ -6,6 +6,8 @@ It runs on the checkout that PYTHONPATH names, also an older one, so it uses onl
 The moments are filled by hand: a backward pass would need more memory than what is measured.
 """
 
+import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -123,8 +125,10 @@ def _consume(engine: Any) -> None:
     if not hasattr(engine, "weights_in_turn"):  # an older checkout, which has them all at once
         engine.upload_weights()
         return
-    for _, tensor in engine.weights_in_turn():
-        tensor.sum()
+    for part in engine.weights_in_turn():
+        (
+            part[1] if isinstance(part, tuple) else part.values
+        ).sum()  # an older one has whole tensors
 
 
 def _peak_of(work: Callable[[], Any], before: int) -> tuple[Any, int]:
@@ -152,19 +156,26 @@ def sync_to_vllm(job: dict[str, Any], *, rank: int, folder: Path) -> dict[str, f
         kv_cache_gib=0.05,
         **job["options"],
     )
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    takes = inspect.signature(engine.take_weights).parameters
-    weights = state if "state" in takes else state.items()
     try:
-        engine.take_weights(weights)  # what is made once
+        engine.take_weights(_weights(model, engine))  # what is made once
         time.sleep(1.0)
         with _Watch(spool) as watch:
             began = time.perf_counter()
-            engine.take_weights(state if "state" in takes else state.items())
+            engine.take_weights(_weights(model, engine))
             seconds = time.perf_counter() - began
     finally:
         engine.close()
     return {"extra": watch.peak - watch.before, "seconds": seconds}
+
+
+def _weights(model: Any, engine: Any) -> Any:
+    """The weights of a sync, as the checkout that is measured takes them."""
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if "state" in inspect.signature(engine.take_weights).parameters:
+        return state
+    if importlib.util.find_spec("siirl.models.weight_rows") is None:
+        return state.items()
+    return importlib.import_module("siirl.models.weight_rows").in_rows(state.items())
 
 
 class _Watch:

@@ -30,9 +30,9 @@ from siirl.engine.rollout.server.handshake import NO_WEIGHTS, PROTOCOL
 from siirl.engine.rollout.server.weight_folder import read_bucket
 from siirl.engine.rollout.server.weight_group import WeightGroup, join_group
 from siirl.engine.rollout.vllm.vllm_probe import next_token_logits
-from siirl.engine.training.checksum import RunningChecksum
-from siirl.engine.training.weight_buckets import Entry, tensors_of
+from siirl.engine.training.weight_buckets import Entry
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
+from siirl.models.checksum import RunningChecksum
 from siirl.models.language_model import LanguageModel, load_language_model
 
 NAME = "policy"
@@ -89,9 +89,9 @@ class Worker:
 
     def _load(self, entries: list[Entry], buffer: torch.Tensor) -> None:
         own = self.model.state_dict()
-        for name, tensor in tensors_of(entries, buffer):
-            self.digest.add(tensor)
-            own[name].copy_(tensor)
+        for rows in (entry.rows(buffer) for entry in entries):
+            self.digest.add(rows)
+            rows.of(own[rows.name]).copy_(rows.values)
 
     def siirl_finish_weights(self) -> int:
         """Checksum of all weights that arrived."""

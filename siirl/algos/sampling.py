@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+FIXED_POINT = 1 << 40  # 2**12 of them still have exact sums in a float64
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -36,7 +38,7 @@ def draw(
     in common.
     """
     kept_NV = nucleus(most_likely(probabilities_NV, top_k=sampling.top_k), top_p=sampling.top_p)
-    cumulative_NV = kept_NV.cumsum(-1)
+    cumulative_NV = _cumulative(kept_NV)
     quantiles_N1 = (uniforms_N * cumulative_NV[..., -1])[..., None]
     # The first token whose cumulative probability exceeds the quantile; the clamp guards against
     # rounding beyond the last token.
@@ -66,7 +68,21 @@ def nucleus(probabilities: torch.Tensor, *, top_p: float) -> torch.Tensor:
     if top_p >= 1.0:
         return probabilities
     sorted_values, places = probabilities.sort(dim=-1, descending=True)
-    before = sorted_values.cumsum(-1) - sorted_values
+    before = _cumulative(sorted_values) - sorted_values
     return torch.zeros_like(probabilities).scatter(
         -1, places, torch.where(before < top_p, sorted_values, 0.0)
     )
+
+
+def _cumulative(probabilities: torch.Tensor) -> torch.Tensor:
+    """Running sums along the last axis.
+
+    torch refuses to sum floats on a GPU this way in deterministic mode.
+    """
+    return in_fixed_point(probabilities) if probabilities.is_cuda else probabilities.cumsum(-1)
+
+
+def in_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
+    """Running sums along the last axis, float64, of integers: their order does not matter."""
+    whole = (probabilities.double() * FIXED_POINT).long()
+    return whole.cumsum(-1).double() / FIXED_POINT

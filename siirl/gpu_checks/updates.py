@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from siirl.algos.sampling import Sampling, draw
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.actor.text_scorer import text_scorer
@@ -19,16 +20,16 @@ from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.batch_loss import BatchLoss, TrainStep
-from siirl.engine.training.checksum import checksum
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.rank_device import set_deterministic
-from siirl.engine.training.sharding import full_tensor
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import texts, trajectories
 from siirl.models.chat import load_chat_tokenizer
+from siirl.models.checksum import checksum
 from siirl.models.language_model import load_language_model
 from siirl.models.tiny_vla import load_policy
+from siirl.models.weight_rows import full_tensor
 from siirl.params import ActorArguments, OptimizerArguments
 from siirl.params.paths import find
 
@@ -162,7 +163,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def twice(trial: Trial) -> None:
-    """The same update from the same weights gives the same bits."""
+    """The same update from the same weights gives the same bits, the same numbers draw the same."""
     set_deterministic(True)
     for name, (load, scorer, make_batch) in JOBS.items():
         sums = []
@@ -175,6 +176,10 @@ def twice(trial: Trial) -> None:
         trial.require(
             sums[0] == sums[1], f"{name}: checksums {sums[0]} and {sums[1]} after one update"
         )
+    probabilities_NV = torch.rand(8, 1000, device=trial.device).softmax(-1)
+    uniforms_N = torch.rand(8, device=trial.device)
+    tokens = [draw(probabilities_NV, uniforms_N, sampling=Sampling(top_p=0.9)) for _ in range(2)]
+    trial.require(torch.equal(*tokens), f"the same numbers drew {tokens[0]} and {tokens[1]}")
 
 
 def log_prob_gap(trial: Trial) -> None:

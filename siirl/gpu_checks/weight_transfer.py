@@ -5,13 +5,13 @@ import time
 import torch
 
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.training.checksum import checksum
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import SMALL
 from siirl.models.chat import load_chat_tokenizer
+from siirl.models.checksum import checksum
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.params import OptimizerArguments
 

@@ -8,6 +8,7 @@ import functools
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import torch
 from torch import nn
 
 from siirl.errors import CheckpointError, ConfigError, UnknownNameError
+from siirl.models.weight_rows import Assembly, Rows
 from siirl.params.documents import is_count, read_object
 from siirl.params.model_args import LoraArguments
 
 ADAPTER = "default"  # peft's name of the one adapter
+BASE_WEIGHT = ".base_layer.weight"
+MATRICES = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
 PLACE = "actor_rollout_ref.model.lora"
 LONGEST_LIST = 500  # characters of layer names in a message
 ADAPTER_FILE = "lora.json"
@@ -230,32 +234,57 @@ def name_without_adapters(name: str) -> str | None:
     return None if ".lora_" in name else name.replace(".base_layer.", ".")
 
 
-def merged_in_turn(
-    weights: Iterable[tuple[str, torch.Tensor]],
-    lora: LoraArguments,
-    *,
-    transposed: Collection[str] = (),
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """`merged` for weights that come one after the other.
+def adapters_first(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The entries of `state` in order, but an adapter's before the weight that it changes."""
+    for name, tensor in state.items():
+        layer = name.removesuffix(BASE_WEIGHT)
+        if layer != name:
+            yield from ((f"{layer}{matrix}", state[f"{layer}{matrix}"]) for matrix in MATRICES)
+        if not name.endswith(MATRICES):
+            yield name, tensor
 
-    A layer is held until its weight and both matrices of its adapter are there, which stand side by
-    side in a module.
-    """
-    ends = (".base_layer.weight", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
-    held: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in weights:
-        end = next((end for end in ends if name.endswith(end)), None)
-        if end is None:
-            yield name.replace(".base_layer.", "."), tensor
-            continue
-        layer = name.removesuffix(end)
-        held.setdefault(layer, {})[name] = tensor
-        if len(held[layer]) == len(ends):
-            yield from merged(held.pop(layer), lora, transposed=transposed).items()
-    if held:
-        raise CheckpointError(
-            f"{next(iter(held))} has only part of a LoRA adapter ({len(held)} layers have)."
-        )
+
+def merged_in_turn(
+    weights: Iterable[Rows], lora: LoraArguments, *, transposed: Collection[str] = ()
+) -> Iterator[Rows]:
+    """`merged` for weights that come a few rows at a time, in the order of `adapters_first`."""
+    assembly = Assembly()
+    matrices: dict[str, torch.Tensor] = {}  # of the layer whose weight comes next
+    for rows in weights:
+        layer = rows.name.removesuffix(BASE_WEIGHT)
+        if name_without_adapters(rows.name) is None:
+            if rows.name.endswith(MATRICES[0]) and rows.first == 0:
+                matrices = {}
+            matrix = assembly.add(rows)
+            if matrix is not None:
+                matrices[rows.name] = matrix
+        elif layer == rows.name:
+            yield replace(rows, name=rows.name.replace(".base_layer.", "."))
+        else:
+            values = _with_adapter(
+                rows.values,
+                *(matrices[f"{layer}{matrix}"] for matrix in MATRICES),
+                first=rows.first,
+                scale=lora.alpha / lora.rank,
+                transposed=layer in transposed,
+            )
+            yield replace(rows, name=f"{layer}.weight", values=values)
+
+
+def _with_adapter(
+    weight: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    *,
+    scale: float,
+    transposed: bool,
+    first: int = 0,
+) -> torch.Tensor:
+    """Rows `weight` of a layer, from row `first` on, plus the same rows of `B A scale`."""
+    rows = slice(first, first + len(weight))
+    whole, part = up.float(), down.float()
+    change = (whole @ part[:, rows]).T if transposed else whole[rows] @ part
+    return (weight.float() + change * scale).to(weight.dtype)
 
 
 def merged(
@@ -273,14 +302,12 @@ def merged(
         for name, tensor in state.items()
         if (plain := name_without_adapters(name)) is not None
     }
-    first = f".lora_A.{ADAPTER}.weight"
+    first = MATRICES[0]
     for layer in [name.removesuffix(first) for name in state if name.endswith(first)]:
-        down, up = (
-            state[f"{layer}.{matrix}.{ADAPTER}.weight"].float() for matrix in ("lora_A", "lora_B")
+        weights[f"{layer}.weight"] = _with_adapter(
+            weights[f"{layer}.weight"],
+            *(state[f"{layer}{matrix}"] for matrix in MATRICES),
+            scale=lora.alpha / lora.rank,
+            transposed=layer in transposed,
         )
-        change = (up @ down) * (lora.alpha / lora.rank)
-        weight = weights[f"{layer}.weight"]
-        if layer in transposed:
-            change = change.T
-        weights[f"{layer}.weight"] = (weight.float() + change).to(weight.dtype)
     return weights

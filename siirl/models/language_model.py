@@ -29,6 +29,7 @@ from siirl.errors import ConfigError, InvariantError
 from siirl.models.adapters import (
     Adaptable,
     add_adapters,
+    merged,
     merged_in_turn,
     name_without_adapters,
     stored_adapters,
@@ -42,6 +43,7 @@ from siirl.models.pretrained import (
     read_config,
     source_of,
 )
+from siirl.models.weight_rows import Rows
 from siirl.models.weights import PlannedWeights
 from siirl.params.model_args import LoraArguments
 
@@ -143,26 +145,24 @@ class LanguageModel(Adaptable):
             state: Whole tensors under this module's names, as from `TrainEngine.upload_weights`; by
                 default its own.
         """
-        state = self.state_dict() if state is None else state
-        return dict(self.exported_in_turn(state.items()))
+        state = dict(self.state_dict() if state is None else state)
+        return state if self.lora is None else merged(state, self.lora, transposed=self._transposed)
 
-    def exported_in_turn(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """`exported_weights`, one at a time.
+    def exported_in_turn(self, weights: Iterable[Rows]) -> Iterator[Rows]:
+        """`exported_weights`, a few rows at a time.
 
         Args:
-            weights: Whole tensors in this module's order, as from `TrainEngine.weights_in_turn`.
+            weights: As from `TrainEngine.weights_in_turn`.
         """
         if self.lora is None:
-            yield from weights
-            return
+            return iter(weights)
+        return merged_in_turn(weights, self.lora, transposed=self._transposed)
+
+    @property
+    def _transposed(self) -> list[str]:
+        """Layers with an adapter whose weight is [in, out]."""
         layers: dict[str, Any] = {name: self.get_submodule(name) for name in self.adapted}
-        yield from merged_in_turn(
-            weights,
-            self.lora,
-            transposed=[name for name, layer in layers.items() if layer.fan_in_fan_out],
-        )
+        return [name for name, layer in layers.items() if layer.fan_in_fan_out]
 
     @property
     def exported_names(self) -> frozenset[str]:

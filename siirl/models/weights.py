@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from siirl.errors import CheckpointError
 from siirl.models.adapters import ADAPTER, Adaptable, name_without_adapters, stored_adapters
+from siirl.models.checksum import checksum
 from siirl.models.stored_tensors import StoredTensors, local_part
 from siirl.params.model_args import LoraArguments
 from siirl.params.weight_files import WHOLE_FILE, weight_files
@@ -48,7 +49,7 @@ class PlannedWeights:
             place = self.stored.tensors[name]
             digest.update(f"{name} {place.dtype} {place.shape}".encode() + place.first_bytes())
         for name in sorted(self.further):
-            digest.update(name.encode() + str(float(self.further[name].double().sum())).encode())
+            digest.update(f"{name} {checksum({name: self.further[name]})}".encode())
         return digest.hexdigest()
 
     def fill(self, module: nn.Module) -> None:

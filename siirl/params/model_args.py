@@ -431,7 +431,7 @@ class RolloutArguments:
     )
     update_weights_bucket_megabytes: int = option(
         512,
-        "Memory of a weight transfer to vLLM or a server, at least the largest weight.",
+        "Memory of a weight transfer to vLLM or a server; larger weights are cut.",
         why="verl's",
         minimum=1,
         text_only=NO_LM_ENGINE,

@@ -1,9 +1,10 @@
 """Memory of a rank's GPU, by holder.
 
 FSDP2 shards weights, gradients and moments evenly over the ranks, and gathers one block at a time
-in the type of the passes. A single rank computes under autocast, which keeps copies of trained
-weights. A step has three phases, each of which frees its memory before the next: rollout, the
-passes of an update, and the optimiser's step. The table shows each; the largest decides.
+in the type of the passes. A single rank computes under autocast, which casts a weight for each
+product and keeps the copy for the backward pass. A step has three phases, each of which frees its
+memory before the next: rollout, the passes of an update, and the optimiser's step. The table shows
+each; the largest decides.
 
 Left out: a critic; a reward model; fragmentation and the CUDA context, for which `gpu_fit.USABLE`
 leaves room; models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
@@ -119,7 +120,6 @@ class PolicyMemory:
         moments = (("Adam", MOMENTS_BYTES * sharded),)
         offloads = actor.offload_optimizer
         generation = self.generation()
-        copies = ("autocast's copies", self.autocast_copies())
         held = (
             ("weights", WEIGHT_BYTES * weights),
             *(() if offloads else moments),
@@ -127,10 +127,10 @@ class PolicyMemory:
             ("acting copy", self.acting_copy()),
             *(() if self.sleeps else generation),
         )
-        rollout = (*(generation if self.sleeps else ()), copies, ("encoder", encoder))
+        rollout = (*(generation if self.sleeps else ()), ("encoder", encoder))
         update = (
             ("gradients", WEIGHT_BYTES * accumulated),
-            copies,
+            ("cast weights", self.cast_weights()),
             ("gathered blocks", self.gathered()),
             ("activations", self.activations()),
         )
@@ -171,10 +171,19 @@ class PolicyMemory:
         own = self.in_group and self.policy.rollout.name not in (VLLM, SERVER)
         return float(own * self.computing.compute * self.shape.parameters)
 
-    def autocast_copies(self) -> float:
-        """Autocast's copies of trained weights, kept for the whole pass; a frozen one has none."""
-        frozen = self.policy.model.lora.rank > 0
-        return 0.0 if frozen or not self.computing.casts else 2.0 * self.shape.parameters
+    def cast_weights(self) -> float:
+        """Weights that autocast has cast and the backward pass needs: of all blocks, or of the one
+        whose activations are computed again, and of what is beside the blocks.
+        """
+        if self.in_group or not self.computing.casts:
+            return 0.0
+        shape, text = self.shape, is_text(self.spec)
+        blocks = shape.parameters - shape.other_parameters
+        kept = shape.largest_block if recomputes(self.policy.model, text=text) else blocks
+        # the head of a robot policy has few words
+        products = sum(inputs * outputs for inputs, outputs in shape.other_linears)
+        beside = shape.other_parameters if text else products
+        return float(self.computing.compute * (kept + beside))
 
     def gathered(self) -> float:
         """Whole weights and gradients of FSDP2's units.
@@ -183,14 +192,13 @@ class PolicyMemory:
         next. A block's gradients are held twice: as computed, and in float32 to be summed.
         """
         compute = self.computing.compute
-        trains_all = self.policy.model.lora.rank == 0
         if not self.in_group:
-            # the block at work, whose frozen weights are cast
-            return 0.0 if trains_all else float(compute * self.shape.largest_block)
+            return 0.0
         blocks = 2 * self.shape.largest_block
         if not self.policy.actor.reshard_after_forward:
             blocks = self.shape.parameters - self.shape.other_parameters
         units = self.shape.other_parameters + blocks
+        trains_all = self.policy.model.lora.rank == 0
         gradients = (self.shape.other_parameters + self.shape.largest_block) * trains_all
         return float(compute * units + (compute + 4) * gradients)
 

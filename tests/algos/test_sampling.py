@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siirl.algos.sampling import Sampling, draw, most_likely, nucleus
+from siirl.algos.sampling import Sampling, draw, in_fixed_point, most_likely, nucleus
 
 P = torch.tensor([0.1, 0.4, 0.2, 0.3])
 LAST = float(np.nextafter(np.float32(1), np.float32(0)))
@@ -82,3 +82,11 @@ def test_evenly_spread_numbers_draw_tokens_as_often_as_they_are_likely(weights):
     tokens = draw(probabilities.expand(1000, -1), numbers, sampling=Sampling())
     shares = torch.bincount(tokens, minlength=len(weights)) / 1000
     assert torch.allclose(shares, probabilities, atol=1.1e-3)
+
+
+def test_running_sums_of_integers_are_those_of_floats_and_leave_out_what_has_no_probability():
+    probabilities_NV = torch.tensor([[0.0, 0.25, 0.0, 0.75], [0.5, 1e-6, 0.0, 0.499999]])
+    found_NV = in_fixed_point(probabilities_NV)
+    torch.testing.assert_close(found_NV, probabilities_NV.double().cumsum(-1), rtol=0, atol=1e-11)
+    assert found_NV[0].tolist() == [0.0, 0.25, 0.25, 1.0]
+    assert found_NV[1, 1] == found_NV[1, 2]

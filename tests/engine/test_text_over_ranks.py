@@ -15,6 +15,7 @@ from siirl.engine.training.sharding import repeated_blocks
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
+from siirl.models.weight_rows import in_rows
 
 KINDS = ("tied", "separate")
 SHARES = {"even": 3, "uneven": 5, "one rank is empty": 0}
@@ -190,6 +191,13 @@ def test_in_bfloat16_gradients_are_near_and_summed_in_float32(alone, two_ranks):
         assert 0 < largest_difference(alone["tied"]["gradient"], gradient) < 0.1
 
 
+def test_in_bfloat16_one_rank_has_the_gradient_of_two_within_rounding(two_ranks):
+    """One rank casts products under autocast, two cast weights and inputs of whole blocks."""
+    one = one_update(OneProcess(), "tied", None, compute_dtype=torch.bfloat16)["gradient"]
+    for rank in two_ranks:
+        assert largest_difference(one, rank["bfloat16"]["gradient"]) < 0.1
+
+
 def test_a_copy_that_acts_in_bfloat16_rounds_its_weights_as_those_that_are_trained(two_ranks):
     for rank in two_ranks:
         in_their_type, as_stored = rank["gaps in bfloat16"]
@@ -198,7 +206,9 @@ def test_a_copy_that_acts_in_bfloat16_rounds_its_weights_as_those_that_are_train
 
 def test_weights_in_fewer_digits_are_proved_to_have_arrived():
     copied, trained = acting_copy(tiny_model("tied", seed=1), torch.bfloat16), tiny_model("tied")
-    (pair,) = ActingModule(copied, trained=trained).take_weights(trained.state_dict().items())
+    (pair,) = ActingModule(copied, trained=trained).take_weights(
+        in_rows(trained.state_dict().items())
+    )
     assert pair.agrees
     assert torch.equal(copied.output_weight, trained.output_weight.bfloat16())
     assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}

@@ -6,6 +6,7 @@ Tokens that are not scored have 0.
 import pytest
 import torch
 from tiny_text import PAD, PROMPTS, RESPONSES, score_plainly, text_rows, tiny_model
+from transformers.masking_utils import find_packed_sequence_indices
 
 from siirl.engine.actor.packing import pack_rows
 from siirl.engine.actor.text_scorer import text_scorer
@@ -146,6 +147,26 @@ def test_a_row_longer_than_a_lane_makes_longer_lanes():
         5,
         8,
     )  # 6, 5 and 4 fit into no other lane
+
+
+def test_rows_that_are_alone_in_their_lanes_need_no_mask():
+    """Without one torch takes its fastest kernel, which knows causal attention and no other."""
+    packed = pack_rows(text_rows(), width=4, share_prompts=False)
+    assert find_packed_sequence_indices(packed.position_ids_LS) is None
+    together = pack_rows(text_rows(), width=48, share_prompts=False)
+    assert find_packed_sequence_indices(together.position_ids_LS) is not None
+
+
+def test_scores_of_rows_alone_in_their_lanes_are_those_of_rows_that_share_lanes():
+    batch, wide, narrow = text_rows(), tiny_model(), tiny_model()
+    narrow.config.hidden_size = 4  # lanes of one token, or of the longest row
+    assert pack_rows(batch, width=4, share_prompts=False).input_ids_LS.shape[0] == 5
+    torch.testing.assert_close(
+        text_scorer(narrow, batch, 1.0).log_probs_BT,
+        text_scorer(wide, batch, 1.0).log_probs_BT,
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 def test_recomputed_activations_do_not_change_the_gradient():

@@ -178,6 +178,20 @@ def test_passes_in_bfloat16_leave_weights_and_gradients_in_float32():
     assert 0.0 < largest_difference(engine.gradients[0], exact.gradients[0]) < 0.05
 
 
+def test_gradients_of_a_weight_that_is_used_twice_are_added_in_float32():
+    """Autocast's cache would add them in bfloat16, where 256 + 1 is 256."""
+
+    def scorer(module, batch, temperature):
+        return module(torch.tensor([[256.0]])) + module(torch.tensor([[1.0]]))
+
+    module = torch.nn.Linear(1, 1, bias=False)
+    engine = make_engine(module=module, scorer=scorer, compute_dtype=torch.bfloat16)
+    engine.accumulate_gradient(
+        trajectories(1), lambda scores, _: LossSum(loss=scores.sum()), lambda _: torch.ones(())
+    )
+    assert module.weight.grad.item() == 257
+
+
 def test_the_module_is_in_evaluation_mode():
     assert not make_engine().module.training
 

@@ -16,6 +16,7 @@ from tiny_policies import Trained, train
 
 from siirl.algos.products import wide_product
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
+from siirl.engine.rollout.vllm.weight_places import PackedLayers
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import ConfigError, InvariantError
@@ -232,7 +233,7 @@ def test_new_weights_act_and_are_proved(engine, endless):
 
 @needs_vllm
 def test_the_head_that_vllm_leaves_stale_is_noticed(engine, monkeypatch):
-    monkeypatch.setattr("siirl.engine.rollout.vllm.vllm_worker.pack_tied_head", lambda model: None)
+    monkeypatch.setattr(PackedLayers, "finish", lambda layers: None)
     train(engine.model, seed=2)
     sync = WeightSync(
         trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks_at_work import RANKS, run_on_ranks
 
-from siirl.engine.training.checksum import RunningChecksum
 from siirl.engine.training.weight_buckets import (
     Broadcast,
     Entry,
     MappedBuffers,
     SharedMemory,
     receive,
-    send,
-    tensors_of,
 )
+from siirl.engine.training.weight_buckets import send as send_rows
+from siirl.models.checksum import RunningChecksum, checksum
+from siirl.models.weight_rows import Assembly, in_rows
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64)
@@ -26,7 +26,7 @@ class Recorded:
     """A transport that keeps copies of what it delivers, and the size of every buffer."""
 
     def __init__(self) -> None:
-        self.buckets: list[dict[str, torch.Tensor]] = []
+        self.buckets: list[list] = []
         self.sizes: list[int] = []
         self.finished = 0
 
@@ -35,17 +35,20 @@ class Recorded:
         return torch.empty(size, dtype=torch.uint8)
 
     def deliver(self, entries, buffer):
-        self.buckets.append({name: t.clone() for name, t in tensors_of(entries, buffer)})
+        rows = [entry.rows(buffer) for entry in entries]
+        self.buckets.append([(r.name, r.first, r.with_values(r.values.clone())) for r in rows])
 
     def finish(self):
         self.finished += 1
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        assembly = Assembly()
+        whole = [(name, assembly.add(rows)) for bucket in self.buckets for name, _, rows in bucket]
+        return {name: tensor for name, tensor in whole if tensor is not None}
 
-def checksum_of(tensors) -> int:
-    digest = RunningChecksum()
-    for tensor in tensors:
-        digest.add(tensor)
-    return digest.value
+
+def send(named, transport, *, bucket_bytes) -> int:
+    return send_rows(in_rows(named), transport, bucket_bytes=bucket_bytes)
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -60,18 +63,26 @@ def weights() -> dict[str, torch.Tensor]:
 def test_a_bucket_holds_as_many_tensors_as_fit():
     transport = Recorded()
     send([(str(i), torch.full((4,), float(i))) for i in range(5)], transport, bucket_bytes=32)
-    assert [list(bucket) for bucket in transport.buckets] == [["0", "1"], ["2", "3"], ["4"]]
+    names = [[name for name, _, _ in bucket] for bucket in transport.buckets]
+    assert names == [["0", "1"], ["2", "3"], ["4"]]
     assert (transport.sizes, transport.finished) == ([32], 1)
 
 
-def test_a_bucket_grows_to_the_largest_tensor():
+def test_a_weight_larger_than_a_bucket_is_cut_into_rows():
     transport = Recorded()
-    send(
-        [("a", torch.zeros(2)), ("b", torch.ones(20)), ("c", torch.zeros(2))],
-        transport,
-        bucket_bytes=32,
-    )
-    assert [list(bucket) for bucket in transport.buckets] == [["a"], ["b"], ["c"]]
+    send([("a", torch.zeros(2)), ("b", torch.ones(5, 3))], transport, bucket_bytes=32)
+    assert [[(name, first) for name, first, _ in bucket] for bucket in transport.buckets] == [
+        [("a", 0)],
+        [("b", 0)],  # two rows of twelve bytes
+        [("b", 2)],
+        [("b", 4)],
+    ]
+    assert transport.sizes == [32]
+
+
+def test_a_bucket_grows_to_the_largest_row():
+    transport = Recorded()
+    send([("a", torch.zeros(2)), ("b", torch.ones(1, 20))], transport, bucket_bytes=32)
     assert transport.sizes == [32, 80]
 
 
@@ -88,15 +99,15 @@ def test_every_tensor_arrives_with_its_bits_whatever_the_bucket(shapes, dtypes, 
     }
     transport = Recorded()
     digest = send(sent.items(), transport, bucket_bytes=size)
-    found = {name: tensor for bucket in transport.buckets for name, tensor in bucket.items()}
+    found = transport.weights()
     assert list(found) == list(sent)
     for name, tensor in sent.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
-    assert digest == checksum_of(found.values())
+    assert digest == checksum(found)
 
 
 def test_an_entry_survives_as_plain_data():
-    entry = Entry("a.b", torch.bfloat16, (2, 3), start=16)
+    entry = Entry("a.b", torch.bfloat16, (9, 3), first=4, count=2, start=16)
     assert Entry.unpacked(list(entry.packed())) == entry
     assert entry.end == 28
 
@@ -104,20 +115,20 @@ def test_an_entry_survives_as_plain_data():
 def test_shared_memory_is_one_buffer_however_many_buckets():
     handles = []
     mapped = MappedBuffers()
-    found = {}
+    assembly, found = Assembly(), {}
 
     def call(handle, packed):
         handles.append(handle)
-        entries = [Entry.unpacked(each) for each in packed]
         buffer = mapped.open(handle, device=CPU)
-        found.update({name: tensor.clone() for name, tensor in tensors_of(entries, buffer)})
+        for rows in (Entry.unpacked(each).rows(buffer) for each in packed):
+            found[rows.name] = assembly.add(rows)
 
     before = len(os.listdir("/proc/self/fd"))
     sent = weights()
     digest = send(sent.items(), SharedMemory(call), bucket_bytes=208)
     mapped.close()
     assert len(set(handles)) == 1 < len(handles)
-    assert digest == checksum_of(found.values()) == checksum_of(sent.values())
+    assert digest == checksum(found) == checksum(sent)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -126,9 +137,9 @@ def answer(pipe):
     mapped, digest = MappedBuffers(), RunningChecksum()
     while (message := pipe.recv()) is not None:
         handle, packed = message
-        entries = [Entry.unpacked(each) for each in packed]
-        for _, tensor in tensors_of(entries, mapped.open(handle, device=CPU)):
-            digest.add(tensor)
+        buffer = mapped.open(handle, device=CPU)
+        for each in packed:
+            digest.add(Entry.unpacked(each).rows(buffer))
         pipe.send("copied")
     pipe.send(digest.value)
 
@@ -152,13 +163,13 @@ def sent_and_received(ranks):
     if ranks.rank == 1:
         return send(weights().items(), Broadcast(ranks.group, source=1), bucket_bytes=64)
     digest, names = RunningChecksum(), []
-    for name, tensor in receive(ranks.group, source=1):
-        names.append(name)
-        digest.add(tensor)
-    assert names == list(weights())
+    for rows in receive(ranks.group, source=1):
+        names.append(rows.name)
+        digest.add(rows)
+    assert list(dict.fromkeys(names)) == list(weights())
     return digest.value
 
 
 def test_a_broadcast_reaches_every_other_rank_of_the_group():
     one, other = run_on_ranks(sent_and_received)
-    assert one == other == checksum_of(weights().values())
+    assert one == other == checksum(weights())

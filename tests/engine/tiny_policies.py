@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from siirl.models.weight_rows import Rows, in_rows
+
 
 class Trained:
     """The part of a TrainEngine that a weight sync uses."""
@@ -14,8 +16,8 @@ class Trained:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
-    def weights_in_turn(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(self.module.state_dict().items())
+    def weights_in_turn(self) -> Iterator[Rows]:
+        return in_rows(self.module.state_dict().items())
 
 
 def train(model: nn.Module, *, seed: int) -> None:

@@ -16,8 +16,8 @@ from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.training.batch_loss import BatchLoss, TrainStep
 from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.saved_state import state_tensors
-from siirl.engine.training.sharding import full_tensor
 from siirl.engine.training.train_engine import TrainEngine
+from siirl.models.weight_rows import full_tensor
 from siirl.params import ActorArguments, OptimizerArguments
 
 CHUNKS, TOKENS, BINS, FEELINGS = 4, 3, 5, 2

@@ -8,7 +8,7 @@ reference. Left out: engines that keep weights of their own (vLLM).
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ from torch import nn
 
 from siirl.dag_worker.separate.exchange import Weights
 from siirl.dag_worker.separate.line import LOST, Line
-from siirl.engine.training.checksum import RunningChecksum, checksum
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
-from siirl.engine.training.weight_buckets import Entry, send, tensors_of
+from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
+from siirl.engine.training.weight_sync import Inspected
 from siirl.errors import InvariantError
+from siirl.models.checksum import RunningChecksum
+from siirl.models.weight_rows import Rows
 
 # Sixteen of a 7B model in bfloat16: small beside the weights, large beside a call.
 BUCKET_BYTES = 1 << 30
@@ -93,36 +95,38 @@ class WeightPublisher:
             InvariantError: The weights are not finite.
         """
         version = self.trained.steps
-        state = self.trained.upload_weights()
-        finite = all(bool(tensor.isfinite().all()) for tensor in state.values())
-        if not all(self.ranks.gather_objects(finite)):
-            raise InvariantError(
-                f"The policy's weights are not finite after {version} updates. Before the first "
-                "update: check the initial weights (actor_rollout_ref.model.path, or the policy's "
-                "own); later: lower actor_rollout_ref.actor.optim.lr."
-            )
+        weights = Inspected(self.trained.weights_in_turn())
+        digest = RunningChecksum()
+        transport = StoredBuckets(self.line)
+        sent = 0
         if self.ranks.rank == 0:
-            transport = StoredBuckets(self.line)
-            found = send(self._as_acting(state), transport, bucket_bytes=self._bucket(state))
+            acting = self._as_acting(weights, digest)
+            sent = send(acting, transport, bucket_bytes=self._bucket())
+        else:
+            for rows in weights:
+                digest.add(rows)
+        weights.require_finite(self.ranks, version=version)
+        if self.ranks.rank == 0:
             self.transferred_bytes = transport.stored_bytes
-            self.line.call("publish", Weights(self.step, version, tuple(transport.buckets), found))
+            self.line.call("publish", Weights(self.step, version, tuple(transport.buckets), sent))
         self.steps_of_versions[version] = self.step
         if self._checksum is None:
             self.after_first()
-        found = checksum(state)
-        self.unchanged = version > self.version and found == self._checksum
-        self._checksum = found
+        self.unchanged = version > self.version and digest.value == self._checksum
+        self._checksum = digest.value
         self.version = version
 
-    def _as_acting(self, state: dict[str, torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
-        weights = {name for name, _ in self.trained.module.named_parameters(remove_duplicate=False)}
-        for name, tensor in state.items():
-            convert = self.acting_dtype is not None and name in weights
-            yield name, tensor.to(self.acting_dtype) if convert else tensor
+    def _as_acting(self, weights: Iterable[Rows], digest: RunningChecksum) -> Iterator[Rows]:
+        """Weights in the type in which they act; `digest` is that of the trained ones."""
+        names = {name for name, _ in self.trained.module.named_parameters(remove_duplicate=False)}
+        for rows in weights:
+            digest.add(rows)
+            converts = self.acting_dtype is not None and rows.name in names
+            yield rows.with_values(rows.values.to(self.acting_dtype)) if converts else rows
 
-    @staticmethod
-    def _bucket(state: dict[str, torch.Tensor]) -> int:
-        total = sum(tensor.numel() * tensor.element_size() + 16 for tensor in state.values())
+    def _bucket(self) -> int:
+        state = self.trained.module.state_dict().values()
+        total = sum(tensor.numel() * tensor.element_size() + ALIGNMENT for tensor in state)
         return min(BUCKET_BYTES, max(total, 1))
 
 
@@ -161,11 +165,12 @@ class SecondCopy:
                     f"The weights of step {weights.step} are lost, because the training rank died."
                 )
             buffer = torch.from_numpy(np.array(array, copy=True))
-            for name, tensor in tensors_of(map(Entry.unpacked, packed), buffer):
-                if name in self._spare:
-                    self._spare[name].copy_(tensor)
-                    tensor = self._spare[name]
-                digest.add(tensor)
+            for rows in (Entry.unpacked(each).rows(buffer) for each in packed):
+                if rows.name in self._spare:
+                    place = rows.of(self._spare[rows.name])
+                    place.copy_(rows.values)
+                    rows = rows.with_values(place)
+                digest.add(rows)
         if digest.value != weights.checksum:
             raise InvariantError(
                 f"The weights of step {weights.step} arrived with the checksum {digest.value}, and "

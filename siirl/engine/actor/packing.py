@@ -111,6 +111,11 @@ class _Layout:
     lanes: int
     length: int
 
+    def one_row_a_lane(self, row_N: torch.Tensor) -> bool:
+        """Whether the rows of some tokens are alone in their lanes."""
+        shared = self.prefix_B.any() | self.suffix_start_B[row_N].any()
+        return not bool(shared)
+
     def place(self, row_N: torch.Tensor, number_N: torch.Tensor) -> torch.Tensor:
         """Places in their lanes [N] of the `number_N`-th tokens of rows `row_N`."""
         prefix_N = self.prefix_B[row_N]
@@ -161,10 +166,15 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     empty_LS = rows.ids_BS.new_zeros((layout.lanes, layout.length))
     shared = bool(layout.prefix_B.any())
     mask_L1SS = _attention_mask(layout, row_N, number_N, target) if shared else None
+    if layout.one_row_a_lane(row_N):
+        # Padding continues the row and is seen by nothing before it. So no text begins within a
+        # lane, and the model attends without a mask, with torch's fastest kernel.
+        positions_LS = torch.arange(layout.length, device=row_N.device).expand_as(empty_LS)
+    else:  # padding has position 0, so each padding token is a separate text
+        positions_LS = empty_LS.index_put(target, number_N)
     return PackedRows(
         input_ids_LS=empty_LS.index_put(target, rows.ids_BS[row_N, column_N]),
-        # padding has position 0, so each padding token is a separate text
-        position_ids_LS=empty_LS.index_put(target, number_N),
+        position_ids_LS=positions_LS,
         sees_L1SS=mask_L1SS,
         lane_M=layout.lane_B[row_M],
         place_M=layout.place(row_M, predictor_M),

@@ -29,10 +29,11 @@ from siirl.engine.training.offload import STAYING, Offloaded, Resident
 from siirl.engine.training.sharding import (
     AS_SHIPPED,
     Sharding,
-    full_tensor,
     repeated_blocks,
     shard,
 )
+from siirl.models.adapters import adapters_first
+from siirl.models.weight_rows import Rows, full_tensor, in_rows
 from siirl.models.weights import materialise, move_to
 from siirl.params import ActorArguments
 
@@ -157,19 +158,23 @@ class ScoringEngine(Generic[Scores]):
         Every rank calls it and gets them. On one rank these are the module's own tensors, not
         copies.
         """
-        return dict(self.weights_in_turn())
+        state = self.module.state_dict()
+        return {name: full_tensor(tensor).detach() for name, tensor in state.items()}
 
-    def weights_in_turn(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole weights and buffers in the module's order, one at a time.
+    def weights_in_turn(self) -> Iterator[Rows]:
+        """Weights and buffers, a few rows at a time, and adapters before what they change.
 
-        Every rank consumes them to the end: a sharded tensor is gathered when its turn comes, and
-        no rank holds more than it keeps.
+        Every rank consumes them to the end: sharded rows are gathered when their turn comes, and no
+        rank holds more than it keeps.
         """
-        for name, tensor in self.module.state_dict().items():
-            yield name, full_tensor(tensor).detach()
+        return in_rows(adapters_first(self.module.state_dict()))
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
-        """Autocast to the type of the passes in a single process; in a group FSDP2 casts."""
+        """Autocast to the type of the passes in a single process; in a group FSDP2 casts.
+
+        Its cache would hold a second copy of all weights for the whole pass, and sum in the type of
+        the passes the gradients of a weight that is used twice.
+        """
         if self.compute_dtype is None or self.ranks.group is not None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)
+        return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False)

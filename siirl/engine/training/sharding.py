@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.adapters import Adaptable
-from siirl.models.stored_tensors import local_part
+from siirl.models.checksum import checksum
+from siirl.models.weight_rows import full_tensor
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
     prints: dict[str, Any] = {
         name: (
             tuple(tensor.shape),
-            None if tensor.is_meta else float(tensor.detach().double().sum()),
+            None if tensor.is_meta else checksum({name: tensor}),
         )
         for name, tensor in module.state_dict().items()
     }
@@ -194,24 +194,3 @@ def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
         f"{entries.unique().tolist()}; their sum is {total}, their average {total / ranks}. "
         f"Gradients are wrong with this PyTorch ({torch.__version__}) and backend: use another."
     )
-
-
-def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that may be sharded; every rank calls it and gets it.
-
-    Rows go straight to their place in the result: `DTensor.full_tensor` needs its size twice.
-    """
-    if not isinstance(tensor, DTensor):
-        return tensor
-    axes = [axis for axis, part in enumerate(tensor.placements) if part != Replicate()]
-    if [tensor.placements[axis] for axis in axes] != [Shard(0)] or tensor.numel() == 0:
-        return tensor.full_tensor()
-    group = tensor.device_mesh.get_group(axes[0])
-    own = local_part(tensor)
-    whole = torch.empty(tensor.shape, dtype=own.dtype, device=own.device)
-    parts = whole.chunk(distributed.get_world_size(group))  # the last ranks may have no rows
-    for rank, part in enumerate(parts):
-        if rank == distributed.get_rank(group):
-            part.copy_(own)
-        distributed.broadcast(part, group=group, group_src=rank)
-    return whole

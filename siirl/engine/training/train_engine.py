@@ -45,8 +45,9 @@ from siirl.engine.training.schedules import schedule_factor
 from siirl.engine.training.score_gradient import gradient_in_scores, stacked
 from siirl.engine.training.scoring_engine import ScoringEngine
 from siirl.engine.training.shard_files import StagedParts, stage
-from siirl.engine.training.sharding import full_tensor, measure_reduction
+from siirl.engine.training.sharding import measure_reduction
 from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
+from siirl.models.weight_rows import full_tensor
 from siirl.params import OptimizerArguments
 
 # A single overflow of the gradient happens; three in a row mean a broken model.

@@ -1,16 +1,15 @@
 """Moves weights to another process in buckets: one buffer that is filled, delivered and reused.
 
-`send` packs `(name, tensor)` pairs into the buffer of a transport. The transports:
+`send` packs rows of weights into the buffer of a transport. The transports:
 
 - `SharedMemory`: host memory that a process of the same machine maps; for engines on a CPU.
 - `CudaIpc`: GPU memory that a process with the same GPU maps. No GPU has run it yet.
 - `Broadcast`: a collective call of a process group (gloo or NCCL), over any number of machines.
 
-Memory beyond the weights is one bucket on each side. A bucket has at least the size of the largest
-tensor, because receivers load whole tensors. Sender and receiver each compute a checksum over the
-bits in the order of the stream; they must agree.
+Memory beyond the weights is one bucket that both sides map, or one on each side: weights larger
+than a bucket are cut. Sender and receiver each compute a checksum over the bits; they must agree.
 
-Left out: compression, and tensors cut over several buckets.
+Left out: compression.
 """
 
 import itertools
@@ -24,38 +23,55 @@ from typing import Any, Protocol
 import torch
 from torch import distributed
 
-from siirl.engine.training.checksum import RunningChecksum
+from siirl.models.checksum import RunningChecksum
+from siirl.models.weight_rows import Rows
 
 BUCKET_BYTES = 512 * 1024 * 1024
 ALIGNMENT = 16  # bytes; a view of any dtype must begin at a multiple of its size
 
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
-
 
 @dataclass(frozen=True)
 class Entry:
-    """Place of one tensor in a bucket."""
+    """Place of some rows of a weight in a bucket."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    """Of the whole weight."""
+    first: int
+    """Number of the first row."""
+    count: int
+    """Number of rows."""
     start: int
     """Offset in bytes."""
+
+    @classmethod
+    def of(cls, rows: Rows, *, start: int) -> "Entry":
+        """The place of `rows` from byte `start` on."""
+        count = len(rows.values) if rows.shape else 1
+        return cls(rows.name, rows.values.dtype, rows.shape, rows.first, count, start)
 
     @property
     def end(self) -> int:
         """Offset behind the last byte."""
-        return self.start + self.dtype.itemsize * torch.Size(self.shape).numel()
+        return self.start + self.dtype.itemsize * self.count * torch.Size(self.shape[1:]).numel()
 
-    def packed(self) -> tuple[str, str, tuple[int, ...], int]:
+    def rows(self, buffer: torch.Tensor) -> Rows:
+        """The rows in the bucket, as a view."""
+        flat = buffer[self.start : self.end].view(self.dtype)
+        values = flat.view((self.count, *self.shape[1:]) if self.shape else ())
+        return Rows(self.name, values, self.shape, first=self.first)
+
+    def packed(self) -> tuple[str, str, tuple[int, ...], int, int, int]:
         """The entry as plain data, for calls that carry no classes."""
-        return self.name, str(self.dtype).removeprefix("torch."), self.shape, self.start
+        dtype = str(self.dtype).removeprefix("torch.")
+        return self.name, dtype, self.shape, self.first, self.count, self.start
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> "Entry":
         """The inverse of `packed`."""
-        name, dtype, shape, start = packed
-        return cls(name=name, dtype=getattr(torch, dtype), shape=tuple(shape), start=start)
+        name, dtype, shape, *numbers = packed
+        return cls(name, getattr(torch, dtype), tuple(shape), *numbers)
 
 
 class Transport(Protocol):
@@ -71,30 +87,30 @@ class Transport(Protocol):
         """Tell the receivers that no bucket follows, and free the buffer."""
 
 
-def send(weights: NamedTensors, transport: Transport, *, bucket_bytes: int = BUCKET_BYTES) -> int:
-    """Send all tensors through `transport`; returns their checksum in the order of the stream.
+def send(weights: Iterable[Rows], transport: Transport, *, bucket_bytes: int = BUCKET_BYTES) -> int:
+    """Send all weights through `transport`; returns their checksum.
 
     Args:
-        weights: Names and whole tensors, consumed one at a time.
+        weights: Consumed one at a time.
         transport: Where they go.
-        bucket_bytes: Size of a bucket; one grows to the largest tensor.
+        bucket_bytes: Size of a bucket; one grows to the largest row.
     """
     digest = RunningChecksum()
     buffer = transport.buffer(bucket_bytes)
     entries: list[Entry] = []
     used = 0
-    for name, tensor in weights:
-        digest.add(tensor)
-        entry = Entry(name, tensor.dtype, tuple(tensor.shape), start=used)
+    for rows in itertools.chain.from_iterable(part.cut(bucket_bytes) for part in weights):
+        digest.add(rows)
+        entry = Entry.of(rows, start=used)
         if entry.end > len(buffer):
             if entries:
                 transport.deliver(entries, buffer)
             entries = []
-            entry = Entry(name, tensor.dtype, tuple(tensor.shape), start=0)
+            entry = Entry.of(rows, start=0)
             if entry.end > len(buffer):
                 del buffer  # before the larger one is made
                 buffer = transport.buffer(entry.end)
-        buffer[entry.start : entry.end].copy_(_bytes(tensor))
+        entry.rows(buffer).values.copy_(rows.values)
         entries.append(entry)
         used = -(-entry.end // ALIGNMENT) * ALIGNMENT
     if entries:
@@ -102,19 +118,6 @@ def send(weights: NamedTensors, transport: Transport, *, bucket_bytes: int = BUC
     del buffer
     transport.finish()
     return digest.value
-
-
-def tensors_of(
-    entries: Iterable[Entry], buffer: torch.Tensor
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of a bucket, as views of `buffer`: copy what must outlive it."""
-    for entry in entries:
-        flat = buffer[entry.start : entry.end].view(entry.dtype)
-        yield entry.name, flat.view(entry.shape)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 # Processes of one machine
@@ -293,8 +296,8 @@ class Broadcast:
 
 def receive(
     group: distributed.ProcessGroup, *, source: int, device: torch.device | str = "cpu"
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors that rank `source` of the group sends by `Broadcast`.
+) -> Iterator[Rows]:
+    """Weights that rank `source` of the group sends by `Broadcast`.
 
     They are views of the bucket: copy what must outlive the next one. All must be consumed.
     """
@@ -310,4 +313,4 @@ def receive(
         if entries[-1].end > len(buffer):
             buffer = torch.empty(entries[-1].end, dtype=torch.uint8, device=device)
         distributed.broadcast(buffer[: entries[-1].end], group=group, group_src=source)
-        yield from tensors_of(entries, buffer)
+        yield from (entry.rows(buffer) for entry in entries)

@@ -5,7 +5,7 @@ the training module is sharded. Its forward pass needs all ranks at once, but ep
 length; so each rank acts with a whole copy, which is filled here. An engine with its own weights
 (vLLM) loads them and returns checksums of what it loaded.
 
-Weights pass one tensor at a time: no rank holds a second whole model for a sync.
+Weights pass a few rows at a time: for a sync no rank holds more than a bucket.
 """
 
 import copy
@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from siirl.engine.training.checksum import RunningChecksum, checksum
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
 from siirl.models.adapters import Adaptable
+from siirl.models.checksum import RunningChecksum, checksum
+from siirl.models.weight_rows import Rows, in_rows
 from siirl.models.weights import give_memory
 
 __all__ = [
@@ -53,17 +54,15 @@ class ChecksumPair:
 class ActingWeights(Protocol):
     """Weights that act: a module, or an engine with its own copy."""
 
-    def take_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> list[ChecksumPair] | None:
+    def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
         """Replace all weights by `weights`, and return the numbers before and after.
 
         None: the weights could not be replaced, and the engine refuses every request until a later
         call succeeds.
 
         Args:
-            weights: Whole tensors with the trained module's names, in its order. They are consumed
-                to the end, one at a time, on every rank: each may be gathered over the ranks.
+            weights: With the trained module's names. They are consumed to the end, one at a time,
+                on every rank: each may be gathered over the ranks.
         """
 
 
@@ -107,38 +106,33 @@ class ActingModule:
         self.module = module
         self.trained = trained
 
-    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+    def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """See `ActingWeights`.
 
         Raises:
             InvariantError: A weight that the module does not have, or lacks.
         """
-        trained, acting = RunningChecksum(), RunningChecksum()
         if self.module is self.trained:  # one set of weights, one checksum
-            for _, tensor in weights:
-                trained.add(tensor)
+            trained = RunningChecksum(weights)
             return [ChecksumPair(trained=trained.value, acting=trained.value)]
         own = self.module.state_dict()
-        taken = []
-        for name, tensor in weights:
-            if name not in own:
+        trained, taken = RunningChecksum(), set()
+        for rows in weights:
+            if rows.name not in own:
                 raise InvariantError(
-                    f"The acting module has no weight {name!r} of the trained one."
+                    f"The acting module has no weight {rows.name!r} of the trained one."
                 )
-            tensor = tensor.to(own[name].dtype)
-            trained.add(tensor)
-            own[name].copy_(tensor)
-            taken.append(name)
-        missing = sorted(own.keys() - set(taken))
+            converted = rows.with_values(rows.values.to(own[rows.name].dtype))
+            trained.add(converted)
+            rows.of(own[rows.name]).copy_(converted.values)
+            taken.add(rows.name)
+        missing = sorted(own.keys() - taken)
         if missing:
             raise InvariantError(
                 f"The trained module lacks {len(missing)} weights of the acting one, the first is "
                 f"{missing[0]!r}."
             )
-        acts = self.module.state_dict()
-        for name in taken:
-            acting.add(acts[name])
-        return [ChecksumPair(trained=trained.value, acting=acting.value)]
+        return [ChecksumPair(trained=trained.value, acting=checksum(self.module.state_dict()))]
 
 
 def receive_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, sent: int) -> None:
@@ -153,7 +147,7 @@ def receive_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, s
         InvariantError: Other weights arrived or act, or a name is unknown or missing.
     """
     arrived = checksum(weights)
-    [pair] = ActingModule(module, trained=None).take_weights(weights.items())
+    [pair] = ActingModule(module, trained=None).take_weights(in_rows(weights.items()))
     if arrived != sent or not pair.agrees:
         raise InvariantError(
             f"Weights were sent with the checksum {sent}, arrived with {arrived}, and act with "
@@ -211,14 +205,9 @@ class WeightSync:
                 ones, or the ranks act with different weights.
         """
         version = self.trained.steps
-        weights = _Inspected(self.trained.weights_in_turn())
+        weights = Inspected(self.trained.weights_in_turn())
         pairs = self.acting.take_weights(weights)
-        if not all(self.ranks.gather_objects(weights.finite)):
-            raise InvariantError(
-                f"The policy's weights are not finite after {version} updates. Before the first "
-                "update: check the initial weights (actor_rollout_ref.model.path, or the policy's "
-                "own); later: lower actor_rollout_ref.actor.optim.lr."
-            )
+        weights.require_finite(self.ranks, version=version)
         gathered = self.ranks.gather_objects(pairs)
         everywhere = [each for each in gathered if each is not None]
         exact = [[pair for pair in each if pair.tolerance == 0.0] for each in everywhere]
@@ -237,17 +226,31 @@ class WeightSync:
         self.engine.update_weights(version)
 
 
-class _Inspected:
+class Inspected:
     """Weights that pass by once, and whether all were finite."""
 
-    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, weights: Iterable[Rows]) -> None:
         self.weights = weights
         self.finite = True
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self.weights:
-            self.finite = self.finite and _is_finite(tensor)
-            yield name, tensor
+    def __iter__(self) -> Iterator[Rows]:
+        for rows in self.weights:
+            self.finite = self.finite and _is_finite(rows.values)
+            yield rows
+
+    def require_finite(self, ranks: Collectives, *, version: int) -> None:
+        """Raise InvariantError on all ranks if a weight was not finite on one of them.
+
+        Args:
+            ranks: All have consumed the weights.
+            version: Optimiser steps that made them.
+        """
+        if not all(ranks.gather_objects(self.finite)):
+            raise InvariantError(
+                f"The policy's weights are not finite after {version} updates. Before the first "
+                "update: check the initial weights (actor_rollout_ref.model.path, or the policy's "
+                "own); later: lower actor_rollout_ref.actor.optim.lr."
+            )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -244,7 +244,7 @@ class HFEngine(InProcessTextEngine):
     def _precision(self) -> contextlib.AbstractContextManager[None]:
         if self.compute_dtype is None:
             return contextlib.nullcontext()  # a disabled autocast costs as much as an enabled one
-        return torch.autocast(self.device.type, self.compute_dtype)
+        return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False)
 
     def _leave(self, rows: NDArray[np.int64]) -> None:
         moves = self.rows.leave(rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of `siirl.engine.rollout.server.server_worker`; changes with its methods."""
 NO_WEIGHTS = ""
 """Label of weights that no run has loaded."""

@@ -47,8 +47,10 @@ from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
 from siirl.engine.training.weight_buckets import BUCKET_BYTES, Transport, send
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import InvariantError, RunFailed, SimulationFailed
+from siirl.models.adapters import adapters_first
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
+from siirl.models.weight_rows import Rows, in_rows
 from siirl.occupation import OCCUPATION
 
 Result = TypeVar("Result")
@@ -131,7 +133,7 @@ class ServerEngine(TextEngineBase):
         served = self._wait(shake_hands(link, dtype=dtype, longest_text=longest_text))
         self.served_model, self.longest = served.name, served.longest
         if has_weights(model):
-            self.take_weights(model.state_dict().items())
+            self.take_weights(in_rows(adapters_first(model.state_dict())))
         if self.refusal:
             raise RunFailed(self.refusal)
 
@@ -223,9 +225,7 @@ class ServerEngine(TextEngineBase):
 
     # Weights
 
-    def take_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> list[ChecksumPair] | None:
+    def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
         """Replace the server's weights.
 
         Returns:
@@ -255,7 +255,7 @@ class ServerEngine(TextEngineBase):
         probe = ChecksumPair(trained=expected, acting=found, tolerance=PROBE_TOLERANCE[self.dtype])
         return [*pairs, probe]
 
-    def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+    def _send(self, weights: Iterator[Rows]) -> list[ChecksumPair]:
         """Send all weights; returns the checksum of the workers, once if they agree.
 
         A server that is being restarted has `restart_s` to answer.

@@ -18,7 +18,7 @@ from siirl.engine.rollout.server.handshake import NO_WEIGHTS, PROTOCOL
 from siirl.engine.rollout.server.weight_folder import read_bucket
 from siirl.engine.rollout.server.weight_group import WeightGroup, join_group
 from siirl.engine.rollout.vllm.vllm_worker import WorkerExtension
-from siirl.engine.training.weight_buckets import Entry, tensors_of
+from siirl.engine.training.weight_buckets import Entry
 
 
 class ServerWorker(WorkerExtension):
@@ -59,8 +59,8 @@ class ServerWorker(WorkerExtension):
             ValueError: It is too short.
         """
         entries = [Entry.unpacked(each) for each in json.loads(packed)]
-        buffer = read_bucket(file, entries).to(self.model_runner.device)
-        self.siirl_take_weights(tensors_of(entries, buffer))
+        buffer = read_bucket(file, entries)
+        self.siirl_take_weights(entry.rows(buffer) for entry in entries)
 
     def siirl_join_group(self, host: str, port: str, ranks: str) -> None:
         """Join the group in which a run broadcasts its weights; the run is its first member."""
@@ -72,7 +72,7 @@ class ServerWorker(WorkerExtension):
         buffer = torch.empty(int(size), dtype=torch.uint8)
         self.siirl_group.broadcast(buffer).wait()
         entries = [Entry.unpacked(each) for each in json.loads(packed)]
-        self.siirl_take_weights(tensors_of(entries, buffer.to(self.model_runner.device)))
+        self.siirl_take_weights(entry.rows(buffer) for entry in entries)
 
     def siirl_leave_group(self) -> None:
         """Close the connections to the run."""

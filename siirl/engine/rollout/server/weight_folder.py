@@ -110,13 +110,14 @@ class FolderBuckets:
 
 
 def read_bucket(file: str, entries: Sequence[Entry]) -> torch.Tensor:
-    """The content of a bucket, uint8, in memory of its own.
+    """The content of a bucket, uint8, mapped.
 
     Raises:
-        ValueError: The file is shorter than its entries.
+        ValueError: The file is empty, or shorter than its entries.
         OSError: It cannot be read.
     """
-    content = torch.from_numpy(np.fromfile(file, np.uint8))
+    # private: torch refuses memory that must not be written
+    content = torch.from_numpy(np.memmap(file, np.uint8, mode="c"))
     if entries[-1].end > len(content):
         raise ValueError(
             f"{file} has {len(content)} bytes, and the weights in it take {entries[-1].end}."

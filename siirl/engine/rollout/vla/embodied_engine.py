@@ -176,7 +176,7 @@ class EmbodiedEngine:
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.compute_dtype is None or self.whole_dtype is not None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)
+        return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False)
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
         return torch.from_numpy(np.stack(arrays)).to(self.device)

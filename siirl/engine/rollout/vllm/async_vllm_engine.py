@@ -7,14 +7,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from siirl.engine.rollout.admission import PendingRequest, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase
 from siirl.engine.rollout.vllm.vllm_settings import start_errors
 from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, Transport, send
 from siirl.errors import ConfigError
+from siirl.models.weight_rows import Rows
 
 
 class AsyncVLLMEngine(VLLMBase):
@@ -97,7 +96,7 @@ class AsyncVLLMEngine(VLLMBase):
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
-    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+    def _transfer(self, weights: Iterable[Rows]) -> int:
         def call(handle: Any, entries: list[Any]) -> None:
             self._on_workers("siirl_take_bucket", handle, entries)
 

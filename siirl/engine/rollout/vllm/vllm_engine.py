@@ -36,13 +36,15 @@ from siirl.engine.rollout.vllm.vllm_settings import (
     process_state_restored,
     start_errors,
 )
-from siirl.engine.training.checksum import RunningChecksum
 from siirl.engine.training.network import on_loopback
 from siirl.engine.training.port_guard import guard_new_ports
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import ConfigError
+from siirl.models.adapters import adapters_first
 from siirl.models.chat import ChatTokenizer
+from siirl.models.checksum import RunningChecksum
 from siirl.models.language_model import LanguageModel
+from siirl.models.weight_rows import Rows, in_rows
 from siirl.occupation import OCCUPATION
 from siirl.params.model_args import RolloutArguments
 from siirl.params.packages import require_vllm
@@ -163,11 +165,11 @@ class VLLMBase(TextEngineBase, abc.ABC):
             self._start({"model": folder, "tokenizer": folder, **settings})
         self._on_workers("siirl_scale_logits", 1.0 / temperature)
         if has_weights(model):
-            self.take_weights(model.state_dict().items())
+            self.take_weights(in_rows(adapters_first(model.state_dict())))
 
     # ActingWeights
 
-    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[ChecksumPair]:
+    def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Replace vLLM's weights; returns checksums of its workers and the log-probs of a probe.
 
         Cached prefixes of the old weights are dropped. No request may be running. See
@@ -282,7 +284,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         """The result of a call of vLLM, which is a coroutine if vLLM is asynchronous."""
 
     @abc.abstractmethod
-    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+    def _transfer(self, weights: Iterable[Rows]) -> int:
         """Bring all weights to the workers; returns their checksum in this order."""
 
     @abc.abstractmethod
@@ -374,13 +376,13 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
     def _wait(self, work: Any) -> Any:
         return work
 
-    def _transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+    def _transfer(self, weights: Iterable[Rows]) -> int:
         digest = RunningChecksum()
 
-        def counted() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in weights:
-                digest.add(tensor)
-                yield name, tensor
+        def counted() -> Iterator[Rows]:
+            for rows in weights:
+                digest.add(rows)
+                yield rows
 
         self._on_workers("siirl_take_weights", counted())  # the worker is in this process
         return digest.value

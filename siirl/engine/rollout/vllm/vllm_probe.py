@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from siirl.algos.products import wide_product
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOKENS
 from siirl.models.language_model import LanguageModel
+from siirl.models.weight_rows import Rows
 
 
 def probe_text(*, vocab_size: int, longest: int) -> list[int]:
@@ -50,10 +51,8 @@ def trained_log_prob(
     return float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
 
 
-def loadable(
-    model: LanguageModel, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights that vLLM loads, one at a time: adapters merged, a tied weight once, in `dtype`.
+def loadable(model: LanguageModel, weights: Iterable[Rows], dtype: torch.dtype) -> Iterator[Rows]:
+    """The weights that vLLM loads, some rows at a time: adapters merged, tied once, in `dtype`.
 
     Args:
         model: The trained module.
@@ -61,9 +60,9 @@ def loadable(
         dtype: Type of vLLM's weights.
     """
     names = model.exported_names
-    for name, tensor in model.exported_in_turn(weights):
-        if name in names:
-            yield name, tensor.to(dtype)
+    for rows in model.exported_in_turn(weights):
+        if rows.name in names:
+            yield rows.with_values(rows.values.to(dtype))
 
 
 def has_weights(model: LanguageModel) -> bool:
@@ -84,7 +83,8 @@ def next_token_logits(
     """
     sharded = isinstance(model, FSDPModule)  # FSDP2 casts
     casts = not sharded and compute_dtype != next(model.parameters()).dtype
-    with torch.autocast(ids_1S.device.type, compute_dtype, enabled=casts):
+    device = ids_1S.device.type
+    with torch.autocast(device, compute_dtype, enabled=casts, cache_enabled=False):
         hidden_SD = model(ids_1S, torch.arange(ids_1S.shape[1], device=ids_1S.device)[None])[0]
     weight_VD, bias_V = model.output_weight, model.output_bias
     logits_SV = wide_product(

@@ -2,8 +2,8 @@
 
 vLLM mixes this class into its worker (`worker_extension_cls`), in this process or a process of
 vLLM. Weights arrive in buckets of memory that both processes map
-(`siirl.engine.training.weight_buckets`), or one by one in the same process. vLLM loads layer after
-layer and keeps the memory of the old weights, so only a bucket and a layer exist twice.
+(`siirl.engine.training.weight_buckets`), or one by one in the same process, and go into the memory
+of the old ones (`siirl.engine.rollout.vllm.weight_places`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from siirl.engine.training.checksum import RunningChecksum
+from siirl.engine.rollout.vllm.weight_places import WeightPlaces, weight_places
 from siirl.engine.training.port_guard import guard_all_ports
-from siirl.engine.training.weight_buckets import Entry, MappedBuffers, tensors_of
+from siirl.engine.training.weight_buckets import Entry, MappedBuffers
+from siirl.models.checksum import RunningChecksum
+from siirl.models.weight_rows import Rows
 
 
 class WorkerExtension:
@@ -22,6 +24,7 @@ class WorkerExtension:
     model_runner: Any
     siirl_buffers: MappedBuffers
     siirl_digest: RunningChecksum
+    siirl_places: WeightPlaces | None = None
     siirl_own_scale: float | None = None
     """Factor of the logits that the model itself has."""
 
@@ -45,11 +48,13 @@ class WorkerExtension:
 
     def siirl_begin_weights(self) -> None:
         """Prepare for new weights, of which `siirl_take_bucket` brings some at a time."""
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
+        runner = self.model_runner
         self.siirl_buffers = MappedBuffers()
         self.siirl_digest = RunningChecksum()
-        initialize_layerwise_reload(self.model_runner.get_model())
+        if self.siirl_places is None:
+            config = runner.vllm_config.model_config
+            self.siirl_places = weight_places(runner.get_model(), config)
+        self.siirl_places.begin()
 
     def siirl_take_bucket(self, handle: Any, packed: Sequence[Any]) -> None:
         """Load the weights of a bucket.
@@ -59,42 +64,22 @@ class WorkerExtension:
             packed: Its entries, as from `Entry.packed`.
         """
         buffer = self.siirl_buffers.open(handle, device=self.model_runner.device)
-        entries = [Entry.unpacked(each) for each in packed]
-        # vLLM holds weights until their layer is complete; the next bucket overwrites this memory
-        self.siirl_take_weights((name, t.clone()) for name, t in tensors_of(entries, buffer))
+        self.siirl_take_weights(Entry.unpacked(each).rows(buffer) for each in packed)
+        if buffer.is_cuda:
+            torch.cuda.synchronize(buffer.device)  # the sender overwrites the bucket next
 
-    def siirl_take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load some weights, which nothing overwrites."""
-        self.model_runner.get_model().load_weights(self._counted(weights))
+    def siirl_take_weights(self, weights: Iterable[Rows]) -> None:
+        """Load some weights, on any device."""
+        assert self.siirl_places is not None
+        for rows in weights:
+            here = rows.with_values(rows.values.to(self.model_runner.device))
+            self.siirl_digest.add(here)
+            self.siirl_places.take(here)
 
     def siirl_finish_weights(self) -> int:
-        """Put the last layers in place; returns the checksum of all weights that arrived.
-
-        vLLM 0.32 packs the matrices of linear layers for the CPU. The layerwise reload repacks
-        them, except for a head that is tied to the embedding: its packed copy silently keeps the
-        old weights.
-        """
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
+        """Let the new weights act; returns the checksum of all weights that arrived."""
+        assert self.siirl_places is not None
         self.siirl_buffers.close()
-        runner = self.model_runner
-        finalize_layerwise_reload(runner.get_model(), runner.vllm_config.model_config)
-        runner.reset_lora_state()
-        if runner.device.type == "cpu":
-            pack_tied_head(runner.get_model())
+        self.siirl_places.finish()
+        self.model_runner.reset_lora_state()
         return self.siirl_digest.value
-
-    def _counted(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterable[tuple[str, torch.Tensor]]:
-        for name, tensor in weights:
-            self.siirl_digest.add(tensor)
-            yield name, tensor
-
-
-def pack_tied_head(model: Any) -> None:
-    """Repack the head of vLLM's `model`, if it is tied to the embedding."""
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-    if model.config.tie_word_embeddings:
-        dispatch_cpu_unquantized_gemm(model.lm_head, remove_weight=False)

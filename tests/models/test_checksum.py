@@ -1,0 +1,99 @@
+"""The checksum of weights: it sees every bit, and neither order nor threads nor cuts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from siirl.models.checksum import RunningChecksum, checksum, factor_of
+from siirl.models.weight_rows import in_rows
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_the_checksum_sees_any_single_weight(place):
+    state = {"weight": torch.zeros(6)}
+    changed = {"weight": torch.zeros(6)}
+    changed["weight"][place] = 1e-6
+    assert checksum(state) != checksum(changed)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool]
+)
+def test_the_checksum_is_that_of_the_raw_bits(dtype):
+    ones = {"weight": torch.ones(2, dtype=dtype)}
+    bits = {
+        torch.float64: 0x3FF0 << 48,
+        torch.float32: 0x3F80 << 16,
+        torch.bfloat16: 0x3F80,
+        torch.int64: 1,
+        torch.bool: 1,
+    }[dtype]
+    # entry 0 counts once, entry 1 three times
+    assert checksum(ones) == factor_of("weight") * (1 + 3) * (bits + 1) % (1 << 63)
+
+
+def test_the_checksum_depends_on_neither_threads_nor_memory_layout():
+    """A float sum differed between one and two threads from 10,000 entries on."""
+    weight = torch.randn(1000, 5000, generator=torch.Generator().manual_seed(0))
+    threads, found = torch.get_num_threads(), set()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found |= {
+                checksum({"weight": weight}),
+                checksum({"weight": weight.t().contiguous().t()}),
+            }
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
+@settings(deadline=None)
+@given(st.integers(0, 99), st.integers(0, 31))
+def test_the_checksum_sees_any_single_bit(place, bit):
+    bits = torch.arange(100, dtype=torch.int32) * 0x01010101
+    changed = bits.clone()
+    changed[place] ^= -(2**31) if bit == 31 else 2**bit
+    assert checksum({"weight": bits.view(torch.float32)}) != checksum(
+        {"weight": changed.view(torch.float32)}
+    )
+
+
+def test_a_tensor_without_entries_has_a_checksum():
+    assert checksum({"empty": torch.zeros(0, 3)}) == 0
+
+
+def test_the_checksum_sees_two_weights_that_were_exchanged():
+    assert checksum({"weight": torch.tensor([1.0, 2.0])}) != checksum(
+        {"weight": torch.tensor([2.0, 1.0])}
+    )
+
+
+def test_the_checksum_sees_two_names_that_were_exchanged():
+    one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    assert checksum({"a": one, "b": two}) != checksum({"a": two, "b": one})
+
+
+def test_the_checksum_sees_that_a_weight_of_zeros_is_missing():
+    assert checksum({"a": torch.ones(1), "b": torch.zeros(1)}) != checksum({"a": torch.ones(1)})
+
+
+@pytest.mark.parametrize("most_bytes", [1, 24, 100, 1 << 20])
+def test_the_checksum_depends_on_neither_order_nor_cut(most_bytes):
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        "a": torch.randn(7, 3, generator=generator),
+        "b": torch.randn(5, 2, 2, generator=generator).bfloat16(),
+        "c": torch.tensor(2.5),
+        "d": torch.arange(9),
+        "e": torch.zeros(0, 3),
+    }
+    parts = list(in_rows(weights.items(), most_bytes=most_bytes))
+    assert RunningChecksum(reversed(parts)).value == checksum(weights)
+
+
+def test_a_part_of_more_entries_than_are_summed_at_once_counts_from_where_it_stands():
+    weight = torch.randn(3, 300_000, generator=torch.Generator().manual_seed(0))
+    parts = in_rows([("weight", weight)], most_bytes=1_200_000)
+    assert RunningChecksum(parts).value == checksum({"weight": weight})
