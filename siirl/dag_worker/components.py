@@ -36,6 +36,7 @@ from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.batch_cuts import PrefixGrouping, RowCutting
 from siirl.engine.training.batch_loss import Scorer
 from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.compiled_blocks import COMPILER
 from siirl.engine.training.sharding import Sharding
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingWeights, acting_copy
@@ -305,6 +306,7 @@ class RankBuilder(abc.ABC):
                 shard_ranks=settings.actor.fsdp_size,
             ),
             offload=settings.actor.offload_optimizer if trained else settings.ref.offload,
+            compiler=COMPILER if settings.actor.use_torch_compile else None,
             work=training_flops,
         ).initialize()
 

@@ -221,6 +221,12 @@ class ActorArguments:
         why="least memory; a machine's ranks are faster where its network is slow",
         minimum=1,
     )
+    use_torch_compile: bool = option(
+        False,
+        "Compile the model's blocks for updates and log-probs (torch.compile), not for acting. The "
+        "first step takes minutes more with a large model, and results differ by rounding.",
+        why="runs that are killed and resumed pay for it each time",
+    )
     offload_optimizer: bool = option(
         False,
         "Keep Adam's moments in host memory except during the optimiser's step.",

@@ -21,7 +21,13 @@ from siirl.preflight.agent_checks import (
 )
 from siirl.preflight.config_checks import config_problems, environment_problems
 from siirl.preflight.hub_pins import names_of_hub, pin_hub_places
-from siirl.preflight.machine import device_problems, process_problems, require_linux
+from siirl.preflight.machine import (
+    compile_problems,
+    device_problems,
+    has_compilers,
+    process_problems,
+    require_linux,
+)
 from siirl.preflight.needed_files import file_problems
 from siirl.preflight.ungraded_rows import ask_ungraded_rows
 from siirl.preflight.unread import unread_in_domain, unread_problems
@@ -146,5 +152,9 @@ def _lacks_id(env: EnvArguments) -> bool:
 def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Ranks and threads beyond the machine's; threads of impossible ranks are not checked."""
     cores = len(os.sched_getaffinity(0))
-    devices = device_problems(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
-    return list(devices) or list(process_problems(config, cores=cores))
+    policy = config.actor_rollout_ref
+    devices = device_problems(config.trainer, config.cluster, policy.rollout)
+    return [
+        *(list(devices) or process_problems(config, cores=cores)),
+        *compile_problems(policy.actor, policy.rollout, compilers=has_compilers),
+    ]

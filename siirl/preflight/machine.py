@@ -3,6 +3,7 @@
 Probes are cheap; torch is imported only if nvidia-smi exists.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,8 +15,9 @@ from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
+from siirl.params.domains import VLLM
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import RolloutArguments
+from siirl.params.model_args import ActorArguments, RolloutArguments
 from siirl.params.refusals import refuse
 from siirl.params.terminal_lines import say
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
@@ -203,6 +205,38 @@ def device_problems(
             f"for them: make it at most {available}, or give cluster.address= of a larger "
             "cluster."
         )
+
+
+def compile_problems(
+    actor: ActorArguments, rollout: RolloutArguments, *, compilers: Callable[[], bool]
+) -> Iterator[SiirlError]:
+    """Blocks that cannot be compiled here.
+
+    Args:
+        actor: Of the policy.
+        rollout: Of the policy.
+        compilers: Whether torch.compile finds what it needs.
+    """
+    if not actor.use_torch_compile:
+        return
+    key = "actor_rollout_ref.actor.use_torch_compile"
+    if rollout.name == VLLM and rollout.mode == "sync":
+        yield ConfigError(
+            f"{key}=true compiles only in updates and log-probs, and vLLM in the same "
+            "process compiles too: set actor_rollout_ref.rollout.mode=async."
+        )
+    if not compilers():
+        yield ConfigError(
+            f"{key}=true needs a C++ compiler (g++, or the one that CXX names), and on a "
+            "GPU the package triton: install them, or set it to false."
+        )
+
+
+def has_compilers() -> bool:
+    """Whether torch.compile finds a C++ compiler here, and Triton if there is a GPU."""
+    found = shutil.which(os.environ.get("CXX", "g++")) is not None
+    without_gpu = shutil.which("nvidia-smi") is None
+    return found and (without_gpu or importlib.util.find_spec("triton") is not None)
 
 
 def tensor_parallel_problems(

@@ -10,6 +10,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.machine import (
+    compile_problems,
     device_problems,
     device_slots,
     free_memory_bytes,
@@ -182,3 +183,21 @@ def test_a_wide_engine_has_as_many_gpus_as_it_is_wide() -> None:
         == []
     )
     assert sizes.gpus_of_rank(config.actor_rollout_ref.rollout) == 4
+
+
+def compiled(*overrides: str, compilers: bool) -> list[str]:
+    policy = parse_config([*NO_DRAWING, *overrides]).actor_rollout_ref
+    problems = compile_problems(policy.actor, policy.rollout, compilers=lambda: compilers)
+    return [str(problem) for problem in problems]
+
+
+def test_blocks_are_compiled_where_a_compiler_is_and_vllm_does_not_compile() -> None:
+    wanted = "actor_rollout_ref.actor.use_torch_compile=true"
+    vllm = ("rollout=vllm", "actor_rollout_ref.rollout.mode")
+    assert compiled(compilers=False) == []
+    assert compiled(wanted, compilers=True) == []
+    assert compiled(wanted, vllm[0], f"{vllm[1]}=async", compilers=True) == []
+    [without_compiler] = compiled(wanted, compilers=False)
+    assert "g++" in without_compiler
+    [beside_vllm] = compiled(wanted, vllm[0], f"{vllm[1]}=sync", compilers=True)
+    assert f"set {vllm[1]}=async" in beside_vllm

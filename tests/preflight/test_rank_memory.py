@@ -182,7 +182,7 @@ def test_all_weights_of_openvla_on_one_gpu_take_112_gib_with_gradients_and_momen
 def test_one_rank_casts_the_weights_of_a_block_and_without_recomputation_of_all(
     folder: Any,
 ) -> None:
-    """A block of Llama 7B has 202 million weights, 0.38 GiB in bfloat16; the projectors have 72."""
+    """A block of Llama 7B has 202 million weights, 0.38 GiB in bfloat16; projectors have 88."""
     path = folder(OPENVLA)
 
     def cast(*words: str) -> float:
@@ -190,7 +190,7 @@ def test_one_rank_casts_the_weights_of_a_block_and_without_recomputation_of_all(
         assert table is not None
         return dict(dict(table.phases)["update"])["cast weights"] / GIB
 
-    assert cast() == pytest.approx(0.38 + 0.13, abs=0.02)
+    assert cast() == pytest.approx(0.38 + 0.16, abs=0.01)
     assert cast("actor_rollout_ref.model.lora.rank=0") == cast()
     assert cast("actor_rollout_ref.model.options.recompute=false") == pytest.approx(13.5, abs=0.2)
 

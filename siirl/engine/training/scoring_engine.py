@@ -25,6 +25,7 @@ from siirl.engine.training.batch_cuts import (
 )
 from siirl.engine.training.batch_loss import Scorer, Scores
 from siirl.engine.training.collectives import Collectives, OneProcess
+from siirl.engine.training.compiled_blocks import Blocks, CompiledBlocks, PlainBlocks
 from siirl.engine.training.offload import STAYING, Offloaded, Resident
 from siirl.engine.training.sharding import (
     AS_SHIPPED,
@@ -59,6 +60,7 @@ class ScoringEngine(Generic[Scores]):
         blocks: Returns the parts of a module that are gathered one at a time on several ranks.
         sharding: How the module is sharded on several ranks.
         offload: Keep the weights in host memory outside of the passes.
+        compiler: Backend of torch.compile for the blocks; None: they are not compiled.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ScoringEngine(Generic[Scores]):
         blocks: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks,
         sharding: Sharding = AS_SHIPPED,
         offload: bool = False,
+        compiler: str | None = None,
     ) -> None:
         self.module = module
         self.scorer: Scorer[Scores] = scorer
@@ -87,6 +90,8 @@ class ScoringEngine(Generic[Scores]):
         self.blocks = blocks
         self.sharding = sharding
         self.weights: Resident = Offloaded(module.parameters) if offload else STAYING
+        self.compiler = compiler
+        self.computed: Blocks = PlainBlocks()
         self.micro_batches = MicroBatches(
             size=micro_batch_size,
             tokens=micro_batch_tokens,
@@ -106,6 +111,8 @@ class ScoringEngine(Generic[Scores]):
             CheckpointError: A weight file changed since it was planned.
         """
         move_to(self.module.eval(), self.device)
+        if self.compiler is not None:
+            self.computed = CompiledBlocks([*self.blocks(self.module)], backend=self.compiler)
         if self.ranks.group is not None:
             shard(
                 self.module,
@@ -136,7 +143,7 @@ class ScoringEngine(Generic[Scores]):
         """
         kept = []
         numbers = []
-        with self.weights.resident():
+        with self.weights.resident(), self.computed.passes():
             for micro_batch, rows, _ in self.micro_batches.of(batch):
                 with self._computing():
                     scores = self.scorer(self.module, micro_batch, self.temperature)

@@ -170,8 +170,20 @@ class TrainEngine(ScoringEngine[Scores]):
         if denominator == 0:
             return BatchLoss(loss=0.0, weight=0.0, sums={}, maxima={})
         scale = self.gradient_factor / denominator
-        if self.micro_batches.cut is not None and not sums_tokens:
-            return self._through_scores(batch, loss_fn, denominator=denominator, scale=scale)
+        whole_rows = self.micro_batches.cut is not None and not sums_tokens
+        passes = self._through_scores if whole_rows else self._through_losses
+        with self.computed.passes():
+            return passes(batch, loss_fn, denominator=denominator, scale=scale)
+
+    def _through_losses(
+        self,
+        batch: TensorDict,
+        loss_fn: LossFunction[Scores],
+        *,
+        denominator: float,
+        scale: float,
+    ) -> BatchLoss:
+        """The gradient of a loss that is the sum of its micro-batches' losses."""
         tally = LossTally()
         failure: TensorError | None = None
         for micro_batch, rows, last in self.micro_batches.of(batch):

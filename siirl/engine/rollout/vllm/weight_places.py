@@ -241,9 +241,10 @@ class PackedLayers:
 def _shape_before_packing(layer: Any) -> torch.Tensor:
     """The matrix of a packed layer on the meta device, with vLLM's loader."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
     parameters, _ = get_layerwise_info(layer).restore_metadata
-    weight: torch.Tensor = parameters["weight"]
+    weight: torch.Tensor = restore_layer_refs(parameters["weight"], layer)
     return weight
 
 
