@@ -85,6 +85,8 @@ def cases() -> list[Case]:
         Case("one row a pass", middle, words=(one,)),
         Case("two ranks, recomputed", middle, ranks=2, words=(*recomputed, one)),
         Case("LoRA, recomputed", large, words=(*recomputed, one, *lora)),
+        Case("one rank, bfloat16", middle, words=(*bfloat16, one)),
+        Case("one rank, bfloat16, recomputed", middle, words=(*bfloat16, *recomputed, one)),
     ]
 
 
