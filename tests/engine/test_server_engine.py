@@ -527,11 +527,11 @@ def started(url: str, **options: Any) -> None:
         (
             "/collective_rpc",
             JSONResponse({"results": [{"protocol": 7, "siirl": "9.0"}]}),
-            r"has siirl 9\.0 \(protocol 7\), and this run speaks protocol 1: install the same",
+            r"has siirl 9\.0 \(protocol 7\), and this run speaks protocol 2: install the same",
         ),
         (
             "/collective_rpc",
-            JSONResponse({"results": [{"protocol": 1, "dtype": "bfloat16"}]}),
+            JSONResponse({"results": [{"protocol": 2, "dtype": "bfloat16"}]}),
             "computes in bfloat16, and the run in float32: start it with --dtype float32",
         ),
     ],

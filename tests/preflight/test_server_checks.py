@@ -19,7 +19,7 @@ from tests.preflight.test_params_plan import graph, one_line
 MODELS, RPC = "/v1/models", "/collective_rpc"
 SOUND = {
     MODELS: JSONResponse({"data": [{"id": "policy", "max_model_len": 4096}]}),
-    RPC: JSONResponse({"results": [{"protocol": 1, "siirl": "0.1.0", "dtype": "float32"}]}),
+    RPC: JSONResponse({"results": [{"protocol": 2, "siirl": "0.1.0", "dtype": "float32"}]}),
 }
 
 
