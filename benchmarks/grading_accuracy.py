@@ -90,6 +90,13 @@ FIRST_CONTACT = {
         "before 11 right and 14 wrong cases that an earlier half has as well were taken out: 197 of "
         "203, 97.0 %, and 3 of 230, 1.3 %. The rule was changed because of these misses, so the table is not held out."
     ),
+    "held_out_7": (
+        "First contact (the rule of commit 9b8a09e, which its author had not read): "
+        "190 of 209 right accepted, 90.9 % (86.2 to 94.1), and 1 of 208 wrong accepted, 0.5 % "
+        "(0.1 to 2.7); math-verify 169 and 24, the last number 92 and 18. Three cases that an "
+        "earlier half has as well had been taken out before. The rule was changed because of these "
+        "misses, so the table is not held out."
+    ),
 }
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
