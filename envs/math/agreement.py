@@ -7,6 +7,7 @@ dollars` and `18 euros` do not. Any other truth wants the same text, or mathemat
 system finds equal. Prose is never handed on, because algebra systems read past words.
 """
 
+import itertools
 import re
 from fractions import Fraction
 from typing import NamedTuple
@@ -19,8 +20,10 @@ from envs.math.expressions import NoExpression, compute
 from envs.math.introductions import introduces, is_label
 from envs.math.notation import (
     NOTATION,
+    are_of_two_kinds,
     as_interval,
     as_list,
+    both_signs,
     in_brackets_of,
     in_latex,
     numeral,
@@ -62,7 +65,11 @@ SENTENCE = re.compile(
     r"(?P<lead>[A-Za-z][A-Za-z ,:'-]*(?:is|are|equals|=|:|has|of)\s+)(?P<value>[-\u2212$\\(\[{0-9\u221a\u03c0\u221e].*)",
     re.DOTALL,
 )
+TIME = re.compile(r"(?P<clock>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?", re.IGNORECASE)
 POSITIVE = re.compile(r"^[\s$]*\+(?=\s*\\infty)")
+NOTED = re.compile(r",?\$? (?:in interval notation|\(interval notation\))[.$ ]*$")
+RESTATED = re.compile(r"\$?,? (?:or(?: equivalently)?,?|i\.e\.,?|that is,?|which is) (?:all )?\$?")
+"""Between two notations of one interval."""
 CHOICE = re.compile(r"[A-J]")
 
 
@@ -232,8 +239,13 @@ def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
 
 
 def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
-    truth, answer = with_named_sets(truth), with_named_sets(without_label(answer))
-    answer = POSITIVE.sub("", answer)
+    wanted_time, time = TIME.fullmatch(plain(truth)), TIME.fullmatch(undressed(plain(answer)))
+    if wanted_time is not None and time is not None:
+        return _same_time(wanted_time, time)
+    truth = both_signs(with_named_sets(truth))
+    answer = POSITIVE.sub("", with_named_sets(without_label(answer)))
+    if are_of_two_kinds(truth, answer):
+        return False
     answer = as_interval(truth, in_brackets_of(truth, with_parameter_of(truth, answer)))
     if "pmatrix" in truth:
         answer = answer.replace("{bmatrix}", "{pmatrix}")
@@ -249,6 +261,11 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
         if _compact(contrast.answer) == _compact(contrast.denied):
             return False
         answer = contrast.answer
+    restated = [part for part in RESTATED.split(NOTED.sub("", answer)) if part.strip()]
+    if "\\infty" in truth and len(restated) > 1 and "\\cup" not in truth:
+        again = [_mathematics_agrees(truth, part, question=question) for part in restated]
+        pairs = [pair for pair in again if not isinstance(pair, bool)]
+        return all(again) and (tuple(itertools.chain(*pairs)) or True)
     sentence = SENTENCE.fullmatch(answer)
     if (
         sentence is not None
@@ -274,6 +291,12 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
     )
 
 
+def _same_time(truth: re.Match[str], answer: re.Match[str]) -> bool:
+    """Whether two times are one; the half of the day may be left out."""
+    halves = {time["half"].lower() for time in (truth, answer) if time["half"]}
+    return len(halves) < 2 and truth["clock"] == answer["clock"]
+
+
 def _rounds(truth: str, text: str) -> bool:
     """Whether `text` is the truth's value rounded to its own decimal places."""
     rounded = read_quantity(undressed(text.strip(" ()$")))
@@ -297,12 +320,14 @@ def _same_choice(letter: str, answer: str) -> bool:
     answer = " ".join(plain(answer).split()).strip("$ ")
     answer = re.sub(r"^(?:option|choice) +(?=\(?[A-J]\b)", "", answer, flags=re.IGNORECASE)
     answer = answer.upper() if re.fullmatch(r"\(?[a-j]\)?", answer) else answer
-    option = re.match(r"\(? ?([A-J]) ?(?:\)|[.:)](?= )|$)", answer)
+    option = re.match(
+        r"\(? ?([A-J]) ?(?:\)|[.:),](?= )|(?<= )(?=[-\u2013\u2014] |because )|$)", answer
+    )
     if option is None or option[1] != letter:
         return False
     rest = answer[option.end() :]
     words = {word.lower() for word in re.findall(r"[A-Za-z]+", rest)}
-    return not words & CHANGING and re.search(r"\([A-J]\)", rest) is None
+    return not words & CHANGING and re.search(r"\([A-J]\)|\b[B-J]\b", rest) is None
 
 
 def without_units(text: str) -> str:

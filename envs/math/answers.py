@@ -21,6 +21,7 @@ from envs.math.dress import MARKUP, undressed
 from envs.math.languages import (
     JOINED_ELSEWHERE,
     PUNCTUATION,
+    SCRIPT,
     changes_elsewhere,
     concludes,
     in_english,
@@ -36,20 +37,25 @@ from envs.math.leads import (
     names_another_answer,
 )
 from envs.math.marks import Mark, last_marks, without_repetition
-from envs.math.plain_text import plain
+from envs.math.notation import is_several
+from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
 from envs.math.sentences import (
+    INDEPENDENT,
     RETRACTION,
     SURROUNDINGS,
+    TAIL,
     contradicts_in_its_clause,
     corrections,
     first_sentence,
     sentence_begin,
     taken_back,
+    without_exclamation,
 )
 from envs.math.statements import read_statement
 from envs.math.vocabulary import (
     ALTERNATIVES,
+    AMBIGUOUS,
     COMPARISONS,
     DATES,
     HEDGES,
@@ -98,6 +104,8 @@ OPERATED = re.compile(
 
 IF, WOULD = re.compile(r"\bif\b", re.IGNORECASE), re.compile(r"\bwould\b", re.IGNORECASE)
 """`If the price were $3, the answer would be 54` answers another question."""
+ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|if|when)\b")
+"""`18 for odd n, 20 for even n`"""
 LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
 """Between the boxes of several solutions."""
 
@@ -199,6 +207,7 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
     attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
     sentence, rest = first_sentence(after)
+    sentence = INDEPENDENT.sub("", sentence.rstrip(" .$"))
     sentence = TAG_END.split(sentence, maxsplit=1)[0]
     if attached is not None and not is_unit(attached[0]):
         return MarkedAnswer(f"{content}{attached[0]}", mark.start, True)
@@ -229,10 +238,15 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
             or bool(PART_OF.search(text, begin, mark.start))
             or changes_elsewhere(f"{_last_clause(lead)} {sentence}")
         )
-    elif PART_OF.search(text, begin, mark.start) or changes(lead, question=question):
+    elif PART_OF.search(text, begin, mark.start) or (
+        not is_several(content) and changes(lead, question=question)
+    ):
         spoilt = True
     if _is_cut_off(text, mark, end):
         return MarkedAnswer(content, mark.start, True)
+    if SCRIPT.search(content) or (inner and inner[-1].foreign):
+        english = in_english(DRESS.sub(r" \1 ", content), question=question)
+        spoilt, content = spoilt or english is None, english or content
     rest = corrections(rest)
     if not sentence:
         return MarkedAnswer(content.strip(), mark.start, spoilt, rest)
@@ -317,7 +331,9 @@ def _spoils(sentence: str) -> bool:
     """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
     another.
     """
-    if RETRACTION.search(sentence) or JOINED_ELSEWHERE.match(sentence):
+    if any(form.search(sentence) for form in (RETRACTION, ANOTHER_CASE)) or JOINED_ELSEWHERE.match(
+        sentence
+    ):
         return True
     if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
         return True
@@ -325,7 +341,7 @@ def _spoils(sentence: str) -> bool:
     if (HEDGES | ALTERNATIVES) & set(said) - {"then", "while", "also", "besides"}:
         return True
     compares_in_times = said[:1] == ["times"] and said[1:2] in ([], ["the"], ["as"], ["a"])
-    if (NUMERALS | OPERATIONS) & set(said[:1]) and not compares_in_times:
+    if (NUMERALS - AMBIGUOUS | OPERATIONS) & set(said[:1]) and not compares_in_times:
         return True
     if said[:1] != ["which"] and (COMPARISONS - QUANTIFIERS - {"than"}) & set(said[:3]):
         return True
@@ -346,8 +362,8 @@ def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
         statement = statement.strip()
     else:
         statement, rest = _after_line_mark(text, mark.end)
-        if mark.kind == "phrase":
-            statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
+        if mark.kind != "hash":
+            statement = without_exclamation(statement, f"{question}\n{text[-TAIL:]}")
     lead = text[sentence_begin(text, mark.start) : mark.start]
     spoilt = (
         (mark.kind == "phrase" and (_is_imagined(text, lead, mark) or is_attributed(lead)))
@@ -355,8 +371,9 @@ def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
         or _leads_elsewhere(lead, mark, question=question)
     )
     statement = _undressed_line(statement, opened=_opened(text, mark))
-    if mark.foreign:
-        english = in_english(statement, question=question)
+    if mark.foreign or SCRIPT.search(statement):
+        before = text[max(0, mark.start - SURROUNDINGS) : mark.end]
+        english = in_english(statement, question=question, before=before, marked=mark.foreign)
         spoilt, statement = (
             spoilt or english is None or retracts_elsewhere(rest),
             english or statement,

@@ -22,7 +22,7 @@ SUBORDINATE = re.compile(
 )
 REASON = re.compile(r"(?:since|because|as|given|when)\b", re.IGNORECASE)
 RESULT = re.compile(
-    r",? (?:(?:and )?(?:so|thus|therefore|hence),?|for a total of|which (?:makes|gives|leaves|totals)"
+    r",? (?:(?:and )?(?:so|thus|therefore|hence),?|for a total of|(?:which|that) (?:is|makes|gives|leaves|totals)"
     r"|(?<=,) ?(?:giving|leaving)) (?=[^,]*$)",
     re.IGNORECASE,
 )
@@ -47,6 +47,8 @@ CHECKING = re.compile(
     r"[*_]{0,2}(?:let\S* )?(?:us |me )?(?:to )?(?:double-?)?(?:check|verif)", re.IGNORECASE
 )
 COMPUTED = re.compile(r"= ?[$\\(]*(-?[0-9]+(?:[.,][0-9]+)*)")
+RESTATED = re.compile(r"[:.] [$\\(]*(-?[0-9]+(?:[.,][0-9]+)*) =")
+"""`Note: 42 = 6 * 7`."""
 NUMBER = re.compile(r"-?[0-9]+(?:[.,][0-9]+)*")
 CONCLUSIVE = re.compile(
     r"[*_]{0,2}(?:(?:so|therefore|thus|hence|in conclusion|consequently|altogether|in total)\b|[a-z] ?= )",
@@ -56,6 +58,10 @@ GOING_ON = HEDGES | words(
     "then now next need find must let so therefore thus hence finally first second step also "
     "total together altogether left gives gets buys not"
 )
+IMAGINED = re.compile(
+    r"[*_]{0,2}(?:even if|if|had|were)\b[^.?]{0,200}\bwould(?:n['\u2019]t)?\b", re.IGNORECASE
+)
+"""`If she had sold only cupcakes, she would have made $70`: another case."""
 MAX_ASIDES = 8
 
 
@@ -97,7 +103,8 @@ def _only_explains(aside: str, conclusion: str) -> bool:
     """
     computed = COMPUTED.findall(aside)
     checks = CHECKING.match(aside) is not None
-    if computed and not checks and computed[-1] not in NUMBER.findall(conclusion):
+    stated = {*computed[-1:], *RESTATED.findall(aside)}
+    if computed and not checks and stated.isdisjoint(NUMBER.findall(conclusion)):
         return False
     return (
         RETRACTION.search(aside) is None
@@ -110,6 +117,8 @@ def _is_remark(aside: str, conclusion: str) -> bool:
     """Whether `aside` says something of a conclusion, and nothing new."""
     if CONCLUSIVE.match(conclusion.strip()) is None or RETRACTION.search(aside):
         return False
+    if IMAGINED.match(aside):
+        return True
     said = _said(aside)
     if GOING_ON & (said - words("not") if "because" in said else said) or aside.endswith("?"):
         return False

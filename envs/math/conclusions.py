@@ -14,43 +14,33 @@ import re
 from envs.math.agreement import is_mathematics, without_units
 from envs.math.answers import MarkedAnswer, in_plain_signs
 from envs.math.approximation import size_of
-from envs.math.clauses import COMPARED, main_clause, without_asides
+from envs.math.clauses import COMPARED, IMAGINED, main_clause, without_asides
 from envs.math.contrasts import contrasted
 from envs.math.conversions import read_compound
-from envs.math.dress import EMPHASISED, MARKUP, undressed
+from envs.math.dress import EMPHASISED, undressed
 from envs.math.languages import after_conclusion, in_english, leads_elsewhere
+from envs.math.last_lines import last_lines, last_sentence
 from envs.math.leads import ASKS_A_BOUND, BOUND, changes, denies, is_rough
-from envs.math.notation import in_latex, numeral
+from envs.math.notation import in_latex, is_several, numeral
 from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import read_quantity, stem, words_of
-from envs.math.sentences import SENTENCE_END
-from envs.math.statements import ASKS_THE_REST, KEPT, PARTED, read_statement
-from envs.math.vocabulary import ALTERNATIVES, AMOUNTS, CARDINALS, CHANGING, HEDGES, LINKS, words
+from envs.math.sentences import TAIL, without_exclamation
+from envs.math.statements import AFFIRMED, ASKS_THE_REST, KEPT, PARTED, read_statement
+from envs.math.vocabulary import (
+    ALTERNATIVES,
+    AMOUNTS,
+    CARDINALS,
+    CHANGING,
+    DATES,
+    HEDGES,
+    LINKS,
+    words,
+)
 
-TAIL = 4000  # characters of a text that its conclusion is sought in
-RULE = re.compile(r"[-*_=\s]*$")
 ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
 CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
 OPEN = re.compile(r"[-+*/(\[{]$(?<!\*\*)")
 """A line that continues in the next one."""
-ENVIRONMENT = re.compile(
-    r"\\(?:begin|end)\{(?:align|aligned|gather|equation|split)\*?\}|\\\\[ \t]*$", re.MULTILINE
-)
-FENCES = {"```": re.compile(r"```[a-z]*$"), "$$": re.compile(r"\$\$$"), "\\]": re.compile(r"\\\[$")}
-PLEASANTRY = re.compile(
-    r"(?:i hope (?:this|that|it) (?:helps|is (?:clear|correct|helpful))|hope (?:this|that|it) helps|let me know|feel free|"
-    r"\$?\\(?:blacksquare|square|qed)\$?|\u220e|\u25a0|q\.?e\.?d|done|[\u2705\u2713\u2714])[^0-9]{0,160}$",
-    re.IGNORECASE,
-)
-QUOTED = re.compile(r"^> ?(?=\*\*|\$)")
-ROW = re.compile(r"\|([^|]*[A-Za-z][^|]*)\|([^|]*[0-9][^|]*)\|")
-CHECK = re.compile(
-    r"[*_]{0,2}(?:check|verification|to (?:check|verify))\b[^:]{0,40}:", re.IGNORECASE
-)
-DENIED = re.compile(
-    r"\b(?:not|no|wrong|but|however)\b|n['\u2019]t\b|[\u2260\u2717\u2718\u274c]|\\neq?\b",
-    re.IGNORECASE,
-)
 NAMED_SET = re.compile(
     r"(?<=\bis )all (?:real numbers|reals)$|(?<=\bare )no (?:real )?solutions$|(?<=\bhas )no (?:real )?solutions?$"
 )
@@ -67,8 +57,11 @@ ASKS_YES_OR_NO = re.compile(
 )
 CHOICE = re.compile(r"\(?([A-J])\)?\.?")
 OPTION = re.compile(
-    r"(?:\b(?:option|choice)(?: is)?:? \(?(?P<named>[A-J])\)?(?: is (?:the )?correct(?: (?:one|option|choice))?)?"
-    r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final) (?:answer|option|choice))$"
+    r"(?:\b(?:[Oo]ption|[Cc]hoice)(?: is)?:? \(?(?P<named>[A-J])\)?"
+    r"(?: is (?:the )?(?:correct|right)(?: (?:one|option|choice|answer))?"
+    r"| (?:satisfies|fits|matches|meets) (?:both|all|the|every|each|this|these) [a-z ]{1,40}"
+    r"|(?:(?<=\))|[:.,]| [-\u2013\u2014]) (?P<text>[^;?]{1,80}))?"
+    r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final)(?: (?:answer|option|choice))?)$"
 )
 TEXT = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+)?")
 MATRIX = re.compile(r"\\(?:begin|end)\{(?:[a-z]?matrix|cases)\}")
@@ -83,7 +76,7 @@ LABELS = (
     | LINKS
     | words(
         "the final grand overall net result results solution sum product difference quotient "
-        "average mean median revenue number altogether"
+        "average mean median revenue number altogether conclusion summary so thus therefore hence simplified"
     )
 )
 DOUBT = re.compile(
@@ -97,14 +90,27 @@ PROVISIONAL = words(
     possible option options candidate candidates trial attempt step subtotal before without except
     supposed expected meant original old try trying test consider choose pick let let's second
     another other others also say given hint note check twice half double triple thrice claim claims
-    claimed someone some one many most few any not never
+    claimed yesterday tomorrow someone some one many most few any not never
     """
 )
 """Words of a sentence whose number is no final answer; those of the question are harmless."""
+FOR_ALL = re.compile(r",? for (?:all|any|every) [a-z ]{0,30}\$?[a-z]\$?$")
+"""`f(x) = x^2 for all real x`"""
+TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
+NAMED_IN_BOLD = re.compile(
+    r"\b(?:is|are|was|be|on|becomes) (?:an? |the )?\*\*(?!correct|right)([A-Za-z]+(?: [A-Za-z]+)?)\.?\*\*[.!]*$"
+)
+NAMED = re.compile(
+    r"\b(?:is|are|was|be|on) (?:an? )?(true|false|even|odd|neither|[A-Z][a-z]+day)[.!]*$|^\**(Yes|No)\**, [^?]*$"
+)
+"""`The function is even.`"""
+NEXT = re.compile(r"\bthe next (?=[a-z])", re.IGNORECASE)
+"""`The next number` of a sequence is what is asked for."""
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
     r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log|binom)(?![a-z])"
-    r"|(?<=is )[a-z](?= ?[-+^\u00b2\u00b3])|(?:sqrt|exp)\("
+    r"|(?:(?<=is )|(?<=gives )|(?<=get )|(?<=equals )|(?<=obtain ))"
+    r"[a-z](?= ?[-+^\u00b2\u00b3<>\u2264\u2265])|(?:sqrt|exp)\("
     r"|[-\u2212]?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
     rf"|(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
@@ -153,61 +159,27 @@ def concluded_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
 
 
 def _at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
-    lines = _last_lines(text, whole=whole)
+    lines = last_lines(text, whole=whole)
     if not lines:
         return None
     last, before = lines[-1], lines[:-1]
     position = len(text) - len(last)
+    total = _total(last, question=question)
+    if total is not None:
+        other = _total(before[-1], question=question) if before else None
+        return MarkedAnswer(total, position, other is not None and other != total)
     alone = _alone(last, question=question, whole=not before)
     if alone is not None:
         return MarkedAnswer(alone, position, _spoils(before, alone, question=question))
-    sentence = _last_sentence(last)
-    concluded = _concluded(sentence, question=question)
+    sentence = last_sentence(last)
+    concluded = (
+        _named(sentence, NAMED_IN_BOLD, question=question)
+        or _concluded(sentence, text=text, question=question)
+        or _named(sentence, NAMED, question=question)
+    )
     if concluded is None and leads_elsewhere(sentence.rstrip(".\u3002 ")):
         concluded = _concluded_elsewhere(sentence, question=question)
     return None if concluded is None else MarkedAnswer(concluded, position)
-
-
-def _last_lines(text: str, *, whole: bool) -> list[str]:
-    """The lines of `text` that are not empty, a block of mathematics or code as one, without what
-    only ends the text.
-    """
-    thought, closed, said = text.rpartition("</think>")
-    text = said if closed else text
-    text = text.rpartition("<|message|>")[2]  # the last channel of a chat template
-    if "<think>" in text:
-        return []
-    text = ENVIRONMENT.sub("\n", text)
-    lines = [
-        QUOTED.sub("", _row(line.strip(" \t\r&")))
-        for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()
-    ]
-    lines = [line for line in lines if line and (line in FENCES or not RULE.fullmatch(line))]
-    while lines and (PLEASANTRY.match(lines[-1]) or _is_check(lines)):
-        lines.pop()
-    opening = FENCES.get(lines[-1]) if lines else None
-    if opening is not None:
-        first = next(
-            (number for number in range(len(lines) - 2, -1, -1) if opening.search(lines[number])),
-            None,
-        )
-        if first is None:
-            return []
-        block = " ".join(lines[first + 1 : -1])
-        lines = [*lines[:first], opening.sub("", lines[first]).strip(), block]
-        lines = [line for line in lines if line]
-    return lines if whole or thought else lines[1:]
-
-
-def _row(line: str) -> str:
-    """A row `| **Total** | **37** |` of a table as `Total: 37`; another line unchanged."""
-    row = ROW.fullmatch(line)
-    return line if row is None else f"{row[1].strip(' *_')}: {row[2].strip()}"
-
-
-def _is_check(lines: list[str]) -> bool:
-    """Whether the last of `lines` confirms an answer that stands above it."""
-    return len(lines) > 1 and CHECK.match(lines[-1]) is not None and not DENIED.search(lines[-1])
 
 
 def _alone(line: str, *, question: str, whole: bool) -> str | None:
@@ -215,6 +187,8 @@ def _alone(line: str, *, question: str, whole: bool) -> str | None:
     if ITEM.match(line) or CUT_OFF.search(line):
         return None
     inside = undressed(line.replace("**", " ") if ":" in line else line)
+    for emphasised in EMPHASISED:
+        inside = emphasised.sub(r"\2", inside)
     if not inside or "?" in inside or (inside.endswith("!") and "$" not in line):
         return None
     if (
@@ -243,6 +217,32 @@ def _alone(line: str, *, question: str, whole: bool) -> str | None:
     )
 
 
+def _total(line: str, *, question: str) -> str | None:
+    """The value of a line whose label names a total, also in a list: `- **Total: 54 pages**`,
+    `Total pages read: 12 + 18 + 24 = 54`.
+    """
+    labelled = LABEL.fullmatch(undressed(_without_bullet(line).replace("**", " ")))
+    if labelled is None or CUT_OFF.search(line):
+        return None
+    said = {word.lower() for word in WORDS.findall(labelled["label"])}
+    apart = (
+        CHANGING
+        | PROVISIONAL
+        | words("for per each step if on running side hand steps")
+        | {day.lower() for day in DATES}
+    )
+    said -= {"over"} if "left" in said else set()
+    if not said & words("total altogether overall left remaining") or said & apart:
+        return None
+    value = labelled["value"].strip()
+    return value if _is_value(value, question=question) else None
+
+
+def _without_bullet(line: str) -> str:
+    bullet = ITEM.match(line)
+    return line if bullet is None else line[bullet.end() :]
+
+
 def _is_mathematics(text: str) -> bool:
     """Whether `text` is an expression, an equation, or a list of them joined by `or` and `and`."""
     bare = MATRIX.sub(" ", JOINT.sub(", ", without_units(text)).replace("$", " "))
@@ -266,7 +266,7 @@ def _spoils(before: list[str], alone: str, *, question: str) -> bool:
     if not before:
         return False
     line = before[-1]
-    sentence = _last_sentence(line)
+    sentence = last_sentence(line)
     if DOUBT.search(sentence) or _differs(line, alone, question=question):
         return True
     if line.endswith((".", "!", "?")):
@@ -289,9 +289,7 @@ def _differs(line: str, alone: str, *, question: str) -> bool:
     """Whether `line`, above the last one, is another value alone."""
     other = _alone(line, question=question, whole=False)
     other = (
-        _alone(ITEM.sub("", line, count=1), question=question, whole=False)
-        if other is None
-        else other
+        _alone(_without_bullet(line), question=question, whole=False) if other is None else other
     )
     if other is None or other == alone:
         return False
@@ -316,19 +314,11 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return (name.strip(), value.strip()) if sign and "=" not in value else ("", text)
 
 
-def _last_sentence(line: str) -> str:
-    ends = [match.end() for match in SENTENCE_END.finditer(line) if match.end() < len(line)]
-    sentences = [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)], strict=True)]
-    while len(sentences) > 1 and PLEASANTRY.match(sentences[-1]):
-        sentences.pop()
-    return sentences[-1].strip()
-
-
-def _concluded(sentence: str, *, question: str) -> str | None:
-    """The value that a closing `sentence` states, with its unit; None where it states none, or more
+def _concluded(sentence: str, *, text: str, question: str) -> str | None:
+    """The value that a closing `sentence` of `text` states, with its unit; None where it states none, or more
     than that.
     """
-    if CUT_OFF.search(sentence) or ITEM.match(sentence):
+    if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = CONTRACTED.sub(r"\1 is", sentence)
@@ -339,17 +329,24 @@ def _concluded(sentence: str, *, question: str) -> str | None:
     said = YES_OR_NO.match(sentence)
     if said is not None and ASKS_YES_OR_NO.search(question):
         return said[1]
-    exclaimed = WORDS.search(sentence) is not None  # `18!` alone is a factorial
-    sentence = re.sub(r"(?<=\S)[.!*_\s]*$" if exclaimed else r"(?<=\S)[.*_\s]*$", "", sentence)
+    if WORDS.search(sentence) is not None:  # `18!` alone is a factorial
+        sentence = without_exclamation(sentence, f"{question}\n{text}")
+    sentence = re.sub(r"(?<=\S)[.*_\s]*$", "", sentence)
     labelled = LABEL.fullmatch(sentence)
     named = labelled is not None and ":" in sentence[: labelled.start("value")]
-    if labelled is not None and named and not _is_plain_label(labelled["label"], question=question):
-        return None
     option = OPTION.search(sentence)
     if option is not None:
         lead = sentence[: option.start()]
-        doubtful = denies(lead) or _is_provisional(lead, question=question)
+        doubtful = (
+            denies(lead)
+            or _is_provisional(lead, question=question)
+            or bool(HEDGES & {word.lower() for word in WORDS.findall(option["text"] or "")})
+            or re.search(r"\b[B-J]\b|\bA\)", option["text"] or "") is not None
+        )
         return None if doubtful else str(option["named"] or option["first"])
+    if labelled is not None and named and not _is_plain_label(labelled["label"], question=question):
+        return None
+    sentence = FOR_ALL.sub("", AFFIRMED.sub("", sentence.rstrip(". ")))
     for form in (NAMED_SET, SYSTEM):
         whole = form.search(sentence)
         if whole is not None and not _is_provisional(sentence[: whole.start()], question=question):
@@ -369,14 +366,22 @@ def _concluded(sentence: str, *, question: str) -> str | None:
                 return f"\\approx {value}"
             if denies(lead):
                 return None
-            joined = not _is_tuple(value) and changes(lead, question=question)
+            apart = is_several(value) or TIME.fullmatch(undressed(value)) is not None
+            joined = not apart and changes(lead, question=question)
             return None if joined else value
     return None
 
 
-def _is_tuple(value: str) -> bool:
-    """Whether `value` is a point or a set, which no preposition joins to another number."""
-    return re.fullmatch(r"\((?=.*,).*\)|\\langle.*|\\\{.*", undressed(value), re.DOTALL) is not None
+def _named(sentence: str, form: re.Pattern[str], *, question: str) -> str | None:
+    """The word that a closing `sentence` states in the form of `NAMED` or `NAMED_IN_BOLD`."""
+    named = form.search(sentence)
+    lead = sentence[: named.start()] if named is not None else ""
+    if named is None or denies(lead) or _is_provisional(lead, question=f"{question} claim"):
+        return None
+    word = next(group for group in named.groups() if group)
+    rest = {said.lower() for said in WORDS.findall(sentence[named.start(named.lastindex or 0) :])}
+    changed = CHANGING & {*word.lower().split()} or HEDGES & rest
+    return None if DOUBT.search(sentence) or changed - words("no not false") else word
 
 
 def _concluded_elsewhere(sentence: str, *, question: str) -> str | None:
@@ -421,7 +426,8 @@ def _without_circumstances(text: str, *, question: str) -> str:
 def _is_value(text: str, *, question: str) -> bool:
     inside = undressed(text)
     if (
-        read_quantity(inside, question=question) is not None
+        TIME.fullmatch(inside)
+        or read_quantity(inside, question=question) is not None
         or read_compound(inside, question=question) is not None
     ):
         return True
@@ -433,7 +439,7 @@ def _is_value(text: str, *, question: str) -> bool:
 
 def _is_provisional(lead: str, *, question: str) -> bool:
     """Whether the words before a value make it no final one, or another value stands among them."""
-    said = [word.lower() for word in WORDS.findall(lead)]
+    said = [word.lower() for word in WORDS.findall(NEXT.sub(" ", lead))]
     bound = BOUND.search(lead.rstrip(" $\\(")) is not None and ASKS_A_BOUND.search(question)
     harmless = _words_asked(question) | ({"at", "most", "least"} if bound else set())
     if (PROVISIONAL | HEDGES - {"should"}) & set(said) - harmless:

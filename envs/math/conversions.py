@@ -30,6 +30,8 @@ SIZES: tuple[dict[str, int], ...] = (
     {"milligram": 1, "gram": 1000, "kilogram": 1_000_000},
     {"ounce": 1, "pound": 16},
     {"millilitre": 1, "litre": 1000},
+    {"joule": 1, "kilojoule": 1000},
+    {"watt": 1, "kilowatt": 1000},
     {"teaspoon": 1, "tablespoon": 3},
     {"cup": 1, "pint": 2, "quart": 4, "gallon": 16},
 )

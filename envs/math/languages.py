@@ -2,9 +2,9 @@ r"""Answers in other languages than English: their marks, the words before them,
 the number.
 
 `La respuesta es 11.`, `答案是 11。` and `Ответ: 11` mark answers as `The answer is 11.` does. What may
-stand around them is a closed table here too: before the mark conclusions (`por lo tanto`), after
-the number units and words of the question. Words that change a number (`mil`, `oder`, `不`) are
-never harmless.
+stand before them is a closed table here too, of conclusions (`por lo tanto`). After the number any
+words may stand that change nothing (`30 конфет`), because the words that do are listed by language
+in `envs.math.changing_elsewhere`: `mil`, `oder`, `不` are never harmless.
 
 Sources: the exemplars of MGSM (Shi et al. 2022, arXiv 2210.03057) in Bengali, Chinese, French,
 German, Japanese, Russian, Spanish, Swahili, Telugu and Thai; the answer prefixes of OpenAI's
@@ -14,7 +14,15 @@ simple-evals for MGSM.
 import re
 from fractions import Fraction
 
-from envs.math.vocabulary import words
+from envs.math.changing_elsewhere import (
+    CHANGING_CHARACTERS,
+    CHANGING_ELSEWHERE,
+    CHANGING_PARTS,
+    COUNT_NOUNS,
+    PHRASES,
+)
+from envs.math.quantities import is_unit
+from envs.math.vocabulary import CHANGING, LINKS, words
 
 NOUNS = {
     "ar": "الإجابة الجواب",
@@ -49,10 +57,6 @@ COPULAS = (
 )
 COPULAS_WITHOUT_SPACES = "应该是 就是 是 等于 等於 为 為 选 選 は 은 는 คือ"
 """`答案应该是18` answers; `答案可能是18` does not, as the word for `maybe` is no copula."""
-CLASSIFIERS = (
-    "个 個 只 隻 条 條 张 張 本 支 颗 顆 枚 冊 册 匹 件 块 塊 朵 棵 根 把 台 辆 輛 杯 瓶 盒 袋 箱 份 页 頁 頭 つ "
-    "개 권 마리 자루 장 대 송이"
-)
 UNITS_ELSEWHERE = {
     "cent": "centavo centavos centime centimes céntimo céntimos centesimi kopeken копеек копейки 美分 セント 센트",
     "dollar": "dólar dólares dollari доллар доллара долларов долара доларів 美元 ドル 달러 dolari dolar dollaria डॉलर ডলার "
@@ -110,31 +114,6 @@ VERBS_ELSEWHERE = words(
     """
 )
 HARMLESS_ELSEWHERE = LINKS_ELSEWHERE | VERBS_ELSEWHERE | words(COPULAS)
-CHANGING_ELSEWHERE = words(
-    """
-    o u ó ou oder oppure или або hoặc atau au_ veya mil miles mille tausend тысяч тысяча тысячи
-    millón millones milione milioni milhão milhões million millionen миллион миллиона миллионов
-    миллиардов milliarden millones docena docenas douzaine douzaines dutzend dozzina dúzia дюжина
-    дюжин cien cento cientos hundert сто сотен medio media mitad moitié halb halbe hälfte metà
-    metade половина половины пол tercio tiers drittel no ni non pas ne nicht kein keine nie nein não
-    nem не нет ни nunca jamais niemals sin sans ohne без más menos plus moins mehr weniger più meno
-    mais больше меньше mayor menor veces fois mal volte vezes раз casi aproximadamente cerca
-    alrededor unos unas presque environ ungefähr etwa fast circa quasi quase около примерно почти
-    quizá quizás quizas acaso talvez puede probablemente posiblemente creo peut-être peut
-    probablement vielleicht vermutlich wahrscheinlich eventuell möglicherweise könnte forse
-    probabilmente talvez provavelmente возможно наверное вероятно может думаю кажется pero sino mais
-    aber sondern sonst ma però mas но а если si wenn falls se falso falsa incorrecto incorrecta faux
-    fausse falsch sbagliato errado errada неверно неправильно entre zwischen между bis jusqu'à hasta
-    hundertstel quizá minimum máximo mínimo mindestens höchstens cuadrado carré quadrat quadrato
-    quadrado doble double doppelt doppio dobro triple factorial
-    """
-)
-CHANGING_CHARACTERS = frozenset(
-    "万萬億亿兆千百十多余餘几数半倍成约約左右以上下不非没無否或者和与及还還又至到～点點加减減乘除可能吗嗎？错錯但如若除ないかと前後"
-)
-"""Characters that change a number, or join it to another, in Chinese and Japanese."""
-COUNT_NOUNS = re.compile(r"[总總人个個件次天页頁分]数(?!学)|数(?:[量目字]|值(?=[为是]))")
-"""`总数`, `人数`, `数量`: nouns for a count, which hold a character of `CHANGING_CHARACTERS`."""
 JOINED_ELSEWHERE = re.compile(
     r"[,;]?\s*(?:\b(?:o|ou|u|oder|oppure|или)\b|或者?|または|또는)[\s$\\({]*[-+]?[0-9]",
     re.IGNORECASE,
@@ -199,7 +178,18 @@ ASCII_STEMS = (
     "cevap",
     "jawaban",
 )
-WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
+LETTERS = r"(?:[^\W\d_]|[\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0970-\u0dff\u0e31\u0e34-\u0e4e])+"
+"""Letters with the signs that some scripts write over and under them."""
+WORD = re.compile(rf"{LETTERS}(?:['\u2019-]{LETTERS})*")
+THINGS = re.compile(rf"(?<=[0-9$)}}\]] ){WORD.pattern}(?: {WORD.pattern}){{0,4}}(?=\W*$)")
+SUBJECT = re.compile(rf"(?:{WORD.pattern}[,:]? ){{1,6}}(?=[-$\\(*]*[0-9])")
+"""Words after and before a number."""
+OF = words("of de di da do des del du von vom van aus од из от од dari của w z")
+SCRIPT = re.compile("[\u0400-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+"""A letter that no English and no mathematics has."""
+THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?![0-9.])")
+DECIMALS = re.compile(r"[0-9]\.[0-9]{1,2}(?![0-9])|(?<![0-9])0\.[0-9]")
+LAST_LETTER = 0x530  # after Latin, Greek and Cyrillic
 COMMAND = re.compile(r"\\[A-Za-z]+")
 SPELLINGS = {
     spelling.replace("_", " "): name
@@ -229,9 +219,8 @@ SCALED = re.compile(
 INTRODUCTION = re.compile("^[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+(?=[-0-9$])")
 """Words before the number in a script that puts no spaces between them."""
 ENDING = re.compile(rf"\s?(?:{_any_of(ENDINGS)})$")
-COUNTED = re.compile(
-    rf"(?<=[0-9])\s?(?:{_any_of(CLASSIFIERS)})(?P<noun>[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{{0,6}})"
-)
+THING = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af ]++(?=[^0-9]*$)")
+"""What is counted, in a script that puts no spaces between words."""
 PUNCTUATION = {
     **{0xFF10 + digit: str(digit) for digit in range(10)},
     **{
@@ -284,12 +273,11 @@ def changes_elsewhere(text: str) -> bool:
     """Whether `text` holds a word or a character that changes a number in another language than
     English.
     """
-    if CHANGING_CHARACTERS & set(UNIT.sub(" ", COUNT_NOUNS.sub(" ", text))):
+    text = UNIT.sub(" ", COUNT_NOUNS.sub(" ", text))
+    if CHANGING_CHARACTERS & set(text) or CHANGING_PARTS.search(text):
         return True
-    return any(
-        word.lower() in CHANGING_ELSEWHERE
-        for word in WORD.findall(COMMAND.sub(" ", UNIT.sub(" ", text)))
-    )
+    said = [word.lower() for word in WORD.findall(COMMAND.sub(" ", text))]
+    return not CHANGING_ELSEWHERE.isdisjoint(said) or PHRASES.search(text.lower()) is not None
 
 
 def leads_elsewhere(lead: str) -> bool:
@@ -307,23 +295,35 @@ def retracts_elsewhere(rest: str) -> bool:
     )
 
 
-def in_english(statement: str, *, question: str) -> str | None:
+def in_english(
+    statement: str, *, question: str, before: str = "", marked: bool = False
+) -> str | None:
     """`statement` after a foreign mark with English units, and without words that leave its number
-    alone; None where one changes it.
+    alone; None where one changes it. What is counted may have any name. `before` is the text up to
+    `statement`; after a mark, the number may have a subject of any name.
 
         >>> in_english("56 manzanas en total", question="")
         '56 apples'
+        >>> in_english("56 canicas", question="")
+        '56'
         >>> in_english("56 o 57", question="") is None
         True
     """
     statement = ENDING.sub("", statement.strip().rstrip("。."))
     statement = SCALED.sub(_in_full, statement)
-    if changes_elsewhere(COUNTED.sub(lambda match: match["noun"], statement)):
+    if changes_elsewhere(statement):
         return None
-    statement = COUNTED.sub(
-        " ", UNIT.sub(lambda match: f" {SPELLINGS[match[0].lower()]} ", statement)
-    )
-    statement = INTRODUCTION.sub("", statement)
+    if _groups_by_points(before or statement):
+        statement = THOUSANDS.sub(lambda number: number[0].replace(".", ""), statement)
+    subject = SUBJECT.match(statement) if marked else None
+    if (
+        subject is not None
+        and _leaves_alone(said := WORD.findall(subject[0]))
+        and said[-1] not in OF
+    ):
+        statement = statement[subject.end() :]
+    statement = UNIT.sub(lambda match: f" {SPELLINGS[match[0].lower()]} ", statement)
+    statement = THING.sub(" ", INTRODUCTION.sub("", statement))
     stems = {_stem(word) for word in WORD.findall(question)}
     harmless = [
         word
@@ -332,7 +332,26 @@ def in_english(statement: str, *, question: str) -> str | None:
     ]
     for word in harmless:
         statement = re.sub(rf"(?<![^\W\d_\\]){re.escape(word)}(?![^\W\d_])", " ", statement)
-    return " ".join(statement.split())
+    return THINGS.sub(_units, " ".join(statement.split())).strip()
+
+
+def _groups_by_points(text: str) -> bool:
+    """Whether `text`, in another language than English, has 1.500 for 1500: it ends in a script
+    whose languages write decimals with a comma, and writes none with a point.
+    """
+    last = next((sign for sign in reversed(text) if sign.isalpha()), "")
+    return last < chr(LAST_LETTER) and DECIMALS.search(text) is None
+
+
+def _units(things: re.Match[str]) -> str:
+    """The units among the words after a number; all of them where one changes it."""
+    said = things[0].split()
+    known = [word for word in said if is_unit(word) or word in LINKS]
+    return " ".join(known if _leaves_alone(said) else said)
+
+
+def _leaves_alone(said: list[str]) -> bool:
+    return not any(word.lower() in CHANGING or (len(word) == 1 and word.isascii()) for word in said)
 
 
 def _in_full(scaled: re.Match[str]) -> str:

@@ -81,7 +81,8 @@ DETERMINERS = words(
 )
 RESULT_IN = re.compile(
     r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|converges?|diverges?|tends?|rises?|falls?|drops?|grows?|equivalent|add(?:s|ed)?|sums?)"
-    r"(?: up| down| out)? to|(?:results?|resulting) in|arrives? at|(?:given|found|up|down) by|(?:left|up) with)$",
+    r"(?: up| down| out)? to|can (?:be )?[a-z]+(?: [a-z]+){0,6} in|(?:results?|resulting) in"
+    r"|arrives? at|(?:given|found|up|down) by|(?:left|up) with)$",
     re.IGNORECASE,
 )
 JOINING = words("and to by with from but than per both against versus into on in at")

@@ -66,11 +66,17 @@ ANGLED = re.compile(r"\s*(?:\\left ?)?\\langle(.*?)(?:\\right ?)?\\rangle\s*", r
 COLUMN = re.compile(
     r"\s*\\begin\{(?P<kind>[pb])matrix\}[^&]*\\end\{(?P=kind)matrix\}\s*", re.DOTALL
 )
+SEVERAL = re.compile(r"(?<!\{),(?!\\!|[0-9]{3}(?![0-9]))")
+BOTH_SIGNS = re.compile(r"[\s$]*(?:\\pm(?![a-z])|±)\s*([^-+,;=]+?)[\s$]*")
+BRACES = re.compile(r"(?:\\left ?)?\\\{[^()\[\]]*\\\}")
+BRACKETS = re.compile(r"(?:\\left ?)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 CASES = re.compile(r"\\(?:begin|end)\{cases\}")
 PARAMETER = re.compile(r",?\s*([a-z])\s*(?:\\in|\u2208)\s*(?:\\mathbb ?\{?Z\}?|\u2124)")
 NOTATION = frozenset(SPELLINGS) | frozenset(RAISED + LOWERED + "√∛\u2044\u2215" + MINUSES)
 """Characters outside of ASCII that `in_latex` spells."""
 
+UNION = re.compile(r"\\cup(?![a-z])|\u222a")
+EITHER = re.compile(r"\s*(?:\\text ?\{ *or *\}|\bor\b|\\lor(?![a-z]))\s*")
 INTERVAL = re.compile(r"\s*(?:\\left ?)?[(\[].*,.*(?:\\right ?)?[)\]]\s*", re.DOTALL)
 BELOW = r"(?P<{}><|\\l(?:t|eq?)(?![a-z])|\u2264)"
 ABOVE = r"(?P<{}>>|\\g(?:t|eq?)(?![a-z])|\u2265)"
@@ -112,6 +118,22 @@ def _root(match: re.Match[str]) -> str:
     return f"{command}{{{match['inner'] or match['single'] or ''}}}"
 
 
+def is_several(text: str) -> bool:
+    r"""Whether `text` is a point, a set or a list, `1, -1` or `\pm 1`, which no word before it joins
+    to another number.
+    """
+    text = text.strip().strip("$").strip()
+    if any(form.fullmatch(text) for form in (SET, ANGLED)):
+        return True
+    return "\\pm" in text or "±" in text or SEVERAL.search(text) is not None
+
+
+def both_signs(text: str) -> str:
+    r"""`\pm 5` as `5,-5`; others unchanged."""
+    signed = BOTH_SIGNS.fullmatch(text)
+    return text if signed is None else f"{signed[1]},-{signed[1]}"
+
+
 def as_list(truth: str, answer: str) -> str:
     r"""`x = 1 \text{ or } x = -3` as `1,-3` where `truth` lists as many; others unchanged."""
     wanted = _elements(truth)
@@ -124,8 +146,16 @@ def as_list(truth: str, answer: str) -> str:
     elements = _elements(re.sub(r"^\s*either\b", "", plain))
     if len(elements) != len(wanted) or not all(element.strip() for element in elements):
         return answer
-    labels = {match[1] if (match := ROOT_LABEL.match(element)) else "" for element in elements}
-    if len(labels - {""}) > 1:
+    labels, asked = (
+        [
+            match[1] if (match := ROOT_LABEL.match(element.replace("\\", ""))) else ""
+            for element in listed
+        ]
+        for listed in (elements, wanted)
+    )
+    if "" not in labels and labels == asked:
+        return ",".join(elements)
+    if len({*labels} - {""}) > 1:
         return answer
     return ",".join(ROOT_LABEL.sub("", element, count=1).strip() for element in elements)
 
@@ -186,6 +216,10 @@ def as_interval(truth: str, answer: str) -> str:
     r"""`-2 \le x < 7` as `[-2,7)` where `truth` is an interval that no point could be; others
     unchanged.
     """
+    pieces = UNION.split(truth)
+    halves = EITHER.split(answer.replace("$", ""))
+    if len(pieces) > 1 and len(pieces) == len(halves):
+        return "\\cup".join(map(as_interval, pieces, halves))
     if not INTERVAL.fullmatch(truth) or (
         "[" not in truth and "]" not in truth and "\\infty" not in truth
     ):
@@ -207,6 +241,15 @@ def as_interval(truth: str, answer: str) -> str:
     opening = "[" if "from" in found and _includes(found["from"]) else "("
     closing = "]" if "to" in found and _includes(found["to"]) else ")"
     return f"{opening}{low.strip()},{high.strip()}{closing}"
+
+
+def are_of_two_kinds(truth: str, answer: str) -> bool:
+    r"""Whether one is a set and the other a point or an interval: `\{0,2\}` and `(0,2)`."""
+    sides = truth.strip(), answer.strip(" $")
+    return any(
+        BRACES.fullmatch(one) is not None and BRACKETS.fullmatch(other) is not None
+        for one, other in (sides, sides[::-1])
+    )
 
 
 def _includes(relation: str) -> bool:

@@ -33,6 +33,7 @@ PLAIN = (
     (re.compile(r"\\\$|\\dollar"), "$"),
     (re.compile(r"\\pounds|\\textsterling"), "£"),
     (re.compile(r"\\euro|\\texteuro"), "€"),
+    (re.compile(r"\\Omega(?![a-z])|[\u03a9\u2126]"), " ohm"),
     (
         re.compile(r"\^ ?\{? ?\\(?:circ|degree)(?![a-z]) ?\}?|\\(?:degree|textdegree)(?![a-z])|º"),
         "°",

@@ -35,7 +35,7 @@ from envs.math.vocabulary import (
 SIMPLE = re.compile(r"-?[0-9]{1,30}")
 NUMBER = re.compile(
     r"""
-    (?P<sign>[-+]?)\ ?(?:(?P<currency>US\$|USD|EUR|GBP|Rs\.?|[$€£¥₹])\ ?(?P<inner_sign>-?))?
+    (?P<sign>[-+]?)\ ?(?:(?P<currency>US\$|R\$|USD|EUR|GBP|Rs\.?|[$€£¥₹])\ ?(?P<inner_sign>-?))?
     (?:
       (?P<mixed>[0-9]{1,9})(?:\ and)?\ (?P<top>[0-9]{1,9})/(?P<bottom>[0-9]{1,9})
     | (?P<european>[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2} | [0-9]+,(?:[0-9]{1,2}|[0-9]{4,}) | 0,[0-9]+)(?![0-9,])

@@ -8,6 +8,7 @@ from envs.math.vocabulary import words
 
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 
+TAIL = 4000  # characters of a text that its conclusion is sought in
 SURROUNDINGS = 2000  # characters after an answer that may take it back
 SENTENCE_END = re.compile(
     r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)(?<!\bapprox)"
@@ -53,7 +54,32 @@ THEREFORE = re.compile(
     re.IGNORECASE,
 )
 """`, so she has 20 apples`, directly after an answer."""
+EXCLAMATION = re.compile(
+    r"(?P<number>(?<![0-9,.])[0-9][0-9,.]*|(?<=[A-Za-z)%$\u20ac]))!+(?P<dress>[*_\s]*)$"
+)
+FACTORIAL = re.compile(
+    r"(?:[0-9)]|\b[nkmr])!(?:\s*(?:[-+/=^}$,.?\\\u00d7\u00b7]|\* ?[0-9(nkmr])|[)0-9]| [a-z]+ )|\b[Ff]actorial"
+)
+"""A factorial in a computation or before a noun: `6! = 720`, `5! ways`."""
+INDEPENDENT = re.compile(
+    r",? (?:whatever|no matter (?:what|which|how)|regardless of|independently of|whichever)"
+    r" (?:(?:the|of the|value|choice|order|[a-z]{1,2}) )*[\\$A-Za-z ]{1,40}$",
+    re.IGNORECASE,
+)
+"""`, whatever the angle`: says that nothing changes the number."""
 REMAINDER = re.compile(r"\b(?:left|remain\w*|more|fewer|less|than|each|every|per)\b", re.IGNORECASE)
+
+
+def without_exclamation(sentence: str, text: str) -> str:
+    """`sentence` without an exclamation mark at its end, which is a factorial where `text` speaks of
+    factorials and computes another number than the one before it: `3! = 6` before `4!`.
+    """
+    number = EXCLAMATION.search(sentence)
+    if number is None:
+        return sentence
+    computed = rf"=[\s$*\\(]*{re.escape(number['number'])}(?![0-9!]|[ $]*[-+*/^\u00d7\u00b7])"
+    factorial = FACTORIAL.search(text) and not (number["number"] and re.search(computed, text))
+    return sentence if factorial else EXCLAMATION.sub(r"\g<number>\g<dress>", sentence)
 
 
 def first_sentence(text: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from envs.math.introductions import LABEL, introduces, is_label
 from envs.math.plain_text import plain
 from envs.math.quantities import Quantity, is_unit, read_quantity
 from envs.math.questions import PRECISION, precisions
+from envs.math.sentences import INDEPENDENT
 from envs.math.vocabulary import (
     CHANGING,
     HEDGES,
@@ -42,7 +43,8 @@ SAME = re.compile(
 )
 BECAUSE = re.compile(r",? +\(?(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
 AFFIRMED = re.compile(
-    r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:final |correct |right )?answer|is correct|(?:- |\u2014 )?final answer|"
+    r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:final |correct |right |only |unique )?(?:answer|solution)"
+    r"|is correct|(?:- |\u2014 )?final answer|"
     r"\(final(?: answer)?\)|exactly|only|as required)$",
     re.IGNORECASE,
 )
@@ -59,6 +61,12 @@ FORM = re.compile(
     r"|(?:when |once )?simplified)$",
     re.IGNORECASE,
 )
+DESCRIBED = re.compile(
+    r"(?:(?: (?:-|\u2013|\u2014)|,) (?:that is |which is |this is )?(?:the|a|an)\b"
+    r"| (?:-|\u2013|\u2014) that['\u2019]s\b)(?!.*(?:[=;:]|\b(?:is|are|was|were|be|has|have|answers?|results?)\b)).*$",
+    re.DOTALL,
+)
+"""` - the sum of the digits of 49`: says what the number is, in words without a verb."""
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
 EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
 r"""Signs between the sides of an equation; that of `\sum_{n=1}` is none."""
@@ -100,7 +108,7 @@ def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
     """The parts of a statement about a number, all of which must be the answer; () where it says
     something else as well.
     """
-    text = REMAINING.sub(" ", text)
+    text = INDEPENDENT.sub("", REMAINING.sub(" ", text))
     for emphasised in EMPHASISED:
         text = emphasised.sub(r"\2", text)
     parts = _parts(text, question=question, left=MAX_PARTS)
@@ -218,11 +226,11 @@ def _formed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
 
 def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     """`18, because 9 and 9 make 18`, `18, as required`."""
-    reason, remark = BECAUSE.search(text), REMARK.search(text)
-    clause = reason or remark
+    reason = BECAUSE.search(text)
+    clause = reason or DESCRIBED.search(text) or REMARK.search(text)
     if clause is None:
         return None
-    hedges = HEDGES if clause is reason else CHANGING
+    hedges = CHANGING if clause.re is REMARK else HEDGES
     if hedges & {word.lower() for word in WORDS.findall(clause[0])}:
         return () if clause is reason else None
     return _parts(text[: clause.start()], question=question, left=left)

@@ -48,7 +48,7 @@ UNITS: dict[str, str] = {
         "rupee": "₹ rupee rupees rs inr",
         "peso": "peso pesos",
         "franc": "franc francs chf",
-        "real": "reais",
+        "real": "r$ reais",
         "krona": "kr krona kronor krone kroner kronen",
         "zloty": "zł złoty złotych zloty zlotys",
         "baht": "baht",
@@ -95,12 +95,23 @@ UNITS: dict[str, str] = {
         "kph": "kph kmh kmph",
         "knot": "knot knots",
         "calorie": "cal calorie calories kcal",
-        "newton": "newton newtons",
-        "joule": "joule joules kJ",
-        "watt": "watt watts kW kWh",
-        "volt": "volt volts",
-        "hertz": "Hz hertz kHz",
-        "byte": "byte bytes kb mb gb tb",
+        "newton": "N newton newtons",
+        "pascal": "Pa pascal pascals",
+        "joule": "J joule joules",
+        "kilojoule": "kJ kilojoule kilojoules",
+        "watt": "W watt watts",
+        "kilowatt": "kW kilowatt kilowatts",
+        "kilowatt-hour": "kWh",
+        "volt": "V volt volts",
+        "ampere": "A amp amps ampere amperes",
+        "ohm": "ohm ohms",
+        "hertz": "Hz hertz",
+        "kilohertz": "kHz kilohertz",
+        "byte": "byte bytes",
+        "kilobyte": "kb kilobyte kilobytes",
+        "megabyte": "mb megabyte megabytes",
+        "gigabyte": "gb gigabyte gigabytes",
+        "terabyte": "tb terabyte terabytes",
         "bit": "bit bits",
         "mole": "mol mole moles",
         "unit": "unit units",
@@ -112,7 +123,7 @@ not.
 """
 
 CASED = frozenset(spelling for spelling in UNITS if spelling != spelling.lower())
-SHORT = words("s h m g l L in am")
+SHORT = words("s h m g l L W V A J N in am")
 """Spellings that are variables or words elsewhere: units only after a space, at the end."""
 LENGTHS = words("millimetre centimetre metre kilometre inch foot yard mile unit second")
 """Units that take an exponent."""

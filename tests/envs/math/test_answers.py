@@ -107,6 +107,8 @@ def test_a_number_that_is_marked_last_is_found_after_any_text(text, number, mark
         "The answer is 4. On reflection, it must be 5.",
         "#### 4\nIt is 5.",
         "\\boxed{4}, so she has 5 apples.",
+        "\\boxed{4}, whatever that means; I am not sure.",
+        "\\boxed{4} for odd $n$, 5 for even $n$.",
     ],
 )
 def test_doubt_alternative_or_retraction_around_a_mark_spoils_it(text):
@@ -145,6 +147,10 @@ def test_boxes_in_a_list_or_in_one_another_are_one_answer(text, read):
         "\\boxed{4}, so there are 5 boys.",
         "\\boxed{4}, so he has 5 left.",
         "\u4eba\u6570\u4e3a $\\boxed{4}$\u3002",
+        "\\boxed{4}, whatever the angle.",
+        "Ten people can stand in line in \\boxed{4} ways.",
+        "The equation has the two solutions \\boxed{5, -5}.",
+        "The point has coordinates \\boxed{(\\sqrt{3}\\,,\\ 1)}.",
     ],
 )
 def test_words_that_change_nothing_do_not_spoil_a_mark(text):

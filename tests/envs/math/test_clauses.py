@@ -29,6 +29,9 @@ from envs.math.conclusions import concluded_answer
         ("The distance is 1600 m.\n\nWould you like to try another one?", "1600 m"),
         ("**13**\n\nExplanation: 20 - 7 = 13.", "13"),
         ("Thus, x = 8. This is the only solution.", "8"),
+        ("She needs half of 7 cups, which is 3 1/2 cups.", "3 1/2 cups"),
+        ("So he saved $40.\n\nHad he bought two, he would have saved $80!", "$40"),
+        ("The distance is 1600 m.\n\nWould you like to see 3 more examples?", "1600 m"),
     ],
 )
 def test_value_of_the_main_clause_answers(text, value):
@@ -49,6 +52,8 @@ def test_value_of_the_main_clause_answers(text, value):
         "Hence x = 12. That cannot be, as x is odd.",
         "We need 5 of them, or maybe 6, so he has 12 apples.",
         "Multiply it by 12.",
+        "Had he bought two, he would have saved $12.",
+        "So he saved $12.\n\nWould you like me to check whether the answer is 13?",
     ],
 )
 def test_doubt_or_denial_around_the_main_clause_leaves_no_answer(text):

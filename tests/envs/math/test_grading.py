@@ -288,6 +288,12 @@ def test_an_area_is_no_volume(grader, unit, right):
         ("9.8", "\\SI{9.8}{m/s^2}"),
         ("93", "\\color{blue}{93}"),
         ("150000", "Rs. 1,50,000"),
+        ("\\pm 3", "$x = 3$ or $x = -3$"),
+        ("a=2,\\ b=-1", "$a = 2$ and $b = -1$"),
+        ("(-\\infty,3]", "$x \\le 3$, or $(-\\infty, 3]$ in interval notation"),
+        ("(-\\infty,-1)\\cup(4,\\infty)", "x<-1 \\text{ or } x>4"),
+        ("B", "B, because 3 + 4 = 7"),
+        ("12", "12 \u2014 the sum of the digits of 39"),
     ],
 )
 def test_another_notation_of_the_same_is_right(grader, truth, answer):
@@ -303,6 +309,14 @@ def test_another_notation_of_the_same_is_right(grader, truth, answer):
         ("(-\\infty,\\infty)", "(0,\\infty)"),
         ("2516_8", "2516 (base 7)"),
         ("3", "\\boxed{3}, \\boxed{4}"),
+        ("(0,2)", "\\{0,2\\}"),
+        ("\\{0,2\\}", "(0,2)"),
+        ("\\pm 3", "x = -3"),
+        ("a=2,\\ b=-1", "$b = 2$ and $a = -1$"),
+        ("(-\\infty,3]", "$x < 3$, or $(-\\infty, 3]$ in interval notation"),
+        ("(-\\infty,-1)\\cup(4,\\infty)", "x \\le -1 \\text{ or } x>4"),
+        ("B", "B, C"),
+        ("12", "12 \u2014 the sum is 13 with the last digit"),
     ],
 )
 def test_other_values_in_such_a_notation_are_wrong(grader, truth, answer):

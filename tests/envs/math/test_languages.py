@@ -3,9 +3,10 @@
 import pytest
 
 from envs.math.answers import marked_answer
+from envs.math.changing_elsewhere import CHANGING_BY_LANGUAGE, CHANGING_ELSEWHERE
 from envs.math.languages import (
-    CHANGING_ELSEWHERE,
     LINKS_ELSEWHERE,
+    NOUNS,
     SPELLINGS,
     concludes,
     in_english,
@@ -117,9 +118,78 @@ def test_units_are_put_into_english(statement, english):
     assert in_english(statement, question="") == english
 
 
-def test_word_of_the_question_leaves_the_number_alone():
-    assert in_english("63 карандаша", question="Сколько карандашей?") == "63"
-    assert in_english("63 карандаша", question="") == "63 карандаша"
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *("63 карандаша", "63 яблук", "63 matite", "63 cái bánh", "63 jabłek", "63 Murmeln"),
+        *("63 kalem", "63 kelereng", "63 äpplen", "63盏灯", "63羽", "63학생", "63 ลูก", "63 सेब"),
+    ],
+)
+def test_what_is_counted_may_have_any_name(statement):
+    assert in_english(statement, question="") == "63"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *("63 тысячи карандашей и", "63 или больше", "63 o 64", "не 63 карандаша", "63 dozzine"),
+        *("63 neverland thousand", "примерно 63 карандаша", "khoảng 63 cái bánh", "63多盏灯"),
+        *(
+            "63 tysięcy jabłek",
+            "63人以上",
+            "63ではありません",
+            "약 63명",
+            "ประมาณ 63 ลูก",
+            "लगभग 63 सेब",
+        ),
+    ],
+)
+def test_word_that_changes_the_number_leaves_no_quantity(statement):
+    english = in_english(statement, question="")
+    assert english is None or read_quantity(english) is None or read_quantity(english).value != 63
+
+
+def test_after_a_mark_the_number_may_have_a_subject():
+    assert in_english("Razem mają 63 znaczków", question="", marked=True) == "63"
+    assert in_english("Razem mają 63 znaczków", question="") == "Razem mają 63"
+    assert in_english("Iloczyn z 63", question="", marked=True) is None
+
+
+def test_every_language_that_marks_an_answer_lists_what_changes_a_number():
+    scripts_apart = {"zh", "ja", "ko", "th"}
+    assert set(NOUNS) | scripts_apart == set(CHANGING_BY_LANGUAGE) | scripts_apart
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Antwort: 1.500 €", 1500),
+        ("La respuesta es 2.500.000 euros.", 2500000),
+        ("Er zahlt 0.75 Euro je Liter. Antwort: 1.500 Liter", 1.5),
+        ("答案是1.500。", 1.5),
+        ("Answer: 1.500", 1.5),
+    ],
+)
+def test_point_groups_thousands_where_the_language_has_a_decimal_comma(text, number):
+    assert read_quantity(marked_answer(text).text).value == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "因此 $\\boxed{18\\text{元}}$。",
+        "La risposta è $\\boxed{18 \\text{ matite}}$.",
+        "#### 18 конфет",
+    ],
+)
+def test_unit_of_another_language_stands_in_a_box_or_after_a_hash(text):
+    marked = marked_answer(text)
+    assert not marked.spoilt
+    assert read_quantity(marked.text).value == 18
+
+
+def test_scale_of_another_language_in_a_box_is_a_part_of_the_number():
+    assert marked_answer("利润为 $\\boxed{18\\text{万}}$ 元").text == "180000"
 
 
 @pytest.mark.parametrize(

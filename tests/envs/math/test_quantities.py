@@ -135,6 +135,9 @@ def test_words_of_the_question_are_known_unless_they_change_the_number():
         ("60 miles", "60 miles per hour", True),
         ("50%", "50 percent", True),
         ("50%", "50 dollars", False),
+        ("50 W", "50~\\mathrm{W}", True),
+        ("50 W", "50 kW", False),
+        ("4 ohms", "4\\ \\Omega", True),
     ],
 )
 def test_units_agree_where_they_do_not_contradict(first, second, agree):
