@@ -313,13 +313,15 @@ def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
 
 
 def _hear_nothing() -> None:
-    """Restore default signal handling in a forked child, without its parent's listener."""
+    """Let signals end a forked child, without its parent's listener.
+
+    Python's own handler of SIGINT would raise KeyboardInterrupt, with a traceback where the child
+    is about to become another program.
+    """
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if signal.getsignal(number) == _heard_elsewhere:
-            signal.signal(
-                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            )
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _flush() -> None:

@@ -24,7 +24,7 @@ if child == 0:
     time.sleep(60)
     os._exit(0)
 time.sleep(0.2)
-os.kill(child, signal.SIGTERM)
+os.kill(child, {number})
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 time.sleep(0.5)  # in which a signal that was heard would end this process
 """
@@ -168,11 +168,15 @@ def test_a_request_wakes_those_who_wait_meanwhile():
     assert woken == ["first"]
 
 
-def test_a_signal_to_a_forked_child_is_not_its_parents():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_forked_child_is_not_its_parents_and_ends_it_without_a_traceback(
+    number: signal.Signals,
+):
+    program = FORKED.format(number=number.value)
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGTERM}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{-number}\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
