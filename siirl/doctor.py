@@ -71,7 +71,7 @@ def examine(subjects: Sequence[Check]) -> int:
         line = f"{state:<{STATE}} {check.subject:<{SUBJECT}} {words}"
         print(fitted(line, sys.stdout, hang=STATE + SUBJECT + 2), flush=True)
     print(
-        "The default job can run: python -m siirl.train"
+        "The default job can run: siirl train"
         if not lacking
         else f"{lacking} missing: the default job cannot run here."
     )

@@ -24,7 +24,7 @@ def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_need
     assert capsys.readouterr().out.splitlines() == [
         "ok       Python       3.11",
         "missing  wandb        not here. Type: make it. Only trainer.logger=wandb needs it.",
-        "The default job can run: python -m siirl.train",
+        "The default job can run: siirl train",
     ]
     assert examine([Check("OpenGL", absent), Check("Ray", lambda: "starts")]) == 1
     assert capsys.readouterr().out.splitlines() == [
