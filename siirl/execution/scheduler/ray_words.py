@@ -1,7 +1,20 @@
 """Ray's error messages, which take many lines, in one."""
 
+import re
+
+OUT_OF_MEMORY = re.compile(
+    r"(\d+) worker\(s\) were killed due to the node running low on memory\b.*?was "
+    r"([\d.]+)GB used / ([\d.]+)GB limit"
+)
+
 
 def in_a_line(error: BaseException) -> str:
-    """The cause that Ray names, without the list of other possible causes."""
+    """The cause that Ray names, without the list of other possible causes and of all processes."""
     said, _, _ = " ".join(str(error).split()).partition(" Some common causes include")
+    if short := OUT_OF_MEMORY.search(said):
+        ended, used, limit = short.groups()
+        return (
+            f"the machine is out of memory ({used} of {limit} GB), and Ray ended {ended} of the "
+            "run's processes. End other programs, or lower env.num_servers and env.envs_per_server."
+        )
     return said.rpartition("The actor is dead because ")[2]
