@@ -183,10 +183,11 @@ def _render_length(plan: Plan) -> str:
         if plan.length.file_epochs is None
         else [f"{counted(plan.length.file_epochs, 'pass', 'es')} over the files"]
     )
+    # files may hold out fewer questions
+    most = "" if plan.length.file_epochs is None else "at most "
+    episodes = f"{most}{plan.length.val_episodes} episodes"
     if plan.length.steps is None:
-        return (
-            f"steps until {' or '.join(bounds)}; evaluations of {plan.length.val_episodes} episodes"
-        )
+        return f"steps until {' or '.join(bounds)}; evaluations of {episodes}"
     bound = f", at most {' or '.join(bounds)}" if bounds else ""
     agents = [own for _, own in plan.agents_of_run] or [plan]
     work = f"{plan.length.steps * sum(own.trajectories for own in agents)} trajectories"
@@ -195,8 +196,7 @@ def _render_length(plan: Plan) -> str:
         work += f", {counted(updates, 'optimiser step')}"
     return (
         f"{counted(plan.length.steps, 'step')}{bound}: {work}; "
-        f"{counted(plan.length.evaluations or 0, 'evaluation')} of {plan.length.val_episodes} "
-        "episodes"
+        f"{counted(plan.length.evaluations or 0, 'evaluation')} of {episodes}"
     )
 
 
@@ -212,7 +212,7 @@ def _render_time(plan: Plan) -> str:
         )
     measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.2g}x, measured now)"
     return (
-        f"about {plan.needs.minutes:.0f} minutes, {measured}"
+        f"about {counted(round(plan.needs.minutes), 'minute')}, {measured}"
         if plan.needs.minutes >= 1
         else f"under a minute, {measured}"
     )

@@ -351,6 +351,14 @@ def test_a_run_without_steps_says_what_ends_it() -> None:
     )
 
 
+def test_files_may_hold_out_fewer_questions_than_are_asked_for() -> None:
+    plan = plan_of()
+    length = dataclasses.replace(plan.length, file_epochs=3)
+    text = one_line(render(dataclasses.replace(plan, length=length)))
+    assert "at most 3 passes over the files" in text
+    assert "5 evaluations of at most 60 episodes" in text
+
+
 # Unused forward passes
 
 
