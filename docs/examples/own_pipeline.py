@@ -18,9 +18,13 @@ from tensordict import TensorDict
 
 from siirl.algos.trajectories import reward_at_finish
 from siirl.execution.dag import NodeOutput, Pipeline, TaskGraph, columns
+from siirl.reporting.metrics import Reduction, register_metric
 
 STAGES = "siirl.dag_worker.stages"
 WEIGHT = 0.1
+
+register_metric("brevity/mean", reduction=Reduction.RANK_MEAN, meaning="brevity of the answers")
+register_metric("reward/joined", reduction=Reduction.RANK_MEAN, meaning="reward of both branches")
 
 
 @columns(requires=["response_mask"], provides=["brevity"])
