@@ -139,7 +139,6 @@ def _peak_of(work: Callable[[], Any], before: int) -> tuple[Any, int]:
 
 def sync_to_vllm(job: dict[str, Any], *, rank: int, folder: Path) -> dict[str, float]:
     """Bytes of this process, its children and their files during a sync to vLLM, beyond before."""
-    from siirl.engine.rollout.vllm import vllm_engine
     from siirl.models.chat import load_chat_tokenizer
     from siirl.models.language_model import load_language_model
 
@@ -147,7 +146,7 @@ def sync_to_vllm(job: dict[str, Any], *, rank: int, folder: Path) -> dict[str, f
     spool.mkdir()
     tempfile.tempdir = str(spool)
     model = load_language_model(Path(job["model"]))
-    engine = getattr(vllm_engine, job["vllm"])(
+    engine = _engine_class(job["vllm"])(
         model=model,
         tokenizer=load_chat_tokenizer("assets/tiny_lm"),
         temperature=1.0,
@@ -166,6 +165,14 @@ def sync_to_vllm(job: dict[str, Any], *, rank: int, folder: Path) -> dict[str, f
     finally:
         engine.close()
     return {"extra": watch.peak - watch.before, "seconds": seconds}
+
+
+def _engine_class(name: str) -> Any:
+    """The class in its own module; an older checkout has all in one."""
+    place = "siirl.engine.rollout.vllm"
+    apart = name.startswith("Async") and importlib.util.find_spec(f"{place}.async_vllm_engine")
+    module = "async_vllm_engine" if apart else "vllm_engine"
+    return getattr(importlib.import_module(f"{place}.{module}"), name)
 
 
 def _weights(model: Any, engine: Any) -> Any:
