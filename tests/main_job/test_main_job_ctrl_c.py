@@ -51,7 +51,7 @@ def check_ended(command: Terminal, *, statuses: tuple[int, ...] = (130,)) -> Non
 @pytest.mark.parametrize("mode", MODES)
 def test_in_the_middle_of_a_run(start: Start, mode: str) -> None:
     run = start(*JOB, *MODES[mode])
-    run.wait_for("    2/", timeout_s=WITHIN_S)
+    run.wait_for(" 2/100000 ", timeout_s=WITHIN_S)
     run.press_ctrl_c()
     check_ended(run)
     assert "siirl: interrupted\nThe last checkpoint is" in run.text
