@@ -3,8 +3,8 @@
 Two forms, distinguished by their columns:
 
 - **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model`
-  ({style, ground_truth}); `ability` and `extra_info` are optional. Other columns are
-    ignored, with a log message.
+  ({style, ground_truth}); `ability`, `extra_info` and `images` (`envs.question_pictures`) are optional.
+    Other columns are ignored, with a log message.
 - **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math) or parquet
   as on the Hub (openai/gsm8k): `question` and `answer`, with the solution and, in its last line,
   `#### x`.
@@ -21,7 +21,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,15 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from envs.names import nearest
+from envs.question_pictures import PictureSource, picture_sources
 from envs.text import Message, checked_messages, message, shortened
 from envs.unpacked_size import BYTES_OF_A_VALUE, text_columns, unpacked_bytes
 
 logger = logging.getLogger(__name__)
 
 REQUIRED = ("data_source", "prompt", "reward_model")
-COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
+IMAGES = "images"
+COLUMNS = ("data_source", "prompt", "reward_model", "ability", "extra_info", IMAGES)
 GSM8K_COLUMNS = ("question", "answer")
 GSM8K_SOURCE = "openai/gsm8k"  # the name of the data set on the hub
 GSM8K_INSTRUCTION = "Think step by step, and write the final answer as a number after ####."
@@ -68,10 +70,16 @@ class PromptRow:
     """Kind of task, for reports."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     """Additional data."""
+    images: tuple[PictureSource, ...] = ()
+    """Pictures, one for each placeholder in the prompt."""
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any]) -> "PromptRow":
+    def of(cls, columns: Mapping[str, Any], *, folder: Path | None = None) -> "PromptRow":
         """Read a row in the form of the prompt columns.
+
+        Args:
+            columns: The row.
+            folder: Where relative paths of pictures count from.
 
         Raises:
             ValueError: A missing or invalid column; the message names column and remedy.
@@ -97,16 +105,23 @@ class PromptRow:
             style=_text(reward_model.get("style", "rule"), name="reward_model.style"),
             ability=_text(columns.get("ability") or "math", name="ability"),
             extra_info=dict(columns.get("extra_info") or {}),
+            images=(
+                picture_sources(columns[IMAGES], prompt=prompt, folder=folder)
+                if IMAGES in columns
+                else ()
+            ),
         )
 
     def as_columns(self) -> dict[str, Any]:
         """Return plain dicts and lists, as for `options={"row": …}`; the inverse of `of`."""
+        pictures = {IMAGES: [picture.as_entry() for picture in self.images]} if self.images else {}
         return {
             "data_source": self.data_source,
             "prompt": [message(entry["role"], entry["content"]) for entry in self.prompt],
             "ability": self.ability,
             "reward_model": {"style": self.style, "ground_truth": self.ground_truth},
             "extra_info": dict(self.extra_info),
+            **pictures,
         }
 
 
@@ -176,6 +191,9 @@ def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
     if path.suffix == ".parquet":
         for entry in columns:
             entry["extra_info"] = entry["extra_info"] or None  # parquet has no dict without entries
+        for entry, row in zip(columns, rows, strict=True):
+            if row.images:
+                entry[IMAGES] = [{"bytes": one.data, "path": one.path} for one in row.images]
         parquet.write_table(pyarrow.Table.from_pylist(columns), path)
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(entry) + "\n" for entry in columns))
@@ -189,7 +207,7 @@ class ParquetPrompts(PromptFile):
     """Prompt columns or GSM8K in parquet; decodes only row groups with requested rows."""
 
     def __init__(self, path: Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION) -> None:
-        self.path, self._instruction = path, gsm8k_instruction
+        self.path = path
         try:
             metadata = parquet.read_metadata(path)
             self._is_gsm8k = set(GSM8K_COLUMNS) <= set(metadata.schema.to_arrow_schema().names)
@@ -213,6 +231,7 @@ class ParquetPrompts(PromptFile):
             self._check_group(group) for group in range(self._file.num_row_groups)
         ]
         self._kept: dict[int, pyarrow.Table] = {}
+        self._reader = _reader(path, instruction=gsm8k_instruction if self._is_gsm8k else None)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -313,7 +332,7 @@ class ParquetPrompts(PromptFile):
     def _read(
         self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]
     ) -> list[PromptRow]:
-        read = functools.partial(_gsm8k_row, self._instruction) if self._is_gsm8k else PromptRow.of
+        read = self._reader
         named = zip(numbers, table.to_pylist(), strict=True)
         return [
             _of_row(read, entry, path=self.path, place=self.place(number))
@@ -335,7 +354,7 @@ class JsonLinesPrompts(PromptFile):
     """Prompt columns or GSM8K, one JSON object a line; blank lines are skipped."""
 
     def __init__(self, path: Path, *, gsm8k_instruction: str) -> None:
-        self.path, self._instruction = path, gsm8k_instruction
+        self.path = path
         # Number (from 1) and position of every nonblank line.
         self._numbers, self._positions = array.array("q"), array.array("q")
         position = 0
@@ -354,6 +373,7 @@ class JsonLinesPrompts(PromptFile):
         self._is_gsm8k = set(GSM8K_COLUMNS) <= set(names)
         if not self._is_gsm8k:
             _check_columns(names, required=REQUIRED, known=COLUMNS, path=path)
+        self._reader = _reader(path, instruction=gsm8k_instruction if self._is_gsm8k else None)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -377,9 +397,8 @@ class JsonLinesPrompts(PromptFile):
 
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
         """See `PromptFile.select`."""
-        read = functools.partial(_gsm8k_row, self._instruction) if self._is_gsm8k else PromptRow.of
         for row, entry in zip(rows, self._objects(rows), strict=True):
-            yield self._read(read, entry, row)
+            yield self._read(self._reader, entry, row)
 
     def _read(self, read: Any, entry: Mapping[str, Any], row: int) -> Any:
         return _of_row(read, entry, path=self.path, place=self.place(row))
@@ -389,6 +408,13 @@ class JsonLinesPrompts(PromptFile):
             for row in rows:
                 stream.seek(self._positions[row])
                 yield json_object(stream.readline(), place=f"{self.path}, {self.place(row)}")
+
+
+def _reader(path: Path, *, instruction: str | None) -> Callable[[Mapping[str, Any]], PromptRow]:
+    """Reads a row of the file: of GSM8K's form with an instruction, else of the prompt columns."""
+    if instruction is None:
+        return functools.partial(PromptRow.of, folder=path.parent.resolve())
+    return functools.partial(_gsm8k_row, instruction)
 
 
 def _gsm8k_row(instruction: str, entry: Mapping[str, Any]) -> PromptRow:
@@ -447,7 +473,7 @@ def _check_columns(
         raise ValueError(
             f"{path} has no column {', '.join(map(repr, missing))}.{hint} It has: "
             f"{', '.join(found) or '(none)'}. Prompts need "
-            f"{', '.join(known)} (ability and extra_info may be left out), or `question` and "
+            f"{', '.join(known)} (the last three may be left out), or `question` and "
             "`answer` in jsonl as GSM8K ships."
         )
     foreign = [name for name in found if name not in known]

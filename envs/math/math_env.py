@@ -219,7 +219,14 @@ def asked_row(
     task = read_options(options, spec=env.spec, further=("split", "row")).task
     split = _checked_split(options.get("split", split))
     if options.get("row") is None:
-        return source.draw(task, split=split, seed=seed)
+        drawn = source.draw(task, split=split, seed=seed)
+        if drawn.images:
+            raise ValueError(
+                f"The question drawn for seed {seed} has pictures, which an environment does not "
+                "hand over: name its file in data.train_files or data.val_files instead of "
+                "env.kwargs.files."
+            )
+        return drawn
     if not isinstance(options["row"], Mapping):
         raise ValueError(
             "The option 'row' must be a row with the prompt columns, got "

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
-from siirl.models.pretrained import KEY, first_line, source_of
+from siirl.models.pretrained import KEY, first_line, seeing_config, source_of
 
 if TYPE_CHECKING:  # the module needs gymnasium
+    from envs.question_pictures import PictureSource
     from envs.text import Message
+    from siirl.models.seen_pictures import Pictures
 
 # Does not occur elsewhere in the output of a chat template.
 PLACEHOLDER = "[words of the assistant]"
@@ -72,12 +74,20 @@ class ChatTokenizer:
         """Number of tokens, added ones included; a model's head may have more entries."""
         return len(self.tokenizer)
 
-    def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def encode_prompt(
+        self, messages: Sequence[Message], pictures: Sequence[PictureSource] = ()
+    ) -> tuple[int, ...]:
         """Tokens of a chat, up to the start of the assistant's words.
 
+        Args:
+            messages: The chat.
+            pictures: One for each placeholder in it (`envs.question_pictures`).
+
         Raises:
-            ConfigError: The template refuses these messages (an unknown role).
+            ConfigError: The template refuses these messages (an unknown role), or the model does
+                not see.
         """
+        self.pictures_of(pictures)
         if self.tokenizer.chat_template is None:
             return (*self._beginning(), *self._ids(_joined(messages)))
         return self._ids(self._render(messages, generate=True))
@@ -97,6 +107,19 @@ class ChatTokenizer:
             return self._ids(f"\n{_joined(messages)}\n")
         ids = self._ids(self._after_placeholder([*OPENING, *messages], generate=True))
         return ids[1:] if closed and ids[:1] == (self._closing,) else ids
+
+    def pictures_of(self, sources: Sequence[PictureSource]) -> Pictures | None:
+        """Pictures as the model sees them; None for a model that reads only.
+
+        Raises:
+            ConfigError: Pictures for a model that reads only.
+        """
+        if sources:
+            raise ConfigError(
+                f"{self.place} belongs to a model without eyes, and the row has pictures: take a "
+                "model that sees (Qwen/Qwen2.5-VL-3B-Instruct, or model=tiny_vlm)"
+            )
+        return None
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Tokens of plain text, without template, beginning or end."""
@@ -162,7 +185,7 @@ class ChatTokenizer:
 
 
 def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> ChatTokenizer:
-    """Load the tokenizer of a model's folder or hub id.
+    """Load the tokenizer of a model's folder or hub id; with eyes if the model sees.
 
     Raises:
         MissingAssetError: No such folder or hub id, or no tokenizer in it.
@@ -188,7 +211,15 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
         raise CheckpointError(
             f"{KEY}={source} has a tokenizer that cannot be read: {first_line(error)}"
         ) from error
-    return ChatTokenizer(tokenizer, further_stop_ids=_generation_stops(source), place=source)
+    further: dict[str, Any] = {"further_stop_ids": _generation_stops(source), "place": source}
+    config = seeing_config(source)
+    if config is None:
+        return ChatTokenizer(tokenizer, **further)
+    # imports Pillow and transformers' processors, which models of text do without
+    from siirl.models.seeing_tokenizer import SeeingTokenizer
+    from siirl.models.seen_pictures import load_picture_reader
+
+    return SeeingTokenizer(tokenizer, reader=load_picture_reader(source, config), **further)
 
 
 def _generation_stops(source: str) -> list[int]:

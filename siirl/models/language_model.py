@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from siirl.models.pretrained import (
     read_adapted,
     read_causal_lm,
     read_config,
+    sees,
     source_of,
 )
 from siirl.models.weight_rows import Rows
@@ -100,6 +101,7 @@ class LanguageModel(Adaptable):
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
+        cache: Any = None,
     ) -> torch.Tensor:
         """Hidden states of the last layer [B, S, D], each of which predicts the next token.
 
@@ -109,13 +111,15 @@ class LanguageModel(Adaptable):
                 each begins where positions restart, and does not attend to the others.
             attention_mask: int64 [B, S], 0 at padding; or bool [B, 1, S, S], which place (next to
                 last axis) attends to which (last axis), for models that `shares_prompts`.
+            cache: Keys and values of earlier tokens, of transformers; None: all tokens are here.
         """
         decoder = self.causal_lm.base_model
         output = decoder(
             input_ids=input_ids,
             position_ids=position_ids,
             attention_mask=attention_mask,
-            use_cache=False,
+            past_key_values=cache,
+            use_cache=cache is not None,
         )
         return output.last_hidden_state
 
@@ -279,16 +283,28 @@ def load_language_model(
         lora = lora if lora is not None and lora.rank > 0 else None
         if lora is not None:
             add_adapters(causal_lm, lora, seed=seed)
-    model = LanguageModel(causal_lm.eval(), lora=lora).eval()
+    wrap = language_model_class(config, source)
+    model = wrap(causal_lm.eval(), lora=lora).eval()
     model.planned = planned
     asked = model
     if planned is not None:
-        asked = LanguageModel(miniature(config, trust_remote_code=trust_remote_code))
+        asked = wrap(miniature(config, trust_remote_code=trust_remote_code))
     _try_out(asked, source)
     model.shares_prompts = _supports_masks(asked)
     if gradient_checkpointing:
         recompute_activations(model)
     return model
+
+
+def language_model_class(config: Any, source: str) -> Callable[..., LanguageModel]:
+    """What wraps a model of transformers: `LanguageModel`, or the class of those that see."""
+    if not sees(config):
+        return LanguageModel
+    # imports transformers' image processors, which models of text do without
+    from siirl.models.seeing_model import SeeingLanguageModel
+    from siirl.models.seen_pictures import load_picture_reader
+
+    return functools.partial(SeeingLanguageModel, eyes=load_picture_reader(source, config).eyes)
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -28,6 +28,8 @@ from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, 
 
 KEY = "actor_rollout_ref.model.path"
 MINIATURE_TOKENS = 64  # of the vocabulary of `miniature`
+SEEING = ("qwen2_5_vl", "qwen2_vl")
+"""`model_type` of the models that see, which transformers builds by another class."""
 
 
 def source_of(path: str | Path, *, place: str = KEY) -> str:
@@ -81,6 +83,8 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
         raise ConfigError(
             f"{KEY}={source} holds no model that transformers knows: {first_line(error)}"
         ) from error
+    if sees(config):
+        return config
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     brings_code = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
     architectures = config.architectures or []
@@ -94,6 +98,31 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
     return config
 
 
+def sees(config: Any) -> bool:
+    """Whether a configuration belongs to a model that takes pictures."""
+    return config.model_type in SEEING
+
+
+def seeing_config(source: str) -> Any | None:
+    """The configuration of a model that takes pictures; None if it is another, or has none."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    try:
+        described, _ = PreTrainedConfig.get_config_dict(source)
+    except OSError:
+        return None
+    if described.get("model_type") not in SEEING:
+        return None
+    return AutoConfig.from_pretrained(source)
+
+
+def model_class(config: Any) -> Any:
+    """The class of transformers that builds the model of a configuration."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+
+
 def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The model with all its weights.
 
@@ -101,11 +130,9 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
         MissingAssetError: No weight file.
         CheckpointError: A truncated one, or one of another model.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
         with quiet_transformers():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = model_class(config).from_pretrained(
                 source,
                 config=config,
                 dtype=dtype,
@@ -144,13 +171,13 @@ def plan_causal_lm(
     are not here yet: `read_causal_lm` reads those.
     """
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     folder = Path(source) if Path(source).is_dir() else cached_folder(source)
     if folder is None or not weight_files(folder):
         return None
     with init_empty_weights(include_buffers=False):
-        causal_lm = AutoModelForCausalLM.from_config(
+        causal_lm = model_class(config).from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
         )
     causal_lm.tie_weights()
@@ -168,8 +195,6 @@ def miniature(config: Any, *, trust_remote_code: bool) -> Any:
 
     It answers questions about the architecture that need weights, but not the trained ones.
     """
-    from transformers import AutoModelForCausalLM
-
     small = copy.deepcopy(config)
     text = small.get_text_config()
     kinds = list(getattr(text, "layer_types", None) or [""])
@@ -177,13 +202,17 @@ def miniature(config: Any, *, trust_remote_code: bool) -> Any:
     if getattr(text, "layer_types", None):
         text.layer_types = kinds[:layers]
     text.num_hidden_layers = layers
+    if sees(small):
+        small.vision_config.depth = 1
     text.vocab_size = MINIATURE_TOKENS
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(
-            small, dtype=torch.float32, trust_remote_code=trust_remote_code
-        ).eval()
+        return (
+            model_class(small)
+            .from_config(small, dtype=torch.float32, trust_remote_code=trust_remote_code)
+            .eval()
+        )
 
 
 def _first_cut(source: str) -> str | None:
@@ -210,9 +239,7 @@ def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.
     Raises:
         CheckpointError: Weights of another model.
     """
-    from transformers import AutoModelForCausalLM
-
-    causal_lm = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    causal_lm = model_class(config).from_config(config, dtype=dtype)
     add_adapters(causal_lm, lora)
     load_weights(causal_lm, Path(source) / WEIGHTS_FILE)
     return causal_lm
@@ -227,12 +254,10 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
         MissingAssetError: No such folder or hub id.
         ConfigError: Layers or a rank that the model does not have.
     """
-    from transformers import AutoModelForCausalLM
-
     config = read_config(source_of(path), trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         adapted_layers(
-            AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code), lora
+            model_class(config).from_config(config, trust_remote_code=trust_remote_code), lora
         )
 
 

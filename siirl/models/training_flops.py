@@ -96,7 +96,10 @@ def _text_flops(model: LanguageModel, batch: TensorDict) -> float:
         return float(flops)
     prompts = batch["prompts"]
     mask_BP = batch["attention_mask"][:, : prompts.shape[1]]
-    _, groups_B = torch.unique(torch.where(mask_BP.bool(), prompts, -1), dim=0, return_inverse=True)
+    told_BP = torch.where(mask_BP.bool(), prompts, -1)
+    if "picture_number" in batch:
+        told_BP = torch.cat([told_BP, batch["picture_number"][:, None]], dim=1)
+    _, groups_B = torch.unique(told_BP, dim=0, return_inverse=True)
     prompt_B = mask_BP.sum(1).double()
     own_B = text_flops(model, tokens_B=prompt_B, response_B=torch.zeros_like(prompt_B))
     first_B = torch.ones_like(groups_B, dtype=torch.bool)

@@ -1,6 +1,10 @@
 """Checks of a text job's model, prompts and reward before any process starts."""
 
-from siirl.dag_worker.text_components import make_language_model, make_tokenizer
+from siirl.dag_worker.text_components import (
+    check_engine_shows_pictures,
+    make_language_model,
+    make_tokenizer,
+)
 from siirl.data_coordinator.prompts.joined_files import open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
 from siirl.engine.reward_manager.text_rewards import FunctionPart
@@ -37,6 +41,7 @@ def check_text(config: SiiRLArguments) -> None:
     path = config.actor_rollout_ref.model.path
     assert path is not None
     check_sources(config.actor_rollout_ref, config.critic, config.algorithm)
+    check_engine_shows_pictures(config.actor_rollout_ref)
     tokenizer = make_tokenizer(config.actor_rollout_ref.model)
     if 0 < parameters_in(path) <= LOADED_TWICE:
         check_fit(

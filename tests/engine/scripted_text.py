@@ -24,8 +24,11 @@ class ByteTokenizer:
 
     stop_ids = frozenset({END})
 
-    def encode_prompt(self, messages):
+    def encode_prompt(self, messages, pictures=()):
         return (*self._said(messages), MODEL)
+
+    def pictures_of(self, sources):
+        return None
 
     def encode_turn(self, messages, *, closed):
         return (*([] if closed else [END]), *self._said(messages), MODEL)

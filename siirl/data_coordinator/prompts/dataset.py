@@ -60,7 +60,7 @@ class Prompts:
         ordered = sorted(set(places))
         found = dict(zip(ordered, self.files.read(self.rows_N[ordered].tolist()), strict=True))
         for place, row in found.items():
-            if question_number(row) != int(self.question_N[place]):
+            if not self._is_unchanged(row, place):
                 raise InvariantError(
                     f"{self.files.key}: row {self.rows_N[place]} of "
                     f"{', '.join(map(str, self.files.paths))} differs from the question "
@@ -68,6 +68,12 @@ class Prompts:
                     "change the files while it runs."
                 )
         return found
+
+    def _is_unchanged(self, row: PromptRow, place: int) -> bool:
+        try:
+            return question_number(row) == int(self.question_N[place])
+        except ValueError:  # a picture is gone
+            return False
 
     def digest(self) -> str:
         """Fingerprint of the questions and their order."""

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.prompt_files import PromptRow
-from envs.text import Message
+from envs.question_pictures import pictures_digest
 from siirl.data_coordinator.prompts.joined_files import CheckRow, PromptFiles, has_truth
 from siirl.data_coordinator.prompts.read_ahead import in_order
 from siirl.errors import ConfigError
 
-Encode = Callable[[Sequence[Message]], Sequence[int]]
-"""From chat messages to the tokens of the prompt: `siirl.models.chat.ChatTokenizer.encode_prompt`.
+Encode = Callable[..., Sequence[int]]
+"""From chat messages, and pictures if there are any, to the tokens of the prompt:
+`siirl.models.chat.ChatTokenizer.encode_prompt`.
 """
 Gather = Callable[[Any], list[Any]]
 """Every rank's object, in rank order: `Collectives.gather_objects`."""
@@ -81,7 +82,9 @@ class _Parts:
 
     def __getitem__(self, number: int) -> _Part:
         try:
-            return _look_at(self.files.read(self.stretches[number], check=self.check), self.encode)
+            return _look_at(
+                self.files, self.stretches[number], encode=self.encode, check=self.check
+            )
         except ConfigError as error:
             return _Part([], [], [], [], error=str(error))
 
@@ -133,28 +136,38 @@ def build_index(
 
 
 def question_number(row: PromptRow) -> int:
-    """Digest that identifies a question.
+    """Digest that identifies a question with its pictures.
 
     The formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that both
     hold out the same ones.
     """
-    return _number_of("\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt))
+    text = "\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt)
+    return _number_of(text + _pictures(row))
 
 
 def wording_number(row: PromptRow) -> int:
     """Digest of a question that ignores case, runs of blanks and Unicode's forms of a letter."""
     text = unicodedata.normalize("NFKC", "\n".join(str(entry["content"]) for entry in row.prompt))
-    return _number_of(" ".join(text.casefold().split()))
+    return _number_of(" ".join(text.casefold().split()) + _pictures(row))
+
+
+def _pictures(row: PromptRow) -> str:
+    return f"\n{pictures_digest(row.images)}" if row.images else ""
 
 
 def _number_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
-def _look_at(rows: Iterable[PromptRow], encode: Encode) -> _Part:
+def _look_at(files: PromptFiles, rows: range, *, encode: Encode, check: CheckRow) -> _Part:
     part = _Part([], [], [], [])
-    for row in rows:
-        part.lengths.append(len(encode(row.prompt)))
+
+    def look(row: PromptRow) -> None:
+        check(row)
+        pictures = (row.images,) if row.images else ()
+        part.lengths.append(len(encode(row.prompt, *pictures)))
+
+    for row in files.read(rows, check=look):
         part.questions.append(question_number(row))
         part.wordings.append(wording_number(row))
         part.sources.append(sys.intern(row.data_source))  # one of few names, held once

@@ -7,7 +7,8 @@ kept as it is; `register_column` adds a user's column that runs along the tokens
 """
 
 # B trajectory, T response token, C chunk of actions (one observation each), P prompt token, L
-# instruction word, N camera, H height, W width, J joint (proprioception value), D embedding
+# instruction word, N camera, H height, W width, J joint (proprioception value), D embedding, K patch
+# of a picture, V value of a patch
 
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +34,8 @@ class Layout(Enum):
     """Prompt then response, P + T tokens, padded on both sides."""
     WORDS = "words"
     """Instruction words, padded on the right; never cut, because a policy may want them all."""
+    PICTURES = "pictures"
+    """Patches of the pictures of a prompt, padded on the right; never cut."""
     TEXT = "text"
     """A string a row, not a tensor."""
 
@@ -81,7 +84,24 @@ COLUMNS: dict[str, Column] = {
     "prompts": Column(np.int64, "B P", Layout.PROMPT, "prompt tokens"),
     "input_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "prompt and response tokens"),
     "attention_mask": Column(np.int64, "B P+T", Layout.SEQUENCE, "1 at tokens, 0 at padding"),
-    "position_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "positions of the tokens"),
+    "position_ids": Column(
+        np.int64,
+        "B P+T",
+        Layout.SEQUENCE,
+        "positions of the tokens; of a model that sees, [B P+T 3]: time, height and width",
+    ),
+    "picture_patches": Column(
+        np.uint8, "B K V", Layout.PICTURES, "patches of the pictures in the prompt"
+    ),
+    "picture_grids": Column(
+        np.int64,
+        "B K 2",
+        Layout.PICTURES,
+        "height and width in patches of the picture of each patch; 0 at padding",
+    ),
+    "picture_number": Column(
+        np.int64, "B", Layout.FIXED, "digest of the pictures in the prompt, 0 for none"
+    ),
     "pixel_values": Column(
         np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"
     ),

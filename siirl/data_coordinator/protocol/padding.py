@@ -27,6 +27,7 @@ class Extent:
     chunks: int = 0
     prompt: int = 0
     words: int = 0
+    patches: int = 0
 
     @classmethod
     def of_shapes(cls, shapes: Shapes) -> "Extent":
@@ -40,6 +41,7 @@ class Extent:
             chunks=_common_width(shapes, Layout.CHUNK),
             prompt=_common_width(shapes, Layout.PROMPT),
             words=_common_width(shapes, Layout.WORDS),
+            patches=_common_width(shapes, Layout.PICTURES),
         )
 
     @classmethod
@@ -50,6 +52,7 @@ class Extent:
             chunks=max((extent.chunks for extent in extents), default=0),
             prompt=max((extent.prompt for extent in extents), default=0),
             words=max((extent.words for extent in extents), default=0),
+            patches=max((extent.patches for extent in extents), default=0),
         )
 
     def width(self, layout: Layout) -> int:
@@ -60,6 +63,7 @@ class Extent:
             Layout.PROMPT: self.prompt,
             Layout.SEQUENCE: self.prompt + self.tokens,
             Layout.WORDS: self.words,
+            Layout.PICTURES: self.patches,
         }[layout]
 
     def place(self, layout: Layout, inner: "Extent") -> slice:
@@ -71,7 +75,7 @@ class Extent:
         return slice(start, start + inner.width(layout))
 
 
-RAGGED = frozenset({Layout.TOKEN, Layout.CHUNK, Layout.PROMPT, Layout.SEQUENCE, Layout.WORDS})
+RAGGED = frozenset(Layout) - {Layout.FIXED, Layout.TEXT}
 
 
 def row_extents(
@@ -100,7 +104,7 @@ def row_extents(
         chunks_B = np.maximum(1, -(-tokens_B // tokens_per_chunk))
         tokens_B = chunks_B * tokens_per_chunk
     return [
-        Extent(int(t), int(c), int(p), padded.words)
+        Extent(int(t), int(c), int(p), padded.words, padded.patches)
         for t, c, p in zip(tokens_B, chunks_B, prompt_B, strict=True)
     ]
 

@@ -58,6 +58,17 @@ class PackedRows:
     """Column of each scored token among its row's responses."""
     kept_BT: torch.Tensor
     """`response_mask`, bool."""
+    row_N: torch.Tensor
+    column_N: torch.Tensor
+    """Row and column in the batch of every token that the model sees."""
+    target_N: tuple[torch.Tensor, torch.Tensor]
+    """Lane and place of each; rows that share a prompt have the same."""
+
+    def placed(self, values_BS: torch.Tensor) -> torch.Tensor:
+        """Values [L, S, ...] of the tokens of a batch [B, P + T, ...] in their lanes."""
+        values_N = values_BS[self.row_N, self.column_N]
+        shape = (*self.input_ids_LS.shape, *values_BS.shape[2:])
+        return values_N.new_zeros(shape).index_put(self.target_N, values_N)
 
     def at_predictors(self, values_LS: torch.Tensor) -> torch.Tensor:
         """Entries [M, ...] of `values_LS` [L, S, ...] at the places that predict scored tokens."""
@@ -82,6 +93,8 @@ class _Rows:
     kept_BT: torch.Tensor
     needed_BS: torch.Tensor
     """Bool: every token up to the one before the row's last scored token."""
+    picture_B: torch.Tensor | None
+    """Digest of the pictures of each prompt; None for models of text."""
 
     @property
     def first(self) -> int:
@@ -90,6 +103,8 @@ class _Rows:
 
     def groups(self, *, width: int, most_tokens: int | None = None) -> list[PrefixGroup]:
         prompts_BP = self.ids_BS.where(self.present_BS, PADDING_OWNER)[:, : self.first]
+        if self.picture_B is not None:  # the same words about another picture
+            prompts_BP = torch.cat([prompts_BP, self.picture_B[:, None]], dim=1)
         prefixes_B = self.needed_BS[:, : self.first].sum(1)
         return prefix_groups(
             prompts_BP, self.needed_BS.sum(1), prefixes_B, width=width, most_tokens=most_tokens
@@ -182,6 +197,9 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
         row_M=row_M,
         token_M=token_M,
         kept_BT=rows.kept_BT,
+        row_N=row_N,
+        column_N=column_N,
+        target_N=target,
     )
 
 
@@ -238,6 +256,7 @@ def _needed(micro_batch: TensorDict) -> _Rows:
         present_BS=present_BS,
         kept_BT=kept_BT,
         needed_BS=present_BS & (columns_S < last_B[:, None]),
+        picture_B=micro_batch.get("picture_number", None),
     )
 
 
@@ -301,4 +320,7 @@ def _one_token(responses_BT: torch.Tensor, kept_BT: torch.Tensor) -> PackedRows:
         row_M=zero_1,
         token_M=zero_1,
         kept_BT=kept_BT,
+        row_N=zero_1[:0],
+        column_N=zero_1[:0],
+        target_N=(zero_1[:0], zero_1[:0]),
     )

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from siirl.algos.linear_log_probs import linear_token_scores
 from siirl.algos.log_probs import TokenScores
+from siirl.engine.actor.packed_pictures import seen_in_lanes
 from siirl.engine.actor.packing import model_width, pack_rows
 
 
@@ -33,7 +34,8 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
         TensorError: Columns whose shapes disagree.
     """
     packed = pack_rows(micro_batch, width=model_width(module), share_prompts=module.shares_prompts)
-    hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS)
+    seen = seen_in_lanes(packed, micro_batch, module)
+    hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS, **seen)
     hidden_MD, weight_VD = _head(packed.at_predictors(hidden_LSD), module)
     # the backward pass, which is outside of autocast, recomputes logits
     with torch.autocast(hidden_MD.device.type, enabled=False):

@@ -23,6 +23,7 @@ from torch import nn
 
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.engine.actor.embodied_scorer import CHUNK_COLUMNS, number_of_chunks, put_back
+from siirl.engine.actor.packed_pictures import seen_in_lanes
 from siirl.engine.actor.packing import model_width, pack_rows
 from siirl.models.language_model import LanguageModel
 
@@ -41,7 +42,8 @@ def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) 
     packed = pack_rows(
         micro_batch, width=model_width(module.trunk), share_prompts=module.trunk.shares_prompts
     )
-    values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS)
+    seen = seen_in_lanes(packed, micro_batch, module.trunk)
+    values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS, **seen)
     return packed.put_back(packed.at_predictors(values_LS))
 
 

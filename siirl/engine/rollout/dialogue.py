@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from envs.text import REWARD_PARTS, VERDICT, Message
 from siirl.engine.rollout.generation import FinishReason, GenerationResponse
 from siirl.engine.rollout.workflow import EpisodeRequest
+
+if TYPE_CHECKING:  # the module imports Pillow
+    from siirl.models.seen_pictures import Pictures
 
 _LOG_PROB_DIGITS = 5  # in the record, which is for human readers; the row has full precision
 
@@ -22,6 +25,8 @@ class Dialogue:
 
     prompt: tuple[int, ...]
     messages: list[Message]
+    pictures: "Pictures | None" = None
+    """Pictures in the prompt; None for a model that reads only."""
     tokens: list[int] = field(default_factory=list)
     """Generated tokens and those of messages, like all columns of the response."""
     mask: list[int] = field(default_factory=list)
@@ -101,6 +106,8 @@ class Dialogue:
         """The training sample."""
         prompts = np.array(self.prompt, np.int64)
         responses = np.array(self.tokens, np.int64)
+        whole = np.concatenate([prompts, responses])
+        seen = {} if self.pictures is None else self.pictures.columns(whole)
         return {
             "uid": uid,
             "index": data.group_id,
@@ -112,9 +119,9 @@ class Dialogue:
             "prompts": prompts,
             "responses": responses,
             "response_mask": np.array(self.mask, np.int64),
-            "input_ids": np.concatenate([prompts, responses]),
-            "attention_mask": np.ones(len(prompts) + len(responses), np.int64),
-            "position_ids": np.arange(len(prompts) + len(responses)),
+            "input_ids": whole,
+            "attention_mask": np.ones(len(whole), np.int64),
+            "position_ids": np.arange(len(whole)),
             "rollout_log_probs": np.array(self.log_probs, np.float32),
             "finish_step": len(self.texts),
             "complete": self.success,
@@ -122,6 +129,7 @@ class Dialogue:
             "truncated": bool(truncated),
             "env_return": self.env_return,
             "env_rewards": np.array(self.rewards, np.float32),
+            **seen,
         }
 
     def versions_of_tokens(self) -> NDArray[np.int64]:

@@ -8,13 +8,18 @@ belongs to the request, so an episode does not depend on the other episodes in i
 
 # T generated token
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from siirl.engine.rollout.engine import RolloutEngine
+
+if TYPE_CHECKING:  # the module imports Pillow
+    from siirl.models.seen_pictures import Pictures
 
 FinishReason = Literal["stop", "length", "abort"]
 """`stop`: an end-of-text token or a stop string. `length`: no tokens left. `abort`: interrupted
@@ -40,6 +45,8 @@ class GenerationRequest:
     """The episode, where several agents of one have requests; empty: `uid`."""
     agent: int = 0
     """The agent of the episode that speaks."""
+    pictures: Pictures | None = None
+    """Pictures in the prompt, for a model that sees."""
 
     @property
     def of_episode(self) -> str:

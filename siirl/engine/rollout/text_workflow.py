@@ -23,6 +23,7 @@ from typing import Any
 from gymnasium import spaces
 
 from envs.base import acting_agents
+from envs.question_pictures import PictureSource
 from envs.text import GRADED, GROUND_TRUTH, MESSAGES, VERDICT, Message, Role, message
 from siirl.engine.rollout.dialogue import Dialogue
 from siirl.engine.rollout.generation import GenerationRequest, TextEngine
@@ -38,6 +39,7 @@ TEXT_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info", "p
 ROW = "row"  # option of reset: a whole row with the prompt columns
 # Encoded prompts in the cache: the rollouts of a group share a prompt and run close together.
 _PROMPTS_KEPT = 1024
+IMAGES = "images"  # of such a row
 _WORKFLOW_KEY = "actor_rollout_ref.rollout.workflow"
 
 
@@ -142,8 +144,17 @@ class TextWorkflow(RolloutWorkflow):
 
     def _open(self, agent: int, messages: list[Message], data: EpisodeRequest) -> Dialogue:
         chat = tuple((entry["role"], entry["content"]) for entry in messages)
-        prompt = self._encode_prompt(agent, chat)
-        if self.cut_prompts:
+        sources = tuple(
+            PictureSource.of(entry) for entry in data.options.get(ROW, {}).get(IMAGES, ())
+        )
+        try:
+            prompt = self._encode_prompt(agent, chat, sources)
+            pictures = self._tokenizer_of(agent).pictures_of(sources)
+        except ValueError as error:
+            raise SimulationFailed(
+                f"The pictures of {data.task!r}, row {data.trial_id}: {error}."
+            ) from error
+        if self.cut_prompts and not sources:  # a picture in part is none
             prompt = prompt[-self.max_prompt_length :]
         if len(prompt) > self.max_prompt_length:
             raise SimulationFailed(
@@ -151,11 +162,16 @@ class TextWorkflow(RolloutWorkflow):
                 f"than data.max_prompt_length={self.max_prompt_length}. Raise it, or leave such "
                 "prompts out."
             )
-        return Dialogue(prompt=prompt, messages=messages)
+        return Dialogue(prompt=prompt, messages=messages, pictures=pictures)
 
-    def _encode_chat(self, agent: int, chat: tuple[tuple[Role, str], ...]) -> tuple[int, ...]:
+    def _encode_chat(
+        self,
+        agent: int,
+        chat: tuple[tuple[Role, str], ...],
+        sources: tuple[PictureSource, ...],
+    ) -> tuple[int, ...]:
         messages = [message(role, content) for role, content in chat]
-        return self._tokenizer_of(agent).encode_prompt(messages)
+        return self._tokenizer_of(agent).encode_prompt(messages, sources)
 
     async def _speak_all(
         self, engine: TextEngine, dialogues: Mapping[int, Dialogue], data: EpisodeRequest
@@ -187,6 +203,7 @@ class TextWorkflow(RolloutWorkflow):
                 stop=self.stop,
                 episode=data.uid,
                 agent=agent,
+                pictures=dialogue.pictures,
             )
             begun = len(dialogue.tokens)
             dialogue.say(await engine.agenerate(request))
@@ -306,8 +323,14 @@ def _uid(data: EpisodeRequest, agent: int, agents: int) -> str:
 
 
 def _reset_options(data: EpisodeRequest) -> dict[str, Any]:
-    """Options with the task; without it if the request has a row, which is the task itself."""
-    return dict(data.options) if ROW in data.options else {"task": data.task, **data.options}
+    """Options with the task; without it if the request has a row, which is the task itself.
+
+    Pictures stay here: the environment sees the text of the row.
+    """
+    if ROW not in data.options:
+        return {"task": data.task, **data.options}
+    row = {name: value for name, value in data.options[ROW].items() if name != IMAGES}
+    return {**data.options, ROW: row}
 
 
 def _ground_truth(data: EpisodeRequest, opening: Mapping[str, Any]) -> Any:

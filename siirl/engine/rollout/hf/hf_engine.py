@@ -13,9 +13,13 @@ turns, and several GPUs for one model; vLLM has both.
 
 # R running row, P prompt, T token of a prompt, D hidden, V token of the vocabulary
 
+from __future__ import annotations
+
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,12 +30,17 @@ from siirl.algos.sampling import Sampling, draw
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason
 from siirl.engine.rollout.hf.key_value_cache import SlotCache, slot_attention
+from siirl.engine.rollout.hf.prompt_pictures import seen_by_prompts
 from siirl.engine.rollout.hf.running_rows import RunningRows
 from siirl.engine.rollout.stop_strings import longest_in_tokens, says_stop
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.occupation import OCCUPATION
+
+if TYPE_CHECKING:  # these modules import Pillow
+    from siirl.models.seeing_model import SeenPictures
+    from siirl.models.seen_pictures import Pictures
 
 # A prefill costs about one decoding pass, whatever its size: joining one by one would halve the
 # speed. So joiners wait until they are this share of the running rows, or have waited for this many
@@ -41,6 +50,17 @@ LONGEST_WAIT_PASSES = 16
 # Tokens of one prefill pass, including padding. Hidden states of 8192 tokens of a 7B model take
 # under 1 GB.
 MOST_PREFILL_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to prefill, without its last token; equal ones are computed once."""
+
+    ids: tuple[int, ...] = ()
+    pictures: Pictures | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class HFEngine(InProcessTextEngine):
@@ -145,19 +165,21 @@ class HFEngine(InProcessTextEngine):
         self.cache.reserve(
             rows=self.rows.count, length=max(len(pending.request.input_ids) for pending in joiners)
         )
-        slots_of: dict[tuple[int, ...], list[int]] = {}
+        slots_of: dict[Prompt, list[int]] = {}
         for slot, pending in enumerate(joiners, start=first):
-            slots_of.setdefault(pending.request.input_ids[:-1], []).append(slot)
-        slots_of.pop((), None)  # prompts of one token: the next pass takes it
+            request = pending.request
+            prompt = Prompt(request.input_ids[:-1], request.pictures)
+            slots_of.setdefault(prompt, []).append(slot)
+        slots_of.pop(Prompt(), None)  # prompts of one token: the next pass takes it
         for prompts in portions(slots_of, most_tokens=MOST_PREFILL_TOKENS):
             self._prefill(prompts, [slots_of[prompt] for prompt in prompts])
 
     @torch.inference_mode()
-    def _prefill(self, prompts: Sequence[tuple[int, ...]], slots: Sequence[Sequence[int]]) -> None:
+    def _prefill(self, prompts: Sequence[Prompt], slots: Sequence[Sequence[int]]) -> None:
         # padded on the right, which attention never sees
         input_ids_PT = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
         for row, prompt in enumerate(prompts):
-            input_ids_PT[row, : len(prompt)] = prompt
+            input_ids_PT[row, : len(prompt)] = prompt.ids
         positions_PT = torch.arange(input_ids_PT.shape[1], device=self.device).expand(
             input_ids_PT.shape
         )
@@ -167,7 +189,13 @@ class HFEngine(InProcessTextEngine):
                 np.repeat(np.arange(len(prompts)), [len(group) for group in slots])
             ),
         )
-        self._hidden(self._tensor(input_ids_PT), positions_PT, None)
+        pictures = [prompt.pictures for prompt in prompts]
+        self._hidden(
+            self._tensor(input_ids_PT),
+            positions_PT,
+            None,
+            **seen_by_prompts(pictures, input_ids_PT, device=self.device),
+        )
 
     def _continue(self) -> None:
         """Generate a token for every running row, and answer and remove rows that ended."""
@@ -192,6 +220,7 @@ class HFEngine(InProcessTextEngine):
         count = rows.count
         longest = int(rows.positions[:count].max()) + 1
         positions_R = self._tensor(rows.positions[:count])
+        rotary_R = self._tensor(rows.positions[:count] - rows.shifts[:count])
         # grows with the answers: few reach their limit
         self.cache.reserve(rows=count, length=longest)
         self.cache.decode(positions_R=positions_R, longest=longest)
@@ -201,7 +230,7 @@ class HFEngine(InProcessTextEngine):
         )[:, None, None]
         with slot_attention(self.model.causal_lm):
             hidden_RD = self._hidden(
-                self._tensor(rows.last_tokens[:count, None]), positions_R[:, None], bias_R11L
+                self._tensor(rows.last_tokens[:count, None]), rotary_R[:, None], bias_R11L
             )[:, 0]
         logits_RV = self._logits(hidden_RD)
         log_probs_RV = torch.log_softmax(logits_RV / self.sampling.temperature, dim=-1)
@@ -218,18 +247,16 @@ class HFEngine(InProcessTextEngine):
         return tokens_R.cpu().numpy(), log_probs_R.cpu().numpy()
 
     def _hidden(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        **seen: SeenPictures,
     ) -> torch.Tensor:
         self.counts.forward_passes += 1
         OCCUPATION.got_on()
         with self._precision():
-            return self.model.causal_lm.base_model(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-            ).last_hidden_state
+            return self.model(input_ids, position_ids, mask, self.cache, **seen)
 
     def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Logits computed as in training (siirl.engine.actor.text_scorer).
@@ -266,14 +293,12 @@ class HFEngine(InProcessTextEngine):
         return torch.from_numpy(array).to(self.device)
 
 
-def portions(
-    prompts: Iterable[tuple[int, ...]], *, most_tokens: int
-) -> list[list[tuple[int, ...]]]:
+def portions(prompts: Iterable[Prompt], *, most_tokens: int) -> list[list[Prompt]]:
     """Group prompts of similar length, to save padding.
 
     A portion has at most `most_tokens` tokens, including padding, or a single prompt.
     """
-    result: list[list[tuple[int, ...]]] = []
+    result: list[list[Prompt]] = []
     for prompt in sorted(prompts, key=len, reverse=True):
         if result and (len(result[-1]) + 1) * len(result[-1][0]) <= most_tokens:
             result[-1].append(prompt)

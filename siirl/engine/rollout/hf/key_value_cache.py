@@ -244,12 +244,13 @@ def out_of_window(bias: torch.Tensor, *, window: int) -> torch.Tensor:
 @contextmanager
 def slot_attention(causal_lm: Any) -> Iterator[None]:
     """Makes the model attend by `attend`; scoring and training keep the model's own function."""
-    own = causal_lm.config._attn_implementation
-    causal_lm.config._attn_implementation = ATTENTION
+    config = causal_lm.config.get_text_config()
+    own = config._attn_implementation
+    config._attn_implementation = ATTENTION
     try:
         yield
     finally:
-        causal_lm.config._attn_implementation = own
+        config._attn_implementation = own
 
 
 AttentionInterface.register(ATTENTION, attend)

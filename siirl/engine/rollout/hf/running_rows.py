@@ -36,6 +36,8 @@ class RunningRows:
         """The token that the next pass feeds."""
         self.positions = np.zeros(0, np.int64)
         """Position of that token."""
+        self.shifts = np.zeros(0, np.int64)
+        """How much its rotary position is less, because of pictures before it."""
         self.counts = np.zeros(0, np.int64)
         """Tokens generated so far."""
         self.limits = np.zeros(0, np.int64)
@@ -59,6 +61,7 @@ class RunningRows:
             request = joiner.request
             self.last_tokens[row] = request.input_ids[-1]
             self.positions[row] = len(request.input_ids) - 1
+            self.shifts[row] = 0 if request.pictures is None else request.pictures.shifted
             self.limits[row] = request.max_new_tokens
             self.greedy[row] = request.greedy
             if not request.greedy:
@@ -137,6 +140,7 @@ class RunningRows:
 ROW_ARRAYS = (
     "last_tokens",
     "positions",
+    "shifts",
     "counts",
     "limits",
     "greedy",
