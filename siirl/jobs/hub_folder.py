@@ -37,6 +37,7 @@ from siirl.models.adapters import (
 )
 from siirl.models.openvla_checkpoint import SEPARATE, unused
 from siirl.models.openvla_oft import DEVIATION as OPENVLA_DEVIATION
+from siirl.models.pretrained import model_class
 from siirl.models.smolvla import DEVIATION, VLM_FOLDER, processor_files
 from siirl.models.smolvla_checkpoint import NAME as SMOLVLA
 from siirl.models.stored_tensors import StoredTensors
@@ -319,11 +320,11 @@ def _transposed(description: Mapping[str, Any]) -> list[str]:
     """Layers of a language model whose weight is [in, out]: GPT-2's; none of other policies."""
     if "model_type" not in description or description["model_type"] == "openvla":
         return []
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(**description)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = model_class(config).from_config(config)
     return [name for name, part in model.named_modules() if type(part).__name__ == "Conv1D"]
 
 

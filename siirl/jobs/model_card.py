@@ -18,6 +18,7 @@ from siirl.errors import ConfigError
 from siirl.params.documents import read_object
 from siirl.params.hub_place import DATASET, hub_place, is_hub_id
 from siirl.params.paths import find
+from siirl.params.policies import SEEING
 from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.reporting.charts import KINDS_OF_EVALUATION
 from siirl.reporting.jsonl import read_rows
@@ -182,10 +183,12 @@ def _kind(card: Card) -> str:
 
 def _use(card: Card) -> str:
     if card.is_text:
+        sees = card.description["model_type"] in SEEING
+        model = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
         return (
             "```python\n"
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            'model = AutoModelForCausalLM.from_pretrained("FOLDER_OR_ID")\n'
+            f"from transformers import {model}, AutoTokenizer\n\n"
+            f'model = {model}.from_pretrained("FOLDER_OR_ID")\n'
             'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_ID")\n'
             "```\n"
         )

@@ -24,12 +24,11 @@ from siirl.models.weights import (
 )
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
+from siirl.params.policies import SEEING
 from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
 
 KEY = "actor_rollout_ref.model.path"
 MINIATURE_TOKENS = 64  # of the vocabulary of `miniature`
-SEEING = ("qwen2_5_vl", "qwen2_vl")
-"""`model_type` of the models that see, which transformers builds by another class."""
 
 
 def source_of(path: str | Path, *, place: str = KEY) -> str:

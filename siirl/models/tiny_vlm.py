@@ -1,9 +1,8 @@
-"""The shipped tiny language model that sees: a byte-level Qwen2.5-VL that transformers reads.
+"""A tiny language model that sees: a byte-level Qwen2.5-VL that transformers reads.
 
 Its tokenizer is that of `siirl.models.tiny_lm` with marks of pictures, and a chat template
 with one mark a role. A picture of 64 x 64 pixels has 16 places. Model, tokenizer and
 `preprocessor_config.json` are an ordinary Hugging Face folder, which needs no code of siirl.
-`python assets/tiny_vlm/make.py` trains it.
 """
 
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 from tokenizers import AddedToken
 
-from siirl.models.seen_pictures import PictureReader
 from siirl.models.seeing_tokenizer import SeeingTokenizer
+from siirl.models.seen_pictures import PictureReader
 from siirl.models.tiny_lm import END, PAD, tiny_tokenizer
 
 VISION_START, PICTURE, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"

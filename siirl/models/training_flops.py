@@ -55,7 +55,7 @@ def text_flops(
     """Floating-point operations of a training pass over each row, float64 [B]."""
     config = model.config.get_text_config()
     head = config.vocab_size * config.hidden_size
-    tables = head if config.tie_word_embeddings else 2 * head
+    tables = head if model.config.tie_word_embeddings else 2 * head
     body = sum(parameter.numel() for parameter in model.parameters()) - tables
     heads = config.num_attention_heads
     head_size = config.to_dict().get("head_dim") or config.hidden_size // heads

@@ -1,0 +1,73 @@
+"""GRPO on the questions with pictures of docs/picture_questions.md, by a random tiny Qwen2.5-VL."""
+
+import json
+
+import pytest
+import torch
+from one_process import run
+
+from docs.examples import own_pictures
+from siirl.errors import ConfigError
+from siirl.models.language_model import load_language_model
+from siirl.models.seeing_model import SeeingLanguageModel
+from siirl.models.tiny_vlm import TinyVLMShape, new_tiny_vlm, tiny_seeing_tokenizer
+
+SHAPE = TinyVLMShape(width=32, layers=1, heads=2, feed_forward=48, vision_width=32)
+REWARD = "def score(solution_str, **row):\n    return float(len(solution_str) % 2)\n"
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Arguments of two steps of two questions with four answers."""
+    tokenizer = tiny_seeing_tokenizer(SHAPE)
+    model = new_tiny_vlm(seed=0, shape=SHAPE)
+    SeeingLanguageModel(model, eyes=tokenizer.reader.eyes).save(tmp_path / "model")
+    tokenizer.save(tmp_path / "model")
+    own_pictures.main(tmp_path / "dots", train=6, test=2)
+    (tmp_path / "odd.py").write_text(REWARD)
+    return [
+        *("env=math", "pipeline=grpo", "cluster=local", "trainer.deterministic=true"),
+        f"actor_rollout_ref.model.path={tmp_path / 'model'}",
+        f"data.train_files=[{tmp_path / 'dots' / 'train.parquet'}]",
+        f"data.val_files=[{tmp_path / 'dots' / 'test.parquet'}]",
+        *("data.train_batch_size=2", "actor_rollout_ref.rollout.n=4", "env.envs_per_server=8"),
+        *("data.max_response_length=6", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
+        *("actor_rollout_ref.actor.micro_batch_size=3", "env.kwargs.num_graders=1"),
+        f"custom_reward_function.path={tmp_path / 'odd.py'}",
+        *("custom_reward_function.name=score", "reward.num_workers=1"),
+        *("trainer.val_episodes=2", "trainer.max_minutes=null", "trainer.save_freq=1"),
+        *("actor_rollout_ref.actor.optim.warmup_steps=0", "trainer.threads_per_rank=1"),
+    ]
+
+
+def weights(folder, step):
+    return load_language_model(folder / "checkpoints" / f"step_{step:08d}" / "actor").state_dict()
+
+
+def test_a_run_trains_what_sees_and_resumes_bit_for_bit(job, tmp_path):
+    whole = run(tmp_path / "whole", [*job, "trainer.total_steps=2"])
+    gaps = [event.metrics["rollout/log_prob_gap_mean"] for event in whole if event.step > 0]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
+    first, second = (weights(tmp_path / "whole", step) for step in (1, 2))
+    name = "model.visual.blocks.0.attn.qkv.weight"
+    assert not torch.equal(first[name], second[name])
+    run(tmp_path / "parts", [*job, "trainer.total_steps=1"])
+    resume = f"trainer.resume={tmp_path / 'parts'}"
+    run(tmp_path / "parts", [*job, "trainer.total_steps=2", resume])
+    resumed = weights(tmp_path / "parts", 2)
+    assert all(torch.equal(resumed[name], second[name]) for name in second)
+    rollouts = sorted((tmp_path / "whole" / "rollouts").glob("*.jsonl"))
+    shown = json.loads(rollouts[0].read_text().splitlines()[0])
+    assert "<image>How many squares?" in json.dumps(shown)
+
+
+@pytest.mark.parametrize("engine", ["server", "vllm"])
+def test_an_engine_without_pictures_is_refused_before_the_start(engine, job, tmp_path):
+    from siirl.dag_worker.text_components import check_engine_shows_pictures
+    from siirl.params.parser import parse_config
+
+    config = parse_config([argument for argument in job if "_files" not in argument])
+    config.actor_rollout_ref.rollout.name = engine
+    with pytest.raises(ConfigError, match=f"name={engine} hands no pictures.*set rollout=hf"):
+        check_engine_shows_pictures(config.actor_rollout_ref)
