@@ -78,6 +78,7 @@ def new_tiny_vlm(*, seed: int, shape: TinyVLMShape | None = None) -> Any:
     tokenizer = tiny_seeing_tokenizer(shape).tokenizer
     start, picture, end, video, pad, stop = tokenizer.convert_tokens_to_ids([*MARKS, PAD, END])
     half = shape.width // shape.heads // 2
+    generation: dict[str, Any] = {"eos_token_id": stop, "pad_token_id": pad, "dtype": "float32"}
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
@@ -114,9 +115,7 @@ def new_tiny_vlm(*, seed: int, shape: TinyVLMShape | None = None) -> Any:
         vision_start_token_id=start,
         vision_end_token_id=end,
         tie_word_embeddings=True,
-        eos_token_id=stop,
-        pad_token_id=pad,
-        dtype="float32",
+        **generation,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
