@@ -8,6 +8,7 @@ without a template joins contents by line ends, and adds nothing else (`12+34=` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ from siirl.models.pretrained import KEY, first_line, seeing_config, source_of
 if TYPE_CHECKING:  # the module needs gymnasium
     from envs.question_pictures import PictureSource
     from envs.text import Message
-    from siirl.models.seen_pictures import Pictures
+    from siirl.models.seen_pictures import PictureReader, Pictures
 
 # Does not occur elsewhere in the output of a chat template.
 PLACEHOLDER = "[words of the assistant]"
+PICTURE = "<image>"
+"""Place of a picture in the words of a message (`envs.question_pictures.PLACEHOLDER`)."""
 OPENING: list[Message] = [
     {"role": "user", "content": "[words of the user]"},
     {"role": "assistant", "content": PLACEHOLDER},
@@ -36,16 +39,30 @@ class ChatTokenizer:
         further_stop_ids: Tokens in addition to its own end token at which a continuation ends
             (generation_config.json).
         place: Source of the tokenizer, for messages.
+        reader: Reads pictures as the model does (`siirl.models.seen_pictures.PictureReader`);
+            None: the model reads text only.
 
     Raises:
-        ConfigError: Neither a padding token nor an end token, or an unusable template.
+        ConfigError: Neither a padding token nor an end token, an unusable template, or none for a
+            model that sees.
     """
 
     def __init__(
-        self, tokenizer: Any, *, further_stop_ids: Sequence[int] = (), place: str = "the tokenizer"
+        self,
+        tokenizer: Any,
+        *,
+        further_stop_ids: Sequence[int] = (),
+        place: str = "the tokenizer",
+        reader: PictureReader | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.place = place
+        self.reader = reader
+        if reader is not None and tokenizer.chat_template is None:
+            raise ConfigError(
+                f"{place} has no chat template, which places pictures in a prompt: copy "
+                "chat_template.json of the model's own there."
+            )
         end = tokenizer.eos_token_id
         pad = tokenizer.pad_token_id
         if end is None and pad is None:
@@ -86,8 +103,12 @@ class ChatTokenizer:
         Raises:
             ConfigError: The template refuses these messages (an unknown role), or the model does
                 not see.
+            ValueError: A picture that cannot be read, or is not in its place.
         """
-        self.pictures_of(pictures)
+        seen = self.pictures_of(pictures)
+        if seen is not None and pictures:
+            ids = self._ids(self._render([_in_parts(entry) for entry in messages], generate=True))
+            return seen.in_places(ids)
         if self.tokenizer.chat_template is None:
             return (*self._beginning(), *self._ids(_joined(messages)))
         return self._ids(self._render(messages, generate=True))
@@ -113,7 +134,10 @@ class ChatTokenizer:
 
         Raises:
             ConfigError: Pictures for a model that reads only.
+            ValueError: A picture that cannot be read.
         """
+        if self.reader is not None:
+            return self.reader.read(tuple(sources))
         if sources:
             raise ConfigError(
                 f"{self.place} belongs to a model without eyes, and the row has pictures: take a "
@@ -139,6 +163,8 @@ class ChatTokenizer:
     def save(self, folder: str | Path) -> None:
         """Write its files into a model's folder."""
         self.tokenizer.save_pretrained(folder)
+        if self.reader is not None:
+            self.reader.processor.save_pretrained(folder)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         # Templates include the begin-of-text token.
@@ -151,7 +177,7 @@ class ChatTokenizer:
         first = self.tokenizer("a")["input_ids"][:1]
         return (begin,) if begin is not None and first == [begin] else ()
 
-    def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
+    def _render(self, messages: Sequence[Message | dict[str, Any]], *, generate: bool) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -211,15 +237,22 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
         raise CheckpointError(
             f"{KEY}={source} has a tokenizer that cannot be read: {first_line(error)}"
         ) from error
-    further: dict[str, Any] = {"further_stop_ids": _generation_stops(source), "place": source}
+    return ChatTokenizer(
+        tokenizer,
+        further_stop_ids=_generation_stops(source),
+        place=source,
+        reader=_picture_reader(source),
+    )
+
+
+def _picture_reader(source: str) -> PictureReader | None:
     config = seeing_config(source)
     if config is None:
-        return ChatTokenizer(tokenizer, **further)
-    # imports Pillow and transformers' processors, which models of text do without
-    from siirl.models.seeing_tokenizer import SeeingTokenizer
+        return None
+    # imports Pillow and transformers' image processors, which models of text do without
     from siirl.models.seen_pictures import load_picture_reader
 
-    return SeeingTokenizer(tokenizer, reader=load_picture_reader(source, config), **further)
+    return load_picture_reader(source, config)
 
 
 def _generation_stops(source: str) -> list[int]:
@@ -233,6 +266,15 @@ def _generation_stops(source: str) -> list[int]:
     if stops is None:
         return []
     return [stops] if isinstance(stops, int) else list(stops)
+
+
+def _in_parts(entry: Message) -> dict[str, Any]:
+    """The message in the form in which chat templates take pictures."""
+    parts = [part for part in re.split(f"({PICTURE})", entry["content"]) if part]
+    content = [
+        {"type": "image"} if part == PICTURE else {"type": "text", "text": part} for part in parts
+    ]
+    return {"role": entry["role"], "content": content}
 
 
 def _joined(messages: Sequence[Message]) -> str:

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class LanguageModel(Adaptable):
     Args:
         causal_lm: Made by transformers' AutoModelForCausalLM.
         lora: The adapters in `causal_lm`, or None.
+        sight: For a model that sees (`siirl.models.sight.Sight`); None: it reads only.
     """
 
     causal_lm: Any
@@ -75,7 +76,9 @@ class LanguageModel(Adaptable):
     Tested when it is loaded.
     """
 
-    def __init__(self, causal_lm: Any, *, lora: LoraArguments | None = None) -> None:
+    def __init__(
+        self, causal_lm: Any, *, lora: LoraArguments | None = None, sight: Any = None
+    ) -> None:
         super().__init__()
         for name, part in causal_lm.named_children():
             self.add_module(name, part)
@@ -83,6 +86,7 @@ class LanguageModel(Adaptable):
         object.__setattr__(self, "causal_lm", causal_lm)
         self.config = causal_lm.config
         self.lora = lora
+        self.sight = sight
         self.shares_prompts = False
 
     @functools.cached_property
@@ -102,6 +106,7 @@ class LanguageModel(Adaptable):
         position_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         cache: Any = None,
+        seen: Any = None,
     ) -> torch.Tensor:
         """Hidden states of the last layer [B, S, D], each of which predicts the next token.
 
@@ -112,11 +117,16 @@ class LanguageModel(Adaptable):
             attention_mask: int64 [B, S], 0 at padding; or bool [B, 1, S, S], which place (next to
                 last axis) attends to which (last axis), for models that `shares_prompts`.
             cache: Keys and values of earlier tokens, of transformers; None: all tokens are here.
+            seen: Pictures in the texts (`siirl.models.sight.SeenPictures`), if it sees.
         """
         decoder = self.causal_lm.base_model
+        told = {"input_ids": input_ids, "position_ids": position_ids}
+        if self.sight is not None:
+            told = self.sight.inputs(
+                decoder, input_ids, position_ids, seen=seen, generates=cache is not None
+            )
         output = decoder(
-            input_ids=input_ids,
-            position_ids=position_ids,
+            **told,
             attention_mask=attention_mask,
             past_key_values=cache,
             use_cache=cache is not None,
@@ -283,12 +293,13 @@ def load_language_model(
         lora = lora if lora is not None and lora.rank > 0 else None
         if lora is not None:
             add_adapters(causal_lm, lora, seed=seed)
-    wrap = language_model_class(config, source)
-    model = wrap(causal_lm.eval(), lora=lora).eval()
+    sight = _sight_of(config, source)
+    model = LanguageModel(causal_lm.eval(), lora=lora, sight=sight).eval()
     model.planned = planned
     asked = model
     if planned is not None:
-        asked = wrap(miniature(config, trust_remote_code=trust_remote_code))
+        small = miniature(config, trust_remote_code=trust_remote_code)
+        asked = LanguageModel(small, sight=sight)
     _try_out(asked, source)
     model.shares_prompts = _supports_masks(asked)
     if gradient_checkpointing:
@@ -296,15 +307,15 @@ def load_language_model(
     return model
 
 
-def language_model_class(config: Any, source: str) -> Callable[..., LanguageModel]:
-    """What wraps a model of transformers: `LanguageModel`, or the class of those that see."""
+def _sight_of(config: Any, source: str) -> Any:
+    """Sight of a model that takes pictures, else None."""
     if not sees(config):
-        return LanguageModel
-    # imports transformers' image processors, which models of text do without
-    from siirl.models.seeing_model import SeeingLanguageModel
+        return None
+    # imports Pillow and transformers' image processors, which models of text do without
     from siirl.models.seen_pictures import load_picture_reader
+    from siirl.models.sight import Sight
 
-    return functools.partial(SeeingLanguageModel, eyes=load_picture_reader(source, config).eyes)
+    return Sight(load_picture_reader(source, config).eyes)
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -110,6 +110,23 @@ class Pictures:
         parts.append(_of_text(len(ids_S) - place, start))
         return np.concatenate(parts)
 
+    def in_places(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Tokens of a prompt in which each picture token stands as often as its picture has places.
+
+        Raises:
+            ValueError: Not as many picture tokens as pictures.
+        """
+        found = sum(one == self.eyes.token for one in ids)
+        if found != len(self.places_N):
+            raise ValueError(
+                f"the chat template makes {found} picture tokens of {len(self.places_N)} "
+                f"{PLACEHOLDER}: the text of the prompt has the model's own picture token, or the "
+                "template has none"
+            )
+        places = iter(self.places_N.tolist())
+        runs = ([one] * (next(places) if one == self.eyes.token else 1) for one in ids)
+        return tuple(one for run in runs for one in run)
+
     def columns(self, ids: Sequence[int] | NDArray[np.int64]) -> dict[str, Any]:
         """Batch columns of a row with these pictures; `ids` are prompt and response."""
         return {
@@ -158,24 +175,25 @@ class PictureReader:
             mean=tuple(processor.image_mean),
             std=tuple(processor.image_std),
         )
+        self._kept = functools.lru_cache(maxsize=PICTURES_KEPT)(self._read)
         self.none = Pictures(
             np.zeros((0, self.eyes.values), np.uint8), np.zeros((0, 2), np.int64), self.eyes, 0
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # the cache of `read` is no part of what another process needs
+        # another process needs no kept pictures
         return {"processor": self.processor, "token": self.eyes.token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    @functools.cached_property
-    def read(self) -> Any:
-        """`read(sources)` returns the `Pictures` of a tuple of sources.
+    def read(self, sources: tuple[PictureSource, ...]) -> Pictures:
+        """Read the pictures of a prompt; some are kept.
 
-        It raises ValueError for one that cannot be read, or whose sides the model does not take.
+        Raises:
+            ValueError: One that cannot be read, or whose sides the model does not take.
         """
-        return functools.lru_cache(maxsize=PICTURES_KEPT)(self._read)
+        return self._kept(sources)
 
     def _read(self, sources: tuple[PictureSource, ...]) -> Pictures:
         if not sources:
@@ -233,19 +251,3 @@ def load_picture_reader(source: str, config: Any) -> PictureReader:
                 "files from one model."
             )
     return PictureReader(processor, token=config.image_token_id)
-
-
-def expanded(ids: Sequence[int], places: Sequence[int], *, token: int) -> tuple[int, ...]:
-    """Tokens of a prompt in which each picture token stands as often as its picture has places.
-
-    Raises:
-        ValueError: Not as many picture tokens as pictures.
-    """
-    found = sum(one == token for one in ids)
-    if found != len(places):
-        raise ValueError(
-            f"the chat template makes {found} picture tokens of {len(places)} {PLACEHOLDER}: the "
-            "text of the prompt has the model's own picture token, or the template has none"
-        )
-    left = iter(places)
-    return tuple(one for token_ in ids for one in [token_] * (next(left) if token_ == token else 1))

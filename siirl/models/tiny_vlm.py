@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from tokenizers import AddedToken
 
-from siirl.models.seeing_tokenizer import SeeingTokenizer
+from siirl.models.chat import ChatTokenizer
+from siirl.models.language_model import LanguageModel
 from siirl.models.seen_pictures import PictureReader
+from siirl.models.sight import Sight
 from siirl.models.tiny_lm import END, PAD, tiny_tokenizer
 
 VISION_START, PICTURE, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
@@ -51,7 +53,7 @@ class TinyVLMShape:
     """A larger picture is shrunk."""
 
 
-def tiny_seeing_tokenizer(shape: TinyVLMShape | None = None) -> SeeingTokenizer:
+def tiny_seeing_tokenizer(shape: TinyVLMShape | None = None) -> ChatTokenizer:
     """The tokenizer, with a reader of pictures."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -67,15 +69,16 @@ def tiny_seeing_tokenizer(shape: TinyVLMShape | None = None) -> SeeingTokenizer:
         size={"shortest_edge": (2 * shape.patch) ** 2, "longest_edge": shape.most_pixels},
     )
     reader = PictureReader(processor, token=tokenizer.convert_tokens_to_ids(PICTURE))
-    return SeeingTokenizer(tokenizer, reader=reader, place="the tiny model")
+    return ChatTokenizer(tokenizer, reader=reader, place="the tiny model")
 
 
-def new_tiny_vlm(*, seed: int, shape: TinyVLMShape | None = None) -> Any:
+def new_tiny_vlm(*, seed: int, shape: TinyVLMShape | None = None) -> LanguageModel:
     """Transformers' Qwen2_5_VLForConditionalGeneration in float32, with weights from `seed`."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     shape = shape or TinyVLMShape()
-    tokenizer = tiny_seeing_tokenizer(shape).tokenizer
+    chat = tiny_seeing_tokenizer(shape)
+    tokenizer = chat.tokenizer
     start, picture, end, video, pad, stop = tokenizer.convert_tokens_to_ids([*MARKS, PAD, END])
     half = shape.width // shape.heads // 2
     generation: dict[str, Any] = {"eos_token_id": stop, "pad_token_id": pad, "dtype": "float32"}
@@ -119,4 +122,6 @@ def new_tiny_vlm(*, seed: int, shape: TinyVLMShape | None = None) -> Any:
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen2_5_VLForConditionalGeneration(config).eval()
+        causal_lm = Qwen2_5_VLForConditionalGeneration(config).eval()
+    assert chat.reader is not None
+    return LanguageModel(causal_lm, sight=Sight(chat.reader.eyes))

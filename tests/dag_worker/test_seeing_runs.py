@@ -1,7 +1,5 @@
 """GRPO on the questions with pictures of docs/picture_questions.md, by a random tiny Qwen2.5-VL."""
 
-import json
-
 import pytest
 import torch
 from one_process import run
@@ -9,7 +7,6 @@ from one_process import run
 from docs.examples import own_pictures
 from siirl.errors import ConfigError
 from siirl.models.language_model import load_language_model
-from siirl.models.seeing_model import SeeingLanguageModel
 from siirl.models.tiny_vlm import TinyVLMShape, new_tiny_vlm, tiny_seeing_tokenizer
 
 SHAPE = TinyVLMShape(width=32, layers=1, heads=2, feed_forward=48, vision_width=32)
@@ -20,8 +17,7 @@ REWARD = "def score(solution_str, **row):\n    return float(len(solution_str) % 
 def job(tmp_path):
     """Arguments of two steps of two questions with four answers."""
     tokenizer = tiny_seeing_tokenizer(SHAPE)
-    model = new_tiny_vlm(seed=0, shape=SHAPE)
-    SeeingLanguageModel(model, eyes=tokenizer.reader.eyes).save(tmp_path / "model")
+    new_tiny_vlm(seed=0, shape=SHAPE).save(tmp_path / "model")
     tokenizer.save(tmp_path / "model")
     own_pictures.main(tmp_path / "dots", train=6, test=2)
     (tmp_path / "odd.py").write_text(REWARD)
@@ -57,9 +53,6 @@ def test_a_run_trains_what_sees_and_resumes_bit_for_bit(job, tmp_path):
     run(tmp_path / "parts", [*job, "trainer.total_steps=2", resume])
     resumed = weights(tmp_path / "parts", 2)
     assert all(torch.equal(resumed[name], second[name]) for name in second)
-    rollouts = sorted((tmp_path / "whole" / "rollouts").glob("*.jsonl"))
-    shown = json.loads(rollouts[0].read_text().splitlines()[0])
-    assert "<image>How many squares?" in json.dumps(shown)
 
 
 @pytest.mark.parametrize("engine", ["server", "vllm"])

@@ -13,7 +13,6 @@ from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.text_workflow import Dialogue
 from siirl.engine.rollout.workflow import EpisodeRequest
-from siirl.models.seeing_model import SeeingLanguageModel
 from siirl.models.tiny_vlm import TinyVLMShape, new_tiny_vlm, tiny_seeing_tokenizer
 
 SHAPE = TinyVLMShape(
@@ -29,14 +28,14 @@ def picture(seed: int, *, height: int = 48, width: int = 80) -> PictureSource:
     return PictureSource(data=stream.getvalue())
 
 
-def seeing_model() -> SeeingLanguageModel:
+def seeing_model():
     """Weights that tell tokens and pictures apart, and hardly ever end a text."""
-    causal_lm = new_tiny_vlm(seed=0, shape=SHAPE)
+    model = new_tiny_vlm(seed=0, shape=SHAPE)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for weight in causal_lm.parameters():
+        for weight in model.parameters():
             weight.add_(0.15 * torch.randn(weight.shape, generator=generator))
-    return SeeingLanguageModel(causal_lm, eyes=tiny_seeing_tokenizer(SHAPE).reader.eyes)
+    return model
 
 
 def prompt_of(text: str, *pictures: PictureSource):

@@ -11,7 +11,7 @@ from siirl.engine.actor.packing import PackedRows
 
 
 def seen_in_lanes(packed: PackedRows, micro_batch: TensorDict, module: Any) -> dict[str, Any]:
-    """Argument `seen` of a `siirl.models.seeing_model.SeeingLanguageModel`.
+    """Argument `seen` of a `siirl.models.language_model.LanguageModel` that sees.
 
     Empty if the rows have no columns of pictures, or nothing is scored.
 
@@ -23,10 +23,10 @@ def seen_in_lanes(packed: PackedRows, micro_batch: TensorDict, module: Any) -> d
     if "picture_patches" not in micro_batch or not len(packed.row_N):
         return {}
     # imports Pillow, which models of text do without
-    from siirl.models.seeing_model import SeenPictures
     from siirl.models.seen_pictures import grids_of
+    from siirl.models.sight import SeenPictures
 
-    eyes = module.eyes
+    eyes = module.sight.eyes
     own_BK = micro_batch["picture_grids"][..., 0] > 0
     places_B = own_BK.sum(1) // eyes.merge**2
     mark_BS = (micro_batch["input_ids"] == eyes.token) & micro_batch["attention_mask"].bool()

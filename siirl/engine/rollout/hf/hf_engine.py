@@ -39,8 +39,8 @@ from siirl.models.language_model import LanguageModel
 from siirl.occupation import OCCUPATION
 
 if TYPE_CHECKING:  # these modules import Pillow
-    from siirl.models.seeing_model import SeenPictures
     from siirl.models.seen_pictures import Pictures
+    from siirl.models.sight import SeenPictures
 
 # A prefill costs about one decoding pass, whatever its size: joining one by one would halve the
 # speed. So joiners wait until they are this share of the running rows, or have waited for this many

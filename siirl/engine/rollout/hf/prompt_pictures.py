@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 def seen_by_prompts(
     pictures: Sequence[Any], input_ids_PT: NDArray[np.int64], *, device: torch.device
 ) -> dict[str, Any]:
-    """Argument `seen` of a `siirl.models.seeing_model.SeeingLanguageModel`.
+    """Argument `seen` of a `siirl.models.language_model.LanguageModel` that sees.
 
     Empty if no prompt has pictures.
 
@@ -25,7 +25,7 @@ def seen_by_prompts(
     if not any(one is not None and one.number for one in pictures):
         return {}
     # imports Pillow, which models of text do without
-    from siirl.models.seeing_model import SeenPictures
+    from siirl.models.sight import SeenPictures
 
     eyes = pictures[0].eyes
     row_F, place_F = (
