@@ -20,6 +20,7 @@ ENVS: dict[str, str] = {
     "math": "envs.math.math_env:MathEnv",
     "tools": "envs.tools.tool_env:ToolEnv",
     "reasoning_gym": "envs.reasoning_gym_env:ReasoningGymEnv",
+    "verifiers": "envs.verifiers_env:VerifiersEnv",
     "openenv": "envs.openenv.openenv_env:OpenEnvEnv",
 }
 """Name to `module:Class`."""

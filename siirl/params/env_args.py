@@ -42,7 +42,11 @@ class EnvArguments:
         unique=True,
         filled=True,
     )
-    id: str | None = option(None, "Gymnasium id, for env=gymnasium.")
+    id: str | None = option(
+        None,
+        "Gymnasium id, for env=gymnasium; installed environment of the package verifiers, for "
+        "env=verifiers.",
+    )
     dataset: str | None = option(
         None, "Generator of reasoning-gym, for env=reasoning_gym: chain_sum, for example."
     )

@@ -267,6 +267,11 @@ def _environment(env: EnvArguments) -> Iterator[SiirlError]:
             "env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that "
             "Gymnasium has registered."
         )
+    if env.name == "verifiers" and not env.id:
+        yield ConfigError(
+            "env=verifiers needs env.id, the name of an installed environment of the package "
+            "verifiers, as `prime env install` or pip installed it."
+        )
 
 
 def _reference(name: str, *, place: str, known: Collection[str]) -> Iterator[SiirlError]:

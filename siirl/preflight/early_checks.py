@@ -146,7 +146,7 @@ def _check(
 
 
 def _lacks_id(env: EnvArguments) -> bool:
-    return env.name == "gymnasium" and not env.id
+    return env.name in ("gymnasium", "verifiers") and not env.id
 
 
 def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:

@@ -181,7 +181,7 @@ def test_a_key_without_its_group_is_answered_with_its_place() -> None:
 
 
 def test_a_misspelt_option_is_answered_with_the_known_ones() -> None:
-    known = "custom, gymnasium, libero, math, metaworld, openenv, reasoning_gym, sandbox, tools"
+    known = "custom, gymnasium, libero, math, metaworld, openenv, reasoning_gym, sandbox, tools, verifiers"
     assert (
         refusal("env=metaworldd")
         == f"Unknown env (command line) 'metaworldd'. Did you mean 'metaworld'? Known: {known}."
