@@ -141,7 +141,7 @@ class ChatTokenizer:
         if sources:
             raise ConfigError(
                 f"{self.place} belongs to a model without eyes, and the row has pictures: take a "
-                "model that sees (for example Qwen/Qwen2.5-VL-3B-Instruct)"
+                "model that sees (Qwen/Qwen2.5-VL-3B-Instruct, or model=tiny_vlm)"
             )
         return None
 
