@@ -200,7 +200,8 @@ class _Conversation:
         Raises:
             RolloutFailed: It raised, or rewrote the conversation.
         """
-        await asyncio.wait({self._asked, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {self._asked, self._rollout}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._asked.done():
             self.state()
             return None
@@ -265,7 +266,7 @@ def _client(conversation: _Conversation) -> Any:
     """A client of the package that asks the policy."""
     clients = importlib.import_module(f"{PACKAGE}.clients")
 
-    class Handover(clients.Client):  # type: ignore[name-defined, misc]
+    class Handover(clients.Client):  # type: ignore[name-defined]
         async def get_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
         ) -> Any:
