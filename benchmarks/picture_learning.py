@@ -64,7 +64,9 @@ def run_arm(arm: str, *, seed: int, steps: int, work: Path) -> dict[str, Any]:
     result = {
         "arm": arm,
         "seed": seed,
-        "command": " ".join(["siirl train", *(word.replace(str(folder.parent), "WORK") for word in job)]),
+        "command": " ".join(
+            ["siirl train", *(word.replace(str(folder.parent), "WORK") for word in job)]
+        ),
         "steps": trained[-1]["step"],
         "minutes": sum(row["time/step_s"] for row in trained) / 60,
         "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
