@@ -97,6 +97,13 @@ FIRST_CONTACT = {
         "earlier half has as well had been taken out before. The rule was changed because of these "
         "misses, so the table is not held out."
     ),
+    "held_out_8": (
+        "First contact (the rule of commit e2de344, which its author had not read): "
+        "178 of 204 right accepted, 87.3 % (82.0 to 91.1), and 0 of 212 wrong accepted, 0.0 % "
+        "(0.0 to 1.8); math-verify 154 and 10, the last number 91 and 9. Four cases that an "
+        "earlier half has as well had been taken out before. The rule was changed because of these "
+        "misses, so the table is not held out."
+    ),
 }
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
