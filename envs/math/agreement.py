@@ -21,8 +21,10 @@ from envs.math.introductions import introduces, is_label
 from envs.math.notation import (
     NOTATION,
     are_of_two_kinds,
+    are_of_two_letters,
     as_interval,
     as_list,
+    as_ratio,
     both_signs,
     in_brackets_of,
     in_latex,
@@ -66,10 +68,17 @@ SENTENCE = re.compile(
     re.DOTALL,
 )
 TIME = re.compile(r"(?P<clock>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?", re.IGNORECASE)
+MEMBER = re.compile(r"^[\s$]*[a-z]\s*(?:\\in(?![a-z])|\u2208)\s*(?=\$?(?:\\left ?)?[(\[])")
+"""`x \\in [1,4]`"""
 POSITIVE = re.compile(r"^[\s$]*\+(?=\s*\\infty)")
 NOTED = re.compile(r",?\$? (?:in interval notation|\(interval notation\))[.$ ]*$")
-RESTATED = re.compile(r"\$?,? (?:or(?: equivalently)?,?|i\.e\.,?|that is,?|which is) (?:all )?\$?")
-"""Between two notations of one interval."""
+AGAIN = (
+    r"[\s$]*,?[\s$]*\b(?:(?:or )?equivalently|i\.e\.|that is|in other words),?[\s$]*(?:all )?[\s$]*"
+)
+SAID_AGAIN = re.compile(AGAIN)
+"""Between two notations of one thing."""
+RESTATED = re.compile(rf"{AGAIN}|\$?,? (?:or,?|which is) (?:all )?\$?")
+"""The same between two notations of one interval."""
 CHOICE = re.compile(r"[A-J]")
 
 
@@ -244,8 +253,11 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
         return _same_time(wanted_time, time)
     truth = both_signs(with_named_sets(truth))
     answer = POSITIVE.sub("", with_named_sets(without_label(answer)))
-    if are_of_two_kinds(truth, answer):
+    if are_of_two_kinds(truth, answer) or are_of_two_letters(answer):
         return False
+    answer = as_ratio(truth, answer)
+    if "\\in" not in truth.replace("\\infty", ""):
+        answer = MEMBER.sub("", answer)
     answer = as_interval(truth, in_brackets_of(truth, with_parameter_of(truth, answer)))
     if "pmatrix" in truth:
         answer = answer.replace("{bmatrix}", "{pmatrix}")
@@ -261,8 +273,9 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
         if _compact(contrast.answer) == _compact(contrast.denied):
             return False
         answer = contrast.answer
-    restated = [part for part in RESTATED.split(NOTED.sub("", answer)) if part.strip()]
-    if "\\infty" in truth and len(restated) > 1 and "\\cup" not in truth:
+    between = RESTATED if "\\infty" in truth and "\\cup" not in truth else SAID_AGAIN
+    restated = [part for part in between.split(NOTED.sub("", answer)) if part.strip()]
+    if len(restated) > 1:
         again = [_mathematics_agrees(truth, part, question=question) for part in restated]
         pairs = [pair for pair in again if not isinstance(pair, bool)]
         return all(again) and (tuple(itertools.chain(*pairs)) or True)

@@ -25,6 +25,7 @@ from envs.math.languages import (
     changes_elsewhere,
     concludes,
     in_english,
+    lead_changes_elsewhere,
     leads_elsewhere,
     retracts_elsewhere,
 )
@@ -236,7 +237,8 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
         spoilt = (
             spoilt
             or bool(PART_OF.search(text, begin, mark.start))
-            or changes_elsewhere(f"{_last_clause(lead)} {sentence}")
+            or lead_changes_elsewhere(lead)
+            or changes_elsewhere(sentence)
         )
     elif PART_OF.search(text, begin, mark.start) or (
         not is_several(content) and changes(lead, question=question)
@@ -296,10 +298,6 @@ def _with_sentence(
     ):
         return MarkedAnswer(undressed(measured), mark.start)
     return MarkedAnswer(content.strip(), mark.start, spoilt)
-
-
-def _last_clause(lead: str) -> str:
-    return re.split(r"[,;:]", lead)[-1]
 
 
 def _is_cut_off(text: str, mark: Mark, end: int) -> bool:

@@ -15,15 +15,18 @@ from envs.math.vocabulary import DOUBTS, HEDGES, words
 
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
+ONE_CLAUSE = r"(?:[^,]|,(?=[0-9]{3}|[^()]*\)))*$"
+"""Up to the end, without a comma but in a number and in brackets: `(0.5, -3)`."""
 SUBORDINATE = re.compile(
     r"^(?:(?:so|thus|therefore|hence),? )?(?:since|because|as|given that|with|after|out of|of|starting|when)\b.*, "
-    r"(?=[A-Za-z0-9$][^,]*$)",
+    rf"(?=[A-Za-z0-9$]{ONE_CLAUSE})",
     re.IGNORECASE,
 )
 REASON = re.compile(r"(?:since|because|as|given|when)\b", re.IGNORECASE)
 RESULT = re.compile(
     r",? (?:(?:and )?(?:so|thus|therefore|hence),?|for a total of|(?:which|that) (?:is|makes|gives|leaves|totals)"
-    r"|(?<=,) ?(?:giving|leaving)) (?=[^,]*$)",
+    r"|(?<=,) ?(?:giving|leaving)) "
+    rf"(?={ONE_CLAUSE})",
     re.IGNORECASE,
 )
 TOTAL = re.compile(r", (?=\$?[0-9][^,]*\b(?:in total|altogether|in all|overall)\.?$)")
@@ -39,8 +42,8 @@ COMPARED = re.compile(
 """`12 years older than Ann`, `6 more pens than Sam`: the number is the difference."""
 ADDRESSED = re.compile(r"[^0-9]*\b(?:you|your)\b[^0-9]*\?$", re.IGNORECASE)
 EXPLAINING = re.compile(
-    r"[*_]{0,2}(?:check(?:ing)?|verification|explanation|reason(?:ing)?|note|to (?:double-?check|check|verify))\b[^.:]{0,30}:"
-    r"|let(?:'s| us| me) (?:check|verify|double-?check)\b|note that\b|this is because\b|here(?: is|'s) why\b",
+    r"[*_]{0,2}(?:check(?:ing)?|verification|explanation|reason(?:ing)?|note|remark|to (?:double-?check|check|verify))\b[^.:]{0,30}:"
+    r"|let(?:'s| us| me) (?:check|verify|double-?check)\b|note that\b|this is because\b|(?:this|that) makes sense\b|here(?: is|'s) why\b",
     re.IGNORECASE,
 )
 CHECKING = re.compile(
@@ -97,10 +100,21 @@ def without_asides(text: str) -> str | None:
     return None
 
 
+IRRELEVANT = re.compile(
+    r"\b(?:does|do|did|would|will|should)(?: not|n['\u2019]t) (?:affect|change|matter|alter|influence|concern)\b"
+    r"[^0-9;:]{0,40}$",
+    re.IGNORECASE,
+)
+"""`..., but that does not affect this problem.`"""
+CORRECTING = words("actually correct answer wrong mistake instead rather really should")
+
+
 def _only_explains(aside: str, conclusion: str) -> bool:
     """Whether `aside` takes nothing back, concludes nothing, and computes what `conclusion` says; a
     check may compute anything.
     """
+    if IRRELEVANT.search(aside) and not CORRECTING & _said(aside):
+        return "\n" not in aside
     computed = COMPUTED.findall(aside)
     checks = CHECKING.match(aside) is not None
     stated = {*computed[-1:], *RESTATED.findall(aside)}

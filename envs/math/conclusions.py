@@ -14,7 +14,7 @@ import re
 from envs.math.agreement import is_mathematics, without_units
 from envs.math.answers import MarkedAnswer, in_plain_signs
 from envs.math.approximation import size_of
-from envs.math.clauses import COMPARED, IMAGINED, main_clause, without_asides
+from envs.math.clauses import COMPARED, IMAGINED, REASON, main_clause, without_asides
 from envs.math.contrasts import contrasted
 from envs.math.conversions import read_compound
 from envs.math.dress import EMPHASISED, undressed
@@ -23,8 +23,8 @@ from envs.math.last_lines import last_lines, last_sentence
 from envs.math.leads import ASKS_A_BOUND, BOUND, changes, denies, is_rough
 from envs.math.notation import in_latex, is_several, numeral
 from envs.math.plain_text import DRESS, plain
-from envs.math.quantities import read_quantity, stem, words_of
-from envs.math.sentences import TAIL, without_exclamation
+from envs.math.quantities import SIGN_WORDS, read_quantity, stem, words_of
+from envs.math.sentences import SENTENCE_END, TAIL, without_exclamation
 from envs.math.statements import AFFIRMED, ASKS_THE_REST, KEPT, PARTED, read_statement
 from envs.math.vocabulary import (
     ALTERNATIVES,
@@ -60,23 +60,35 @@ OPTION = re.compile(
     r"(?:\b(?:[Oo]ption|[Cc]hoice)(?: is)?:? \(?(?P<named>[A-J])\)?"
     r"(?: is (?:the )?(?:correct|right)(?: (?:one|option|choice|answer))?"
     r"| (?:satisfies|fits|matches|meets) (?:both|all|the|every|each|this|these) [a-z ]{1,40}"
+    r"| as (?:the|our|my) (?:only |correct |right |final )?(?:answer|option|choice)(?: left)?"
+    r"| (?:remains|is left)"
     r"|(?:(?<=\))|[:.,]| [-\u2013\u2014]) (?P<text>[^;?]{1,80}))?"
-    r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final)(?: (?:answer|option|choice))?)$"
+    r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final|only)(?: (?:answer|option|choice))?"
+    r"(?: that (?:works|fits|remains))?)$"
 )
 TEXT = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+)?")
 MATRIX = re.compile(r"\\(?:begin|end)\{(?:[a-z]?matrix|cases)\}")
-JOINT = re.compile(r"(?<=[0-9})$]),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z] ?=|-?[0-9\\]))")
+JOINT = re.compile(
+    r"(?<=[0-9})$]),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z] ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
+)
 MATHEMATICAL = re.compile(
     r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
 )
 CONTRACTED = re.compile(r"\b(it|that|this|there|he|she)['\u2019]s\b", re.IGNORECASE)
+QUOTED = re.compile(r"(?<=[ :])[\"\u201c]([^\"\u201c\u201d]{1,40})[\"\u201d]")
+AGAIN_TALL = re.compile(r"(?<=\)) (?:tall|long|wide|deep|high|old)(?=[.!]*$)")
+"""`5 ft 4 in (64 inches) tall`"""
+RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
+IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
 LABEL = re.compile(r"(?P<label>[A-Za-z][A-Za-z ']{0,80}?)\s*[:=]\s*(?P<value>.*[0-9].*)", re.DOTALL)
 LABELS = (
     AMOUNTS
     | LINKS
     | words(
         "the final grand overall net result results solution sum product difference quotient "
-        "average mean median revenue number altogether conclusion summary so thus therefore hence simplified"
+        "average mean median revenue number altogether conclusion summary so thus therefore hence simplified "
+        "domain range interval midpoint vertex root roots zeros slope limit derivative integral determinant "
+        "inverse gradient center centre radius coordinates ratio probability"
     )
 )
 DOUBT = re.compile(
@@ -99,9 +111,10 @@ FOR_ALL = re.compile(r",? for (?:all|any|every) [a-z ]{0,30}\$?[a-z]\$?$")
 TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
 NAMED_IN_BOLD = re.compile(
     r"\b(?:is|are|was|be|on|becomes) (?:an? |the )?\*\*(?!correct|right)([A-Za-z]+(?: [A-Za-z]+)?)\.?\*\*[.!]*$"
+    r"|^\*\*(Yes|No)(?:\*\*,|,\*\*) [^?]*$"
 )
 NAMED = re.compile(
-    r"\b(?:is|are|was|be|on) (?:an? )?(true|false|even|odd|neither|[A-Z][a-z]+day)[.!]*$|^\**(Yes|No)\**, [^?]*$"
+    r"\b(?:is|are|was|be|on) (?:an? )?(true|false|even|odd|neither|[A-Z][a-z]+day)[.!]*$|^\**(Yes|No)\**(?:,| [\u2013\u2014-]) [^?]*$"
 )
 """`The function is even.`"""
 NEXT = re.compile(r"\bthe next (?=[a-z])", re.IGNORECASE)
@@ -109,10 +122,10 @@ NEXT = re.compile(r"\bthe next (?=[a-z])", re.IGNORECASE)
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
     r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log|binom)(?![a-z])"
-    r"|(?:(?<=is )|(?<=gives )|(?<=get )|(?<=equals )|(?<=obtain ))"
-    r"[a-z](?= ?[-+^\u00b2\u00b3<>\u2264\u2265])|(?:sqrt|exp)\("
+    r"|(?:(?<=is )|(?<=gives )|(?<=get )|(?<=equals )|(?<=obtain )|(?<=so )|(?<=so, )|(?<=thus )|(?<=hence ))"
+    r"[a-z](?= ?[-+^\u00b2\u00b3<>\u2264\u2265])|(?:sqrt|exp)\(|\{(?=-?[0-9])"
     r"|[-\u2212]?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
-    rf"|(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
+    rf"|(?:(?:negative|minus) )?(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
 )
 """Beginning of a value."""
@@ -138,7 +151,7 @@ DATE = re.compile(
 )
 """`bought on July 12` names a day."""
 STATED = re.compile(
-    r"\b(?:is|are|was|were|has|have|had|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}-?[0-9][0-9.,]*(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
+    r"\b(?:is|are|was|were|has|have|had|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}(-?[0-9][0-9.,]*+)(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
     re.IGNORECASE,
 )
 """A value that is stated before the last one."""
@@ -206,7 +219,12 @@ def _alone(line: str, *, question: str, whole: bool) -> str | None:
     if option is not None and read_quantity(inside[option.end() :]) is not None:
         return inside
     labelled = LABEL.fullmatch(DRESS.sub(r"\1", inside))
-    if labelled is not None and _is_plain_label(labelled["label"], question=question):
+    further = labelled is not None and SENTENCE_END.search(labelled["value"].rstrip()) is not None
+    if (
+        labelled is not None
+        and not further
+        and _is_plain_label(labelled["label"], question=question)
+    ):
         return labelled["value"].strip()
     named = TEXT.fullmatch(re.sub(r"\\text ?\{([^{}]*)\}", r"\1", inside))
     dressed = whole or inside != line.rstrip(".")
@@ -321,7 +339,9 @@ def _concluded(sentence: str, *, text: str, question: str) -> str | None:
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
-    sentence = CONTRACTED.sub(r"\1 is", sentence)
+    sentence = QUOTED.sub(r"\1", CONTRACTED.sub(r"\1 is", sentence))
+    sentence = AGAIN_TALL.sub("", sentence)
+    sentence = IN_RATIO.sub(":", sentence) if RATIO.search(sentence) else sentence
     contrast = contrasted(sentence)
     sentence = main_clause(contrast.answer if contrast is not None else sentence)
     for emphasised in EMPHASISED:
@@ -340,7 +360,7 @@ def _concluded(sentence: str, *, text: str, question: str) -> str | None:
         doubtful = (
             denies(lead)
             or _is_provisional(lead, question=question)
-            or bool(HEDGES & {word.lower() for word in WORDS.findall(option["text"] or "")})
+            or bool(_doubts(option["text"] or ""))
             or re.search(r"\b[B-J]\b|\bA\)", option["text"] or "") is not None
         )
         return None if doubtful else str(option["named"] or option["first"])
@@ -355,7 +375,7 @@ def _concluded(sentence: str, *, text: str, question: str) -> str | None:
         lead, value = sentence[: start.start()], sentence[start.start() :]
         value = _without_circumstances(value, question=question)
         if _is_value(value, question=question):
-            if _is_provisional(lead, question=question):
+            if _is_provisional(lead, question=question, terms=value.rpartition("=")[0]):
                 return None
             parts = (
                 ASKS_THE_REST.search(question) and PARTED.search(lead) and not KEPT.search(sentence)
@@ -370,6 +390,12 @@ def _concluded(sentence: str, *, text: str, question: str) -> str | None:
             joined = not apart and changes(lead, question=question)
             return None if joined else value
     return None
+
+
+def _doubts(text: str) -> frozenset[str]:
+    """The words of the text of an option that make it doubtful; a reason may say that others fail."""
+    failing = words("fail fails") if REASON.match(text) else frozenset()
+    return HEDGES & {word.lower() for word in WORDS.findall(text)} - failing
 
 
 def _named(sentence: str, form: re.Pattern[str], *, question: str) -> str | None:
@@ -431,14 +457,17 @@ def _is_value(text: str, *, question: str) -> bool:
         or read_compound(inside, question=question) is not None
     ):
         return True
-    parts = read_statement(inside, question=question) if NUMBER.match(inside) else ()
+    begins = NUMBER.match(inside) or SIGN_WORDS.match(inside)
+    parts = read_statement(inside, question=question) if begins else ()
     return _is_mathematics(inside) or (
         bool(parts) and not any(isinstance(part, str) for part in parts)
     )
 
 
-def _is_provisional(lead: str, *, question: str) -> bool:
-    """Whether the words before a value make it no final one, or another value stands among them."""
+def _is_provisional(lead: str, *, question: str, terms: str = "") -> bool:
+    """Whether the words before a value make it no final one, or another value stands among them, which is no
+    one of the `terms` that the value is computed from.
+    """
     said = [word.lower() for word in WORDS.findall(NEXT.sub(" ", lead))]
     bound = BOUND.search(lead.rstrip(" $\\(")) is not None and ASKS_A_BOUND.search(question)
     harmless = _words_asked(question) | ({"at", "most", "least"} if bound else set())
@@ -447,8 +476,7 @@ def _is_provisional(lead: str, *, question: str) -> bool:
     unsolved = lead.rstrip().endswith("=") and OPERATED.search(
         re.split(r"[,;]|\b(?:so|thus|therefore|hence|that)\b", lead, flags=re.IGNORECASE)[-1]
     )
-    return (
-        bool(unsolved)
-        or STATED.search(re.split(r"[,;] (?:and )?(?:so|thus|therefore|hence)\b", lead)[-1])
-        is not None
-    )
+    stated = STATED.findall(re.split(r"[,;] (?:and )?(?:so|thus|therefore|hence)\b", lead)[-1])
+    return bool(unsolved) or not {value.rstrip(".,") for value in stated} <= {
+        *DIGITS.findall(terms)
+    }

@@ -17,6 +17,7 @@ names the ways to grade, which a row of a file chooses by `reward_model.style`:
 
 import contextlib
 import json
+import re
 from collections import Counter
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSetti
 STYLES = ("rule", "whole", "countdown")
 CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer too long"
 TOO_HARD = "answer too hard to compare"
+SENTENCE = re.compile(r"[A-Z][a-z]* [A-Za-z]")
 GRADERS = 2  # as the default env.num_servers: two cores
 GRADING_CPU_S = 5.0  # math-verify's own
 # Processor time is the limit, because a busy machine must not turn answers into failures; wall time
@@ -109,7 +111,8 @@ class Grader:
         answer = found.text
         if len(answer) > MAX_ANSWER_CHARACTERS:
             return Grade(False, TOO_LONG, _cut(answer), marked)
-        agrees = not found.spoilt and agreement(truth, answer, question=question)
+        agree = agreement if style == "whole" else _agrees
+        agrees = not found.spoilt and agree(truth, answer, question=question)
         verdict = agrees if isinstance(agrees, bool) else await self._all_hold(agrees)
         if verdict is None:
             return Grade(False, TOO_HARD, _cut(answer), marked)
@@ -166,6 +169,19 @@ class Grader:
         if self._workers is None:
             self._workers = lease(self._settings)
         return bool(await self._workers.call(comparison._asdict()))
+
+
+def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
+    """Whether `answer` agrees with `truth`; an answer that is a sentence, `The price fell by 25
+    percent`, is read like the closing sentence of a text.
+    """
+    agrees = agreement(truth, answer, question=question)
+    if agrees is not False or not SENTENCE.match(answer):
+        return agrees
+    stated = concluded_answer(answer, question=question)
+    if stated is None or stated.spoilt:
+        return False
+    return agreement(truth, stated.text, question=question)
 
 
 def check_truth(truth: str | None, *, style: str) -> str:

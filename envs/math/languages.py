@@ -141,6 +141,13 @@ RETRACTING_CHARACTERS = re.compile(
 """Beginnings of a next sentence that retract an answer."""
 COMPUTED = re.compile(r".*=\s*[-$]?[0-9][0-9.,]*")
 """A computation in front of a mark that no full stop ends, as in Thai."""
+DIGIT = re.compile(r"[0-9]")
+VERB_WITHOUT_SPACES = re.compile(
+    "应该是|就是|是|等于|等於|为|為|得到|得出|可得|求得|解得|得|共有|还有|有|一共|共|了|剩下|余下|は|은(?= )|는(?= )|คือ"
+)
+"""Verbs and particles after which the number stands, in a script without spaces between words."""
+SUPPOSED = re.compile("如果|假如|要是")
+DOUBTING_CHARACTERS = re.compile("[不没無无非否或错錯但如若约估猜吗嗎？?许許假]|可能|大概|要是")
 CONCLUDING_CHARACTERS = re.compile(
     r"(?:所以|因此|因而|故而|故|则|則|那么|那麼|即|综上所述|综上|綜上|可知|可得|于是|最终|最終|最后|最後|"
     r"正确|正確|标准|本题|此题|这道题|该题|问题|的|我的|应|"
@@ -218,6 +225,8 @@ SCALED = re.compile(
 """A scale is a part of the number, as `million` is in English."""
 INTRODUCTION = re.compile("^[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+(?=[-0-9$])")
 """Words before the number in a script that puts no spaces between them."""
+BRACKETED = re.compile(r"\s*\(([^()0-9A-Za-z]{1,10})\)$")
+"""`72 (个)`"""
 ENDING = re.compile(rf"\s?(?:{_any_of(ENDINGS)})$")
 THING = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af ]++(?=[^0-9]*$)")
 """What is counted, in a script that puts no spaces between words."""
@@ -255,12 +264,14 @@ def may_be_foreign(text: str) -> bool:
 def concludes(lead: str) -> bool:
     """Whether the words of a clause before a foreign mark lead to the answer and nothing else."""
     clauses = re.split(r"[,;:](?![0-9])|\.(?=[^\s0-9])", lead.strip(" \t*_#>-"))
-    clause = COMPUTED.sub("", clauses[-1])
+    computed = COMPUTED.match(clauses[-1])
+    clause = clauses[-1][computed.end() :] if computed is not None else clauses[-1]
+    if computed is not None and not changes_elsewhere(clause) and not DIGIT.search(clause):
+        return True
     if CONCLUDING_CHARACTERS.fullmatch(clause):
         return True
-    return all(word.lower() in CONCLUDING for word in WORD.findall(clause)) and not re.search(
-        r"[0-9]", clause
-    )
+    known = all(word.lower() in CONCLUDING for word in WORD.findall(clause))
+    return known and DIGIT.search(clause) is None
 
 
 def after_conclusion(clause: str) -> str:
@@ -278,6 +289,18 @@ def changes_elsewhere(text: str) -> bool:
         return True
     said = [word.lower() for word in WORD.findall(COMMAND.sub(" ", text))]
     return not CHANGING_ELSEWHERE.isdisjoint(said) or PHRASES.search(text.lower()) is not None
+
+
+def lead_changes_elsewhere(lead: str) -> bool:
+    """Whether `lead`, the words before a number in another language than English, changes it. What
+    stands before the verb is asked for, which may be anything without a doubt: `4月和5月共卖出了`.
+    """
+    clause = re.split(r"[,;:]", lead)[-1]
+    verb = next(reversed([*VERB_WITHOUT_SPACES.finditer(clause)]), None)
+    if verb is None or SUPPOSED.search(lead):
+        return SUPPOSED.search(lead) is not None or changes_elsewhere(clause)
+    asked = COUNT_NOUNS.sub(" ", clause[: verb.start()])
+    return DOUBTING_CHARACTERS.search(asked) is not None or changes_elsewhere(clause[verb.end() :])
 
 
 def leads_elsewhere(lead: str) -> bool:
@@ -310,7 +333,7 @@ def in_english(
         True
     """
     statement = ENDING.sub("", statement.strip().rstrip("。."))
-    statement = SCALED.sub(_in_full, statement)
+    statement = SCALED.sub(_in_full, BRACKETED.sub(r" \1", statement))
     if changes_elsewhere(statement):
         return None
     if _groups_by_points(before or statement):

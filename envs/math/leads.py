@@ -35,6 +35,7 @@ DENYING = words(
     or maybe perhaps possibly not don't dont doesn't isn't isnt either if unless might may could
     whether nor neither doubt never cannot wrong incorrect false suppose assume assuming nobody
     hardly seems seem appears probably presumably guess guessing
+    can't couldn't wouldn't won't aren't wasn't weren't hasn't haven't didn't shouldn't mustn't
     """
 )
 RELATIVE = re.compile(
@@ -80,7 +81,7 @@ DETERMINERS = words(
     "the a an his her its their our my your each every all some of for in to by with from"
 )
 RESULT_IN = re.compile(
-    r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|converges?|diverges?|tends?|rises?|falls?|drops?|grows?|equivalent|add(?:s|ed)?|sums?)"
+    r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|converges?|diverges?|tends?|rises?|rose|falls?|fell|drops?|dropped|grows?|grew|equivalent|add(?:s|ed)?|sums?)"
     r"(?: up| down| out)? to|can (?:be )?[a-z]+(?: [a-z]+){0,6} in|(?:results?|resulting) in"
     r"|arrives? at|(?:given|found|up|down) by|(?:left|up) with)$",
     re.IGNORECASE,
@@ -143,6 +144,12 @@ ATTRIBUTED = re.compile(
 """`Many students say the answer is 18`: the answer of others."""
 
 
+EITHER_RANGE = re.compile(
+    r" or (?=\$?[a-z] ?(?:[<>\u2264\u2265]|\\[lg](?:t|eq?)(?![a-z]))=? ?[-\u2212]?[0-9a-z\\])"
+)
+"""`for x > 4 or x < -1: `, two ranges of what is asked for."""
+
+
 def is_attributed(lead: str) -> bool:
     """Whether the words before `answer is` give it to others."""
     return ATTRIBUTED.search(plain(lead) + " ") is not None
@@ -154,6 +161,7 @@ def denies(lead: str) -> bool:
         return False
     if any(form.search(lead) for form in (DENIED, IGNORING, EXCLUDING)):
         return True
+    lead = EITHER_RANGE.sub(" ", lead)
     clause = RELATIVE.sub(" ", re.split(r"[,;]", plain(lead))[-1])
     if SUPPOSING.search(clause):
         return True

@@ -61,12 +61,13 @@ SETS = (
 )
 """Names of sets."""
 SET = re.compile(r"\s*(?:\\left ?)?\\\{(.*?)(?:\\right ?)?\\\}\s*", re.DOTALL)
+BARE_SET = re.compile(r"[\s$]*\{([^{}]*)\}[\s$]*")
 TUPLE = re.compile(r"\s*(?:\\left ?)?\((.*?)(?:\\right ?)?\)\s*", re.DOTALL)
 ANGLED = re.compile(r"\s*(?:\\left ?)?\\langle(.*?)(?:\\right ?)?\\rangle\s*", re.DOTALL)
 COLUMN = re.compile(
     r"\s*\\begin\{(?P<kind>[pb])matrix\}[^&]*\\end\{(?P=kind)matrix\}\s*", re.DOTALL
 )
-SEVERAL = re.compile(r"(?<!\{),(?!\\!|[0-9]{3}(?![0-9]))")
+SEVERAL = re.compile(r"(?<!\{),(?!\\!|[0-9]{3}(?![0-9]))|=.*\bor\b.*=", re.DOTALL)
 BOTH_SIGNS = re.compile(r"[\s$]*(?:\\pm(?![a-z])|±)\s*([^-+,;=]+?)[\s$]*")
 BRACES = re.compile(r"(?:\\left ?)?\\\{[^()\[\]]*\\\}")
 BRACKETS = re.compile(r"(?:\\left ?)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
@@ -89,6 +90,8 @@ BETWEEN = re.compile(
 UP_TO = re.compile(rf"[a-z]\s*{BELOW.format('to')}\s*(?P<high>[^<>]+)")
 DOWN_TO = re.compile(rf"[a-z]\s*{ABOVE.format('from')}\s*(?P<low>[^<>]+)")
 JOINT = re.compile(r",?\s+(?:or|and)\s+")
+RATIO = re.compile(r"[0-9]+ ?: ?[0-9]+")
+IN_RATIO = re.compile(r"^\s*([0-9]+) to ([0-9]+)\s*$")
 ROOT_LABEL = re.compile(r"\s*([A-Za-z](?:_\{?[0-9]\}?)?)\s*=")
 NUMERAL = re.compile(
     r"(?P<digits>[0-9A-Fa-f]+)\s*(?:_\s*\{?\s*|\((?:in )?base |in base )(?P<base>[0-9]+|[a-z]+)\s*[})]?"
@@ -139,7 +142,10 @@ def as_list(truth: str, answer: str) -> str:
     wanted = _elements(truth)
     plain = DRESS.sub(r" \1 ", answer).replace("$", " ")
     joined = _outside_brackets(JOINT, plain)
-    if len(wanted) < 2 or not joined:
+    labelled = "=" not in truth and any(
+        ROOT_LABEL.match(element) for element in _elements(plain)[1:]
+    )
+    if len(wanted) < 2 or not (joined or labelled):
         return answer
     for joint in reversed(joined):
         plain = f"{plain[: joint.start()]},{plain[joint.end() :]}"
@@ -160,6 +166,18 @@ def as_list(truth: str, answer: str) -> str:
     return ",".join(ROOT_LABEL.sub("", element, count=1).strip() for element in elements)
 
 
+def are_of_two_letters(answer: str) -> bool:
+    r"""Whether `answer` joins equations in different letters by `or`: `x = 4 \text{ or } y = -4`."""
+    sides = EITHER.split(answer.replace("$", ""))
+    labels = {match[1] for side in sides if (match := ROOT_LABEL.match(side)) is not None}
+    return len(sides) > 1 and len(labels) > 1
+
+
+def as_ratio(truth: str, answer: str) -> str:
+    """`3 to 4` as `3:4` where `truth` is a ratio; others unchanged."""
+    return IN_RATIO.sub(r"\1:\2", answer) if RATIO.fullmatch(truth.strip("$ ")) else answer
+
+
 def with_named_sets(text: str) -> str:
     r"""`text` with names of sets in one notation: `\mathbb{R}` as `(-\infty,\infty)`."""
     for names, notation in SETS:
@@ -176,6 +194,9 @@ def in_brackets_of(truth: str, answer: str) -> str:
         rows = "\\\\".join(_elements(angled[1]))
         return f"\\begin{{pmatrix}}{rows}\\end{{pmatrix}}"
     whole = SET.fullmatch(truth)
+    bare = BARE_SET.fullmatch(answer)
+    if whole is not None and bare is not None:
+        return f"\\{{{bare[1]}\\}}"
     if whole is not None and "\\{" not in answer and not answer.lstrip("$ ").startswith("{"):
         listed = as_list(whole[1], answer)
         return answer if listed == answer and "," not in answer else f"\\{{{listed}\\}}"

@@ -39,6 +39,10 @@ PLAIN = (
         "°",
     ),
     (re.compile(r"\\(?:times|cdot)(?![a-z])|[\u00d7\u00b7]"), "*"),
+    (
+        re.compile(r"\\[dt]?frac *\{ *([A-Za-z]+) *\} *\{ *([A-Za-z]+ ?(?:\^ ?\{?[23]\}?)?) *\}"),
+        r" \1/\2",
+    ),
     (re.compile(r"²"), "^2"),
     (re.compile(r"³"), "^3"),
     (re.compile(r"\bper cent\b"), "%"),

@@ -83,6 +83,13 @@ PER = re.compile(r"(?<=[A-Za-z]) ?[*]? ?\b([A-Za-z]+) ?\^ ?\{? ?-([1-3]) ?\}?")
 """`km h^{-1}`, a denominator as a negative power (BIPM SI brochure, 9th edition, 5.4.6)."""
 MIDDAY = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 """`9 a.m.`"""
+SQUARED = re.compile(
+    r"\b((?:centi|milli|kilo)?met(?:er|re)s?|seconds?|feet|foot|inch(?:es)?|miles?|yards?|units?)"
+    r" (squared|cubed)\b"
+)
+"""`metres per second squared`; a number that is squared is another one."""
+SCALES_OF_DEGREES = frozenset({"celsius", "fahrenheit"})
+DIMENSIONS = frozenset({"tall", "long", "wide", "deep", "high", "thick"})
 
 
 class Quantity(NamedTuple):
@@ -119,6 +126,7 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
     if SIMPLE.fullmatch(text):
         return Quantity(Fraction(int(text)))
     text = MIDDAY.sub(lambda hour: f"{hour[1].lower()}m", PER.sub(_denominator, plain(text)))
+    text = SQUARED.sub(lambda unit: f"{unit[1]}^{2 if unit[2] == 'squared' else 3}", text)
     signed = SIGN_WORDS.match(text)
     if signed is not None:
         text = f"-{text[signed.end() :]}"
@@ -151,7 +159,17 @@ def same_units(first: Quantity, second: Quantity) -> bool:
     """Whether the units do not contradict: equal, or one leaves out what the other says."""
     if first.power and second.power and first.power != second.power:
         return False
-    return all(a == b for a, b in zip(first.units, second.units, strict=False))
+    if first.rate and second.rate and first.power != second.power:
+        return False
+    return all(
+        a == b or {a, b} - SCALES_OF_DEGREES == {"degree"}
+        for a, b in zip(_with_scale(first.units), _with_scale(second.units), strict=False)
+    )
+
+
+def _with_scale(units: tuple[str, ...]) -> tuple[str, ...]:
+    """`degree, celsius` as `celsius`: the name of the scale says that it is degrees."""
+    return units[1:] if units[:1] == ("degree",) and {*units[1:2]} & SCALES_OF_DEGREES else units
 
 
 def words_of(question: str) -> frozenset[str]:
@@ -310,6 +328,7 @@ def _unit(token: str, *, before: list[str], after: list[str], spaced: bool) -> s
     if token in SHORT:
         follows = before[-1:] in (["/"], ["per"])
         alone = not before and spaced and after[:1] in ([], ["/"], ["per"], ["^2"], ["^3"], ["."])
+        alone = alone or (token == "in" and not before and {*after} <= DIMENSIONS)
         return UNITS[token] if follows or alone else None
     if token in CASED:
         return UNITS[token]

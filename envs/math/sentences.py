@@ -10,11 +10,15 @@ WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 
 TAIL = 4000  # characters of a text that its conclusion is sought in
 SURROUNDINGS = 2000  # characters after an answer that may take it back
+CAPITALS = "".join(
+    chr(code) for code in (*range(0x100, 0x250), *range(0x1EA0, 0x1EFA)) if chr(code).isupper()
+)
+"""Capitals of Vietnamese, Polish, Turkish and others."""
 SENTENCE_END = re.compile(
     r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)(?<!\bapprox)"
     r"[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+"
     r"(?=[a-z] ?= |(?:[$*_(]|\\[(\[] ?)*(?:\\(?:f|frame)?box|[0-9]+\*\*|\Z)"
-    r"|[*_(]*[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f])|\u3002|\n|</think>"
+    rf"|[*_(]*[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f{CAPITALS}])|\u3002|\n|</think>"
 )
 RETRACTING = words(
     "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "

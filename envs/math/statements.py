@@ -10,6 +10,7 @@ Left out: finding the statement in a text (`envs.math.answers`), and comparing i
 """
 
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
 from envs.math.contrasts import contrasted, denies_itself
@@ -71,7 +72,8 @@ REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGN
 EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
 r"""Signs between the sides of an equation; that of `\sum_{n=1}` is none."""
 APPROXIMATELY = re.compile(
-    r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\b(?:approximately|approx\.?|about|roughly)(?= [$\\(]{0,3}-?[0-9.])",
+    r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\b(?:approximately|approx\.?|about|roughly)(?= [$\\(]{0,3}-?[0-9.])"
+    r"|,? (?:which |that )?round(?:s|ed)(?: up| down| off)? to(?= -?[0-9])",
     re.IGNORECASE,
 )
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
@@ -79,7 +81,7 @@ FIRST_NUMBER = re.compile(
     r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]"
 )
 ROUNDING = re.compile(
-    r",? *\(?(?:when )?(?:(?:rounded|correct|accurate)(?: off| up| down)? )?to (?:the )?"
+    r",? *\(?(?:when )?(?:(?:rounded|correct|accurate)(?: off| up| down)? )?(?:to |(?<=\())(?:the )?"
     rf"{PRECISION.pattern}\)?$",
     re.IGNORECASE,
 )
@@ -87,6 +89,9 @@ REMAINING = re.compile(
     r"(?<=[a-z]) (?:is|are|was|were|will be) (?=(?:left|remaining|needed|required)\b)"
 )
 """`7 apples are left`."""
+OPERATOR = re.compile(r"(?:[-+*/=\u00d7\u00f7\u00b7\u2212]|\\(?:times|cdot|div))\s*$")
+FACTORS = re.compile(r"\s*(?:[\u00d7\u00b7]|\\(?:times|cdot)(?![a-z])|(?<= )\*(?= ))\s*")
+UNENDING = re.compile(r"(?P<digits>[0-9]+\.[0-9]+)(?:\.\.\.|\u2026|\\l?dots)$")
 ABSOLUTE = re.compile(
     r"(?:\\left ?)?(?:\||\\lvert) ?\{?([^|{}]*?)\}? ?(?:\\right ?)?(?:\||\\rvert)"
 )
@@ -192,8 +197,9 @@ def _rounded(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     parts = _parts(text[: remark.start()], question=question, left=left)
     if precisions(remark[0]) <= precisions(question):
         return parts
-    exact = all(isinstance(part, Quantity) and part.places for part in parts)
-    return tuple(Rounded(part) for part in parts if isinstance(part, Quantity)) if exact else ()
+    said = [part.quantity if isinstance(part, Rounded) else part for part in parts]
+    rounded = [Rounded(part) for part in said if isinstance(part, Quantity) and part.places]
+    return tuple(rounded) if len(rounded) == len(parts) else ()
 
 
 def _affirmed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -258,6 +264,8 @@ def _restated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None
         and text[same.start() - 1] not in " $*"
     ):
         return None  # 3(4) is a product, f(4) a function
+    if same["inner"] is not None and OPERATOR.search(text[: same.start()]):
+        return None  # 3 * (-4)
     again = same["inner"] if same["inner"] is not None else same["other"]
     first = _parts(text[: same.start()], question=question, left=left)
     if same["inner"] is not None and (
@@ -277,6 +285,10 @@ def _approximated(text: str, *, question: str, left: int) -> tuple[Part, ...] | 
     before = text[: sign.start()].strip()
     if rounded is None or rounded.places == 0:
         return ()
+    unending = UNENDING.search(before)
+    if unending is not None and not before[: unending.start()].strip():
+        gap = abs(Fraction(unending["digits"]) - rounded.value)
+        return (rounded,) if gap * 2 * 10**rounded.places <= 1 else ()
     if not before or LABEL.fullmatch(before):
         harmless = not before or introduces(before, question=question)
         return (Rounded(rounded),) if harmless else ()
@@ -357,6 +369,10 @@ KEPT = re.compile(r"\b(?:left|remain\w*|has|have|had)\b", re.IGNORECASE)
 
 def _without_units(side: str) -> str:
     """`9 eggs * $2` as `9 * $2`, where nothing but units stands beside the numbers."""
+    factors = [read_quantity(factor) for factor in FACTORS.split(side)]
+    whole = [factor.value for factor in factors if factor and factor.value.denominator == 1]
+    if len(factors) > 1 and len(whole) == len(factors) and min(whole) >= 0:
+        return " * ".join(map(str, whole))
     if not re.search(r"[-+*/\u00d7\u00f7]|\\(?:times|cdot|div)", side):
         return side
     words = [word for word in WORDS.findall(re.sub(r"\\[A-Za-z]+", " ", side)) if len(word) > 1]

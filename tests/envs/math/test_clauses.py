@@ -54,6 +54,8 @@ def test_value_of_the_main_clause_answers(text, value):
         "Multiply it by 12.",
         "Had he bought two, he would have saved $12.",
         "So he saved $12.\n\nWould you like me to check whether the answer is 13?",
+        "So he saved $12.\n\nNote: he should have saved 13, but that does not change much.",
+        "He had 20 pens and 5 pencils, and together they have 2 + 10 = 12 things.",
     ],
 )
 def test_doubt_or_denial_around_the_main_clause_leaves_no_answer(text):

@@ -10,6 +10,7 @@ from envs.math.languages import (
     SPELLINGS,
     concludes,
     in_english,
+    lead_changes_elsewhere,
 )
 from envs.math.quantities import read_quantity
 
@@ -219,3 +220,20 @@ def test_words_before_a_foreign_mark_are_known_ones(lead, leads):
 
 def test_no_unit_and_no_link_is_a_word_that_changes_a_number():
     assert not CHANGING_ELSEWHERE & (LINKS_ELSEWHERE | set(SPELLINGS))
+
+
+@pytest.mark.parametrize(
+    ("lead", "changes"),
+    [
+        ("因此, 她四月和五月一共卖出了 $", False),
+        ("所求概率为", False),
+        ("4월과 5월에 판 클립은 ", False),
+        ("她四月和 $", True),
+        ("她卖出的不是", True),
+        ("她可能卖出了", True),
+        ("如果不算四月, 一共有", True),
+        ("一共卖出了约", True),
+    ],
+)
+def test_what_stands_before_the_verb_is_asked_for_unless_it_doubts(lead, changes):
+    assert lead_changes_elsewhere(lead) is changes

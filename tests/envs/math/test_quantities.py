@@ -138,6 +138,11 @@ def test_words_of_the_question_are_known_unless_they_change_the_number():
         ("50 W", "50~\\mathrm{W}", True),
         ("50 W", "50 kW", False),
         ("4 ohms", "4\\ \\Omega", True),
+        ("4 m/s", "4\\ \\frac{\\text{m}}{\\text{s}}", True),
+        ("4 m/s^2", "4 metres per second squared", True),
+        ("4 m/s^2", "4 m/s", False),
+        ("4 degrees", "4 °C", True),
+        ("4 °F", "4 degrees Celsius", False),
     ],
 )
 def test_units_agree_where_they_do_not_contradict(first, second, agree):
