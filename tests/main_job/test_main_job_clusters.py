@@ -15,6 +15,7 @@ import pytest
 from real_run import RAY, RAY_AGENTS, descendants_of, living_processes, start_ray
 
 from siirl.errors import ConfigError
+from siirl.execution.scheduler.launch import credentials
 from siirl.execution.scheduler.placement import Layout, Machine, require_machines
 from siirl.preflight.ray_address import address_problems, resolve_address
 
@@ -167,7 +168,7 @@ def test_a_cluster_that_is_there_is_used_and_stays(
     assert run.wait() == 0, run.text
     assert not any("gcs_server" in title for title in own_titles)  # it started no Ray of its own
     assert before == servers_of(ray_home)
-    with_token = os.environ | {"RAY_AUTH_MODE": "token"}
+    with_token = os.environ | credentials()
     subprocess.run(
         [RAY, "status", f"--address={cluster}"], env=with_token, check=True, capture_output=True
     )
@@ -195,7 +196,7 @@ def second_machine(cluster: str, ray_home: Path) -> str:
         "--num-gpus=2",
         "--disable-usage-stats",
     ]
-    environment = os.environ | {"RAY_TMPDIR": str(ray_home), "RAY_AUTH_MODE": "token"}
+    environment = os.environ | {"RAY_TMPDIR": str(ray_home)} | credentials()
     start_ray(words, environment)
     return address
 
@@ -207,7 +208,7 @@ def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     that is said.
     """
     command = [sys.executable, str(Path(__file__).with_name("placed_ranks.py")), cluster]
-    environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
+    environment = os.environ | {"RAY_TMPDIR": str(ray_home)} | credentials()
     process = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -116,7 +116,7 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
 
 def prepare_environment(settings: ClusterSettings) -> None:
     """Set the environment variables of Ray that the user has not set."""
-    for_cluster = private_environment() if settings.address is None else TO_CONNECT | _credentials()
+    for_cluster = private_environment() if settings.address is None else TO_CONNECT | credentials()
     for name, value in (AS_A_JOB | for_cluster).items():
         os.environ.setdefault(name, value)
     read_environment_again()
@@ -261,7 +261,7 @@ def _children() -> set[int]:
     return found
 
 
-def _credentials() -> dict[str, str]:
+def credentials() -> dict[str, str]:
     """Environment in which Ray 2.60 presents its token; a cluster without one accepts it too."""
     return {"RAY_AUTH_MODE": "token"} if (Path.home() / ".ray" / "auth_token").is_file() else {}
 
