@@ -126,8 +126,8 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     fields = {field.name for field in dataclasses.fields(output)} if _is_data(output) else set()
     if hidden := sorted(set(vars(output)) - fields):
         raise ConfigError(
-            f"{policy}.forward returned a {type(output).__name__} whose {', '.join(hidden)} is no "
-            "field: decorate the class with dataclasses.dataclass, because sharded training finds "
+            f"{policy}.forward returned a {type(output).__name__} whose {', '.join(hidden)} is not "
+            "a field: decorate the class with dataclasses.dataclass, because sharded training finds "
             "tensors in fields only."
         )
     return output

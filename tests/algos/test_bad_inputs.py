@@ -210,7 +210,7 @@ OTHERS = {
     "with_bootstrap": "checks its own values; the estimator that takes its rewards checks those",
     "require_choices": "is the check itself",
     **dict.fromkeys(
-        ("draw", "most_likely", "nucleus"),
+        ("draw", "in_fixed_point", "most_likely", "nucleus"),
         "acts, on what a policy put out; its log-probs are checked where they are trained on",
     ),
     **dict.fromkeys(

@@ -148,7 +148,7 @@ def test_a_picture_that_changes_during_a_run_stops_it(tmp_path):
     stream = loader(path)
     (tmp_path / "one.png").write_bytes(png(2))
     with pytest.raises(InvariantError, match="differs from the question"):
-        stream.next_step()
+        stream.draw(1)
 
 
 def test_white_is_behind_transparent_parts():

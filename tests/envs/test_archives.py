@@ -23,7 +23,7 @@ READERS = {
     "a checkpoint's state": ("siirl.dag_worker.plain_state", "read_state(Path(file))"),
     "a projector of proprioception": (
         "siirl.models.openvla_checkpoint",
-        "_projector_of_state(Path(file).parent)",
+        "_separate_module(Path(file).parent, STATE_PROJECTOR, SEPARATE[STATE_PROJECTOR])",
     ),
     "weights of V-JEPA 2": ("vjepa.release_checkpoint", "_read(Path(file))"),
 }

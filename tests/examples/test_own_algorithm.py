@@ -28,7 +28,7 @@ SMALL = (
 
 def documented_command() -> list[str]:
     """The overrides in the example's own docstring."""
-    command = own_algorithm.__doc__.split("python -m siirl.train ")[1].split("\n\n")[0]
+    command = own_algorithm.__doc__.split("siirl train ")[1].split("\n\n")[0]
     return shlex.split(command)
 
 

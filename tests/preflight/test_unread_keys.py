@@ -69,6 +69,7 @@ ALWAYS_READ = {
         for name in (
             *("ppo_mini_batch_size", "micro_batch_tokens", "max_grad_norm", "use_kl_loss"),
             "offload_optimizer",
+            "use_torch_compile",
         )
     ),
     *(f"{ACTOR}.optim.{name}" for name in ("lr", "weight_decay", "scheduler", "beta1", "beta2")),
