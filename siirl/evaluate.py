@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from siirl import interrupts
-from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.errors import SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.own_words import split_words
-from siirl.params.paths import find
+from siirl.params.paths import named_policy
 from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 
@@ -43,14 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         own, words = split_words(words, WORDS)
         checkpoint, actions, resume = (own[name] for name in WORDS)
-        if not checkpoint:
-            raise ConfigError(
-                "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
-                "folder."
-            )
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=actions, known=ACTIONS)
-        policy = find(checkpoint)
+        policy = named_policy(checkpoint)
         before = Path(resume).expanduser() if resume else None
         from siirl.jobs.evaluation import (
             evaluate,  # slow: imports torch; Ctrl-C works meanwhile

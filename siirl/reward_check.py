@@ -23,7 +23,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.own_words import split_words
-from siirl.params.paths import find
+from siirl.params.paths import named_policy
 from siirl.params.refusals import REFUSALS
 
 WORDS = {"checkpoint": "", "steps": "4"}
@@ -39,15 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         own, words = split_words(words, WORDS)
-        if not own["checkpoint"]:
-            raise ConfigError(
-                "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
-                "folder."
-            )
         steps = own["steps"]
         if not steps.isascii() or not steps.isdecimal() or not 1 <= int(steps) <= MOST_STEPS:
             raise ConfigError(f"steps={steps} must be a whole number from 1 to {MOST_STEPS}.")
-        policy = find(own["checkpoint"])
+        policy = named_policy(own["checkpoint"])
         from siirl.jobs.reward_check import check_reward  # slow: imports torch
 
         check_reward(policy, words, steps=int(steps))

@@ -1,4 +1,4 @@
-"""GRPO on sums in a script of one's own: no graph, no configuration file, the same engines.
+"""GRPO on sums in your own script: no graph, no configuration file, the same engines.
 
     python -m own_text_training
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from siirl.errors import ConfigError
 from siirl.params.hub_place import SCHEME, hub_place
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -43,3 +44,18 @@ def find(path: str) -> Path:
     if given.parts[:1] == (ASSETS,) and not given.exists():
         return asset_path(str(Path(*given.parts[1:])))
     return given
+
+
+def named_policy(path: str) -> Path:
+    """The policy that a command's `checkpoint=` names.
+
+    Raises:
+        ConfigError: An empty path; and as `find`.
+        MissingAssetError: As `find`.
+    """
+    if not path:
+        raise ConfigError(
+            "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
+            "folder."
+        )
+    return find(path)

@@ -25,7 +25,7 @@ def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Call
     Args:
         reference: `module:Class.method`, `module.function`, or a callable, which is returned as it
             is.
-        owner: Who asks, for messages (`node 'function_reward'`).
+        owner: The node or key that names it, for messages (`node 'function_reward'`).
 
     Raises:
         UnknownNameError: No such module or attribute, with the known ones.
