@@ -1,9 +1,8 @@
-"""Accounting of a step on this rank: throughput over the whole step, waiting, memory by holder.
+"""Accounting of a step on this rank: throughput over the whole step, waiting, memory by owner.
 
-Recorded after every training step. Throughput counts all time of the step, as verl's
-`perf/throughput` does: a rank that waits for another one is slow. MFU is that of the actor's update
-alone, waiting included. Left out: memory that autograd holds during an update, which is in the peak
-alone.
+Recorded after every training step. Throughput is computed over the whole time of the step, waiting
+included, as verl's `perf/throughput` is. MFU is computed over the actor's update alone, waiting
+included. Left out: memory that autograd holds during an update; only the peak includes it.
 """
 
 import contextlib
@@ -32,8 +31,8 @@ class StepAccount:
 
     Args:
         device: Of this rank.
-        occupation: Tells for how long this process has waited for other ranks.
-        clock: Seconds that only grow.
+        occupation: Reports how long this process has waited for other ranks.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class StepAccount:
         self.begin()
 
     def begin(self) -> None:
-        """Start a step, and the peak of its GPU memory."""
+        """Start timing a step, and reset the peak of GPU memory."""
         self._began, self._waited = self._clock(), self._occupation.waited_s
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -80,9 +79,8 @@ def work_of_update(
 ) -> Iterator[dict[str, float]]:
     """Fills the yielded metrics with the speed of the update in the block.
 
-    `perf/mfu` is the work of the model over time and the peak that the GPU's maker states for the
-    type of the passes (PaLM, arXiv 2204.02311, appendix B); a device without a stated peak has
-    none.
+    `perf/mfu` is the achieved FLOP/s divided by the vendor's peak for the dtype of the passes
+    (PaLM, arXiv 2204.02311, appendix B). It is absent for a device without a stated peak.
     """
     before, began = engine.flops, clock()
     found: dict[str, float] = {}
@@ -97,7 +95,7 @@ def work_of_update(
 
 
 def held_bytes(context: StageContext) -> dict[str, Value]:
-    """Bytes that this rank keeps from step to step, by holder; of shards, its own part."""
+    """Bytes that this rank holds between steps, by owner; of a sharded tensor, its local shard."""
     engines: dict[str, TrainEngine | None] = {
         "actor": context.actor.engine,
         "critic": None if context.critic is None else context.critic.engine,
@@ -119,13 +117,13 @@ def held_bytes(context: StageContext) -> dict[str, Value]:
 
 
 def _bytes(tensors: Iterable[object]) -> float:
-    """Bytes of this rank's part of the tensors."""
+    """Bytes of the tensors; of a sharded tensor, its local shard."""
     local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
     return float(sum(each.nbytes for each in local if isinstance(each, torch.Tensor)))
 
 
 def _sum(records: Sequence[dict[str, Value]], name: str) -> float:
-    """Sum of a count, or of what a weighted mean is the mean of, over records and agent groups."""
+    """Sum of a count, or of a weighted mean times its weight, over records and agent groups."""
     total = 0.0
     for record in records:
         for found, value in record.items():

@@ -37,7 +37,7 @@ class AgentGroups:
     groups: Mapping[int, WorkerComponents]
     checkpoints: CheckpointManager
     rolling_out: frozenset[int]
-    """Groups that draw prompts and play episodes; others get rows of these."""
+    """Groups that draw prompts and play episodes; the others train on rows of these."""
 
     @property
     def first(self) -> WorkerComponents:
@@ -75,11 +75,11 @@ class AgentGroups:
             components.set_progress(progress)
 
     def passes(self) -> float:
-        """Passes of the group that has passed over its prompts most often."""
+        """Largest number of passes over the prompts, over the groups."""
         return max(components.context.require_loader().passes() for components in self.players())
 
     def state(self) -> dict[str, Any]:
-        """State of the next step; of one group it is that group's."""
+        """State that the next step depends on; with one group, that group's own state."""
         if len(self.groups) == 1:
             return self.first.state()
         states = {group: entry.state() for group, entry in self.groups.items()}

@@ -60,10 +60,10 @@ def build_components(
         ranks: The processes that train together.
         redistribution: Moves rows between them.
         device: Of this rank.
-        first_step: First step to come.
+        first_step: First step to run.
         with_critic: Whether the graph has a critic node.
         checkpoints: Folder of the checkpoints; by default in `run_folder`.
-        ending: After the names of the weights' folders in a checkpoint.
+        ending: Suffix of the names of the weights' folders in a checkpoint.
         shares: Components of the agent group whose weights these act with and train.
         sharers: Configurations of the groups that share these weights; their steps count for the
             learning rate.

@@ -3,11 +3,10 @@
     checkpoints/
       latest                    name of the newest folder, replaced in one step
       step_00000020/
-        manifest.json           what there should be: every file with its size and SHA-256
-        state.pt                counters, generators and memories of the run's components
-        actor/                  one folder an engine
-          model.safetensors     whole weights; with config.json a policy that `model.path` reads
-          shards/               weights and moments, a file a rank (torch.distributed.checkpoint)
+        manifest.json           expected files, with size and SHA-256 state.pt counters, generators
+        and memories of the run's components actor/                  one folder per engine
+        model.safetensors     whole weights; with config.json a policy that `model.path` reads
+        shards/               weights and moments, one file per rank (torch.distributed.checkpoint)
 
 A rank copies its shards to host memory, then a thread writes them while training continues; at
 most one checkpoint is being written. It is written under a temporary name, flushed to disk and
@@ -121,7 +120,7 @@ class CheckpointManager:
     ) -> None:
         """Take a checkpoint now, and write it while the caller continues.
 
-        If the one before is still being written, this waits for it.
+        Waits for the previous checkpoint if it is still being written.
 
         Args:
             step: Training step after which the checkpoint is taken.
@@ -180,9 +179,10 @@ class CheckpointManager:
         return None if saving is None else self._wait_for(saving)
 
     def close(self, *, within_s: float) -> None:
-        """Wait at most so long for the checkpoint that is being written, without the other ranks.
+        """Wait at most `within_s` for the checkpoint that is being written, without a collective
+        call.
 
-        For a run that ends with an error, when the others may be gone.
+        For a run that ends with an error, when other ranks may be gone.
         """
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -267,7 +267,7 @@ class CheckpointManager:
     def _begin(
         self, stack: ExitStack, step: int, state: dict[str, Any], evaluation_due: bool
     ) -> Path:
-        """Make the unfinished folder, with all but the shards and what follows from them."""
+        """Make the unfinished folder, with everything but the shards and files derived from them."""
         unfinished = stack.enter_context(unfinished_folder(self.folder))
         for name in self.engines:
             (unfinished / name / SHARDS).mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Components of a DAGWorker, and the builder of a rank's objects.
 
-`RankBuilder` is what text and VLA policies share; `text_components` and `embodied_components` have
-the two kinds. `assembly` combines the objects of a rank.
+`RankBuilder` is the common base of text and VLA builders (`text_components`,
+`embodied_components`). `assembly` combines the objects of a rank.
 """
 
 import abc
@@ -52,7 +52,7 @@ from siirl.reporting.finished_episodes import Recorder
 
 
 class Closeable(Protocol):
-    """Something that is written to and in the end closed."""
+    """An object that must be closed after its last use."""
 
     def close(self) -> None:
         """Finish pending output; may be called twice."""
@@ -60,7 +60,7 @@ class Closeable(Protocol):
 
 @dataclass
 class WorkerComponents:
-    """Components of a DAGWorker: all that it holds in addition to its graph."""
+    """Everything that a DAGWorker holds besides its graph."""
 
     context: StageContext
     rollout: Rollout
@@ -97,7 +97,9 @@ class WorkerComponents:
         self.context.redistribution.load_state_dict(
             state.get("redistribution", {})
         )  # absent in the first checkpoints
-        self.context.collector.load_state_dict(state.get("rollout", {}))  # absent before segments
+        self.context.collector.load_state_dict(
+            state.get("rollout", {})
+        )  # absent in old checkpoints
         if self.context.critic is not None:
             self.context.critic.load_state_dict(state["critic"])
 
@@ -125,7 +127,7 @@ class Evaluation:
 
     def close(self) -> None:
         """Close environments, files and reward functions; safe to call twice."""
-        with ExitStack() as stack:  # an error of one does not keep the others open
+        with ExitStack() as stack:  # closes the others if one raises
             for part in (self.rollout, self.episode_log, self.reward):
                 if part is not None:
                     stack.callback(part.close)
@@ -169,7 +171,7 @@ def compute_dtype(model: ModelArguments) -> torch.dtype | None:
 
 
 def cut_by_chunk(actor: ActorArguments) -> RowCutting | None:
-    """Build what cuts trajectories into micro-batches; None: they stay whole."""
+    """Function that cuts trajectories into micro-batches; None: rows stay whole."""
     chunks = actor.micro_batch_chunks
     return None if chunks is None else functools.partial(chunk_windows, chunks=chunks)
 
@@ -183,7 +185,7 @@ def make_kl_controller(control: KLCtrlArguments) -> FixedKLController:
 
 @dataclass(frozen=True)
 class Learner:
-    """Weights, and what trains them."""
+    """Trained weights, with the objects that update and score them."""
 
     module: nn.Module
     actor: Actor
@@ -207,7 +209,7 @@ class Rollouts:
     """Holds the weights that act."""
     recorder: Recorder
     episode_log: Closeable
-    """Writes what `recorder` keeps."""
+    """Writes the episodes that `recorder` keeps."""
     measure: Measure
 
 
@@ -260,7 +262,7 @@ class RankBuilder(abc.ABC):
 
     @abc.abstractmethod
     def describe(self, module: Any, folder: Path) -> None:
-        """Write the files that turn saved weights into a policy."""
+        """Write the files that make a folder of saved weights loadable as a policy."""
 
     def prefix_groups(self, module: Any) -> PrefixGrouping | None:
         """Groups of rows that stay together in a micro-batch; None: each row alone."""
@@ -269,7 +271,7 @@ class RankBuilder(abc.ABC):
     def learner(
         self, module: Any, *, with_critic: bool, sharers: Sequence[SiiRLArguments] = ()
     ) -> Learner:
-        """Build what trains `module`; see `engine` for the sharers."""
+        """Build the actor, critic and reference that train `module`; see `engine` for the sharers."""
         actor = self.actor(self.engine(module, trained=True, sharers=sharers))
         critic = self.critic() if with_critic else None
         return Learner(module, actor, critic, self.reference(actor, module))
@@ -311,7 +313,9 @@ class RankBuilder(abc.ABC):
         ).initialize()
 
     def actor(self, engine: TrainEngine[TokenScores]) -> Actor:
-        """Build the actor on an engine; mini-batches count prompts, which give a row an agent."""
+        """Build the actor on an engine; mini-batch sizes count prompts, with one row per agent
+        each.
+        """
         return Actor(
             engine=engine,
             config=self.config.actor_rollout_ref.actor,
@@ -355,14 +359,14 @@ class RankBuilder(abc.ABC):
         first_step: int = 0,
         trains: bool = True,
     ) -> Rollouts:
-        """Build what runs and records episodes of `acting`.
+        """Build the rollout and the recording of `acting`.
 
         Args:
             acting: The policy.
             pool: The environments.
             ranks: The ranks that share the recordings.
             folder: Folder of the run.
-            first_step: Recordings of this step and later ones are made anew.
+            first_step: Recordings of this and later steps are overwritten.
             trains: Whether the episodes get rewards for training, or are only evaluated.
         """
 
@@ -378,7 +382,7 @@ class RankBuilder(abc.ABC):
         """Build the evaluation on held-out episodes; `reward` scores ungraded ones."""
 
     def collector(self, rollouts: Rollouts, *, ranks: Collectives) -> RolloutCollector:
-        """Build what turns the prompts of a step into rows."""
+        """Build the collector that turns the prompts of a step into rows."""
         return RolloutCollector(
             config=self.config,
             rollout=rollouts.rollout,

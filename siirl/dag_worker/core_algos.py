@@ -1,4 +1,4 @@
-"""Re-exports `siirl.compat.core_algos` under the architecture guide's path."""
+"""Re-exports `siirl.compat.core_algos` under its documented import path."""
 
 from typing import Any
 

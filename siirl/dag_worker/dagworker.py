@@ -194,10 +194,10 @@ class DAGWorker:
             self.on_start()
 
     def train(self) -> Iterator[Event]:
-        """Evaluate, train, evaluate; yield metrics. An interrupt ends the run with a checkpoint.
+        """Evaluate, train, evaluate; yield metrics.
 
-        So does an environment or an inference server that fails too often: the completed steps are
-        sound.
+        An interrupt ends the run with a checkpoint. So does an environment or an inference server
+        that fails too often, because the completed steps are valid.
 
         Raises:
             ConfigError: The resumed run is complete already; with `total_epochs` only the loader
@@ -318,7 +318,7 @@ class DAGWorker:
         return output
 
     def _meet_at(self, node: Node) -> None:
-        """Wait until every rank has arrived at `node`: what comes before it is done everywhere."""
+        """Barrier at `node`: wait until every rank has completed the nodes before it."""
         places = set(self.ranks.gather_objects(node.node_id))
         if len(places) > 1:
             raise InvariantError(
@@ -411,7 +411,7 @@ def prepare_process(trainer: TrainingArguments) -> torch.device:
 
 
 def require_run_folder(run_folder: Path, *, rank: int) -> None:
-    """Refuse a machine that does not have the run folder."""
+    """Raise ConfigError if this machine does not have the run folder."""
     if run_folder.is_dir():
         return
     raise ConfigError(

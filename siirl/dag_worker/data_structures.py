@@ -1,4 +1,4 @@
-"""Re-exports `NodeOutput` under the architecture guide's path (section 11.2)."""
+"""Re-exports `NodeOutput` under its documented import path."""
 
 from siirl.execution.dag.node_output import NodeOutput
 

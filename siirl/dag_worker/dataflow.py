@@ -1,4 +1,4 @@
-"""Runs one step of a graph: each node gets what its own dependencies put out.
+"""Runs one step of a graph: each node gets the output of its dependencies.
 
     prompts -> entry node -> its dependents -> ...
 
@@ -11,9 +11,9 @@ The order is fixed and the same on every rank, because nodes call collectives. A
 be begun ahead (`siirl.execution.dag.stage`: a text's reward, in processes) is begun when its
 dependencies have run, and called as late as its dependents permit; other nodes run meanwhile. A
 node that asks for more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and no other
-node; nodes that still are to read those ancestors get the rows of all rounds, and entry nodes whose
-rows are joined with the asking node's later get the prompts of all rounds. Left out: what a call of
-a node is (DAGWorker).
+node; nodes that read those ancestors later get the rows of all rounds. Entry nodes whose rows are
+later joined with the asking node's get the prompts of all rounds. Left out: how a node is called
+(DAGWorker).
 """
 
 import functools
@@ -33,9 +33,9 @@ from siirl.execution.dag.stage import declared_start
 from siirl.execution.dag.writers import LOADER, Writers, meet
 
 Call = Callable[[Node, TensorDict, Any], NodeOutput]
-"""Calls a node's function on its input, with the result of what was begun ahead (or None)."""
+"""Calls a node's function on its input, with the result of work started ahead (or None)."""
 Begin = Callable[[Node, TensorDict], "Future[Any] | None"]
-"""Begins a node's work on its input outside of this thread, if that is possible."""
+"""Starts a node's work on its input outside this thread; None if the node cannot do that."""
 Draw = Callable[[int, int], TensorDict]
 """This rank's prompts for an agent group: those of the step (0), or its share of further ones."""
 
@@ -45,7 +45,7 @@ class _Round:
     """Outputs of the nodes that have run in a step, or in a refill of it."""
 
     nodes: frozenset[str]
-    """Ids of those that run and read."""
+    """Ids of the nodes that run in this round, or read its outputs."""
     more: int
     """Prompts of the refill; 0 in the step itself."""
     outputs: dict[str, TensorDict] = field(default_factory=dict)
@@ -56,14 +56,14 @@ class _Round:
     prompts: dict[int, TensorDict] = field(default_factory=dict)
     """By agent group."""
     further: dict[str, list[TensorDict]] = field(default_factory=dict)
-    """Prompts of refills, by the entry node that is to get them, too."""
+    """Prompts of refills, by the entry node that gets them as well."""
     begun: dict[str, "_Begun"] = field(default_factory=dict)
     """Nodes whose work has begun and that have not been called."""
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """Work of a node that runs elsewhere, and its input."""
+    """A node's work that runs outside this thread, and its input."""
 
     batch: TensorDict
     writers: Writers
@@ -293,9 +293,10 @@ def running_order(graph: TaskGraph) -> list[tuple[Node, bool]]:
 def writers_after(
     node: Node, *, before: TensorDict, after: TensorDict, inherited: Writers
 ) -> dict[str, str]:
-    """Writer of each column of a node's output: the node itself, or who wrote its input's.
+    """Writer of each column of a node's output: the node itself, or the writer of the input's
+    column.
 
-    A column that the node does not declare is compared: choosing rows of it changes nothing.
+    An undeclared column is compared with the input's: selecting rows does not count as writing.
     """
     declared = node.provided_columns or frozenset()
     places = None

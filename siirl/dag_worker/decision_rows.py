@@ -18,7 +18,7 @@ from siirl.data_coordinator.protocol.batch_columns import Layout, column
 from siirl.engine.actor.embodied_scorer import number_of_chunks
 
 BEHIND = ("final_pixel_values", "final_proprioception", "bootstrapped", "bootstrap_values")
-"""Columns of the state behind a row, which no single decision has."""
+"""Columns of the state behind a row's last decision; rows of single decisions have none."""
 
 
 def rows_of_decisions(batch: TensorDict) -> TensorDict:

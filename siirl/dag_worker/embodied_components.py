@@ -94,7 +94,7 @@ class EmbodiedBuilder(RankBuilder):
         return self.spec.max_episode_steps * module.action_tokenizer.dimensions
 
     def reward(self) -> RewardManager:
-        """See `RankBuilder`; knows the embeddings of `reward.demonstrations`."""
+        """See `RankBuilder`; holds the embeddings of `reward.demonstrations`."""
         reward = self.config.reward
         encoder = None if reward.demonstrations is None else self.encoder
         return make_reward_manager(
@@ -108,7 +108,9 @@ class EmbodiedBuilder(RankBuilder):
         return make_task_loader(self.config.data, tasks=self.spec.tasks, ranks=ranks)
 
     def describe(self, module: Policy, folder: Path) -> None:
-        """See `RankBuilder`; the policy has learnt its initial tasks and those of this run."""
+        """See `RankBuilder`; the described tasks are the policy's initial ones and those of this
+        run.
+        """
         path = self.model.path
         tasks = [*(() if path is None else learnt_tasks(path)), *self.spec.tasks]
         module.describe(folder, notes={"tasks": list(dict.fromkeys(tasks))})

@@ -84,7 +84,7 @@ def _number(value: Any) -> float | None:
 
 
 def _list_of(make: Callable[[], Iterable[Any]]) -> list[Any] | None:
-    """What a container of the user's own class holds; None if it raises."""
+    """Items of a container, which may be of a user's class; None if reading them raises."""
     try:
         return list(make())
     except MISTAKES:

@@ -1,7 +1,7 @@
 """The file of a checkpoint's state: plain data, tensors and numpy arrays, and no code.
 
-What `write_state` accepts, `read_state` reads; it refuses everything else, because a file that may
-hold any object may run any code.
+`read_state` reads exactly what `write_state` accepts. It refuses everything else, because
+unpickling arbitrary objects can run arbitrary code.
 """
 
 import io

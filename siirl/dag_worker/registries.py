@@ -34,7 +34,7 @@ from siirl.params.refusals import refuse
 from siirl.reporting.metric_writers import WRITERS, register_writer
 
 DOCUMENTS_LOSS = frozenset({"log_prob", "old_log_prob"})
-"""Arguments that identify a loss of the documents' form (`siirl.dag_worker.core_algos`)."""
+"""Arguments that identify a loss in the form of `siirl.compat.core_algos`."""
 
 
 def register_loss(name: str) -> Callable[[Any], Any]:

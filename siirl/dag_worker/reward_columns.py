@@ -1,10 +1,10 @@
 """Rewards by token: of trajectories, less the KL, and of custom nodes, moved to the policy's
 tokens.
 
-The architecture guide's reward (section 11.2) has the shape of `attention_mask` (prompt and
-response) and puts the score in the last column, which is padding in shorter responses. Estimators
-need [B, T] of the response, with 0 at tokens that the policy did not choose. Such rewards are moved
-to the last chosen token of their row, which keeps the row's sum.
+A custom node's reward may have the shape of `attention_mask` (prompt and response) with the score
+in the last column, which is padding in shorter responses. Estimators need [B, T] of the response,
+with 0 at tokens that the policy did not choose. Such rewards are moved to the last chosen token of
+their row, which keeps the row's sum.
 """
 
 # B row, T token of the response, L token of prompt and response

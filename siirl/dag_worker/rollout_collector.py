@@ -103,7 +103,7 @@ class RolloutCollector:
         """Resume from a checkpoint, on any number of ranks.
 
         Raises:
-            CheckpointError: It is of a run by segments.
+            CheckpointError: It comes from a run with segments (`rollout.n_steps`).
         """
         refuse_segments(state)
 
@@ -118,7 +118,7 @@ class RolloutCollector:
 
 
 def refuse_segments(state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for the state of a rollout by segments, in a run of whole episodes."""
+    """Raise CheckpointError for the state of a run with segments, in a run of whole episodes."""
     if state:
         raise CheckpointError(
             "The checkpoint holds unfinished episodes, but this run trains on whole episodes: "

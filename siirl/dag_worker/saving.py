@@ -84,7 +84,7 @@ class Saving:
         wait([self.finished])
 
     def close(self, *, within_s: float) -> None:
-        """Wait at most so long for the thread, then give up; makes no collective call."""
+        """Wait at most `within_s` for the thread, then give up; makes no collective call."""
         wait([self.finished], timeout=within_s)
         self.cancel()
 
@@ -99,7 +99,7 @@ class Saving:
         note = Note(results, {name: fingerprint(self.folder / name) for name in names})
         unread = self.folder / f".unread-{self.rank}"
         unread.write_bytes(pickle.dumps(note))
-        os.replace(unread, self._note(self.rank))  # whole, where rank 0 looks
+        os.replace(unread, self._note(self.rank))  # atomic: rank 0 polls for this name
 
     def _finish(self) -> Path | None:
         with self.stack:

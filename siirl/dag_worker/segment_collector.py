@@ -1,7 +1,7 @@
 """SegmentCollector: turns the prompts of a step into segments of running episodes.
 
-A prompt stands for an environment: its task and seed begin the episodes that begin in its segment.
-The other collector, `rollout_collector`, takes whole episodes.
+A prompt selects an environment: episodes that begin in its segment use its task and seed. The other
+collector, `rollout_collector`, takes whole episodes.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class SegmentCollector(RolloutCollector):
         """Run a segment for every prompt; a row for each part of an episode.
 
         Raises:
-            ConfigError: `greedy`: a greedy episode is a whole one.
+            ConfigError: `greedy` is set; greedy baselines need whole episodes.
         """
         if greedy:
             raise ConfigError(
@@ -65,7 +65,7 @@ class SegmentCollector(RolloutCollector):
     def requests(
         self, batch: TensorDict, *, step: int, greedy: bool = False
     ) -> list[EpisodeRequest]:
-        """One segment a prompt; none is recorded."""
+        """One segment per prompt; none is recorded."""
         return requests_for_prompts(
             prompts_of(batch),
             rollouts=1,
@@ -83,10 +83,11 @@ class SegmentCollector(RolloutCollector):
         return {"running": running, "environments": self.segments.environments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the episodes of a checkpoint, on any number of ranks.
+        """Resume the episodes of a checkpoint, on any number of ranks.
 
         Raises:
-            CheckpointError: It is of a run of whole episodes, or of another number of environments.
+            CheckpointError: It comes from a run of whole episodes, or has another number of
+                environments.
         """
         if not state:
             raise CheckpointError(

@@ -243,7 +243,7 @@ def compute_reward(
     metrics: dict[str, Value] = {
         **scores.metrics,  # over all ranks; the per-row metrics below override these
         **{
-            f"reward/part/{name}": mean_where_there(values_R[kept])
+            f"reward/part/{name}": finite_mean(values_R[kept])
             for name, values_R in scores.parts.items()
         },
         "reward/mean_score": mean_over_rows(reward_B),
@@ -384,7 +384,7 @@ def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     )
 
 
-def mean_where_there(values_B: NDArray[np.float32]) -> Weighted:
+def finite_mean(values_B: NDArray[np.float32]) -> Weighted:
     """Mean of the finite entries, with their number as weight."""
     there = np.isfinite(values_B)
     return Weighted(float(values_B[there].mean()) if there.any() else 0.0, float(there.sum()))

@@ -2,7 +2,7 @@
 
 Each rank records its own step with torch.profiler, and rank 0 joins the files into one, which
 Perfetto (https://ui.perfetto.dev) and chrome://tracing open: the lanes of a rank follow each other,
-on one time axis. Left out: clocks of several machines, which are taken as they are.
+on one time axis. Left out: aligning the clocks of several machines.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ NANOSECONDS_PER_MICROSECOND = 1000.0
 def traced_step(folder: Path, *, step: int, ranks: Collectives) -> Iterator[None]:
     """Record the block on this rank into `folder`; every rank calls it.
 
-    Rank 0 leaves `step_<number>.json` with all ranks.
+    Rank 0 writes `step_<number>.json` with all ranks.
     """
     folder.mkdir(exist_ok=True)
     with torch.profiler.profile() as profiler:

@@ -178,7 +178,9 @@ class TextBuilder(RankBuilder):
         folder: Path,
         first_step: int,
     ) -> Rollouts:
-        """Build what runs and records episodes on an engine; rows have what the reward reads."""
+        """Build the rollout and recording of episodes on an engine, with the texts that the reward
+        reads.
+        """
         config = self.config
         roles = {"played_by": config.env.played_by} if config.env.played_by else {}
         workflow = make_text_workflow(
@@ -256,7 +258,7 @@ class TextBuilder(RankBuilder):
             "compute_dtype": self.compute_dtype,
         }
         if settings.name == "hf":
-            # imports transformers, which jobs of robots need not wait for
+            # imports transformers, which VLA jobs do not need
             from siirl.engine.rollout.hf.hf_engine import HFEngine
 
             return HFEngine(**arguments), model
@@ -277,7 +279,7 @@ class TextBuilder(RankBuilder):
 
     def _server_engine(self, model: LanguageModel) -> "ServerEngine":
         """Connect to this rank's inference server."""
-        # imports an HTTP client, which other jobs need not wait for
+        # imports an HTTP client, which other jobs do not need
         from siirl.engine.rollout.server.server_engine import ServerEngine
         from siirl.engine.rollout.server.server_link import ServerLink
         from siirl.engine.rollout.server.weight_folder import FolderRoute
@@ -316,7 +318,7 @@ def make_tokenizer(model: ModelArguments) -> ChatTokenizer:
 
 
 def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
-    """Refuse an engine that hands no pictures to a model that sees.
+    """Refuse an engine that passes no pictures to a vision-language model.
 
     Raises:
         ConfigError: Another engine than `hf`.
@@ -324,8 +326,8 @@ def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
     engine, path = policy.rollout.name, policy.model.path
     if engine != "hf" and path is not None and seeing_config(source_of(path)) is not None:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.name={engine} hands no pictures to a model, and "
-            f"actor_rollout_ref.model.path={path} sees: set rollout=hf."
+            f"actor_rollout_ref.rollout.name={engine} passes no pictures to the model, but "
+            f"actor_rollout_ref.model.path={path} is a vision-language model: set rollout=hf."
         )
 
 

@@ -1,5 +1,4 @@
-"""Divide rows so that every part makes the same work: partitions for ranks, micro-batches under a
-token budget.
+"""Divides rows into parts of equal work: partitions for ranks, micro-batches under a token budget.
 
 The k-way largest differencing method of Karmarkar and Karp (1982; k-way after Korf, "Multi-way
 number partitioning", 2009), then exchanges between the heaviest and the lightest part. Plain
@@ -21,11 +20,9 @@ State = list[
     Bin
 ]  # a partial solution: its filled bins, lightest first; bins beyond these are empty
 
-EXCHANGES_PER_PART = (
-    4  # bounds the time of the refinement; it mostly finds nothing to improve long before
-)
-# rows of a part up to which pairs of rows are exchanged too; larger parts have single rows enough
-# to choose from
+EXCHANGES_PER_PART = 4  # bounds the time of the refinement; it usually converges earlier
+# largest part in which pairs of rows are exchanged too; larger parts have enough single rows to
+# choose from
 PAIRS_UP_TO = 64
 PARTNERS = 8  # parts with which the heaviest and the lightest are compared in each round
 
@@ -33,13 +30,12 @@ PARTNERS = 8  # parts with which the heaviest and the lightest are compared in e
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
 ) -> list[list[int]]:
-    """Divide positions 0..n-1 into `k_partitions` parts with sums of lengths as equal as the method
-    finds them.
+    """Divide positions 0..n-1 into `k_partitions` parts with nearly equal sums of lengths.
 
     Args:
         seqlen_list: Length (work) of each row, none negative.
         k_partitions: Number of parts.
-        equal_size: Whether every part must have the same number of rows; if not, a part may even be
+        equal_size: Whether every part must have the same number of rows; if not, a part may be
             empty.
 
     Returns:
@@ -70,8 +66,7 @@ def get_seqlen_balanced_partitions(
 def micro_batches_by_budget(
     lengths: Sequence[int], max_tokens: int, *, num_batches_divided_by: int = 1
 ) -> list[list[int]]:
-    """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and
-    balance them.
+    """Divide positions into few micro-batches of at most `max_tokens` each, and balance them.
 
     Args:
         lengths: Tokens of each row.
@@ -104,11 +99,10 @@ def micro_batches_by_budget(
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Positions in bins of at most `capacity`, which need not be balanced; a row that is longer has
-    a bin of its own.
+    """Positions in bins of at most `capacity`, not balanced; a longer row gets a separate bin.
 
-    Longest first, each row into the first bin that has room: about 11/9 of the fewest bins at worst
-    (Johnson 1973).
+    First-fit decreasing: each row, longest first, goes into the first bin with room. It needs at
+    most about 11/9 of the minimum number of bins (Johnson 1973).
     """
     bins: list[list[int]] = []
     room: list[int] = []
@@ -133,8 +127,7 @@ def spread(parts: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
 
 
 class _KarmarkarKarp:
-    """The method's state: partial solutions by spread, and rows that are still solutions of their
-    own.
+    """The method's state: partial solutions by spread, and rows that are not merged yet.
 
     The two solutions with the largest spread are merged, heavy bins onto light ones, until one is
     left. With `equal_size` every `count` rows (sorted by length) are one solution from the start,
@@ -178,9 +171,7 @@ class _KarmarkarKarp:
         return [self._new_bin(self.rows.pop())]
 
     def _absorb_rows(self, state: State) -> None:
-        """Merge single rows into `state` for as long as these two are the pair with the largest
-        spreads.
-        """
+        """Merge single rows into `state` as long as these two have the largest spreads."""
         rows = self.rows
         lengths = self.lengths
         count = self.count
@@ -234,7 +225,7 @@ def _spread_of(state: State, count: int) -> int:
 def _refine(
     parts: list[list[int]], lengths: NDArray[np.int64], *, equal_size: bool
 ) -> list[list[int]]:
-    """Exchange rows (or move one, where sizes are free) between a heavy and a light part while that
+    """Exchange rows between a heavy and a light part (or move one, if sizes are free) while that
     narrows the spread.
     """
     sums = np.array([lengths[part].sum() for part in parts], dtype=np.int64)
@@ -268,7 +259,7 @@ def exchange_rows(
     *,
     equal_size: bool,
 ) -> bool:
-    """Make the best exchange between two parts; False where none brings them closer."""
+    """Make the best exchange between two parts; False if no exchange narrows their gap."""
     gap = int(sums[heavy] - sums[light])
     found = _best_exchange(lengths[parts[heavy]], lengths[parts[light]], gap, equal_size=equal_size)
     if found is None:
@@ -288,12 +279,10 @@ def exchange_rows(
 def _best_exchange(
     heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, equal_size: bool
 ) -> tuple[list[int], list[int]] | None:
-    """Rows to give and rows to take back, such that the net amount is closest
-    to half the gap.
+    """Rows to give and rows to take back whose net amount is closest to half the gap.
 
     Returns:
-        Positions in `heavy` and in `light`; None where no amount lies strictly between 0 and the
-        gap, so that nothing helps.
+        Positions in `heavy` and in `light`; None if no amount lies strictly between 0 and the gap.
     """
     if gap < 2:
         return None
@@ -303,7 +292,7 @@ def _best_exchange(
         gap / 2,
         [],
         [],
-    )  # a miss of half the gap is an amount of 0 or of the whole gap
+    )  # an amount of 0 or of the whole gap misses by this
     for given_sizes, taken_sizes in sizes:
         given, taken = _bundles(heavy, given_sizes), _bundles(light, taken_sizes)
         if not len(given.sums) or not len(taken.sums):
@@ -343,7 +332,7 @@ def _bundles(lengths: NDArray[np.int64], sizes: Sequence[int]) -> _Bundles:
 
 
 def _positions(count: int, size: int) -> NDArray[np.int64]:
-    """All sets of `size` positions below `count`, [N, 2], filled up with -1."""
+    """All sets of `size` positions below `count`, [N, 2], padded with -1."""
     if size == 2:
         return np.stack(np.triu_indices(count, k=1), axis=1).astype(np.int64)
     filled = np.full((count if size else 1, 2), -1, dtype=np.int64)

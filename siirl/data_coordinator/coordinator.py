@@ -1,18 +1,17 @@
-"""The DataCoordinator: which samples wait for which node, and who has taken them. It holds metadata
-and references, never tensors.
+"""The DataCoordinator tracks which samples wait for which node, and which rank has leased them. It
+holds metadata and references, never tensors.
 
-Two ways to take samples from the queue of a (node, step): `get_batch`, first come first served; and
-`get_partition`, which waits until every source rank has put its share, divides all of it so that
-each rank has the same work, and keeps what cannot be divided for the node's next step. Whatever is
-taken is leased: acknowledged, or given back when its holder dies or lets the time pass. So every
-sample that was put is waiting, leased, left over, acknowledged or discarded, and in exactly one of
-these.
+Samples are taken from the queue of a (node, step) in two ways. `get_batch` is first come, first
+served. `get_partition` waits until every source rank has put its share, divides all samples so that
+each rank has the same work, and keeps the remainder for the node's next step. A taken sample is
+leased until it is acknowledged; it returns to the queue if its holder dies or the lease expires. So
+every sample is in exactly one state: waiting, leased, left over, acknowledged or discarded.
 
 Samples that are put without a reference stay in the memory of the rank that made them; `get_share`
-tells each rank which of them go where.
+returns to each rank which of them it sends and receives.
 
 A plain class without waiting: "not yet" is None or False. `ray_edge` makes it an actor that waits.
-No operation costs more because of what else is queued: none looks at other nodes' queues or at
+The cost of an operation does not depend on other queued samples: none scans other nodes' queues or
 other samples of the same rank, and a filter is called once for each sample.
 """
 
@@ -39,7 +38,7 @@ from siirl.errors import ConfigError, InvariantError
 __all__ = ["DEFAULT_CAPACITY", "DEFAULT_LEASE_SECONDS", "DataCoordinator", "FilterPlugin"]
 
 DEFAULT_CAPACITY = 65_536  # samples waiting for one node; metadata takes about 1 kB each
-# longer than any step of a healthy run: a lease that is acknowledged at the end of a step must last
+# longer than a step of a healthy run, because a lease is acknowledged at the end of its step
 DEFAULT_LEASE_SECONDS = 1800.0
 
 
@@ -48,8 +47,8 @@ class DataCoordinator:
 
     Args:
         capacity: Samples that may wait for one node.
-        lease_seconds: Time after which a lease that was not acknowledged is given back.
-        clock: Seconds, monotonic.
+        lease_seconds: Time after which an unacknowledged lease expires.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -86,19 +85,19 @@ class DataCoordinator:
         Args:
             key: Destination node and step.
             sample_infos: Metadata; ids must be new in this queue.
-            sample_refs: One reference a sample; None for one that stays in the memory of `source`.
-            source: The rank that puts them.
-            sources: How many ranks will put, each once and possibly nothing, before
-                `get_partition`; None for `get_batch`.
+            sample_refs: One reference per sample; None for one that stays in the memory of
+                `source`.
+            source: The rank that puts the samples.
+            sources: Number of ranks that each put once, possibly nothing, before `get_partition`;
+                None for `get_batch`.
 
         Returns:
-            False where the node's queues are full: try again when samples have been taken. The
-            share of a rank for the oldest step of its node is always accepted, because that step
-            could not be finished without it.
+            False if the node's queues are full: try again when samples have been taken. The share
+            of a rank for the oldest step of its node is always accepted, because that step cannot
+            finish without it.
 
         Raises:
-            InvariantError: An id twice, a source twice, or samples for a step that has been divided
-                already.
+            InvariantError: A repeated id or source, or samples for a step that is divided already.
         """
         if len(sample_infos) != len(sample_refs):
             raise InvariantError(
@@ -163,9 +162,9 @@ class DataCoordinator:
         """Lease the part of a step that belongs to `rank`; None until all sources have put and
         older steps of the node are divided.
 
-        The first call divides what was put and what earlier steps left over; what the filter
-        rejects or the request leaves out becomes left over. A rank that asks again before it
-        acknowledges gets the same lease.
+        The first call divides what was put and what earlier steps left over; samples that the
+        filter rejects or the request leaves out become leftovers. A repeated call before the
+        acknowledgement returns the same lease.
 
         Raises:
             InvariantError: The ranks' requests differ, or this rank has acknowledged its part.
@@ -211,12 +210,14 @@ class DataCoordinator:
         rank: int,
         filter_plugin: FilterPlugin | None = None,
     ) -> Share | None:
-        """`get_partition` for rows in the ranks' memories: what this rank gives and gets."""
+        """`get_partition` for rows in the ranks' memories: the rows that this rank sends and
+        receives.
+        """
         lease = self.get_partition(key, request, rank=rank, filter_plugin=filter_plugin)
         return None if lease is None else Share(lease.lease_id, self._queue(key).transfers[rank])
 
     def keep_leftovers(self, node: str, refs: Mapping[str, Any]) -> None:
-        """Say where rows are that a step left over in a rank's memory; by id."""
+        """Register references of rows that a step left over in a rank's memory, by id."""
         queues = self._nodes.get(node, NodeQueues())
         queues.leftovers = [
             entry._replace(ref=refs[entry.info.uid]) if entry.info.uid in refs else entry
@@ -224,7 +225,7 @@ class DataCoordinator:
         ]
 
     def is_ready(self, key: QueueKey) -> bool:
-        """Whether `get_partition` would give something."""
+        """Whether `get_partition` would return a lease."""
         node = self._nodes.get(key.node)
         queue = node.steps.get(key.step) if node else None
         return (
@@ -235,11 +236,11 @@ class DataCoordinator:
         )
 
     def acknowledge(self, lease_id: int) -> None:
-        """Its samples are used and forgotten.
+        """Mark the lease's samples as used, and drop them.
 
         Raises:
-            InvariantError: The lease was given back meanwhile: another worker may have the samples,
-                so this one must not use them.
+            InvariantError: The lease has expired or was released: another worker may have the
+                samples, so this one must not use them.
         """
         lease, entries, rank = self._leases.close(lease_id)
         self._acknowledged += len(entries)
@@ -253,11 +254,11 @@ class DataCoordinator:
             del node.steps[lease.key.step]
 
     def release(self, holder: str) -> int:
-        """Give back all samples of a worker that died; returns their number."""
+        """Return all samples of a dead worker to their queues; returns their number."""
         return sum(self._give_back(lease_id) for lease_id in self._leases.of_holder(holder))
 
     def expire(self) -> int:
-        """Give back all leases that are past their time; returns the number of samples."""
+        """Return the samples of expired leases to their queues; returns their number."""
         return sum(self._give_back(lease_id) for lease_id in self._leases.past(self._clock()))
 
     def seconds_to_next_expiry(self) -> float | None:
@@ -272,7 +273,7 @@ class DataCoordinator:
         ]
 
     def restore_leftovers(self, node: str, leftovers: Sequence[Leftover]) -> None:
-        """Put back what `leftovers` gave, before the first step of a resumed run."""
+        """Restore what `leftovers` returned, before the first step of a resumed run."""
         queues = self._nodes.setdefault(node, NodeQueues())
         for info, ref, source in leftovers:
             queues.leftovers.append(
@@ -282,7 +283,7 @@ class DataCoordinator:
         queues.waiting += len(leftovers)
 
     def discard_leftovers(self, node: str, should_drop: FilterPlugin) -> int:
-        """Drop leftovers, for example those of too old a policy version; returns how many."""
+        """Drop leftovers, for example those of an old policy version; returns their number."""
         queues = self._nodes.get(node, NodeQueues())
         kept = [entry for entry in queues.leftovers if not should_drop(entry.info)]
         dropped = len(queues.leftovers) - len(kept)

@@ -1,14 +1,13 @@
 """Samples training prompts by learnability: prefers tasks that the policy solves sometimes.
 
-A group of rollouts that all succeed, or all fail, has no advantage under a 0/1 reward. Where a task
-succeeds with probability p, the variance of its outcome is p (1 - p), which is the expected size of
-what can be learnt there (Rutherford et al. 2024, https://arxiv.org/abs/2408.15099, who call it
-learnability). Here it shares out a step's prompts: of a task that is at 95 % there are a fifth as
-many as of one at 50 %. A part of the prompts goes to all tasks alike, so that one that falls back
-is noticed.
+A group of rollouts that all succeed, or all fail, has no advantage under a 0/1 reward. If a task
+succeeds with probability p, the variance of its outcome is p (1 - p). Rutherford et al. (2024,
+https://arxiv.org/abs/2408.15099) call it learnability. Here a step's prompts are divided in
+proportion to it: a task at 95 % gets about a fifth of the prompts of one at 50 %. `ALIKE` of the
+prompts are divided by task weight alone, so that a regression of a solved task is observed.
 
-Left out: single start states that are hard. What is drawn of a task comes from the same stream of
-seeds as without this.
+Left out: the difficulty of single start states. The seeds of a task come from the same stream as in
+`TaskLoader`.
 """
 
 # T task
@@ -21,18 +20,18 @@ from numpy.typing import NDArray
 
 from siirl.data_coordinator.task_stream import EpisodeTask, Outcomes, TaskLoader
 
-ALIKE = 0.25  # of the prompts are shared out by weights alone
-# of what was seen counts one step later: about the last five steps, some hundred episodes of a
+ALIKE = 0.25  # share of the prompts divided by weights alone
+# decay of observed counts per step: about the last five steps count, some hundred episodes of a
 # laptop's job
 REMEMBERED = 0.8
 
 
 class LearnableTaskLoader(TaskLoader):
-    """`TaskLoader` whose tasks have more prompts, the more can be learnt of them; takes the same
+    """`TaskLoader` that gives more prompts to tasks of higher learnability; takes the same
     arguments.
 
-    Every rank must `observe` the same outcomes, those of all ranks, at the same places between its
-    draws: then all draw the same stream.
+    Every rank must `observe` the same outcomes, those of all ranks, at the same positions between
+    its draws, so that all draw the same stream.
     """
 
     sampling = "learnable"
@@ -54,11 +53,11 @@ class LearnableTaskLoader(TaskLoader):
 
     def shares(self) -> NDArray[np.float64]:
         """Expected share of the next prompts, by task; they add to one. A task of weight 0 has
-        none.
+        share 0.
         """
         success_T = (self._successes_T + 1) / (
             self._episodes_T + 2
-        )  # a task that was never seen is at a half
+        )  # an unseen task counts as one half
         weight_T = np.asarray(self.weights, np.float64)
         learnable_T = weight_T * success_T * (1 - success_T)
         shares_T: NDArray[np.float64] = (

@@ -45,7 +45,7 @@ class LeaseBook:
     def open(
         self, key: QueueKey, *, holder: str, entries: Sequence[Entry], rank: int | None, now: float
     ) -> Lease:
-        """Lease `entries`; `rank` says whose part of a step they are, where they are one."""
+        """Lease `entries`; `rank` owns them as its part of a divided step, or is None for a stream."""
         self._opened += 1
         infos = tuple(entry.info for entry in entries)
         refs = tuple(entry.ref for entry in entries)
@@ -56,18 +56,18 @@ class LeaseBook:
         return self.renew(lease.lease_id, now=now)
 
     def renew(self, lease_id: int, *, now: float) -> Lease:
-        """Start its time anew."""
+        """Restart the lease's time."""
         record, deadline = self._records[lease_id], now + self.lease_seconds
-        if record.deadline != deadline:  # one entry of the heap: two would be past together
+        if record.deadline != deadline:  # one heap entry per deadline: two would expire together
             record.deadline = deadline
             heapq.heappush(self._deadlines, (deadline, lease_id))
         return record.lease
 
     def close(self, lease_id: int) -> tuple[Lease, list[Entry], int | None]:
-        """Take a lease out of the book.
+        """Remove an open lease.
 
         Raises:
-            InvariantError: It is not open: it was closed before, or given back.
+            InvariantError: It is not open: it was closed before, or has expired.
         """
         record = self._records.pop(lease_id, None)
         if record is None:
@@ -88,14 +88,14 @@ class LeaseBook:
         return sorted(self._by_holder.get(holder, ()))
 
     def past(self, now: float) -> list[int]:
-        """Open leases whose time is over."""
+        """Open leases whose deadline has passed."""
         over = []
         while (deadline := self._next_deadline()) is not None and deadline <= now:
             over.append(heapq.heappop(self._deadlines)[1])
         return over
 
     def seconds_to_next(self, now: float) -> float | None:
-        """Time until the first open lease is over; None without leases."""
+        """Time until the first open lease expires; None without leases."""
         deadline = self._next_deadline()
         return None if deadline is None else max(0.0, deadline - now)
 

@@ -1,13 +1,14 @@
-"""Divide rows among ranks where they are: only the surplus moves.
+"""Divides rows among ranks with few transfers: only the surplus moves.
 
-A rank may have 2 % more work than the mean. One that has more gives away the rows with the fewest
-bytes that bring it down to that; they go to the ranks with the least work. Where whole rows do not
-fit so closely, heavy and light ranks exchange some; where that leaves a rank with more work than
-2 % and than Karmarkar and Karp's method does, which looks at no row's place, its parts are taken,
-each by the rank that holds most of it. Plain numbers in and out; no torch, deterministic.
+A rank may have up to 2 % more work than the mean. A rank above that gives away the rows with the
+fewest bytes that bring it below; they go to the ranks with the least work. If whole rows do not fit
+so closely, heavy and light ranks exchange some. If a rank still has more work than 2 % above the
+mean and more than Karmarkar and Karp's method gives, which ignores where rows are, that method's
+parts are taken, each by the rank that holds most of it. Plain numbers in and out; no torch,
+deterministic.
 
-Left out: which of two machines a row is on. A row that moves to a neighbour costs as much here as
-one that moves to another machine.
+Left out: machines. A row that moves to a neighbouring rank costs as much here as one that moves to
+another machine.
 """
 
 # N row, M row of one rank
@@ -28,12 +29,13 @@ from siirl.data_coordinator.balance import (
 
 Integers = NDArray[np.int64]
 
-# A step waits for the rank with the most work. Moving less than this share of it costs more than it
-# saves: a row's bytes are packed, sent and unpacked.
+# A step waits for the rank with the most work. Balancing more closely than this share costs more
+# than it saves, because a row's bytes are packed, sent and unpacked.
 TOLERANCE = 0.02
 NOWHERE = -1
-"""Home of a row that lies with no rank: it moves in any case."""
-# rows of a rank up to which pairs of rows are looked at, too; larger ranks have single rows enough
+"""Home of a row that no rank holds: it moves in any case."""
+# largest number of rows of a rank for which pairs of rows are tried too; larger ranks have enough
+# single rows
 PAIRS_UP_TO = 64
 
 
@@ -48,9 +50,9 @@ def partition_near_home(
     """The part of each row, int64 [N].
 
     Args:
-        work_N: Work that a row makes, none negative.
-        bytes_N: What it costs to move a row.
-        home_N: The part where a row is, or `NOWHERE`.
+        work_N: Work of each row, none negative.
+        bytes_N: Bytes to send if a row moves.
+        home_N: The part that holds a row, or `NOWHERE`.
         parts: Number of parts.
         equal_counts: Whether each part gets N / `parts` rows; N must be a multiple then.
     """
@@ -81,9 +83,9 @@ def largest_load(work_N: Integers, *, parts: int) -> int:
 def fewest_bytes(work_M: Integers, bytes_M: Integers, *, need: int) -> Integers:
     """Positions of rows with at least `need` work together and few bytes.
 
-    Rows with much work a byte are taken first, until one more would be too much; what is missing
-    then comes from one more row, or from one that replaces another. One or two rows that are enough
-    by themselves are considered too.
+    Rows with much work per byte are taken first, until one more would be too much. The missing work
+    then comes from one more row, or from one that replaces another. Single rows and pairs that
+    suffice alone are considered too.
     """
     order_M = np.lexsort((-work_M, bytes_M / np.maximum(work_M, 1)))
     taken, left, missing = [], [], need
@@ -163,7 +165,7 @@ def _move_surplus(
 
 
 def _window(work_M: Integers, *, count: int, wanted: float) -> Integers:
-    """`count` rows of neighbouring work whose leaving brings what stays closest to `wanted`."""
+    """`count` rows of adjacent work whose removal brings the rest closest to `wanted`."""
     order = np.argsort(work_M, kind="stable")
     before = np.concatenate([[0], np.cumsum(work_M[order])])
     stays = before[-1] - (before[count:] - before[:-count])
@@ -190,7 +192,7 @@ def _place(part_N: Integers, work_N: Integers, *, parts: int, quota: int | None)
 def _exchange(
     part_N: Integers, work_N: Integers, *, parts: int, cap: int, equal_counts: bool
 ) -> Integers:
-    """Exchange rows between heavy and light parts until none is above `cap`, or none helps."""
+    """Exchange rows between heavy and light parts until none is above `cap` or no exchange helps."""
     sums = _loads(part_N, work_N, parts=parts)
     if sums.max(initial=0) <= cap:
         return part_N
@@ -230,7 +232,7 @@ def _nearest_labels(
 
 
 def _rows_of_parts(part_N: Integers, *, parts: int) -> list[Integers]:
-    """Ascending rows of each part; those that are nowhere in none."""
+    """Ascending rows of each part; rows that no rank holds are in no part."""
     order = np.argsort(part_N, kind="stable")
     ends = np.searchsorted(part_N[order], np.arange(parts + 1))
     return [order[begin:end] for begin, end in pairwise(ends.tolist())]

@@ -1,5 +1,5 @@
-"""Divide the samples of a step among ranks: same work each, near where they are; equal counts and
-whole groups where asked for. And what each rank has to do for that.
+"""Divides the samples of a step among ranks with equal work and few transfers, on request with
+equal counts and whole groups; computes each rank's transfers.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from siirl.data_coordinator.queues import Entry, PartitionRequest, Transfers
 from siirl.errors import ConfigError
 
 GROUP = "index"  # the column that holds the group id
-# FLOPs of a step's rows, summed, become this many units: sums of them are exact in 64 bits
+# The summed FLOPs of a step's rows are scaled to this many units, so that sums are exact in 64 bits
 WORK_UNITS = 2**40
 
 
@@ -23,8 +23,8 @@ def divide(
     """Divide `entries`, oldest first.
 
     Returns:
-        For each rank its part, in the order of `entries`; and the youngest entries, which equal
-        counts leave over.
+        Each rank's part, in the order of `entries`, and the youngest entries, which equal counts
+        leave over.
     """
     bundles = _groups(entries) if request.keep_groups else [[entry] for entry in entries]
     usable = (
@@ -73,7 +73,7 @@ def transfers(
 
 
 def _work(entries: Sequence[Entry]) -> dict[tuple[int, int, int], int]:
-    """Whole units of work of each entry: FLOPs where all are known, else tokens."""
+    """Work of each entry in whole units: FLOPs if all are known, else tokens."""
     flops = sum(entry.info.flops for entry in entries)
     if not all(entry.info.flops for entry in entries) or not flops:
         return {entry.order: max(1, entry.info.sum_tokens) for entry in entries}
@@ -82,12 +82,12 @@ def _work(entries: Sequence[Entry]) -> dict[tuple[int, int, int], int]:
 
 
 def _size(entry: Entry) -> int:
-    """Bytes of an entry; where they are not known, its tokens stand for them."""
+    """Bytes of an entry; its tokens if they are unknown."""
     return entry.info.size or max(1, entry.info.sum_tokens)
 
 
 def _homes(bundles: Sequence[Sequence[Entry]], *, parts: int) -> Integers:
-    """The rank that made most bytes of each bundle."""
+    """The rank that holds most bytes of each bundle."""
     homes = []
     for bundle in bundles:
         held: dict[int, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Queues of a node's samples: one per step, and leftovers of earlier steps. Records with checks."""
+"""Queues of a node's samples: one per step, and leftovers of earlier steps."""
 
 import heapq
 from collections import Counter
@@ -10,12 +10,12 @@ from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import ConfigError, InvariantError
 
 FilterPlugin = Callable[[SampleInfo], bool]
-"""Accepts a sample or not by its metadata alone, and always answers alike for one sample."""
+"""Accepts or rejects a sample by its metadata alone; the answer for a sample never changes."""
 
-VIEWS = 8  # filters that a queue remembers; the one that asked least recently is forgotten
+VIEWS = 8  # filters that a queue remembers; the least recently used one is dropped
 
 Order = tuple[int, int, int]
-"""(step, source rank, arrival): does not depend on which rank was faster."""
+"""(step, source rank, arrival): independent of which rank was faster."""
 
 
 def accepts(filter_plugin: FilterPlugin, info: SampleInfo) -> bool:
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """A sample that a step left over, as a checkpoint keeps it; lists keep their order."""
+    """A sample that a step left over, as a checkpoint stores it; lists keep their order."""
 
     info: SampleInfo
     ref: Any
@@ -70,8 +70,8 @@ class PartitionRequest:
     partitions: int
     """Number of ranks that get a part."""
     equal_counts: bool = False
-    """Same number of samples (of groups, with `keep_groups`) for every rank; what is too many is
-    left over for the next step.
+    """Same number of samples (of groups, with `keep_groups`) for every rank; the surplus is left
+    over for the next step.
     """
     keep_groups: bool = False
     """Samples with the same group id (`index`) stay together."""
@@ -86,31 +86,31 @@ class Transfers:
     arriving: Mapping[int, Sequence[str]]
     """Ids of the rows that come from another rank's memory, by that rank."""
     fetched: Mapping[str, Any]
-    """References of the rows of its part that lie in no rank's memory, by id."""
+    """References of the rows of its part that are in no rank's memory, by id."""
     left_over: Sequence[str]
     """Ids of the rows in its memory that wait for the next step: `keep` says where."""
     exchange: bool
-    """Whether any rank's memory gives away a row: the same for all ranks of the step."""
+    """Whether any rank sends a row: the same for all ranks of the step."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's part of a step: `lease_id` is acknowledged when its rows are used."""
+    """A rank's part of a step; acknowledge `lease_id` when its rows are used."""
 
     lease_id: int
     transfers: Transfers
 
 
 class WaitingEntries:
-    """Entries in their order; the first of all, or of those that a filter accepts.
+    """Entries in order; takes the first of all, or of those that a filter accepts.
 
-    A filter is asked once for each entry, however often it takes some: what it accepts is queued
-    for it. An entry that is taken is dropped from the other queues when it comes up there.
+    A filter is called once for each entry, however often it takes some: accepted entries are queued
+    for it. A taken entry is dropped from the other queues when it reaches their front.
     """
 
     def __init__(self) -> None:
         self._entries: dict[Order, Entry] = {}
-        self._order: list[Order] = []  # a heap, with orders of entries that were taken since
+        self._order: list[Order] = []  # a heap, including orders of entries that were taken since
         self._views: dict[FilterPlugin, _View] = {}
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class WaitingEntries:
         return [self._pop(self._order) for _ in range(len(self._entries))]
 
     def _forget_taken(self) -> None:
-        """Drop taken entries from queues that no request reads any more."""
+        """Drop taken entries from queues that are no longer read."""
         self._order = sorted(self._entries)
         for view in self._views.values():
             view.order = sorted(view.accepted)
@@ -155,7 +155,7 @@ class WaitingEntries:
 
     def _view(self, filter_plugin: FilterPlugin) -> "_View":
         view = self._views.pop(filter_plugin, None) or _View(unseen=list(self._entries.values()))
-        self._views[filter_plugin] = view  # the one used last stands last
+        self._views[filter_plugin] = view  # the most recently used one is last
         if len(self._views) > VIEWS:
             del self._views[next(iter(self._views))]
         return view
@@ -173,7 +173,7 @@ class _View:
     """Entries as one filter sees them."""
 
     unseen: list[Entry]
-    """Those about which it was not asked yet."""
+    """Entries that the filter has not seen yet."""
     accepted: set[Order] = field(default_factory=set)
     order: list[Order] = field(default_factory=list)
     """A heap of `accepted`, with orders of entries that were taken since."""
@@ -192,7 +192,7 @@ class StepQueue:
     parts: dict[int, list[Entry]] | None = None
     """Samples by rank that are not leased now; None before the step is divided."""
     transfers: list[Transfers] = field(default_factory=list)
-    """Values of all ranks that put or have a part, by rank; empty before the step is divided."""
+    """Transfers of all ranks that put or have a part, by rank; empty before the step is divided."""
     leases: dict[int, int] = field(default_factory=dict)
     """Open lease of each rank's part."""
     leased: int = 0
@@ -215,7 +215,7 @@ class StepQueue:
     def check_put(
         self, key: QueueKey, uids: Sequence[str], *, source: int, sources: int | None
     ) -> None:
-        """Refuse what would lose or double samples, with InvariantError."""
+        """Refuse puts that would lose or duplicate samples, with InvariantError."""
         if self.sources != sources:
             raise InvariantError(
                 f"Rank {source} expects puts of {sources} ranks for {key}, another rank expects "
@@ -236,7 +236,7 @@ class StepQueue:
 
 @dataclass
 class NodeQueues:
-    """All that waits for one node."""
+    """All samples that wait for one node."""
 
     steps: dict[int, StepQueue] = field(default_factory=dict)
     leftovers: list[Entry] = field(default_factory=list)
@@ -245,10 +245,10 @@ class NodeQueues:
     _ascending: list[int] = field(default_factory=list)
     """A heap of `steps`, with steps that are done since."""
     _undivided: list[int] = field(default_factory=list)
-    """A heap of the steps that are to be divided, with some that are divided since."""
+    """A heap of steps still to be divided, including some that are divided since."""
 
     def add_step(self, step: int, queue: StepQueue) -> None:
-        """Make a step's queue known."""
+        """Register a step's queue."""
         if step in self.steps:
             return
         self.steps[step] = queue
@@ -263,7 +263,7 @@ class NodeQueues:
         return self._ascending[0] if self._ascending else None
 
     def has_undivided_step_before(self, step: int) -> bool:
-        """Whether an older step may still leave something over for this one."""
+        """Whether an older step may still leave samples over for this one."""
         while self._undivided:
             queue = self.steps.get(self._undivided[0])
             if queue is not None and queue.parts is None:

@@ -1,5 +1,5 @@
-"""The coordinator as a Ray actor that waits. The worker's end of it is `ray_redistribution`; this
-process needs no torch.
+"""The coordinator as a Ray actor with waiting calls. `ray_redistribution` is the worker's end; the
+actor's process needs no torch.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ class CoordinatorActor:
     """The methods of DataCoordinator; those that answer "not yet" wait instead, until `timeout`
     seconds have passed.
 
-    Three sorts of calls wait, in three books: takers for samples of a stream, takers for a part of
-    a step, and putters for room. Each change asks only those whom it can help.
+    Three kinds of calls wait in separate queues: for samples of a stream, for a part of a step, and
+    for room to put. Each change wakes only the calls that it can serve.
     """
 
     def __init__(self, *, capacity: int, lease_seconds: float) -> None:
@@ -99,7 +99,7 @@ class CoordinatorActor:
     async def get_share(
         self, key: QueueKey, request: PartitionRequest, rank: int, timeout: float
     ) -> Share:
-        """The rows of a step that a rank gives and gets; waits until all ranks have put."""
+        """The rows of a step that a rank sends and receives; waits until all ranks have put."""
         share: Share = await self._part(
             key, rank, lambda: self.coordinator.get_share(key, request, rank=rank), timeout
         )
@@ -110,12 +110,12 @@ class CoordinatorActor:
         self.coordinator.keep_leftovers(node, refs)
 
     async def acknowledge(self, key: QueueKey, lease_id: int) -> None:
-        """The lease's samples are used."""
+        """Mark the lease's samples as used."""
         self.coordinator.acknowledge(lease_id)
         self._after_take(key.node)
 
     async def release(self, holder: str) -> int:
-        """Give back what a dead worker held."""
+        """Return the samples of a dead worker to their queues."""
         returned = self.coordinator.release(holder)
         self._after_return()
         return returned
@@ -168,7 +168,9 @@ class CoordinatorActor:
         self._serve_parts(key.node)
 
     def _after_take(self, node: str) -> None:
-        """Samples left a node's queues or are leased: there may be room, and a lease to watch."""
+        """Samples left a node's queues or are leased: serve puts that wait for room, and watch the
+        lease.
+        """
         for key in self._putters.keys(node):
             if self._putters.serve(key):
                 self._after_put(key)
@@ -176,7 +178,7 @@ class CoordinatorActor:
         self._watch_expiry()
 
     def _after_return(self) -> None:
-        """Leases of any node were given back."""
+        """Leases of any node were returned."""
         for key in self._takers.keys():
             self._takers.serve(key)
         for node in {key.node for key in self._parts.keys()}:
@@ -204,8 +206,8 @@ class CoordinatorActor:
         self._after_return()
 
     def _same_filter(self, filter_plugin: FilterPlugin | None) -> FilterPlugin | None:
-        """The function that came with an earlier call, where this one is the same: Ray makes a new
-        object of it for each call, and the coordinator remembers what an object has judged.
+        """The equal function of an earlier call, if any: Ray unpickles a new object for each call,
+        and the coordinator caches verdicts by object.
         """
         if filter_plugin is None:
             return None

@@ -1,10 +1,10 @@
 """The worker's end of the coordinator: metadata out, the surplus of rows out and in.
 
-Rows stay in the memory of the rank that made them. The coordinator sees metadata only and says
-which rows go where; those go as whole columns, straight from rank to rank (`row_transport`). What a
-step leaves over goes into Ray's object store, an object a row, so that every rank can put it into a
-checkpoint. An object lives as long as the worker that made it: where that has died, the ranks that
-were to train on its rows say so, and the run resumes from its checkpoint.
+Rows stay in the memory of the rank that made them. The coordinator sees metadata only and decides
+which rows move; those go as whole columns, directly from rank to rank (`row_transport`). Leftover
+rows of a step go into Ray's object store, one object per row, so that every rank can put them into
+a checkpoint. An object lives as long as the worker that made it. If that has died, the ranks that
+need its rows raise an error, and the run resumes from its checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from siirl.errors import InvariantError
 from siirl.occupation import OCCUPATION
 
 DEFAULT_TIMEOUT_S = (
-    86_400.0  # another rank's rollout may be long; one that hangs is noticed by the watchdog
+    86_400.0  # another rank's rollout may be long; the watchdog detects one that hangs
 )
 
 
@@ -45,11 +45,11 @@ class RayRedistribution:
     Args:
         coordinator: Handle from `start_coordinator`.
         rank: This rank.
-        ranks: How many ranks give rows.
+        ranks: Number of ranks that put rows.
         request: How rows are divided; the same on all ranks. By default among all ranks by work,
-            whatever the counts.
+            with any counts.
         transport: Takes rows to other ranks; by default over the group of all ranks.
-        timeout_s: How long to wait for the other ranks.
+        timeout_s: Longest wait for the other ranks.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class RayRedistribution:
         self.timeout_s = timeout_s
         self.bytes_given = 0
         self._shares: list[tuple[QueueKey, Share]] = []
-        self._nodes: set[str] = set()  # for which there may be leftovers
+        self._nodes: set[str] = set()  # nodes that may have leftovers
 
     def redistribute(
         self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
     ) -> TensorDict:
-        """Give this rank's rows for `node`, get those that it is to work on, padded to the longest;
-        possibly none. Rows that stay are not copied where all stay.
+        """Put this rank's rows for `node`; returns the rows that it shall process, padded to the
+        longest, possibly none. If no row moves, rows are not copied.
 
         Raises:
-            TimeoutError: A rank did not give its rows in time; the message names it.
-            InvariantError: Two rows have one id, or the rank that made a row has died.
+            TimeoutError: A rank did not put its rows in time; the message names it.
+            InvariantError: Two rows have the same id, or the rank that made a row has died.
         """
         check_unique_uids(batch)
         key = QueueKey(node, step)
@@ -93,9 +93,7 @@ class RayRedistribution:
         return self._move(batch, share.transfers, key)
 
     def acknowledge(self) -> None:
-        """The rows are used; InvariantError where the coordinator gave them to another rank
-        meanwhile.
-        """
+        """Mark the rows as used; InvariantError if the coordinator has given them to another rank."""
         shares, self._shares = self._shares, []
         ray.get([self.coordinator.acknowledge.remote(key, share.lease_id) for key, share in shares])
 
@@ -104,12 +102,12 @@ class RayRedistribution:
         everywhere. Call it between steps.
 
         Raises:
-            InvariantError: The rank that made one has died.
+            InvariantError: The rank that made a leftover row has died.
         """
         return {node: self._leftovers(node) for node in sorted(self._nodes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the leftovers back; rank 0 does, before it puts its first share, without which no
+        """Restore the leftovers. Rank 0 does it before it puts its first share, without which no
         step is divided.
         """
         self._nodes |= state.keys()
@@ -164,7 +162,7 @@ class RayRedistribution:
         return {rank: unpack(part) for rank, part in self.transport.exchange(packed).items()}
 
     def _keep(self, left_over: TensorDict, node: str) -> None:
-        """Put the rows that wait for the next step where every rank can fetch them."""
+        """Store the rows that wait for the next step where every rank can fetch them."""
         if not len(left_over):
             return
         refs = {sample.uid: ray.put(sample) for sample in Dict2Samples(left_over)}

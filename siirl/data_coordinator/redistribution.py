@@ -19,29 +19,29 @@ class Redistribution(Protocol):
     """
 
     bytes_given: int
-    """Rows that this rank gave to others in the last call of `redistribute`."""
+    """Bytes of rows that this rank sent in the last call of `redistribute`."""
 
     def redistribute(
         self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
     ) -> TensorDict:
-        """Give this rank's rows for `node`, get those that it is to work on; possibly none.
+        """Put this rank's rows for `node`; returns those that it shall process, possibly none.
 
-        `flops_B` is the work of each row, where it is known; otherwise its tokens count.
+        `flops_B` is the work of each row; None: its tokens are counted instead.
         """
 
     def acknowledge(self) -> None:
-        """The rows that this rank got are used: call it at the end of the step."""
+        """Mark the received rows as used; call it at the end of the step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows that earlier steps left over; the same on every rank."""
+        """Rows left over by earlier steps; the same on every rank."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint; every rank calls it, before the first step."""
+        """Resume from a checkpoint; every rank calls it before the first step."""
 
 
 class StayOnRank:
-    """Redistribution on a single rank: rows stay where they are, behind those that a checkpoint
-    of several ranks had left over.
+    """Redistribution on a single rank: rows stay, after those that a checkpoint of several ranks
+    left over.
     """
 
     bytes_given = 0
@@ -52,7 +52,7 @@ class StayOnRank:
     def redistribute(
         self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
     ) -> TensorDict:
-        """`batch` itself, unless something was left over."""
+        """`batch` itself, unless leftover rows precede it."""
         rows = self._leftovers.pop(node, [])
         return (
             concat([Samples2Dict([Sample(row["columns"]) for row in rows]), batch])
@@ -64,7 +64,7 @@ class StayOnRank:
         """Nothing was leased."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows that were loaded from a checkpoint and not taken yet."""
+        """Rows that were loaded from a checkpoint and not used yet."""
         return {node: list(rows) for node, rows in self._leftovers.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,13 +1,12 @@
-"""Rows from the memory of one rank into that of another: whole columns, packed, in one collective
-call of torch.distributed.
+"""Moves rows from rank to rank: whole columns, packed, in one collective call of torch.distributed.
 
-A packed batch is the length of its legend in eight bytes, the legend as JSON (names, dtypes and
-shapes of the tensor columns; the columns of strings as they are), and the columns' bytes, each at a
-multiple of `ALIGNMENT`. Nothing is pickled. A step's surplus is small, and a small transfer is
-where a collective beats one Ray object for each pair of ranks; tens of megabytes between two ranks
-go faster through Ray.
+A packed batch is the length of its header in eight bytes, the header as JSON (names, dtypes and
+shapes of tensor columns; string columns in full), and the columns' bytes, each at a multiple of
+`ALIGNMENT`. Nothing is pickled. A step's surplus is small, and for small transfers a collective is
+faster than one Ray object per pair of ranks; tens of megabytes between two ranks go faster through
+Ray.
 
-Left out: columns of other types than numbers and strings.
+Left out: columns of types other than numbers and strings.
 """
 
 import json
@@ -21,12 +20,13 @@ from torch import distributed
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.occupation import OCCUPATION
 
-ALIGNMENT = 16  # no dtype of torch is wider
+ALIGNMENT = 16  # no torch dtype is wider
 LENGTH_BYTES = 8
 
 
 class AllToAll:
-    """Takes packed rows to other ranks of a process group: NCCL takes bytes through the rank's GPU.
+    """Sends packed rows to other ranks of a process group; with NCCL the bytes pass through the
+    rank's GPU.
 
     Args:
         group: The ranks that exchange rows, numbered as there; None: all.
@@ -36,7 +36,7 @@ class AllToAll:
         self._group = group
 
     def exchange(self, outgoing: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Give each rank its bytes, and get those that others gave, by rank; all ranks call it."""
+        """Send each rank its bytes; returns the bytes from others, by rank. All ranks call it."""
         device = "cuda" if distributed.get_backend(self._group) == "nccl" else "cpu"
         ranks = range(distributed.get_world_size(self._group))
         nothing = torch.empty(0, dtype=torch.uint8)
@@ -51,7 +51,7 @@ class AllToAll:
                 arrived, torch.cat(parts).to(device), sizes, given.tolist(), group=self._group
             )
         return {
-            rank: part.clone()  # starts where a multiple of ALIGNMENT is
+            rank: part.clone()  # starts at a multiple of ALIGNMENT
             for rank, part in zip(ranks, torch.split(arrived.cpu(), sizes), strict=True)
             if len(part)
         }

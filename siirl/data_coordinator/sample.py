@@ -1,8 +1,8 @@
 """Samples: single unpadded rows of a batch, ready for transport, and their metadata for the
 coordinator.
 
-A row owns its numpy arrays. A view would pickle the whole batch with every row.
-Columns in bfloat16, which numpy lacks, come back as float32.
+A row owns its numpy arrays: pickling a view would pickle the whole batch with every row. Columns in
+bfloat16, which numpy lacks, become float32.
 """
 
 # B trajectory, T response token, S prompt and response token
@@ -46,7 +46,7 @@ class Sample:
 
     @property
     def uid(self) -> str:
-        """The sample's unique id; KeyError where it has none."""
+        """The sample's unique id; KeyError if it has none."""
         return str(self.columns["uid"])
 
     def info(self, *, node_id: str | None = None) -> SampleInfo:
@@ -66,12 +66,12 @@ class Sample:
 def row_infos(
     batch: TensorDict, *, node_id: str | None = None, flops_B: Sequence[float] | None = None
 ) -> list[SampleInfo]:
-    """The metadata of each row, without taking the batch apart.
+    """The metadata of each row, without splitting the batch.
 
     Args:
         batch: Rows with a `uid` each.
         node_id: The machine that holds them.
-        flops_B: Work of a training pass over each row, where that is known.
+        flops_B: Work of a training pass over each row, if known.
     """
     extents = extents_of(batch)
     fixed, of_layout = 0, dict.fromkeys(RAGGED, 0)
@@ -248,7 +248,7 @@ def _stack(name: str, values: Sequence[Any]) -> torch.Tensor:
 
 
 def _with_torch_dtype(array: NDArray[Any]) -> NDArray[Any]:
-    """Python floats arrive as float64; a batch keeps float32."""
+    """Convert float64, the type of Python floats, to float32."""
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 

@@ -1,4 +1,4 @@
-"""The metadata of a sample, apart from `sample`: the coordinator's process needs no torch."""
+"""The metadata of a sample; a separate module, because the coordinator's process needs no torch."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 
 @dataclass
 class SampleInfo:
-    """The coordinator's record of a sample: enough to route, filter and balance, and no tensor."""
+    """The coordinator's record of a sample, for routing, filters and balance; no tensors."""
 
     sum_tokens: int = 0
-    """Tokens of prompt and response: the work that the sample makes, where `flops` is not known."""
+    """Tokens of prompt and response: the sample's work if `flops` is unknown."""
     prompt_length: int = 0
     response_length: int = 0
     uid: str = ""
@@ -21,6 +21,6 @@ class SampleInfo:
     filters read them.
     """
     size: int = 0
-    """Bytes of the sample's tensors: what it costs to move it."""
+    """Bytes of the sample's tensors: the cost of moving it."""
     flops: float = 0.0
-    """Work of a training pass over the sample; 0: not known."""
+    """Work of a training pass over the sample; 0: unknown."""

@@ -17,7 +17,7 @@ import numpy as np
 from siirl.errors import CheckpointError, ConfigError
 
 FIRST_TRAINING_SEED = 1_000_000  # evaluation seeds are 0..999_999: disjoint by construction
-LAST_SEED = 2**31 - 1  # what every simulator takes
+LAST_SEED = 2**31 - 1  # largest seed that every simulator accepts
 
 LOADER_COLUMNS = frozenset({"index", "task_name", "task_id", "trial_id", "seed"})
 """Columns of `EpisodeTask.columns`, for `TaskGraph.check_columns(loader_columns=...)`."""
@@ -41,7 +41,7 @@ class EpisodeTask:
     """Unique over the run."""
 
     def columns(self) -> dict[str, Any]:
-        """As columns of a batch; `Samples2Dict([Sample(task.columns()) for task in tasks])` makes
+        """As columns of a batch; `Samples2Dict([Sample(task.columns()) for task in tasks])` builds
         one.
         """
         values = asdict(self)
@@ -80,15 +80,15 @@ class TaskLoader:
 
     Args:
         tasks: Names of the tasks.
-        weights: How many prompts of each task a pass over them has; nothing: one of each.
+        weights: Prompts of each task in a pass over them; None: one of each.
         prompts_per_step: `data.train_batch_size`, over all ranks.
-        seed: Of the order and of the environments; two runs with different seeds see different
+        seed: Seed of the order and of the environments; runs with different seeds have different
             episodes.
         rank: This rank; it gets the prompts at positions rank, rank + ranks, … of each step.
-        ranks: How many there are.
+        ranks: Number of ranks.
 
     Raises:
-        ConfigError: No tasks, one twice, fewer prompts than ranks, or a rank out of range.
+        ConfigError: No tasks, a repeated task, fewer prompts than ranks, or a rank out of range.
     """
 
     sampling = "even"
@@ -122,8 +122,8 @@ class TaskLoader:
         """Prompts that all ranks together have taken."""
 
     def draw(self, count: int) -> list[EpisodeTask]:
-        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a
-        refill, for example).
+        """This rank's share of the next `count` prompts; all ranks must request the same count
+        (also in a refill).
         """
         first, self.position = self.position, self.position + count
         return [
@@ -138,11 +138,11 @@ class TaskLoader:
         """Nothing: the stream does not depend on outcomes."""
 
     def metrics(self) -> dict[str, float]:
-        """None: start states are drawn without end."""
+        """None: the stream of start states has no end."""
         return {}
 
     def passes(self) -> float:
-        """0: start states are drawn without end."""
+        """0: the stream of start states has no end."""
         return 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class TaskLoader:
         return {"position": self.position, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, also at another number of ranks or prompts a step.
+        """Resume from `state`, possibly with another number of ranks or prompts per step.
 
         Raises:
             CheckpointError: It belongs to a stream of other tasks, weights or sampling, or of
@@ -167,7 +167,7 @@ class TaskLoader:
             "weights": [1] * len(state["tasks"]),
             "task_sampling": "even",
             **state,
-        }  # checkpoints of before there were these
+        }  # older checkpoints lack these keys
         for name in ("seed", "tasks", "weights", "task_sampling"):
             if saved[name] != own[name]:
                 raise CheckpointError(
@@ -178,7 +178,7 @@ class TaskLoader:
         self.position = int(state["position"])
 
     def close(self) -> None:
-        """Nothing reads ahead."""
+        """Do nothing: no process reads ahead."""
 
     def _prompt(self, number: int) -> EpisodeTask:
         """Prompt `number` of the stream, for any rank."""
@@ -216,7 +216,7 @@ def evaluation_tasks(
     that begin at `seed_offset`.
 
     Raises:
-        ConfigError: Seeds outside of 0..999,999, which training may use, or no tasks.
+        ConfigError: Seeds outside 0..999,999, or no tasks.
     """
     _check_tasks(tasks)
     if (

@@ -1,7 +1,8 @@
 """Waiting calls; a put wakes only those that can proceed.
 
-Those that wish the same of the same queue stand in one line: if the first cannot go on, no other
-can. So a change costs as much as there are different wishes, however many calls wait.
+Calls with the same request to the same queue wait in one line: if the first cannot proceed, no
+other can. So the cost of a change grows with the number of different requests, not of waiting
+calls.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ Line = deque[tuple[Callable[[], Any], "asyncio.Future[Any]"]]
 
 
 class Waiters:
-    """Lines by queue and wish."""
+    """Lines by queue and request."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[QueueKey, dict[tuple[Any, ...], Line]]] = {}
@@ -33,10 +34,10 @@ class Waiters:
     async def wait(
         self, key: QueueKey, wish: tuple[Any, ...], attempt: Callable[[], Any], timeout: float
     ) -> Any:
-        """The result of `attempt`, once `serve` finds that there is one.
+        """The result of `attempt`, as soon as `serve` finds one.
 
         Raises:
-            TimeoutError: There is none after `timeout` seconds.
+            TimeoutError: No result after `timeout` seconds.
         """
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         place = (attempt, result)
@@ -47,14 +48,16 @@ class Waiters:
             async with asyncio.timeout(timeout):
                 return await result
         except TimeoutError:
-            if result.done() and not result.cancelled():  # it came in the same turn
+            if result.done() and not result.cancelled():  # the result came in the same turn
                 return result.result()
             raise
         finally:
             self._leave(key, wish, place)
 
     def serve(self, key: QueueKey) -> int:
-        """Give all who can go on their results, or the errors of their attempts; how many."""
+        """Resolve all calls that can proceed, or fail them with their attempts' errors; returns how
+        many.
+        """
         served = 0
         for wish, line in list(self._lines.get(key.node, {}).get(key, {}).items()):
             while line and self._attempt(*line[0]):
@@ -65,11 +68,11 @@ class Waiters:
         return served
 
     def _attempt(self, attempt: Callable[[], Any], waiting: "asyncio.Future[Any]") -> bool:
-        if waiting.done():  # its time is over
+        if waiting.done():  # timed out
             return True
         try:
             result = attempt()
-        except SiirlError as error:  # it belongs to the call that waits, not to the one that serves
+        except SiirlError as error:  # belongs to the waiting call
             waiting.set_exception(error)
             return True
         if result is None:

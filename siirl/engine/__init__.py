@@ -1,3 +1,1 @@
-"""Everything that holds a model or a simulator: the actor, the rollout engine, reward managers,
-weight sync.
-"""
+"""Code that runs models and simulators: actor, critic, rollouts, rewards, training engine."""

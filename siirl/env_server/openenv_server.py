@@ -5,13 +5,13 @@ env=openenv.
     async with server.listening("127.0.0.1", 8000):
         await stop.wait()
 
-Each WebSocket session (`/ws`) has a slot of the pool: an environment of its own, in a process of
-its own where the pool has one environment a server. A server that dies is replaced, and its episode
-is replayed, so a client sees an answer that took longer (`siirl.env_server.slot`). GET `/schema`,
-`/metadata` and `/health` describe the server. All but `/health` need the token, as `Authorization:
-Bearer TOKEN` or as the password of basic authentication.
+Each WebSocket session (`/ws`) has a slot of the pool: a separate environment, in a separate process
+if the pool has one environment per server. A dead server is replaced and its episode replayed, so a
+client only sees a slower answer (`siirl.env_server.slot`). GET `/schema`, `/metadata` and `/health`
+describe the server. All but `/health` need the token, as `Authorization: Bearer TOKEN` or as the
+password of basic authentication.
 
-The forms are those of `envs.openenv.wire`. A reset takes `seed`, `episode_id` and the environment's
+`envs.openenv.wire` defines the messages. A reset takes `seed`, `episode_id` and the environment's
 options, a step `text` or `action`, or `actions` for a chunk. Left out: TLS (a reverse proxy or an
 SSH tunnel has it), the stateless routes POST `/reset` and `/step`, MCP tools, rows of prompt files,
 frames for videos, and the ground truth.
@@ -55,7 +55,7 @@ UNAUTHORIZED = {"WWW-Authenticate": 'Basic realm="siirl serve", charset="UTF-8"'
 
 
 class Mistake(ValueError):
-    """A message of the client that is answered with an error; the session continues."""
+    """An invalid message of the client; it gets an error, and the session continues."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -70,9 +70,9 @@ class OpenEnvServer:
 
         Args:
             pool: Its slots are the sessions; it starts servers as sessions need them.
-            token: What a client must send.
+            token: The token that a client must send.
             max_message_bytes: Largest message of a client.
-            seed: Seeds the seeds of episodes that come without one.
+            seed: Seeds the generator for episodes that come without a seed.
 
         Raises:
             ValueError: A space or a number of agents that OpenEnv cannot express.
@@ -91,10 +91,10 @@ class OpenEnvServer:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Answer clients meanwhile; yields the port, which is free if `port` is 0.
+        """Serve clients within the context; yields the port, a free one if `port` is 0.
 
         Raises:
-            OSError: The address is taken, or is none of this machine.
+            OSError: The address is taken, or does not belong to this machine.
         """
         server: Server = await serve(
             self._talk,
@@ -102,7 +102,7 @@ class OpenEnvServer:
             port,
             process_request=self._answer_request,
             max_size=self._max_message_bytes,
-            max_queue=1,  # a client waits for its answer; more would only hold memory
+            max_queue=1,  # a client waits for each answer; a longer queue would only take memory
             compression=None,
             ping_interval=PING_EVERY_S,
             ping_timeout=PING_TIMEOUT_S,
@@ -237,7 +237,7 @@ def is_authorized(headers: Headers, *, token: bytes) -> bool:
 
 
 def _schema(spec: EnvSpec) -> Message:
-    """The document of `/schema`: JSON schemas, with the spec for clients that are siirl."""
+    """The document of `/schema`: JSON schemas, and the spec for siirl's own clients."""
     space = spec.observation_space
     if isinstance(space, spaces.Dict) and INFO in space.spaces:
         raise ValueError(f"an entry {INFO!r} of the observation would hide the infos: rename it")
@@ -259,7 +259,7 @@ def _schema(spec: EnvSpec) -> Message:
 
 
 def _actions(data: Message, *, space: spaces.Space[Any]) -> list[Any]:
-    """The actions of a step, checked: a wrong one costs no episode."""
+    """The actions of a step, checked before any is executed."""
     single = "text" if isinstance(space, spaces.Text) else "action"
     match data:
         case {"actions": list(given)} if 0 < len(given) <= MAX_CHUNK:

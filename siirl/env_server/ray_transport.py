@@ -6,8 +6,8 @@ simulator's chunk of actions: an empty chunk took 1.4 ms of processor time throu
 over the direct connection. So a server is an actor with one long call, `serve`, which takes
 requests from the connection (`siirl.env_server.connection`) and answers them one at a time. Further
 requests queue in the connection, so that the simulator never waits for the next chunk. Environments
-that await (tools, graders in processes) are no simulators: further requests are begun meanwhile,
-and each answer is sent when it is there. Ray reports a process that died, for example of memory
+that await (tools, graders in processes) are handled concurrently: further requests start meanwhile,
+and each answer is sent when it is ready. Ray reports a process that died, for example of memory
 exhaustion, as the result of `serve`.
 
 Images of a server on the pool's machine lie in memory that both share

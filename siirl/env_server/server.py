@@ -88,7 +88,7 @@ class EnvServer:
     async def handle(self, requests: Sequence[Request], answered: Answered) -> None:
         """Execute `requests` of one or several environments; environments that await overlap.
 
-        `answered` is called with each answer as soon as it is there, so that a slow environment
+        `answered` is called with each answer as soon as it is ready, so that a slow environment
         delays no other; answers that are ready at the same time share a call.
         """
         tasks = {

@@ -1,4 +1,4 @@
-"""Slot: one environment of the pool as an episode sees it; it outlives its servers.
+"""Slot: an episode's handle to one environment of the pool; it outlives its servers.
 
 Every call is recorded. If the server fails, the slot waits for the next one, repeats the recorded
 calls there, checks that the results agree, and then makes the failed call. The policy is not run
@@ -81,15 +81,15 @@ class Slot:
     async def resume(
         self, *, seed: int, options: Mapping[str, Any], actions: Sequence[Any]
     ) -> tuple[Observation, bool]:
-        """Start an episode again where another slot left it; its steps are not counted again.
+        """Continue an episode that another slot began; its steps are not counted again.
 
         Args:
             seed: As for `reset`.
             options: As for `reset`.
-            actions: Those executed so far.
+            actions: Actions executed so far.
 
         Returns:
-            The observation behind them, and whether the episode has ended.
+            The observation after them, and whether the episode has ended.
 
         Raises:
             SimulationFailed: The servers of this episode failed too often.

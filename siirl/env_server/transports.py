@@ -35,7 +35,8 @@ class Transport(Protocol):
         """Make the environments; must be the first call."""
 
     def send(self, requests: Sequence[Request], answered: Answered) -> "asyncio.Future[None]":
-        """Execute requests; `answered` gets each answer when it is there, the future the end.
+        """Execute requests; `answered` gets each answer when it is ready, the future completes at
+        the end.
 
         The server begins calls in the order of sending; those that await overlap.
         """

@@ -7,7 +7,7 @@ one machine and the place is free, and otherwise follow the message on the conne
     answers:  length of the head, 8 bytes big-endian | head | arrays that follow
     head:     pickle of [(pickle of a value, [(place or -1, size) of each array])], busy_s
 
-Each value is a pickle of its own: one that cannot be pickled is a fault of its environment only.
+Each value is pickled separately: one that cannot be pickled is a fault of its environment only.
 
 Unpickling can execute code: only an authenticated connection may bring these messages
 (`siirl.env_server.connection`).
@@ -109,7 +109,7 @@ class AnswerReader:
         self._memory = RecycledMemory()
 
     def answers_of(self, message: memoryview) -> Answers:
-        """The answers of a message; their arrays have memory of their own and can be changed.
+        """The answers of a message; their arrays own their memory and can be changed.
 
         Raises:
             UNPICKLABLE: The message is damaged, or has a value of a type that this process lacks.

@@ -1,3 +1,3 @@
-"""The planner: graphs (`dag`) and who runs them (`scheduler`). Everything here is pure data, but
-for the Ray edge `scheduler.launch`.
+"""Graphs (`dag`) and their execution on ranks (`scheduler`). Only `scheduler.launch` and its
+helpers use Ray; the rest is pure.
 """

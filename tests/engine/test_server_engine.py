@@ -527,7 +527,7 @@ def started(url: str, **options: Any) -> None:
         (
             "/collective_rpc",
             JSONResponse({"results": [{"protocol": 7, "siirl": "9.0"}]}),
-            r"has siirl 9\.0 \(protocol 7\), and this run speaks protocol 2: install the same",
+            r"has siirl 9\.0 \(protocol 7\), and this run has protocol 2: install the same",
         ),
         (
             "/collective_rpc",

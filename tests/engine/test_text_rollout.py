@@ -20,7 +20,7 @@ from siirl.models.language_model import load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
 
 TEMPERATURE = 0.7
-GAP = 1e-4  # DESIGN, invariant 6, in float32
+GAP = 1e-4  # rounding in float32
 
 
 @pytest.fixture(scope="module")

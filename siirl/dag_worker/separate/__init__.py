@@ -1,1 +1,1 @@
-"""Rollouts on ranks of their own: what passes between the resource groups `rollout` and `train`."""
+"""Rollouts on separate ranks: the exchange between the resource groups `rollout` and `train`."""

@@ -7,7 +7,7 @@
     result(...)         --------->  evaluation       <------------>  evaluate(step, ...)
 
 It holds counts, metadata and references, never rows or weights. A call that has to wait returns
-None after `WAIT_S`, so that its caller can look at a request to stop. Left out: Ray
+None after `WAIT_S`, so that its caller can check for a stop request. Left out: Ray
 (`siirl.dag_worker.separate.ray_exchange`); one object serves threads in tests.
 """
 
@@ -84,7 +84,7 @@ class Taken:
 
     prompts: tuple[Finished, ...]
     infos: tuple[SampleInfo, ...]
-    """One a prompt."""
+    """One per prompt."""
     reports: tuple[tuple[int, Report], ...]
     """Rollout rank and report, since the last call."""
     discarded: int
@@ -92,10 +92,10 @@ class Taken:
 
 
 class Exchange:
-    """Methods of the exchange; `open` comes first.
+    """The exchange; call `open` first.
 
     Args:
-        ledger: Accounts of prompts.
+        ledger: Counts prompts by state.
         node: Id of the node that gets the rows.
     """
 
@@ -129,9 +129,10 @@ class Exchange:
         """Let rollouts begin.
 
         Args:
-            version: Training steps that are done.
-            position: Prompts that were taken from the stream, without a `state`.
-            state: Of the ledger, in a checkpoint; None for a new run, or one that was colocated.
+            version: Number of completed training steps.
+            position: Number of prompts already taken from the stream, if there is no `state`.
+            state: The ledger's state from a checkpoint; None for a new run, or one that was
+                colocated before.
             rows: Metadata and reference of each prompt that waited to be used.
         """
         if state is None:
@@ -156,7 +157,7 @@ class Exchange:
         await self._notify()
 
     async def take(self, step: int, count: int) -> Taken | None:
-        """`count` prompts with their rows for a step; None if they are not there yet."""
+        """`count` prompts with their rows for a step; None if they are not complete yet."""
         for _ in range(2):
             self._drop_old()
             taken = self.ledger.take(count, step=step)
@@ -179,7 +180,7 @@ class Exchange:
         return [taken[number] for number in numbers]
 
     async def lost(self, numbers: Sequence[int]) -> None:
-        """Start prompts again that were taken, and whose rows were lost with their rank."""
+        """Restart taken prompts whose rows were lost with their rank."""
         for lease, prompts in self._taken:
             again = [entry for entry in prompts if entry.prompt.number in numbers]
             self.ledger.take_back(entry.prompt for entry in again)
@@ -192,7 +193,7 @@ class Exchange:
         await self._notify()
 
     async def send_rewards(self, step: int, rewards: Mapping[str, float]) -> None:
-        """Tell rollout ranks the rewards of a step's samples, for their recordings."""
+        """Send the rewards of a step's samples to the rollout ranks, for their recordings."""
         for rank, known in self._rewards.items():
             known |= rewards
             self._rewarded[rank] = step
@@ -218,8 +219,8 @@ class Exchange:
         """The ledger, and metadata and references of all rows that wait to be used.
 
         Args:
-            complete: In blocks, wait until no prompt is left that older weights than the newest
-                act on: a resumed run has no older ones. None if there are some.
+            complete: In block mode, wait until no prompt runs under weights older than the newest,
+                because a resumed run has no older ones. Returns None while such prompts run.
         """
         last = self.ledger.version + self.ledger.max_staleness
         if complete and not self.ledger.streaming and self.ledger.due_until(last):
@@ -246,7 +247,7 @@ class Exchange:
         return self.ledger.totals()
 
     async def end(self) -> None:
-        """Tell the rollout ranks that the run is over."""
+        """Signal the end of the run to the rollout ranks."""
         self._over = True
         await self._notify()
 
@@ -263,7 +264,7 @@ class Exchange:
         return found
 
     async def weights(self, step: int | None, after: int) -> Weights | None:
-        """Weights of `step`, or the newest after step `after`; None if they are not there yet."""
+        """Weights of `step`, or the newest after step `after`; None if they are not published yet."""
         for _ in range(2):
             newest = max(self.published, default=-1) if step is None else step
             if newest in self.published and newest > after:
@@ -293,7 +294,9 @@ class Exchange:
         await self._notify()
 
     async def gather(self, call: int, number: int, rank: int, thing: Any) -> list[Any] | None:
-        """Everything that the rollout ranks give under one number of an evaluation."""
+        """Objects of all rollout ranks for gather number `number` of evaluation `call`; None:
+        incomplete.
+        """
         given = self._gathered.setdefault((call, number), {})
         given[rank] = thing
         await self._notify()
@@ -310,7 +313,7 @@ class Exchange:
             await self._notify()
 
     async def rank_died(self, rank: int) -> None:
-        """Take back what a rollout rank had: it runs again elsewhere, or on its replacement."""
+        """Requeue the prompts of a dead rollout rank, for another rank or its replacement."""
         numbers = self.ledger.lost(rank)
         lost = self._lease(numbers)
         if lost is not None:
@@ -341,7 +344,7 @@ class Exchange:
         return Work(tuple(block), weights_step=max(min(self.published), scheduled), **news)
 
     def _put(self, infos: list[SampleInfo], refs: list[Any]) -> None:
-        for info in infos:  # a prompt that runs again puts its rows again
+        for info in infos:  # a prompt that runs again stores its rows again
             self._puts += 1
             info.uid = f"{info.dict_info[PROMPT]}/{self._puts}"
         if not self.coordinator.put_batch(self.key, infos, refs):
@@ -387,7 +390,7 @@ class Exchange:
         )
 
     def _due_reports(self, step: int) -> list[tuple[int, Report]]:
-        """Reports so far; in blocks those of the step, sorted: they do not depend on timing."""
+        """Reports so far; in block mode only those of the step, sorted, so timing has no effect."""
         due = self._reports
         if not self.ledger.streaming:
             due = sorted((entry for entry in due if entry[1] <= step), key=lambda entry: entry[0])

@@ -47,7 +47,7 @@ from siirl.params.training_args import TrainingArguments
 
 
 class Elsewhere:
-    """Stands for a part of the other resource group; using it raises an error that says so.
+    """Placeholder for a component of the other resource group; any access raises an error.
 
     Args:
         name: Attribute of the context.
@@ -75,7 +75,7 @@ def build_training(
     with_critic: bool = False,
     line: Line,
 ) -> WorkerComponents:
-    """Components of a training rank; arguments as of `build_components`, and its line."""
+    """Components of a training rank; arguments are those of `build_components`, and `line`."""
     spec = describe_env(config)
     make = builder_of(config, spec, ranks=ranks, device=device)
     learner = make.learner(make.load(), with_critic=with_critic)
@@ -160,9 +160,9 @@ def build_rollout(
         run_folder: Output folder of the run.
         device: Device of this rank.
         first_step: First step of the run.
-        line: To the exchange.
+        line: Connection to the exchange.
         rank: Number of this rank in its group.
-        buffer: What a PUT_TO_BUFFER node calls.
+        buffer: Called by PUT_TO_BUFFER nodes.
     """
     ranks: Any = RolloutRanks(line, rank=rank, size=sizes.rollout_ranks(config.trainer, config.dag))
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)

@@ -1,4 +1,4 @@
-"""Connection of a rank to the exchange and the rows: a protocol, and threads of one process.
+"""Connection of a rank to the exchange and the stored rows: protocol, and version for threads.
 
 Left out: processes (`siirl.dag_worker.separate.ray_exchange`).
 """
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from siirl.dag_worker.separate.exchange import Exchange
 
 LOST = object()
-"""Stands for something whose owner died."""
+"""Result of fetching an object whose owner died."""
 
 
 class Line(Protocol):

@@ -1,10 +1,10 @@
-"""Weights from the training ranks to the rollout ranks: in buckets, into a second copy, and swapped
-in between two forward passes.
+"""Sends weights from training to rollout ranks: in buckets, into a second copy that is swapped in
+between two forward passes.
 
-The sender puts buckets into the object store, so that it never waits, and a rollout rank that
-was replaced fetches them like the others. The receiver copies them into tensors of its own while
-the policy acts, proves them by the checksum over their bits, and exchanges the two copies by
-reference. Left out: engines that keep weights of their own (vLLM).
+The sender puts buckets into the object store, so that it never waits, and a rollout rank that was
+replaced fetches them like the others. The receiver copies them into separate tensors while the
+policy acts, verifies the checksum over their bits, and swaps the two copies by reference. Left out:
+engines with their own copy of the weights (vLLM).
 """
 
 import threading
@@ -25,7 +25,7 @@ from siirl.errors import InvariantError
 from siirl.models.checksum import RunningChecksum
 from siirl.models.weight_rows import Rows
 
-# Sixteen of a 7B model in bfloat16: small beside the weights, large beside a call.
+# About 14 for a 7B model in bfloat16: small against the weights, large against the cost of a call.
 BUCKET_BYTES = 1 << 30
 
 
@@ -53,12 +53,12 @@ class StoredBuckets:
 
 
 class WeightPublisher:
-    """Publishes the trained weights; stands in the place of `WeightSync` on a training rank.
+    """Publishes the trained weights; replaces `WeightSync` on a training rank.
 
     Args:
         trained: The engine of the policy.
         ranks: The training ranks; rank 0 publishes.
-        line: To the exchange.
+        line: Connection to the exchange.
         acting_dtype: Type of the acting weights; None: that of the trained ones. Buffers keep
             theirs.
     """
@@ -117,7 +117,7 @@ class WeightPublisher:
         self.version = version
 
     def _as_acting(self, weights: Iterable[Rows], digest: RunningChecksum) -> Iterator[Rows]:
-        """Weights in the type in which they act; `digest` is that of the trained ones."""
+        """Weights in the acting dtype; `digest` gets those in the trained dtype."""
         names = {name for name, _ in self.trained.module.named_parameters(remove_duplicate=False)}
         for rows in weights:
             digest.add(rows)
@@ -131,11 +131,11 @@ class WeightPublisher:
 
 
 class SecondCopy:
-    """Receives weights beside a module that acts, and exchanges the two.
+    """Second copy of an acting module's weights: receives new ones, then swaps the two.
 
     Args:
-        module: Acts.
-        line: To the exchange.
+        module: The acting module.
+        line: Connection to the exchange.
     """
 
     def __init__(self, module: nn.Module, line: Line) -> None:
@@ -155,7 +155,7 @@ class SecondCopy:
         """Copy published weights into the second copy; any thread, while the first acts.
 
         Raises:
-            InvariantError: They are not what was sent.
+            InvariantError: The checksum differs from the sender's.
         """
         digest = RunningChecksum()
         for packed, reference in weights.buckets:
@@ -187,11 +187,11 @@ class SecondCopy:
 
 
 class WeightThread:
-    """Receives each new version in a thread, and says when one can be swapped in.
+    """Receives each new version in a thread, and reports when one can be swapped in.
 
     Args:
-        copy: Where they go.
-        line: To the exchange.
+        copy: Receives the weights.
+        line: Connection to the exchange.
         arrived: Called in the thread with weights that were received; the next ones are received
             after `release`.
     """
@@ -211,7 +211,7 @@ class WeightThread:
         self._thread.start()
 
     def release(self) -> None:
-        """Say that the received weights act, so that the second copy may be overwritten."""
+        """Mark the received weights as acting, so that the second copy may be overwritten."""
         self._free.set()
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """The exchange as a Ray actor, and a rank's line to it.
 
 Rows and weights travel through Ray's object store, from the process that made them to those that
-read them: one copy a machine, in shared memory.
+read them: one copy per machine, in shared memory.
 """
 
 from collections.abc import Sequence

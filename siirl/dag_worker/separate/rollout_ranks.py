@@ -1,7 +1,7 @@
-"""Exchange of small objects between rollout ranks, over the exchange of the run.
+"""Collectives of the rollout ranks for small objects, through the run's exchange.
 
-They share no process group: a rank that died is replaced while the others go on, and takes part in
-the evaluation that is under way from its beginning.
+They share no process group: a dead rank is replaced while the others continue, and its replacement
+runs the current evaluation from the start.
 """
 
 from typing import TypeVar
@@ -18,9 +18,9 @@ class RolloutRanks:
     """Collectives (`siirl.engine.training.collectives`) of the rollout ranks in an evaluation.
 
     Args:
-        line: To the exchange.
+        line: Connection to the exchange.
         rank: This rank's number in the group.
-        size: How many there are.
+        size: Number of rollout ranks.
     """
 
     group = None
@@ -30,7 +30,7 @@ class RolloutRanks:
         self._call = self._number = 0
 
     def begin(self, call: int) -> None:
-        """Begin the evaluation of this number."""
+        """Begin evaluation number `call`."""
         self._call, self._number = call, 0
 
     def gather_objects(self, thing: Thing) -> list[Thing]:

@@ -1,9 +1,9 @@
-"""RolloutWorker: a rank of the group `rollout`. It acts, and trains nothing.
+"""RolloutWorker: a rank of the group `rollout`. It acts and does not train.
 
-Two ways to work. In blocks, it runs its share of each step with the weights that the schedule names
-(`max_staleness` steps old at most), whatever the timing. As a stream, it runs as many prompts as
-its environments take, starts another whenever one ends, and swaps new weights in between two
-forward passes, so that running episodes go on under them. Left out: training, which
+It has two modes. In block mode, it runs its share of each step with the weights that the schedule
+names (at most `max_staleness` steps old), independent of timing. In stream mode, it runs as many
+prompts as its environments take, starts another whenever one ends, and swaps in new weights between
+two forward passes, so that running episodes continue with them. Left out: training, which
 `siirl.dag_worker.dagworker` does.
 """
 
@@ -36,14 +36,14 @@ from siirl.interrupts import Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.reporting.metrics import Value
 
-REPORT_EVERY_S = 1.0  # of a stream: counts over less are noise
+REPORT_EVERY_S = 1.0  # in stream mode: counts over shorter times are noise
 
 
 class Recording:
     """Recordings of training episodes whose rewards come later, from another process.
 
     Args:
-        recorder: Writes; it has a list `waiting` of (trajectory, kind, step).
+        recorder: Writes the recordings; has a list `waiting` of (trajectory, kind, step).
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -93,9 +93,9 @@ class RolloutWorker:
     Args:
         graph: Graph of the group, which ends with a PUT_TO_BUFFER node.
         rank: Number of this rank in the group.
-        line: To the exchange.
+        line: Connection to the exchange.
         build: Makes the components.
-        streaming: Whether to work as a stream; otherwise in blocks.
+        streaming: Stream mode; otherwise block mode.
         on_start: Called when everything is built.
     """
 
@@ -240,7 +240,7 @@ class RolloutWorker:
         try:
             for node in self.graph.get_nodes():
                 batch = self._run_node(node, batch)
-        except TooManyFailures:  # no episode of this rank; the training ranks judge over all
+        except TooManyFailures:  # no episode of this rank; the training ranks decide over all
             self.put(batch[:0])
         self.line.call("put", self.rank, self._take_entries(), self._report({}))
 
@@ -293,7 +293,7 @@ class RolloutWorker:
         return entries
 
     def _count(self, result: RolloutResult, *, episodes: int) -> None:
-        """Count failures for the training ranks, which judge over all rollout ranks."""
+        """Count failures for the training ranks, which decide over all rollout ranks."""
         if result.broken_off:
             raise Interrupted(result.broken_off)
         self._episodes += episodes

@@ -1,10 +1,9 @@
-"""The training ranks' side of the exchange, and what stands there for parts of the rollout ranks.
+"""The training ranks' side of the exchange, and substitutes for components of rollout ranks.
 
-`TrainingSide` is the context's `buffer`: the node that gets rows calls `get`. Rank 0 speaks with
-the exchange, and shares what it hears with the others, so that all take the same decisions; each
-rank asks only for the references of its own share. The
-other classes have the interface of what a colocated rank owns itself: a loader, a validator, a
-collector of recordings.
+`TrainingSide` is the context's `buffer`: the node that gets rows calls `get`. Rank 0 calls the
+exchange and broadcasts its answers, so that all ranks take the same decisions; each rank fetches
+only the references of its own share. The other classes replace a colocated rank's loader,
+validator, collector and rollout.
 """
 
 # B trajectory of this rank
@@ -48,7 +47,7 @@ class TrainingSide:
     """Takes rows for training steps.
 
     Args:
-        line: This rank's, to the exchange.
+        line: This rank's connection to the exchange.
         ranks: The training ranks.
         publisher: Publishes the weights.
         max_failed_share: `env.max_failed_share`.
@@ -67,7 +66,7 @@ class TrainingSide:
         self.line, self.ranks, self.publisher = line, ranks, publisher
         self.max_failed_share, self.max_staleness = max_failed_share, max_staleness
         self.taken = 0
-        """Prompts that the step under way has taken."""
+        """Prompts taken in the current step."""
         self.waited_s = 0.0
         self._stepped_at = time.perf_counter()
 
@@ -226,7 +225,7 @@ class TrainingSide:
 
 
 def shares(infos: Sequence[SampleInfo], *, ranks: int) -> list[list[int]]:
-    """Places of `infos` for each rank, with the same work; a prompt's rows stay together."""
+    """Indices into `infos` for each rank, balanced by work; a prompt's rows stay together."""
     if ranks == 1:
         return [list(range(len(infos)))]
     work = [max(1, info.sum_tokens) for info in infos]
@@ -337,7 +336,7 @@ class DistantValidator:
 
 
 class DistantRollout:
-    """Stands for environments and engine on a rank that has none."""
+    """Replaces the rollout on a rank without environments and engine."""
 
     def __init__(self, side: TrainingSide) -> None:
         self.side = side
@@ -346,13 +345,13 @@ class DistantRollout:
         """Nothing to start."""
 
     def close(self) -> None:
-        """Tell the rollout ranks that the run is over."""
+        """Signal the end of the run to the rollout ranks."""
         if self.side.ranks.rank == 0:
             self.side.line.call("end")
 
 
 class NothingShown:
-    """Stands for recordings on a rank that records nothing."""
+    """Replaces the episode log on a rank that records nothing."""
 
     def close(self) -> None:
         """Nothing to finish."""

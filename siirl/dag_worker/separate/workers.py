@@ -100,7 +100,7 @@ class WorkerFactory:
         )
 
     def _first_step(self) -> int:
-        """The first step whose recordings are made anew."""
+        """First step whose recordings this run writes; earlier ones stay."""
         if self.replaces:
             return sys.maxsize
         resume = self.config.trainer.resume

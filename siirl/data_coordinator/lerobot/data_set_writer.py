@@ -1,7 +1,7 @@
 """Writes LeRobot data sets, layout v3.0 or v2.1, which the lerobot package reads.
 
-An episode has a parquet file and an mp4 file a camera in both layouts. v3.0 allows several episodes
-a file; a data set of thousands of episodes should be merged by lerobot's own tools. Left out:
+An episode has a parquet file and one mp4 file per camera in both layouts. v3.0 allows several
+episodes per file; merge a data set of thousands of episodes with lerobot's own tools. Left out:
 pictures in parquet, and appending to an existing data set.
 """
 
@@ -48,12 +48,12 @@ WriteVideo = Callable[[Path, NDArray[np.uint8]], None]
 
 
 class DataSetWriter:
-    """Writes episodes one by one; `close` writes what describes them.
+    """Writes episodes one by one; `close` writes the metadata.
 
     Args:
         folder: The folder of the data set; new or empty.
         cameras: Names of the cameras, in the order of an episode's images.
-        fps: Frames a second.
+        fps: Frames per second.
         write_video: Encoder of one file.
         version: `v3.0` or `v2.1`.
         robot_type: Name of the robot or environment.
@@ -93,7 +93,7 @@ class DataSetWriter:
             task_name: The environment's name of its instruction, which `tasks_of` reads.
 
         Raises:
-            ValueError: Other shapes than the first episode's.
+            ValueError: Shapes that differ from the first episode's.
             OSError: A file cannot be written.
         """
         number, length = len(self._rows), len(episode.actions)

@@ -1,7 +1,8 @@
-"""Statistics of a feature as LeRobot keeps them, by which its policies normalise.
+"""Statistics of a feature in LeRobot's form, which its policies use for normalisation.
 
-Numbers have their own; pictures have those of each channel over all pixels, in 0 to 1, from counts
-of the 256 values. Quantiles of several episodes are means of the episodes', weighted by frames.
+Numeric features have statistics per entry. Pictures have them per channel over all pixels, scaled
+to 0..1, from histograms of the 256 values. Quantiles over several episodes are means of the
+episodes' quantiles, weighted by frames.
 """
 
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ class FeatureStatistics:
         )
 
     def plain(self) -> dict[str, Any]:
-        """As JSON and parquet keep them."""
+        """The statistics as JSON and parquet store them."""
         arrays = {"min": self.low, "max": self.high, "mean": self.mean, "std": self.std}
         return {name: array.tolist() for name, array in {**arrays, **self.quantiles}.items()} | {
             "count": [self.count]

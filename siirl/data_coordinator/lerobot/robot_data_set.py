@@ -1,15 +1,14 @@
 """Reads LeRobot data sets (github.com/huggingface/lerobot), layouts v2.1 and v3.0.
 
-    meta/info.json     features, frames a second, patterns of file names
-    meta/tasks.*       tasks by number: jsonl in v2.1, parquet in v3.0
-    meta/episodes*     episodes and, in v3.0, their places in shared files
-    data/              numbers of every frame, parquet; pictures too if a camera has no videos
-    videos/            mp4 of a camera: an episode a file in v2.1, several in v3.0
+    meta/info.json     features, frames per second, patterns of file names meta/tasks.*       tasks
+    by number: jsonl in v2.1, parquet in v3.0 meta/episodes*     episodes and, in v3.0, their places
+    in shared files data/              numbers of every frame, parquet; pictures too if a camera has
+    no videos videos/            mp4 of a camera: one episode per file in v2.1, several in v3.0
 
-Videos are decoded by ffmpeg in one pass over each file, at the size that is asked for. Nothing of
-the lerobot package is needed. Every fault is a ValueError with file and remedy. A data set may be
-anybody's: names stay inside of its folder, and sizes are bounded before anything is unpacked.
-Left out: layouts before v2.1, depth maps, statistics, and features other than cameras, one state and one action.
+Videos are decoded by ffmpeg in one pass over each file, at the requested size. The lerobot package
+is not needed. Every fault is a ValueError with file and remedy. A data set is untrusted: file names
+must stay inside its folder, and sizes are bounded before anything is unpacked. Left out: layouts
+before v2.1, depth maps, statistics, and features other than cameras, one state and one action.
 """
 
 # T frame of an episode, C camera, H height, W width, A action dimension, P proprioceptive value
@@ -42,7 +41,7 @@ SHARED_DATA = "data/"
 REMEDY = "Download or record the data set again."
 MOST_PIXELS = 1 << 24  # of a picture: 4096 x 4096
 MOST_VALUES = 1 << 27  # of the columns that are read of a parquet file: a gigabyte of numbers
-MOST_FPS, LAST_SECOND = 10_000.0, 1e9  # of a video: what is above would overflow
+MOST_FPS, LAST_SECOND = 10_000.0, 1e9  # of a video: larger values would overflow
 LONGEST_NAME = 255  # bytes of a part of a path
 WORD = re.compile(r"\{(\w+)(?::0?(\d?)d)?\}")
 """A place in a pattern of file names: `{episode_index:06d}`."""
@@ -52,7 +51,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class RobotEpisode:
-    """One episode, a row for each frame that was asked for."""
+    """One episode, with a row for each requested frame."""
 
     index: int
     task: str
@@ -146,8 +145,8 @@ class RobotDataSet:
         Args:
             cameras: Names of `self.cameras`, in the order of the images.
             size: Height and width that pictures are scaled to; None: as they are.
-            every: Frames between two that are kept; the last one is kept always.
-            state: Feature of proprioception; None for none, then P is 0.
+            every: Distance of kept frames; the last frame is always kept.
+            state: Feature of proprioception; None: no feature, and P is 0.
             episodes: Numbers of the episodes; None: all.
 
         Raises:
@@ -261,7 +260,7 @@ class RobotDataSet:
         return self._inside(pattern, {**words, "video_key": camera})
 
     def _inside(self, pattern: str, words: Mapping[str, Any]) -> Path:
-        """A file of the data set; patterns of a foreign info.json may not lead out of it."""
+        """A file of the data set; a pattern of a foreign info.json must not lead out of its folder."""
         name = WORD.sub(lambda word: str(words[word[1]]).zfill(int(word[2] or 0)), str(pattern))
         path = PurePosixPath(name)
         too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts)
@@ -274,7 +273,7 @@ class RobotDataSet:
 
 
 def is_robot_data_set(folder: Path) -> bool:
-    """Whether a folder has the head of a LeRobot data set."""
+    """Whether a folder has the metadata of a LeRobot data set."""
     return (folder / INFO).is_file()
 
 
@@ -299,7 +298,7 @@ def _check_picture(shape: tuple[Any, ...], *, place: str) -> None:
 def _table(
     file: Path, columns: Sequence[str], *, filters: list[tuple[str, str, int]] | None = None
 ) -> pyarrow.Table:
-    """Columns of a parquet file; a constant column of any length is a few bytes of the file."""
+    """Columns of a parquet file; limits values, because constant columns compress without bound."""
     try:
         metadata = parquet.read_metadata(file)
         heads = tuple(f"{name}." for name in columns)

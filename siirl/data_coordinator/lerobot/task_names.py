@@ -1,7 +1,7 @@
 """Matches the instructions of a LeRobot data set with the tasks of an environment.
 
-A data set that siirl wrote keeps the environment's names. In others an instruction matches a name
-of the same words: `pick up the milk` is LIBERO's `pick_up_the_milk`.
+A data set written by siirl stores the environment's names. In others an instruction matches a name
+with the same words: `pick up the milk` is LIBERO's `pick_up_the_milk`.
 """
 
 import re
@@ -16,7 +16,7 @@ def tasks_of(data: RobotDataSet, *, tasks: Sequence[str]) -> Mapping[str, str]:
     """The environment's task of each instruction in the data set that has one.
 
     Raises:
-        ValueError: None has, with the instructions.
+        ValueError: No instruction matches; the message lists the instructions.
     """
     by_words = {_words(task): task for task in tasks}
     named = data.task_names

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class VideoFile:
-    """An open video; frames are taken in ascending order, an earlier one opens it anew.
+    """An open video; frames are read in ascending order, and an earlier one reopens it.
 
     Args:
         file: Any video that ffmpeg decodes.

@@ -1,9 +1,9 @@
-"""Training prompts from files: `joined_files` (several as one), `index` (what is known of a row),
-`dataset`, `prompt_loader` (the stream).
+"""Training prompts from files: `joined_files` (several files as one), `index` (length, hash and
+source of each row), `dataset`, `prompt_loader` (the stream).
 
-A prompt file is read through once, at the start, by all ranks together: each looks at its share of
-the rows, and they exchange numbers only (token length, hash of the question, data source).
-From then on a rank reads the rows that it trains on, when it needs them.
+At the start all ranks together read the files once: each reads its share of the rows, and they
+exchange numbers only (token length, hash of the question, data source). From then on a rank reads
+the rows that it trains on, when it needs them.
 """
 
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, PromptTask

@@ -1,5 +1,5 @@
-"""The stream of training prompts: number i of it belongs to epoch i // prompts, each epoch in an
-order of its own.
+"""The stream of training prompts: prompt i belongs to epoch i // prompts; each epoch has a
+different order.
 
 The order is a pure function of seed and epoch and so independent of the number of ranks; rank
 r takes the numbers r, r + ranks, … and reads those rows only.
@@ -37,7 +37,7 @@ class Prompts:
 
     files: PromptFiles
     rows_N: NDArray[np.int64]
-    """Their numbers, ascending."""
+    """Row numbers, ascending."""
     question_N: NDArray[np.uint64]
     """Digest of each row's question when the files were indexed."""
     source_N: NDArray[np.int32]
@@ -47,7 +47,7 @@ class Prompts:
 
     @classmethod
     def of(cls, files: PromptFiles, index: PromptIndex, rows: NDArray[np.int64]) -> "Prompts":
-        """The part `rows` of files with this index."""
+        """The part `rows` of indexed files."""
         check_task_names(index.sources)
         return cls(files, rows, index.question_N[rows], index.source_N[rows], index.sources)
 
@@ -55,7 +55,7 @@ class Prompts:
         """The rows at these places of `rows_N`, by place; each is read once.
 
         Raises:
-            InvariantError: A file was changed after it was looked through.
+            InvariantError: A file was changed after it was indexed.
         """
         ordered = sorted(set(places))
         found = dict(zip(ordered, self.files.read(self.rows_N[ordered].tolist()), strict=True))
@@ -80,7 +80,7 @@ class Prompts:
         return hashlib.sha256(self.question_N.astype("<u8").tobytes()).hexdigest()[:16]
 
     def task(self, row: PromptRow, place: int, *, seed: int, group_id: int) -> PromptTask:
-        """The row at `place` as something to be rolled out."""
+        """The row at `place` as a task for a rollout."""
         return PromptTask(
             task=task_name(row.data_source),
             task_id=self.sources.index(row.data_source),
@@ -94,14 +94,14 @@ class Prompts:
 
 
 class PartitionedRLHFDataset(Dataset[PromptTask]):
-    """The stream as a map-style dataset: items are asked for by their number in it; `own_numbers`
-    says which belong to this rank.
+    """The stream as a map-style dataset, indexed by position in the stream; `own_numbers` are the
+    positions of this rank.
 
     Args:
-        prompts: What is trained on.
-        seed: Of the order.
+        prompts: The training prompts.
+        seed: Seed of the order.
         rank: This rank.
-        ranks: How many there are.
+        ranks: Number of ranks.
 
     Raises:
         ConfigError: A rank out of range.
@@ -159,17 +159,17 @@ def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 
 
 def task_name(data_source: str) -> str:
-    """A data source as part of a metric's name, which ends at a slash: `openai/gsm8k` is
+    """A data source as part of a metric's name, in which a slash separates: `openai/gsm8k` is
     `openai_gsm8k`.
     """
     return re.sub(r"[^A-Za-z0-9_.-]", "_", data_source)
 
 
 def check_task_names(sources: Sequence[str]) -> None:
-    """Refuse data sources that would be one task.
+    """Refuse data sources with the same task name.
 
     Raises:
-        ConfigError: With the two.
+        ConfigError: Names the two.
     """
     by_name: dict[str, str] = {}
     for source in sources:

@@ -31,7 +31,7 @@ Encode = Callable[..., Sequence[int]]
 Gather = Callable[[Any], list[Any]]
 """Every rank's object, in rank order: `Collectives.gather_objects`."""
 
-ROWS_PER_PART = 4096  # what a process is given at a time: a second or so of tokenizing
+ROWS_PER_PART = 4096  # of a worker process: about a second of tokenizing
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PromptIndex:
     file.
     """
     wording_N: NDArray[np.uint64]
-    """Likewise, but questions that differ in case or blanks alone share it."""
+    """Likewise, but questions that differ only in case or blanks have the same number."""
     source_N: NDArray[np.int32]
     """Position in `sources`."""
     sources: tuple[str, ...]
@@ -67,7 +67,7 @@ class _Part:
 
 
 class _Parts:
-    """The stretches of rows that this rank looks at, each read when it is asked for."""
+    """The ranges of rows that this rank reads, each read on access."""
 
     def __init__(
         self, files: PromptFiles, encode: Encode, check: CheckRow, stretches: Sequence[range]
@@ -99,19 +99,19 @@ def build_index(
     gather: Gather = lambda thing: [thing],
     num_workers: int = 0,
 ) -> PromptIndex:
-    """Read all rows once, ranks and their worker processes side by side; every rank calls it.
+    """Read all rows once, in parallel over ranks and their worker processes; every rank calls it.
 
     Args:
         files: The files; every rank has the same.
         encode: Chat messages to tokens; must be picklable if worker processes are used.
-        check: What the environment asks of a row; likewise.
+        check: The environment's check of a row; likewise picklable.
         rank: This rank.
-        ranks: How many there are.
-        gather: Brings every rank's numbers together.
+        ranks: Number of ranks.
+        gather: Gathers an object of every rank.
         num_workers: Processes of this rank; 0: this one.
 
     Raises:
-        ConfigError: A row that is wrong, on every rank alike.
+        ConfigError: An invalid row; the same on every rank.
     """
     begin, end = rank * len(files) // ranks, (rank + 1) * len(files) // ranks
     stretches = [
@@ -138,15 +138,15 @@ def build_index(
 def question_number(row: PromptRow) -> int:
     """Digest that identifies a question with its pictures.
 
-    The formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that both
-    hold out the same ones.
+    It has the formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that
+    both hold out the same questions.
     """
     text = "\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt)
     return _number_of(text + _pictures(row))
 
 
 def wording_number(row: PromptRow) -> int:
-    """Digest of a question that ignores case, runs of blanks and Unicode's forms of a letter."""
+    """Digest of a question that ignores case, repeated blanks and Unicode variants of a letter."""
     text = unicodedata.normalize("NFKC", "\n".join(str(entry["content"]) for entry in row.prompt))
     return _number_of(" ".join(text.casefold().split()) + _pictures(row))
 
@@ -170,12 +170,12 @@ def _look_at(files: PromptFiles, rows: range, *, encode: Encode, check: CheckRow
     for row in files.read(rows, check=look):
         part.questions.append(question_number(row))
         part.wordings.append(wording_number(row))
-        part.sources.append(sys.intern(row.data_source))  # one of few names, held once
+        part.sources.append(sys.intern(row.data_source))  # one of few names, stored once
     return part
 
 
 def _joined(parts: Iterable[_Part]) -> _Part:
-    """All parts in one, up to the first that has an error."""
+    """All parts joined, up to the first with an error."""
     whole = _Part([], [], [], [])
     for part in parts:
         if part.error is not None:

@@ -1,7 +1,7 @@
-"""Several prompt files as one list of rows, of which any may be asked for; nothing but the files'
-own indices is kept in memory.
+"""Several prompt files as one list of rows with random access; only the files' own indices are in
+memory.
 
-Pickled by its paths, so that a process which reads ahead opens the files itself. Errors name the
+Pickling stores only the paths, so that a worker process opens the files itself. Errors name the
 configuration's key, then file and row.
 """
 
@@ -21,13 +21,11 @@ TRAIN_FILES = "data.train_files"
 SPLITS = {"training": ("train",), "held-out": ("test", "validation", "val", "valid", "dev")}
 """Names of splits on the Hub, by what siirl does with them."""
 CheckRow = Callable[[PromptRow], object]
-"""Raises ValueError for a row that the environment cannot ask: `EnvSpec.check_row`."""
+"""Raises ValueError for a row that the environment cannot use: `EnvSpec.check_row`."""
 
 
 def has_truth(row: PromptRow) -> object:
-    """Raises ValueError for a row without a ground truth: the check where the environment has none
-    of its own.
-    """
+    """Raises ValueError for a row without a ground truth: the default check."""
     return require_truth(row.ground_truth)
 
 
@@ -40,7 +38,7 @@ class PromptFiles:
 
     Raises:
         ConfigError: A file that is not a prompt file; with key, file, row and remedy.
-        MissingAssetError: A file that is not there.
+        MissingAssetError: A missing file.
     """
 
     def __init__(self, paths: Sequence[Path], *, key: str) -> None:
@@ -62,10 +60,10 @@ class PromptFiles:
 
         Args:
             rows: Numbers of rows.
-            check: What the environment asks of a row beyond its columns.
+            check: The environment's check of a row, in addition to its columns.
 
         Raises:
-            ConfigError: A row that is wrong, or that `check` refuses, with key, file, row and
+            ConfigError: An invalid row, or one that `check` refuses; with key, file, row and
                 remedy.
         """
         for number, file in enumerate(self._files):
@@ -90,8 +88,8 @@ def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
     """The files that the configuration key `key` names, `~` and relative paths resolved.
 
     Raises:
-        ConfigError: No file, one twice, or one that is not a prompt file.
-        MissingAssetError: One that is not there.
+        ConfigError: No file, a repeated file, or one that is not a prompt file.
+        MissingAssetError: A missing file.
     """
     if not names:
         raise ConfigError(f"{key}=[] names no file to read prompts from.")
@@ -113,13 +111,13 @@ def prompt_paths(name: str, *, key: str) -> list[Path]:
     a folder of that name. `hf://...` is downloaded.
 
     Raises:
-        ConfigError: A folder in which no file belongs to the split, or files of several folders do.
+        ConfigError: A folder without files of the split, or with such files in several folders.
         MissingAssetError: A place that the Hub does not serve.
     """
     place = hub_place(name, place=key, kind=DATASET)
     path = Path(name).expanduser().resolve()
     if place is not None:
-        path = local_copy(place, key=key)[0]  # a link; what it points to has no ending
+        path = local_copy(place, key=key)[0]  # a link; its target has no file extension
     if not path.is_dir():
         return [path]
     split = "training" if key == TRAIN_FILES else "held-out"

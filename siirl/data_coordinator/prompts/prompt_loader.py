@@ -1,10 +1,10 @@
-"""This rank's end of the stream of prompts, with `draw` and a state, like
+"""This rank's view of the stream of prompts, with `draw` and a state, like
 `data_coordinator.task_stream.TaskLoader`.
 
-The state is one position in the stream of all ranks, the same on every rank: it can be taken up in
-the middle of an epoch, and at another number of ranks or of prompts a step. Rows are read some
-hundred at a time, since a pass over a parquet file costs the same for one row as for many; with
-`num_workers`, ahead of time in other processes.
+The state is one position in the stream of all ranks, the same on every rank: a run can resume in
+the middle of an epoch, and with another number of ranks or prompts per step. Rows are read some
+hundreds at a time, because a pass over a parquet file costs the same for one row as for many; with
+`num_workers`, other processes read them ahead.
 """
 
 import itertools
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 PROMPT_LOADER_COLUMNS = LOADER_COLUMNS | {"prompt_row"}
 """Columns of `PromptTask.columns`, for `TaskGraph.check_columns(loader_columns=...)`."""
 
-ROWS_AT_A_TIME = 512  # of this rank: a megabyte or so of text, and 8 steps of 64 prompts
+ROWS_AT_A_TIME = 512  # per rank: about a megabyte of text, and 8 steps of 64 prompts
 
 
 class PromptLoader:
@@ -37,13 +37,13 @@ class PromptLoader:
     Args:
         dataset: The stream.
         prompts_per_step: `data.train_batch_size`, over all ranks.
-        heldout: What evaluation asks.
-        num_workers: Processes that read ahead; 0: rows are read in this process when they are asked
-            for.
-        counts: What was left out, as metrics.
+        heldout: Prompts of the evaluation.
+        num_workers: Processes that read ahead; 0: rows are read in this process when they are
+            needed.
+        counts: Counts of excluded rows, as metrics.
 
     Raises:
-        ConfigError: Fewer prompts a step than ranks.
+        ConfigError: Fewer prompts per step than ranks.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class PromptLoader:
         ranks: int = 1,
         gather: Gather = lambda thing: [thing],
     ) -> "PromptLoader":
-        """The loader of a job. Opens the files, reads them through together with the other ranks,
-        and logs a summary; every rank calls it.
+        """The loader of a job. Opens the files, indexes them together with the other ranks, and
+        logs a summary; every rank calls it.
 
         Args:
             data: The `data` group.
@@ -92,8 +92,8 @@ class PromptLoader:
             gather: Gathers an object of every rank.
 
         Raises:
-            ConfigError: Files, rows or lengths that cannot work, on every rank alike.
-            MissingAssetError: A file that is not there.
+            ConfigError: Invalid files, rows or lengths; the same on every rank.
+            MissingAssetError: A missing file.
         """
         shared: dict[str, Any] = {
             "encode": encode,
@@ -134,8 +134,8 @@ class PromptLoader:
         )
 
     def draw(self, count: int) -> list[PromptTask]:
-        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a
-        refill, for example).
+        """This rank's share of the next `count` prompts; all ranks must request the same count
+        (also in a refill).
         """
         first, self.position = self.position, self.position + count
         if self._stream is None:
@@ -145,7 +145,7 @@ class PromptLoader:
     def prompts_at(self, numbers: Sequence[int]) -> list[PromptTask]:
         """Prompts of the stream by number, for any rank; the position does not change.
 
-        Rows are read some at a time, because those asked for next are likely the following ones.
+        Rows are read in blocks, because the next requests are usually the following rows.
         """
         missing = [number for number in numbers if number not in self._known]
         if missing:
@@ -177,7 +177,7 @@ class PromptLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, also at another number of ranks or prompts a step.
+        """Resume from `state`, possibly with another number of ranks or prompts per step.
 
         Raises:
             CheckpointError: It belongs to a stream of other prompts or another seed.
@@ -201,11 +201,11 @@ class PromptLoader:
         """This rank's share of an evaluation: the same `prompts_per_source` held-out prompts of
         each data source at every call.
 
-        They are chosen by the hash of their question, so neither the run's seed nor the order of
-        the file matters.
+        They are chosen by the hash of their question, independent of the run's seed and the order
+        of the file.
 
         Raises:
-            ConfigError: There are none, or more than there are evaluation seeds.
+            ConfigError: No held-out prompts, or more than evaluation seeds.
         """
         chosen = (
             [] if self.heldout is None else _first_of_each_source(self.heldout, prompts_per_source)
@@ -235,15 +235,15 @@ class PromptLoader:
     def _read_from(self, start: int) -> Iterator[PromptTask]:
         size = min(
             ROWS_AT_A_TIME, -(-len(self.dataset) // self.dataset.ranks)
-        )  # of a small file no more than an epoch
+        )  # at most an epoch of a small file
         batches = self.dataset.own_batches(start, size=size)
         for tasks in in_batches(self.dataset, batches=batches, num_workers=self.num_workers):
             yield from tasks
 
 
 def _first_of_each_source(prompts: Prompts, count: int) -> list[int]:
-    """Places of up to `count` rows of each data source, in the order of their questions' hashes,
-    the sources in turn.
+    """Positions of up to `count` rows of each data source, sorted by the question's hash, with the
+    sources taking turns.
     """
     by_hash = np.argsort(prompts.question_N, kind="stable")
     first = [

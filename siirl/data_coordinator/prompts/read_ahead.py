@@ -1,10 +1,10 @@
-"""Reading ahead in worker processes, on torchdata's StatefulDataLoader; without workers, in this
-process and when asked.
+"""Reads ahead in worker processes with torchdata's StatefulDataLoader; without workers, reads on
+demand in this process.
 
-Workers come from a fork server, which is started clean: a process that has threads of Ray, pyarrow
-and torch cannot be forked safely. The server imports torch once for all of them. Left out: the
-loaders' own state, which counts what one rank has read; what a run saves is one position in the
-stream of all ranks (`siirl.data_coordinator.prompts.prompt_loader`).
+Workers come from a fresh fork server, because a process with threads of Ray, pyarrow and torch
+cannot be forked safely. The server imports torch once for all workers. Left out: the loader's own
+state, which counts what one rank has read; a run saves one position in the stream of all ranks
+instead (`siirl.data_coordinator.prompts.prompt_loader`).
 """
 
 import multiprocessing
@@ -28,7 +28,7 @@ def in_batches(
     dataset: Any, *, batches: Iterable[Sequence[int]], num_workers: int
 ) -> Iterator[Any]:
     """`dataset.__getitems__(batch)` for each batch of numbers, in order; they may be endless."""
-    # One batch a process ahead: a batch is hundreds of rows already.
+    # One batch per process is read ahead: a batch already has hundreds of rows.
     return _read(
         dataset,
         batch_sampler=batches,
@@ -38,7 +38,7 @@ def in_batches(
 
 
 def as_it_is(items: Any) -> Any:
-    """No collation: rows are texts."""
+    """Identity collation: rows are texts."""
     return items
 
 
@@ -52,7 +52,8 @@ def _read(dataset: Any, *, num_workers: int, **options: Any) -> Iterator[Any]:
             num_workers=num_workers,
             collate_fn=as_it_is,
             multiprocessing_context=_context(num_workers),
-            # it draws a seed for its processes, and would take it from the run's generator
+            # the loader draws a seed for its processes, which must not come from the run's
+            # generator
             generator=torch.Generator(),
             **options,
         )
@@ -63,5 +64,5 @@ def _context(num_workers: int) -> BaseContext | None:
     if num_workers == 0:
         return None
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__package__])  # with what unpickling a dataset needs
+    context.set_forkserver_preload([__package__])  # preload what unpickling a dataset imports
     return context

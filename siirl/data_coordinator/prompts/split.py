@@ -17,7 +17,7 @@ from siirl.errors import ConfigError
 
 @dataclass(frozen=True)
 class PromptSplit:
-    """Ascending row numbers, and counts of what they leave out."""
+    """Ascending row numbers, and counts of excluded rows."""
 
     train_rows: NDArray[np.int64]
     heldout_rows: NDArray[np.int64]
@@ -26,9 +26,9 @@ class PromptSplit:
     """Training prompts of more than `data.max_prompt_length` tokens: left out, or cut."""
     too_long_heldout: int
     also_held_out: int
-    """Rows of the training files whose question is in the validation files, too: not trained on."""
+    """Rows of the training files whose question is also in the validation files: not trained on."""
     nearly_held_out: int = 0
-    """Rows that are trained on, and differ from a held-out one in case or blanks alone."""
+    """Training rows that differ from a held-out one only in case or blanks."""
 
 
 def split_prompts(
@@ -51,7 +51,7 @@ def split_prompts(
             last tokens.
 
     Raises:
-        ConfigError: Nothing is left to train on.
+        ConfigError: No training prompt is left.
     """
     held_N = (
         _held_out(train.question_N, share=heldout_share)
@@ -83,7 +83,7 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
     """Refuse prompts and responses that the model cannot hold.
 
     Raises:
-        ConfigError: With the numbers and what to set.
+        ConfigError: With the lengths and the remedy.
     """
     if max_prompt_length + max_response_length > model_length:
         raise ConfigError(
@@ -107,13 +107,13 @@ def describe_split(split: PromptSplit, *, max_prompt_length: int, overlong: str)
         )
     if split.also_held_out:
         parts.append(
-            f"{split.also_held_out} training prompts are left out because they are held out, too"
+            f"{split.also_held_out} training prompts are left out because they are also held out"
         )
     return "; ".join(parts) + "."
 
 
 def counts_of(split: PromptSplit) -> Mapping[str, float]:
-    """The same as metrics."""
+    """The counts as metrics."""
     return {
         "data/prompts": float(len(split.train_rows)),
         "data/prompts_too_long": float(split.too_long),

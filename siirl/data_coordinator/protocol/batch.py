@@ -1,5 +1,5 @@
-"""Operations on whole batches: choose rows, join batches of different padding, check ids. What is
-in a batch: `batch_columns`.
+"""Operations on whole batches: select rows, join batches of different padding, check ids.
+`batch_columns` lists the columns of a batch.
 """
 
 from collections import Counter
@@ -38,8 +38,8 @@ def shallow_copy(batch: TensorDict) -> TensorDict:
 
 
 def without_texts(batch: TensorDict) -> TensorDict:
-    """The tensor columns alone: choosing rows of a column of strings takes a hundred times as long
-    as of a tensor.
+    """The tensor columns alone: selecting rows of a string column takes a hundred times as long as
+    of a tensor.
     """
     return TensorDict(
         {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)},
@@ -111,11 +111,11 @@ def without_padding(batch: TensorDict) -> TensorDict:
 
 
 def check_unique_uids(batch: TensorDict) -> None:
-    """Refuse a batch in which two rows have one id: they would share videos, embeddings and
+    """Refuse a batch in which two rows have the same id: they would share videos, embeddings and
     rewards.
 
     Raises:
-        InvariantError: With the ids.
+        InvariantError: Names the ids.
     """
     repeated = [uid for uid, count in Counter(texts(batch, "uid")).items() if count > 1]
     if repeated:
@@ -133,14 +133,16 @@ def tensor_shapes(batch: TensorDict) -> dict[str, tuple[int, ...]]:
 
 
 def texts(batch: TensorDict, name: str) -> list[str]:
-    """A column of strings as a list, one a row."""
+    """A column of strings as a list, one per row."""
     return list(batch.get(name).tolist())
 
 
 def pad_together(
     name: str, tensors: Sequence[torch.Tensor], extents: Sequence[Extent], widest: Extent
 ) -> torch.Tensor:
-    """The rows of several tensors of the ragged column `name`, each padded from its extent."""
+    """The rows of several tensors of the ragged column `name`, each padded from its extent to
+    `widest`.
+    """
     layout = column(name).layout
     shape = (sum(len(tensor) for tensor in tensors), widest.width(layout), *tensors[0].shape[2:])
     joined = torch.zeros(shape, dtype=tensors[0].dtype, device=tensors[0].device)

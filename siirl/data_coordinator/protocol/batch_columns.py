@@ -1,9 +1,8 @@
-"""The legend of a batch: each column's dtype, axes, and the axis along which its rows differ in
-length.
+"""The columns of a batch: dtype, axes, and the axis along which rows differ in length.
 
 Rows are padded to the longest row of their batch, so that a column can be a tensor. This table
-alone says which axis is padded, on which side and with what. A column that is not in the table is
-kept as it is; `register_column` adds a user's column that runs along the tokens.
+alone defines which axis is padded, on which side and with which value. A column that is not in the
+table is kept as it is; `register_column` adds a user's column that runs along the tokens.
 """
 
 # B trajectory, T response token, C chunk of actions (one observation each), P prompt token, L
@@ -23,7 +22,7 @@ class Layout(Enum):
     """Meaning of axis 1 of a column; axis 0 is the row, further axes have one size for all rows."""
 
     FIXED = "fixed"
-    """Nothing ragged: one value or one array of fixed shape a row."""
+    """Not ragged: one value or one array of fixed shape per row."""
     TOKEN = "token"
     """Response tokens, padded on the right; T of them."""
     CHUNK = "chunk"
@@ -33,11 +32,11 @@ class Layout(Enum):
     SEQUENCE = "sequence"
     """Prompt then response, P + T tokens, padded on both sides."""
     WORDS = "words"
-    """Instruction words, padded on the right; never cut, because a policy may want them all."""
+    """Instruction words, padded on the right; never cut, because a policy may need them all."""
     PICTURES = "pictures"
     """Patches of the pictures of a prompt, padded on the right; never cut."""
     TEXT = "text"
-    """A string a row, not a tensor."""
+    """A string per row, not a tensor."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ COLUMNS: dict[str, Column] = {
     "task_id": Column(np.int64, "B", Layout.FIXED, "position of the task in env.tasks"),
     "trial_id": Column(np.int64, "B", Layout.FIXED, "how many prompts of this task came before"),
     "task_name": Column(None, "B", Layout.TEXT, "name of the task"),
-    # What the policy saw
+    # Observations of the policy
     "prompts": Column(np.int64, "B P", Layout.PROMPT, "prompt tokens"),
     "input_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "prompt and response tokens"),
     "attention_mask": Column(np.int64, "B P+T", Layout.SEQUENCE, "1 at tokens, 0 at padding"),
@@ -109,7 +108,7 @@ COLUMNS: dict[str, Column] = {
         np.float32, "B C J", Layout.CHUNK, "proprioception at the start of each chunk"
     ),
     "instruction_ids": Column(np.int64, "B L", Layout.WORDS, "words of the instruction"),
-    # What it did
+    # Decisions of the policy
     "responses": Column(
         np.int64,
         "B T",
@@ -126,7 +125,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "old_log_probs": Column(np.float32, "B T", Layout.TOKEN, "log-probs before the update"),
     "ref_log_prob": Column(np.float32, "B T", Layout.TOKEN, "log-probs of the reference policy"),
-    # What came of it
+    # Outcome of the episode
     "finish_step": Column(np.int64, "B", Layout.FIXED, "environment steps of the episode"),
     "complete": Column(np.bool_, "B", Layout.FIXED, "success"),
     "graded": Column(
@@ -190,10 +189,10 @@ def column(name: str) -> Column:
 
 
 def register_column(name: str, entry: Column) -> None:
-    """Add a column of your own, for example one with a value a token.
+    """Register a user's column, for example one with a value per token.
 
     Raises:
-        ConfigError: There is another of this name.
+        ConfigError: The name is taken by another column.
     """
     if COLUMNS.get(name, entry) != entry:
         raise ConfigError(

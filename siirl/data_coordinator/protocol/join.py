@@ -2,7 +2,7 @@
 
 Rows are matched by `uid`. A batch of prompts has no `uid` yet; its rows are matched by `index`, one
 prompt to all samples of its group. The join is an inner one: a row that one branch filtered out is
-in none of the joined rows. Left out: which batch gives a column that several have
+dropped from the join. Left out: which batch gives a column that several have
 (`siirl.execution.dag.writers`).
 """
 
@@ -57,7 +57,7 @@ def join_batches(batches: Sequence[TensorDict], *, source: Mapping[str, int]) ->
 
 
 def positions_in(batch: TensorDict, *, of: TensorDict) -> list[int] | None:
-    """For each row of `of` its position in `batch`; None if a row is not there, or has no id."""
+    """For each row of `of` its position in `batch`; None if a row is missing or has no id."""
     name = _identity([batch, of])
     if name is None:
         return None
@@ -69,7 +69,9 @@ def positions_in(batch: TensorDict, *, of: TensorDict) -> list[int] | None:
 
 
 def _aligned(batches: Sequence[TensorDict]) -> list[TensorDict]:
-    """The batches with the same rows in the same order; one that has them already is not copied."""
+    """The batches with the same rows in the same order; a batch already in that order is not
+    copied.
+    """
     leader = next((batch for batch in batches if _has(batch, SAMPLE)), batches[0])
     names = [_identity_with(leader, batch) for batch in batches]
     keys = {name: _keys(leader, name) for name in set(names)}

@@ -31,7 +31,7 @@ class Extent:
 
     @classmethod
     def of_shapes(cls, shapes: Shapes) -> "Extent":
-        """Read the sizes off the columns; all columns of one layout must agree.
+        """Read the sizes from the columns; all columns of one layout must agree.
 
         Raises:
             InvariantError: Two columns disagree.
@@ -86,9 +86,9 @@ def row_extents(
 ) -> list[Extent]:
     """The unpadded extent of each row.
 
-    The response ends with its last token in the attention mask, or in the response mask where there
-    is no attention mask (for robots, where it is then rounded up to a whole chunk). Without masks
-    nothing is cut.
+    The response ends with its last token in the attention mask, or in the response mask if a batch
+    has no attention mask (for robots, whose length is then rounded up to a whole chunk). Without
+    masks nothing is cut.
     """
     padded = Extent.of_shapes(shapes)
     rows = next(iter(shapes.values()))[0] if shapes else 0

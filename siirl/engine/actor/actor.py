@@ -1,7 +1,7 @@
 """Actor: PPO's policy update in any domain: epochs, mini-batches, one loss, over a TrainEngine.
 
-`siirl.engine.actor.actor_loss` defines the loss of a token, the scorer knows the domain of a token,
-and the batch holds its advantage.
+`siirl.engine.actor.actor_loss` defines the loss of a token, the scorer computes its log-prob in
+either domain, and the batch holds its advantage.
 
 Old log-probs are, in this order: the column `old_log_probs`; with `on_policy` the current ones,
 detached; else the column `rollout_log_probs`.
@@ -81,7 +81,7 @@ class Actor:
     def update(
         self, batch: TensorDict, *, on_policy: bool = False, policy_version: int | None = None
     ) -> Metrics:
-        """All optimiser steps of a training step; every rank calls it, also one without rows.
+        """All optimiser steps of a training step; every rank calls it, even without rows.
 
         Args:
             batch: This rank's rows with `advantages`, `response_mask`, the scorer's columns,

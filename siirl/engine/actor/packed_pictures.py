@@ -30,7 +30,7 @@ def seen_in_lanes(packed: PackedRows, micro_batch: TensorDict, module: Any) -> d
     own_BK = micro_batch["picture_grids"][..., 0] > 0
     places_B = own_BK.sum(1) // eyes.merge**2
     mark_BS = (micro_batch["input_ids"] == eyes.token) & micro_batch["attention_mask"].bool()
-    # later ones are text: a policy may say any token
+    # later marks are text: a policy may generate any token
     mark_BS &= mark_BS.long().cumsum(1) <= places_B[:, None]
     shown_B = _first_of_each_place(packed, rows=len(mark_BS))
     mark_N = mark_BS[packed.row_N, packed.column_N] & shown_B[packed.row_N]

@@ -108,7 +108,7 @@ class Critic:
         return torch.where(going_on_B, values_B, torch.zeros_like(values_B))
 
     def update(self, batch: TensorDict) -> Metrics:
-        """All optimiser steps of a training step; every rank calls it, also one without rows.
+        """All optimiser steps of a training step; every rank calls it, even without rows.
 
         Args:
             batch: This rank's rows with `values`, `value_mask` and `returns`, and the scorer's

@@ -89,7 +89,8 @@ class Dialogue:
     def note(self, reward: float, info: Mapping[str, Any] | None) -> None:
         """Record the environment's reward and grading of the last turn, at the last token.
 
-        `info` is None if the environment says nothing of the agent, whose turn may be earlier.
+        `info` is None if the environment reports nothing about the agent. The agent's last turn may
+        then be an earlier one.
         """
         self.env_return += float(reward)
         self.rewards[-1] += float(reward)

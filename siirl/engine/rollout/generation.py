@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the module imports Pillow
     from siirl.models.seen_pictures import Pictures
 
 FinishReason = Literal["stop", "length", "abort"]
-"""`stop`: an end-of-text token or a stop string. `length`: no tokens left. `abort`: interrupted
+"""`stop`: an end-of-text token or a stop string. `length`: the token limit. `abort`: interrupted
 from outside; the response holds the tokens so far.
 """
 
@@ -42,9 +42,9 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     """Strings that end the continuation; the tokens that contain the string are kept."""
     episode: str = ""
-    """The episode, where several agents of one have requests; empty: `uid`."""
+    """Id of the episode, if several of its agents send requests; empty: `uid`."""
     agent: int = 0
-    """The agent of the episode that speaks."""
+    """The agent of the episode that generates."""
     pictures: Pictures | None = None
     """Pictures in the prompt, for a model that sees."""
 

@@ -1,10 +1,9 @@
-"""Ledger of a run whose rollouts go on while it trains: which prompts run, wait and are used.
+"""Ledger of a run that rolls out while it trains: which prompts run, wait and are used.
 
-Admission follows AReaL (arXiv 2505.24298, section 5.1): before version i + 1 of the policy is
-there, at most (max_staleness + i + 1) x batch prompts have been started, less those that were
-dropped. So no sample in time is older than `max_staleness` versions, and 0 is lockstep. A prompt is
-started, finished and used under its number in the stream of prompts, so every sample is accounted
-for:
+Admission follows AReaL (arXiv 2505.24298, section 5.1): before version i + 1 of the policy exists,
+at most (max_staleness + i + 1) x batch prompts have been started, not counting dropped ones. A used
+sample is at most `max_staleness` versions old; 0 is lockstep. A prompt is started, finished and
+used under its number in the stream of prompts, so every sample is accounted for:
 
     started = running + returned + finished + used + discarded
 
@@ -49,8 +48,8 @@ class RolloutLedger:
         max_staleness: Versions that a sample may be behind.
         ranks: Rollout ranks.
         streaming: Whether prompts are handed out as a stream; otherwise in blocks.
-        version: Training steps that are done.
-        position: Prompts of the stream that were taken before.
+        version: Completed training steps.
+        position: Prompts already taken from the stream.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class RolloutLedger:
         self.started = 0
         self.used = version * batch
         self.used_before = self.used
-        """Prompts of an earlier run without a ledger; in no other count."""
+        """Prompts of an earlier run without a ledger; not part of any other count."""
         self.discarded = 0
         self.refills = 0
         """Prompts that steps asked for in addition to their batch."""
@@ -106,7 +105,7 @@ class RolloutLedger:
         return [*again, *fresh]
 
     def next_block(self, rank: int) -> list[Prompt] | None:
-        """The share of `rank` in the oldest step of which it has something to do; None: wait."""
+        """The share of `rank` in the oldest step in which it has prompts to run; None: wait."""
         for step in sorted(self.blocks):
             for numbers in self.blocks[step]:
                 own = [Prompt(number, step) for number in numbers[rank :: self.ranks]]
@@ -128,7 +127,7 @@ class RolloutLedger:
         return opened < step or any(prompt.step <= step for prompt in pending)
 
     def refill(self, step: int, count: int) -> None:
-        """Let `count` further prompts be started for a step under way."""
+        """Start `count` further prompts for the current step."""
         self.refills += count
         if not self.streaming:
             self._open_block(step, count)
@@ -148,7 +147,9 @@ class RolloutLedger:
     # Finishing
 
     def finish(self, rank: int, prompt: Prompt, *, version: int) -> bool:
-        """Note that the samples of `prompt` are there; False if another rank has it by now."""
+        """Record that the samples of `prompt` are complete; False if another rank has taken it
+        over.
+        """
         if self.running.get(prompt) != rank:
             return False
         del self.running[prompt]
@@ -166,7 +167,7 @@ class RolloutLedger:
         return numbers
 
     def take_back(self, prompts: Iterable[Prompt]) -> None:
-        """Start prompts again that were taken and whose rows are lost."""
+        """Start taken prompts again whose rows are lost."""
         again = list(prompts)
         self.used -= len(again)
         self.returned = sorted({*self.returned, *again}, key=lambda prompt: prompt.number)
@@ -186,10 +187,10 @@ class RolloutLedger:
         return numbers
 
     def take(self, count: int, *, step: int) -> list[Finished] | None:
-        """`count` finished prompts for a step, sorted by number; None until they are there.
+        """`count` finished prompts for a step, sorted by number; None until enough are finished.
 
-        In blocks these are the prompts of the step; in a stream those of the oldest weights, and of
-        these the ones that wait longest.
+        In block mode these are the prompts of the step. In stream mode they are those of the oldest
+        weights, longest-waiting first.
         """
         if not self.streaming:
             wanted = {number for part in self.blocks.get(step, []) for number in part}
@@ -205,7 +206,7 @@ class RolloutLedger:
         return taken
 
     def step_done(self, step: int) -> None:
-        """Note that the policy of `step` is there."""
+        """Record that training step `step` is complete."""
         if step not in (self.version, self.version + 1):
             raise InvariantError(f"Step {step} is done after step {self.version}.")
         self.version = step
@@ -244,7 +245,7 @@ class RolloutLedger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint: what ran is started again, what had finished waits to be used.
+        """Resume from a checkpoint: running prompts start again, finished ones wait to be used.
 
         Raises:
             CheckpointError: The counts do not add up, or the run handed out prompts otherwise.

@@ -1,4 +1,4 @@
-"""Engines of several agent groups that speak in one environment.
+"""Engines of several agent groups that act in one environment.
 
 Each request goes to the engine of the group that plays its agent. In deterministic mode the rounds
 span all engines: they begin when every episode that can run has a request waiting at any of them,
@@ -85,7 +85,7 @@ class TextTeam:
             engine.close()
 
     def _look_soon(self) -> None:
-        # call_soon: agents of one episode that speak at once join the same round
+        # call_soon: simultaneous requests of one episode's agents join the same round
         if self.admission.lockstep and self.admission.waiting and not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._look)

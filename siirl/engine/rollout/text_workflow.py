@@ -8,8 +8,8 @@ all tokens after the prompt, over all turns.
 An episode that used up its tokens is truncated: the environment still grades the last text, and the
 reward counts. If the engine was interrupted, for example by a weight update, the turn continues
 after the tokens it has, and each token keeps the version of the weights that generated it.
-Environments with several agents yield a trajectory for each that spoke. Those with an observation
-speak at once, each as one dialogue over all its turns, and the others wait.
+Environments with several agents yield a trajectory for each that generated. Agents with an
+observation generate concurrently, and the others wait; each has one dialogue over all its turns.
 """
 
 # P prompt token, T response token
@@ -85,7 +85,7 @@ class TextWorkflow(RolloutWorkflow):
         self.pool = pool
         self.tokenizer = tokenizer
         self.tokenizers: Mapping[int, ChatTokenizer] = {}
-        """Of agents that others play; `tokenizer` is that of the rest."""
+        """Tokenizers of agents that other groups play; the rest use `tokenizer`."""
         self.played_by = tuple(played_by)
         self.stop = tuple(stop)
         self.text_columns = tuple(text_columns)
@@ -154,7 +154,7 @@ class TextWorkflow(RolloutWorkflow):
             raise SimulationFailed(
                 f"The pictures of {data.task!r}, row {data.trial_id}: {error}."
             ) from error
-        if self.cut_prompts and not sources:  # a picture in part is none
+        if self.cut_prompts and not sources:  # part of a picture is unusable
             prompt = prompt[-self.max_prompt_length :]
         if len(prompt) > self.max_prompt_length:
             raise SimulationFailed(

@@ -1,12 +1,12 @@
-"""How a batch is cut, twice: into mini-batches of optimiser steps, and these into micro-batches.
+"""Cuts a batch into mini-batches, one per optimiser step, and these into micro-batches.
 
 A mini-batch is drawn from the rows of *all* ranks, in the order of their unique ids, by a generator
 with the same state on every rank. So one rank and four take the same optimiser steps. The price: a
 rank may own more rows of one mini-batch and fewer of the next, and the ranks wait for the one with
-most.
+the most.
 
-A micro-batch is what goes through the module at once: rows of a fixed number, or within a budget of
-tokens, or parts that cut rows. The gradient does not depend on it.
+A micro-batch goes through the module in one pass: a fixed number of rows, rows within a token
+budget, or parts of rows. The gradient does not depend on the cut.
 """
 
 # B row, P prompt token, T response token, R row of any rank
@@ -96,12 +96,12 @@ Arguments are the batch and the budget; groups of several rows stay within that 
 
 @dataclass(frozen=True)
 class Part:
-    """Places of some rows that go through the module together; the others do not."""
+    """Positions of some rows that go through the module together; the others are masked."""
 
     rows: Sequence[int]
     """Ascending row indices."""
     places_BT: torch.Tensor
-    """Bool, one line for each of `rows`."""
+    """Bool, one row for each of `rows`."""
 
 
 RowCutting = Callable[[TensorDict], Sequence[Part]]

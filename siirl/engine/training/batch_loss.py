@@ -1,6 +1,4 @@
-"""Loss of a batch computed in micro-batches: what scorer and loss are, and the total of their
-results.
-"""
+"""Types of scorers and losses, and the sum of a loss over micro-batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

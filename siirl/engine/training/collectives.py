@@ -27,11 +27,11 @@ from siirl.occupation import OCCUPATION
 
 Thing = TypeVar("Thing")
 
-# A rank may wait for the slowest rollout of another, for as long as that gets on. The launcher
-# detects a rank that exits, the watchdog (siirl.execution.scheduler.watchdog, at most 20 hours) a
-# rank that hangs, and writes stack traces; this limit applies only without both.
+# A rank may wait for another's slowest rollout as long as that makes progress. The launcher detects
+# a rank that exits, the watchdog (siirl.execution.scheduler.watchdog, at most 20 hours) a rank that
+# hangs, and writes stack traces; this limit applies only without both.
 TIMEOUT = datetime.timedelta(hours=24)
-# torch ends a process whose NCCL thread does not get on for 8 minutes; the watchdog comes first.
+# torch ends a process whose NCCL thread makes no progress for 8 minutes; the watchdog comes first.
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 AFTER_WATCHDOG_S = 300
 

@@ -1,8 +1,8 @@
 """Compiles the blocks of a module for the passes of training and scoring (`torch.compile`).
 
-The first pass compiles, and a pass with other sizes once more: seconds for a small model, minutes
-for a large one. Results differ by rounding. Acting runs the same blocks uncompiled, because its
-sizes change with every token. Left out: what is beside the blocks.
+The first pass compiles, and a pass with other sizes compiles again: seconds for a small model,
+minutes for a large one. Results differ by rounding. Acting runs the same blocks uncompiled, because
+its sizes change with every token. Left out: modules outside the blocks.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Peak arithmetic of GPUs, as their makers state it: the denominator of MFU.
+"""Peak FLOP/s of GPUs from vendors' datasheets: the denominator of MFU.
 
-Dense products on tensor cores, without sparsity, in the fastest mode that sums in float32. A device
-that is not in the table has no MFU; its achieved TFLOP/s are reported all the same.
+Dense products on tensor cores, without sparsity, in the fastest mode that accumulates in float32. A
+device that is not in the table has no MFU; its achieved TFLOP/s are reported all the same.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Peak:
 
 _HOPPER = "NVIDIA H100 Tensor Core GPU datasheet (bfloat16 with sparsity, halved)"
 PEAKS: dict[str, Peak] = {
-    # The first name that is part of the device's name counts, so longer names come first.
+    # The first key that is part of the device's name applies, so longer keys come first.
     "H100 PCIe": Peak(756 * TERA, 51 * TERA, _HOPPER),
     "H100 NVL": Peak(835 * TERA, 60 * TERA, _HOPPER),
     "H100": Peak(989 * TERA, 67 * TERA, _HOPPER),
@@ -38,7 +38,7 @@ PEAKS: dict[str, Peak] = {
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Peak FLOP/s of a device for operands of `dtype`; None if its maker's figure is not here."""
+    """Peak FLOP/s of a device for operands of `dtype`; None if the table lacks it."""
     for name, peak in PEAKS.items():
         if name in device_name:
             return peak.bfloat16 if dtype == torch.bfloat16 else peak.float32

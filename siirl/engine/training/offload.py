@@ -30,7 +30,7 @@ class Offloaded(Resident):
     """Tensors that are on their device only within `resident`.
 
     Args:
-        tensors: Returns the tensors, plain or sharded; asked anew each time they leave.
+        tensors: Returns the tensors, plain or sharded; called each time they leave.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:

@@ -1,6 +1,6 @@
 """Gradient of a loss in the scores of whole rows, for rows that go through the module in parts.
 
-All parts are scored first. The loss then has its gradient in the scores, and each part takes its
+All parts are scored first. The loss gives the gradient in the scores. Each part then propagates its
 share of it into the module in a second pass (the gradient cache of arXiv 2101.06983).
 """
 

@@ -1,4 +1,4 @@
-"""ScoringEngine: one module on this rank, or sharded over several: its passes and its weights.
+"""ScoringEngine: passes and weights of one module, on this rank or sharded over several.
 
 A *scorer* turns the module and a micro-batch into log-probs and entropy, or into the values of a
 critic. The module stays in evaluation mode: with dropout, the ratio of an unchanged policy to
@@ -169,18 +169,19 @@ class ScoringEngine(Generic[Scores]):
         return {name: full_tensor(tensor).detach() for name, tensor in state.items()}
 
     def weights_in_turn(self) -> Iterator[Rows]:
-        """Weights and buffers, a few rows at a time, and adapters before what they change.
+        """Weights and buffers, a few rows at a time, with adapters before the weights that they
+        change.
 
-        Every rank consumes them to the end: sharded rows are gathered when their turn comes, and no
-        rank holds more than it keeps.
+        Every rank consumes them to the end: sharded rows are gathered in turn, so no rank holds the
+        whole model.
         """
         return in_rows(adapters_first(self.module.state_dict()))
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
         """Autocast to the type of the passes in a single process; in a group FSDP2 casts.
 
-        Its cache would hold a second copy of all weights for the whole pass, and sum in the type of
-        the passes the gradients of a weight that is used twice.
+        Autocast's cache is off. It would hold a second copy of all weights for the whole pass, and
+        sum the gradients of a weight that is used twice in the type of the passes.
         """
         if self.compute_dtype is None or self.ranks.group is not None:
             return contextlib.nullcontext()

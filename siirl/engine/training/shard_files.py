@@ -50,7 +50,7 @@ UNREADABLE = (
     *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
 
-# What DCP's metadata consists of; `torch.float32` and its like are pickled as names of torch.
+# Classes in DCP's metadata; `torch.float32` and its like are pickled as names of torch.
 _METADATA_CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         *("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),

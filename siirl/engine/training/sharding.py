@@ -66,12 +66,12 @@ def shard(
 
     Args:
         module: On `device`, with the same weights on every rank; or on the meta device.
-        ranks: A process group; one rank only gathers and casts.
+        ranks: A process group; with one rank FSDP2 only gathers and casts.
         device: Device of this rank.
         compute_dtype: Type of weights and activations in the passes; None: the type of the weights.
             Gradients are summed in float32.
         blocks: Parts whose weights are gathered only while they compute.
-        sharding: How.
+        sharding: See `Sharding`.
     """
     require_equal_weights(module, ranks=ranks)
     # FSDP2 warns about every module that returns a view, because its output must not be changed in
@@ -85,7 +85,7 @@ def shard(
 
 
 def mesh_of(ranks: Collectives, *, device: torch.device, shard_ranks: int | None) -> DeviceMesh:
-    """The ranks in one line; or in lines of `shard_ranks` neighbours that hold a copy each.
+    """Mesh of the ranks: one axis, or groups of `shard_ranks` neighbours with one copy per group.
 
     Raises:
         ConfigError: Copies of different size.

@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Offset behind the last byte."""
+        """Offset after the last byte."""
         return self.start + self.dtype.itemsize * self.count * torch.Size(self.shape[1:]).numel()
 
     def rows(self, buffer: torch.Tensor) -> Rows:
@@ -92,8 +92,8 @@ def send(weights: Iterable[Rows], transport: Transport, *, bucket_bytes: int = B
 
     Args:
         weights: Consumed one at a time.
-        transport: Where they go.
-        bucket_bytes: Size of a bucket; one grows to the largest row.
+        transport: Delivers the buckets.
+        bucket_bytes: Size of a bucket; it grows to the size of the largest row.
     """
     digest = RunningChecksum()
     buffer = transport.buffer(bucket_bytes)

@@ -227,7 +227,7 @@ class WeightSync:
 
 
 class Inspected:
-    """Weights that pass by once, and whether all were finite."""
+    """Passes weights on once, and records whether all were finite."""
 
     def __init__(self, weights: Iterable[Rows]) -> None:
         self.weights = weights

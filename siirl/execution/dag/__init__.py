@@ -1,7 +1,7 @@
-"""Declare an algorithm as a graph of nodes; checked when it is built, before any process starts. No
-torch, no Ray.
+"""Declares an algorithm as a graph of nodes, which is checked when it is built, before any process
+starts. No torch, no Ray.
 
-What a pipeline file needs is re-exported here. Left out: `builtin_pipelines`, which imports the
+Re-exports everything that a pipeline file needs. Left out: `builtin_pipelines`, which imports the
 pipeline files, which import this.
 """
 

@@ -1,5 +1,5 @@
-"""Which buffer a PUT_TO_BUFFER or GET_FROM_BUFFER node names, and that each is filled before it is
-taken from.
+"""The buffer that a PUT_TO_BUFFER or GET_FROM_BUFFER node names; each must be filled before it is
+read.
 """
 
 from siirl.errors import ConfigError
@@ -7,7 +7,7 @@ from siirl.execution.dag.node import Node, NodeType
 from siirl.execution.dag.task_graph import TaskGraph
 
 NAME = "buffer"
-"""Key of `Node.config`, and the name where a node has none."""
+"""Key of `Node.config`, and the default name of a buffer."""
 
 
 def buffer_of(node: Node) -> str:
@@ -16,10 +16,10 @@ def buffer_of(node: Node) -> str:
 
 
 def check_buffers(graph: TaskGraph) -> None:
-    """Refuse a GET_FROM_BUFFER node that does not come after one node that fills its buffer.
+    """Refuse a GET_FROM_BUFFER node unless exactly one node before it fills its buffer.
 
     Raises:
-        ConfigError: With the node, its buffer and the remedy.
+        ConfigError: Names the node, its buffer and the remedy.
     """
     for node in graph.get_nodes():
         if node.node_type is not NodeType.GET_FROM_BUFFER:

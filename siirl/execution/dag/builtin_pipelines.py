@@ -1,6 +1,4 @@
-"""The built-in pipelines under the names that the documents import; each is written in its own file
-under pipelines/.
-"""
+"""The built-in pipelines under their documented names; each is in a separate file of pipelines/."""
 
 from collections.abc import Callable
 

@@ -4,8 +4,8 @@
     def compute_reward(*, batch, context): ...
 
 `Pipeline.add_node(..., requires=, provides=)` declares them for a function without this decorator,
-and adds to the declaration of one that has it. Left out: dtypes and shapes, which
-siirl.data_coordinator.protocol.batch_columns gives; a stage's type and role
+and adds columns to a declaration. Left out: dtypes and shapes, which
+siirl.data_coordinator.protocol.batch_columns defines; a stage's type and role
 (`siirl.execution.dag.stage`).
 """
 
@@ -21,7 +21,7 @@ _PROVIDERS: dict[str, list[str]] = {}
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns that a function declares; None where it declares nothing."""
+    """Columns that a function declares; None for a missing declaration."""
 
     requires: frozenset[str] | None = None
     """Columns that must be in the batch before it runs."""
@@ -40,7 +40,7 @@ def columns(
     Args:
         requires: Columns that it always reads.
         provides: Columns that it adds.
-        optional: Columns that it reads where they are there; no graph is refused for their lack.
+        optional: Columns that it reads if the batch has them; a graph without them is accepted.
     """
     declared = Columns(
         requires=column_set(requires), provides=column_set(provides), optional=column_set(optional)
@@ -55,7 +55,7 @@ def columns(
 
 
 def declared_columns(function: Callable[..., Any]) -> Columns:
-    """The declaration of `function`; `Columns()` where it has none."""
+    """The declaration of `function`; `Columns()` if it has none."""
     declared = getattr(function, _ATTRIBUTE, None)
     return declared if isinstance(declared, Columns) else Columns()
 
@@ -68,8 +68,7 @@ def providers_of(column: str) -> list[str]:
 
 
 def column_set(names: Iterable[str]) -> frozenset[str]:
-    """Column names as a set; a lone string, which Python would take apart letter by letter, is
-    refused.
+    """Column names as a set; refuses a single string, which Python would split into letters.
 
     Raises:
         TypeError: `names` is a string.
@@ -81,7 +80,7 @@ def column_set(names: Iterable[str]) -> frozenset[str]:
 
 def _remember_provider(function: Callable[..., Any], declared: Columns) -> None:
     reference = f"{function.__module__}:{function.__qualname__}"
-    if "<locals>" in reference:  # a graph cannot name it
+    if "<locals>" in reference:  # a graph cannot refer to it by name
         return
     for column in declared.provides or ():
         known = _PROVIDERS.setdefault(column, [])

@@ -5,7 +5,7 @@
     a -> d
     c + d -> e
 
-Skipped nodes are left out; what depends on one is drawn after its dependencies.
+Skipped nodes are left out; their dependents follow the skipped node's dependencies.
 """
 
 from siirl.execution.dag.task_graph import TaskGraph

@@ -1,4 +1,4 @@
-"""Every policy that a graph trains acts with its new weights in the next step."""
+"""Ensures that every policy trained by a graph acts with its new weights in the next step."""
 
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
@@ -13,7 +13,7 @@ def check_one_policy(graph: TaskGraph) -> None:
     """Refuse nodes of several agent groups in a run without `agents`, which has one policy.
 
     Raises:
-        ConfigError: With the groups and the remedy.
+        ConfigError: Names the groups and the remedy.
     """
     groups = graph.agent_groups()
     if len(groups) > 1:

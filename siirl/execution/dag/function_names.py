@@ -1,6 +1,6 @@
 """Resolves function names, `module:Class.method` or `module.function`, and their arguments.
 
-Resolving imports a module and loads no model. An unknown name is answered with the known ones.
+Resolving imports a module and loads no model. Errors for unknown names list the known ones.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.references import MISTAKES, describe_error
 
-# What a node's function may ask for by name; `**kwargs` gets everything that the caller has.
+# Parameters that a node's function may have; `**kwargs` gets everything that the caller has.
 OFFERED = ("batch", "config", "context", "process_group", "agent_group", "node", "started")
 
 
@@ -23,14 +23,14 @@ def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Call
     """Import what `reference` names.
 
     Args:
-        reference: `module:Class.method`, `module.function`, or a callable, which is returned as it
-            is.
+        reference: `module:Class.method`, `module.function`, or a callable, which is returned
+            unchanged.
         owner: The node or key that names it, for messages (`node 'function_reward'`).
 
     Raises:
         UnknownNameError: No such module or attribute, with the known ones.
-        ConfigError: A name without module, a module that cannot be imported, or something that
-            cannot be called.
+        ConfigError: A name without module, a module that cannot be imported, or an object that is
+            not callable.
     """
     if not isinstance(reference, str):
         function: Any = reference
@@ -51,10 +51,10 @@ def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Call
 
 
 def check_signature(function: Callable[..., Any], *, owner: str) -> None:
-    """Refuse a function that asks for something which no node gets.
+    """Refuse a function with a parameter that no node gets.
 
     Raises:
-        ConfigError: A required parameter outside of `OFFERED`, a positional-only one, an `async
+        ConfigError: A required parameter that is not in `OFFERED`, a positional-only one, an `async
             def`, or a signature that cannot be read.
     """
     name = describe(function)
@@ -65,7 +65,7 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
         )
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError as error:  # of some classes and functions that are written in C
+    except ValueError as error:  # of some classes and functions written in C
         raise ConfigError(
             f"The function {name} of {owner} has no signature that Python can read. Write a "
             "function that calls it."
@@ -95,8 +95,7 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
 def arguments_for(
     function: Callable[..., Any], available: dict[str, Any], *, owner: str
 ) -> dict[str, Any]:
-    """The part of `available` that the signature of `function` asks for; all of it if there is
-    `**kwargs`.
+    """The entries of `available` that `function` has parameters for; all of them for `**kwargs`.
 
     Raises:
         ConfigError: A required parameter is not available.
@@ -145,7 +144,7 @@ def _split(reference: str, *, owner: str) -> tuple[str, list[str]]:
 
 
 def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleType:
-    """Import package by package, so that the part that is missing can be named."""
+    """Import package by package, so that an error can name the missing part."""
     parts = module_name.split(".")
     module: ModuleType | None = None
     for depth, part in enumerate(parts):

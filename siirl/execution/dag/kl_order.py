@@ -8,16 +8,16 @@ from siirl.execution.dag.task_graph import TaskGraph
 def order_for_kl_in_reward(
     graph: TaskGraph, *, use_kl_in_reward: bool, group: int | None = None
 ) -> None:
-    """Move log-prob nodes that come too late to right before the first reward.
+    """Move log-prob nodes that come after the first reward to right before it.
 
-    With `group` only the nodes of that agent group are looked at.
+    With `group` only the nodes of that agent group are moved.
 
-    Their former dependents then depend on what they depended on. A graph without a node for old
+    Their former dependents then depend on their former dependencies. A graph without a node for old
     log-probs is fine: behaviour log-probs (`rollout_log_probs`) serve instead.
 
     Raises:
-        ConfigError: There is no reference, a second reward comes before the log-probs on another
-            path, or a moved node lacks a column there.
+        ConfigError: The graph has no reference, a second reward comes before the log-probs on
+            another path, or a moved node lacks a column there.
     """
     if not use_kl_in_reward:
         return
@@ -49,18 +49,18 @@ def order_for_kl_in_reward(
 
 
 def _move_before(graph: TaskGraph, node: Node, reward: str) -> None:
-    """Take `node` out of its place and put it between the reward and its dependencies."""
+    """Remove `node` from its place and insert it between the reward and the reward's dependencies."""
     dependents = graph.get_dependents(node.node_id)
     graph.remove_node(node.node_id)
     node.dependencies = list(graph.nodes[reward].dependencies)
     graph.nodes[reward].dependencies = [node.node_id]
     graph.add_node(node)
     for dependent in dependents:
-        _drop_what_is_implied(graph, dependent)
+        _drop_implied_dependencies(graph, dependent)
 
 
-def _drop_what_is_implied(graph: TaskGraph, node: Node) -> None:
-    """Leave out dependencies that come before another dependency of `node`."""
+def _drop_implied_dependencies(graph: TaskGraph, node: Node) -> None:
+    """Remove dependencies that another dependency of `node` already implies."""
     names = graph.rev_adj[node.node_id]
     implied = set[str]().union(*(graph.get_ancestors(name) for name in names))
     node.dependencies = [name for name in names if name not in implied]

@@ -15,12 +15,12 @@ def load_pipeline(
     """Build and check the graph of a job.
 
     Args:
-        pipeline: Name of a built-in one; used where the others are not given, and needed there.
+        pipeline: Name of a built-in one; required unless one of the others is given.
         custom_pipeline_fn: `module:function` that returns a TaskGraph (`dag.custom_pipeline_fn`).
         workflow_file: Path of a YAML file (`dag.workflow_file`).
 
     Raises:
-        ConfigError: Both of the last two are given, an unknown name, or a graph that cannot work.
+        ConfigError: Both of the last two are given, an unknown name, or an invalid graph.
     """
     if custom_pipeline_fn and workflow_file:
         raise ConfigError(
@@ -46,7 +46,7 @@ def _custom(reference: str) -> TaskGraph:
     make = resolve_function(reference, owner="dag.custom_pipeline_fn")
     try:
         graph = make()
-    except SiirlError:  # a graph that cannot work
+    except SiirlError:  # an invalid graph
         raise
     except MISTAKES as error:
         raise ConfigError(

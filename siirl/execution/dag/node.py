@@ -1,9 +1,9 @@
-"""One step of an algorithm: which function, after which others, on which columns of the batch.
+"""One step of an algorithm: a function, its predecessors, and the batch columns that it uses.
 
-A node's function is called by name with what its signature asks for (`function_names.OFFERED`), on
+A node's function is called with keyword arguments for its parameters (`function_names.OFFERED`), on
 a shallow copy of the batch, so that assigning `batch["x"]` does not change other nodes' batches.
-Columns are checked at both ends: those required before, those provided after. A function that
-declares none is measured once it has run. Left out: which process runs a node
+Columns are checked at both ends: those required before, those provided after. Columns of a function
+without a declaration are recorded when it has run. Left out: which process runs a node
 (siirl.execution.scheduler).
 """
 
@@ -70,9 +70,7 @@ REPEATABLE_TYPES = frozenset({NodeType.COMPUTE, NodeType.CUSTOM})
 
 @dataclass(eq=False)
 class Node:
-    """A node of a TaskGraph; pickled with the name of its function, which is imported again where
-    it arrives.
-    """
+    """A node of a TaskGraph; pickled with the name of its function, which the receiver imports."""
 
     node_id: str
     node_type: NodeType
@@ -91,18 +89,18 @@ class Node:
     executable_ref: str | Callable[..., Any] | None = None
     """`module:Class.method`, `module.function` or a callable; None passes the batch on."""
     filter_plugin: str | Callable[..., bool] | None = None
-    """Which samples a node takes that shares rows among ranks: SampleInfo -> bool. The others are
-    dropped before they travel.
+    """Accepts samples (SampleInfo -> bool) at a node that shares rows among ranks. Rejected ones
+    are dropped before the transfer.
     """
     retry_limit: int = 0
     """Calls after a ConnectionError or TimeoutError (a remote grader); for COMPUTE and CUSTOM
     nodes.
     """
     requires: Iterable[str] | None = None
-    """Columns it reads, beside those that its function declares."""
+    """Columns it reads, in addition to those that its function declares."""
     provides: Iterable[str] | None = None
-    """Columns it adds, beside those that its function declares; None where neither declares any:
-    unknown until it has run.
+    """Columns it adds, in addition to those that its function declares. None if neither declares
+    any: unknown until it has run.
     """
     waived: frozenset[str] = frozenset()
     """Required columns whose provider is skipped; see TaskGraph.skip_node."""
@@ -136,8 +134,8 @@ class Node:
 
     @property
     def executable(self) -> Callable[..., Any] | None:
-        """The function, imported when it is first asked for; UnknownNameError or ConfigError where
-        there is none of that name.
+        """The function, imported on first access; UnknownNameError or ConfigError if the name is
+        invalid.
         """
         if self._executable is None and self.executable_ref is not None:
             self._executable = resolve_function(self.executable_ref, owner=self.label)
@@ -145,7 +143,7 @@ class Node:
 
     @property
     def filter(self) -> Callable[..., bool] | None:
-        """The filter plug-in, imported; its function asks for `node` and calls it."""
+        """The imported filter plug-in; the node's function has a parameter `node` and calls it."""
         return (
             None
             if self.filter_plugin is None
@@ -154,17 +152,15 @@ class Node:
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """Columns that must be there before it runs: its function's declaration, and what the node
-        adds.
-        """
+        """Columns that must exist before it runs: declared by its function or by the node."""
         if self.skip_reason is not None:
             return frozenset()
         return self._together(self.requires, self._function_columns().requires) - self.waived
 
     @property
     def provided_columns(self) -> frozenset[str] | None:
-        """Columns that are there after it has run; None where neither the function nor the node
-        declares any.
+        """Columns that exist after it has run; None if neither the function nor the node declares
+        any.
         """
         if self.skip_reason is not None or self.executable_ref is None:
             return frozenset()
@@ -177,20 +173,18 @@ class Node:
 
     @property
     def optional_columns(self) -> frozenset[str]:
-        """Columns that its function reads where they are there, or where the configuration asks for
-        what they hold.
-        """
+        """Columns that its function reads if they exist, or if the configuration requires them."""
         return frozenset() if self.skip_reason is not None else self._function_columns().optional
 
     def require(self, names: Iterable[str]) -> None:
-        """Require those of `names` that are optional: the configuration makes its function read
-        them.
+        """Require those of `names` that are optional, because the configuration makes its function
+        read them.
         """
         self.requires = self._together(self.requires, self.optional_columns & frozenset(names))
 
     def check(self) -> None:
-        """Import the functions and compare their signatures with what they get; UnknownNameError or
-        ConfigError where one does not fit.
+        """Import the functions and check their signatures; UnknownNameError or ConfigError on a
+        mismatch.
         """
         if self.executable is not None:
             check_signature(self.executable, owner=self.label)
@@ -210,14 +204,14 @@ class Node:
 
         Args:
             batch: The columns so far (TensorDict or dict).
-            copy: Makes such a copy; the batch's own way may be a slow one.
-            available: `config`, `context`, `process_group`, `agent_group` and what else the caller
-                has; the function gets what its signature asks for, and `node`.
+            copy: Makes the copy; the batch's own method may be slow.
+            available: `config`, `context`, `process_group`, `agent_group` and further arguments;
+                the function gets those that it has parameters for, and `node`.
 
         Raises:
-            ConfigError: A required column is missing, or the function asks for something that the
-                caller did not give.
-            InvariantError: The function returned no batch, or not the columns that were declared.
+            ConfigError: A required column is missing, or the function has a parameter that the
+                caller does not provide.
+            InvariantError: The function returned no batch, or declared columns are missing.
         """
         if self.skip_reason is not None:
             self.status = NodeStatus.SKIPPED
@@ -246,7 +240,7 @@ class Node:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Keep the status; an error names the node."""
+        """Keep the status up to date, and name the node in errors."""
         self.status = NodeStatus.RUNNING
         try:
             yield

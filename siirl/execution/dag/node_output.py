@@ -9,12 +9,11 @@ class NodeOutput:
     """Result of a node.
 
     Attributes:
-        batch: The batch that the next nodes get, usually the one that came in with columns added or
-            rows dropped.
+        batch: The batch for the next nodes, usually the input with columns added or rows dropped.
         metrics: Numbers by their full names (`reward/mean_score`).
-        more_prompts: Over all ranks, and the same on every rank: the node is not content with what
-            it got. The nodes before it are run on so many further prompts, and it is called again
-            with what it returned and theirs together. 0: the graph continues.
+        more_prompts: Number of further prompts that the node requests, over all ranks; the same on
+            every rank. The nodes before it run on them, and it is called again with its output and
+            theirs together. 0: the graph continues.
     """
 
     batch: Any

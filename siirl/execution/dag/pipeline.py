@@ -1,4 +1,4 @@
-"""Declare a graph node by node: `Pipeline("name").add_node(...).add_node(...).build()`.
+"""Declares a graph node by node: `Pipeline("name").add_node(...).add_node(...).build()`.
 
 A pipeline of stages is a table of ids, functions and dependencies: type, role and columns are those
 of the function (`siirl.execution.dag.stage`, `siirl.execution.dag.columns`).
@@ -39,7 +39,7 @@ class Pipeline:
         self.description = description
         self._nodes: dict[str, Node] = {}
         self._given: dict[str, frozenset[str]] = {}
-        """Options of each node that `add_node` was given."""
+        """The options that `add_node` got for each node."""
 
     def add_node(
         self,
@@ -52,14 +52,14 @@ class Pipeline:
 
         Args:
             node_id: Unique in the pipeline; metrics call its time `time/<node_id>_s`.
-            func: `module:Class.method`, `module.function` or a callable.
+            func: `module:Class.method`, `module.function` or a callable; None passes the batch on.
             deps: Ids of the nodes that come before it.
-            options: See `NodeOptions`. Type, role and `only_forward_compute` are by default those
-                that the function declares as a stage, and COMPUTE without role for another
-                function. `requires` and `provides` are added to its columns.
+            options: See `NodeOptions`. Type, role and `only_forward_compute` default to those that
+                the function declares as a stage, otherwise to COMPUTE without role. `requires` and
+                `provides` are added to its columns.
 
         Raises:
-            ConfigError: The id is taken, `deps` is a string, or there is no such option.
+            ConfigError: The id is taken, `deps` is a string, or an option is unknown.
         """
         if node_id in self._nodes:
             raise ConfigError(
@@ -96,8 +96,8 @@ class Pipeline:
         return graph
 
     def _as_declared(self, node: Node) -> Node:
-        """A copy of `node` with the options that its function declares as a stage and `add_node`
-        was not given.
+        """A copy of `node`; options that `add_node` did not get come from the function's stage
+        declaration.
         """
         stage = dataclasses.asdict(declared_stage(node.executable))
         return dataclasses.replace(

@@ -1,9 +1,9 @@
-"""Resource groups: which ranks run which nodes, and the graph cut where data passes between them.
+"""Resource groups: assigns nodes to groups of ranks, and cuts the graph between them.
 
 A node belongs to the group that it names (`group=`), else to the group `rollout` if it acts with
-the policy and the run has that group, else to `train`. `cut_graph` makes a graph for each group:
-an edge from one group to another becomes a PUT_TO_BUFFER node at its beginning and a
-GET_FROM_BUFFER node at its end. Pure: graphs in, graphs out. Left out: how many ranks a group gets
+the policy and the run has that group, else to `train`. `cut_graph` makes a graph for each group: an
+edge from one group to another becomes a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER
+node at its end. Pure: graphs in, graphs out. Left out: the number of ranks of a group
 (`siirl.execution.scheduler.task_scheduler`), and the buffer (`siirl.dag_worker.separate`).
 """
 
@@ -36,7 +36,7 @@ def group_of_node(graph: TaskGraph, node: Node, *, groups: Collection[str]) -> s
         return node.group
     if ROLLOUT not in groups:
         return TRAIN
-    if node.node_type is NodeType.DATA_LOAD:  # prompts go where they are rolled out
+    if node.node_type is NodeType.DATA_LOAD:  # prompts are drawn by the group that rolls out
         dependents = graph.get_dependents(node.node_id)
         return group_of_node(graph, dependents[0], groups=groups) if dependents else TRAIN
     acts = node.node_role is NodeRole.ROLLOUT and node.node_type is not NodeType.BARRIER_SYNC
@@ -49,8 +49,8 @@ def cut_graph(graph: TaskGraph, *, groups: Collection[str]) -> dict[str, TaskGra
     With the group `train` alone this is the graph itself.
 
     Raises:
-        ConfigError: A group without nodes, a node of `rollout` that trains or reads what `train`
-            puts out, or several nodes whose rows pass to `train`.
+        ConfigError: A group without nodes, a node of `rollout` that trains or reads an output of
+            `train`, or several nodes whose rows pass to `train`.
     """
     owner = {
         node.node_id: group_of_node(graph, node, groups=groups) for node in graph.nodes.values()
@@ -133,7 +133,7 @@ def _part(graph: TaskGraph, *, group: str, owner: Mapping[str, str], source: str
 
 
 def _get_node(graph: TaskGraph, source: str) -> Node:
-    """The node that gets the rows of `source`, with all columns that they have there."""
+    """The node that gets the rows of `source`, with all columns that they have at that point."""
     before = [graph.nodes[name] for name in (*graph.get_ancestors(source), source)]
     provided = [node.provided_columns for node in before]
     loaded = frozenset().union(*(node.required_columns for node in before))

@@ -3,9 +3,9 @@
     @stage(NodeType.COMPUTE, NodeRole.REWARD, requires=["responses"],
     provides=["token_level_rewards"]) def compute_reward(*, batch, context): ...
 
-`Pipeline.add_node` takes from here what it is not given. A type or role given there takes the place
-of the stage's, because it tells the scheduler how this graph uses the function; columns given there
-are added (`siirl.execution.dag.columns`).
+`Pipeline.add_node` uses these as defaults. A type or role given there replaces the stage's, because
+it tells the scheduler how this graph uses the function; columns given there are added
+(`siirl.execution.dag.columns`).
 """
 
 from collections.abc import Callable, Iterable
@@ -20,8 +20,8 @@ _ATTRIBUTE = "__stage__"
 _START = "__start__"
 
 Start = Callable[..., "Future[Any] | None"]
-"""Begins a node's work outside of the rank's thread; called like the node's function, and on every
-rank at the same place. None: there is nothing to begin.
+"""Starts a node's work outside the rank's thread; called like the node's function, at the same
+point on every rank. None: no work to start.
 """
 
 
@@ -34,7 +34,7 @@ class Stage:
     only_forward_compute: bool = False
     """A forward pass of a model that is trained elsewhere in the graph."""
     moves_rows: bool = False
-    """Whether rows may go to other ranks, so that they cannot be joined with those that stayed."""
+    """Whether rows may go to other ranks; they then cannot be joined with rows that stayed."""
 
 
 def stage(
@@ -48,10 +48,10 @@ def stage(
     optional: Iterable[str] = (),
     start: Start | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorate a function with what its node is; see `Stage` and `columns` for the arguments.
+    """Declare a function's stage; see `Stage` and `columns` for the arguments.
 
     `start` begins work for which the rank only waits, so that independent nodes run meanwhile. The
-    function gets the future's result as `started`, or None where nothing was begun.
+    function gets the future's result as `started`, or None if no work was started.
     """
     declared = Stage(
         node_type=node_type,
@@ -69,7 +69,7 @@ def stage(
 
 
 def declared_stage(function: Callable[..., Any] | None) -> Stage:
-    """The declaration of `function`; a COMPUTE node without role where it has none."""
+    """The stage that `function` declares; by default a COMPUTE node without role."""
     declared = getattr(function, _ATTRIBUTE, None)
     return declared if isinstance(declared, Stage) else Stage()
 

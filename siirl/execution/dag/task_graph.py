@@ -1,8 +1,9 @@
-"""A directed acyclic graph of nodes, and what must hold of it before anything runs.
+"""A directed acyclic graph of nodes, and its checks before a run.
 
 `check` refuses a missing dependency, a cycle (named node by node), a function that does not exist
-or asks for what no node gets, and a column that is required but provided neither by an ancestor nor
-by the loader. Left out: executing (siirl.dag_worker) and placing (siirl.execution.scheduler).
+or has a parameter that no node gets, and a column that is required but provided neither by an
+ancestor nor by the loader. Left out: executing (siirl.dag_worker) and placing
+(siirl.execution.scheduler).
 """
 
 import heapq
@@ -34,7 +35,7 @@ class TaskGraph:
         self._loader_columns: frozenset[str] | None = None
 
     def __str__(self) -> str:
-        """One line a node: id, function, dependencies."""
+        """One line per node: id, function, dependencies."""
         lines = [f"{self.graph_id}: {self.description}".rstrip(": ")]
         for node_id in self.get_topological_sort():
             after = (
@@ -63,7 +64,7 @@ class TaskGraph:
         self.update_edges()
 
     def remove_node(self, node_id: str) -> None:
-        """Take a node out; those that depended on it now depend on its dependencies."""
+        """Remove a node; its dependents then depend on its dependencies."""
         removed = self.get_node(node_id)
         for dependent in self.get_dependents(removed.node_id):
             before = self.rev_adj[dependent.node_id]
@@ -75,7 +76,7 @@ class TaskGraph:
         self.update_edges()
 
     def skip_node(self, node_id: str, *, reason: str) -> None:
-        """Keep a node in the graph but do not run it, and require its columns of no later node
+        """Keep a node in the graph but do not run it; later nodes no longer require its columns
         (unless another node provides them).
         """
         skipped = self.get_node(node_id)
@@ -96,8 +97,8 @@ class TaskGraph:
         return duplicate
 
     def update_edges(self) -> None:
-        """Recompute both adjacency lists after a change to a node's dependencies; one that is not
-        there yet counts when it comes.
+        """Recompute both adjacency lists after a change of a node's dependencies; a missing node
+        counts as soon as it is added.
         """
         self.adj = {node_id: [] for node_id in self.nodes}
         self.rev_adj = {}
@@ -145,7 +146,7 @@ class TaskGraph:
         return [self.nodes[name] for name in self.adj[self.get_node(node_id).node_id]]
 
     def get_downstream_nodes(self, node_id: str) -> list[Node]:
-        """The nodes that come right after `node_id`: another name of `get_dependents`."""
+        """Alias of `get_dependents`."""
         return self.get_dependents(node_id)
 
     def get_ancestors(self, node_id: str) -> set[str]:
@@ -162,8 +163,8 @@ class TaskGraph:
     def get_topological_sort(self) -> list[str]:
         """Ids in an order in which each comes after its dependencies (Kahn 1962).
 
-        Of those that are free, what leads to a DYNAMIC_SAMPLING node comes first, so that no
-        node has read rows to which it then adds more; then the one added first.
+        Among free nodes, ancestors of a DYNAMIC_SAMPLING node come first, so that no node reads
+        rows before a refill adds to them; then the node added first.
 
         Raises:
             ConfigError: A dependency that is not a node, or a cycle, named node by node.
@@ -203,15 +204,14 @@ class TaskGraph:
         return True, None
 
     def check(self, *, loader_columns: Iterable[str] | None = None) -> None:
-        """Everything that can be known before a process starts: edges, functions, signatures,
-        columns.
+        """Check edges, functions, signatures and columns, before any process starts.
 
         Args:
-            loader_columns: What the batch holds at the start; None to trust that the loader gives
-                what the entry nodes require.
+            loader_columns: Columns of the first batch; None: assume that the loader provides those
+                that entry nodes require.
 
         Raises:
-            ConfigError: With the node, the value and the remedy.
+            ConfigError: Names the node, the value and the remedy.
         """
         if not self.nodes:
             raise ConfigError(f"Graph {self.graph_id!r} has no nodes.")
@@ -221,15 +221,14 @@ class TaskGraph:
         self.check_columns(loader_columns=loader_columns)
 
     def check_columns(self, *, loader_columns: Iterable[str] | None = None) -> None:
-        """Each node's required columns must come from an ancestor or the loader.
+        """Check that each node's required columns come from an ancestor or the loader.
 
-        What comes after a node with undeclared columns is given the benefit of the doubt until that
-        node has run (`run_node`).
+        Nodes after one with undeclared columns are checked when that node has run (`run_node`).
 
         Raises:
-            ConfigError: A column that no node provides, one that is provided too late, or one that
-                two branches write which then meet; or a join of rows that moved to other ranks with
-                rows that stayed.
+            ConfigError: A column that no node provides, that is provided too late, or that two
+                joined branches both write; or a join of rows that moved to other ranks with rows
+                that stayed.
         """
         self._loader_columns = (
             self._entry_columns() if loader_columns is None else column_set(loader_columns)
@@ -246,11 +245,11 @@ class TaskGraph:
         self._check_moved_rows()
 
     def run_node(self, node_id: str, *, batch: Any, **available: Any) -> NodeOutput:
-        """Run one node (`Node.run`); if it had declared no columns, check with those it gave
-        whether later nodes have theirs.
+        """Run one node (`Node.run`). If it declares no columns, check later nodes against the
+        columns of its output.
 
         Raises:
-            ConfigError: A later node requires a column that now turns out to be missing.
+            ConfigError: A later node requires a column that is missing.
         """
         node = self.get_node(node_id)
         undeclared = node.provided_columns is None
@@ -260,7 +259,7 @@ class TaskGraph:
         return output
 
     def _resolve(self, name: str) -> str:
-        """The id behind an alias; any other name as it is."""
+        """The id of an alias; any other name unchanged."""
         if name in self.nodes:
             return name
         return next((node_id for node_id, node in self.nodes.items() if name in node.aliases), name)
@@ -273,7 +272,7 @@ class TaskGraph:
                     raise UnknownNameError.of(kind=kind, name=name, known=self.nodes)
 
     def _check_joins(self) -> None:
-        """Refuse branches that declare to write the same column before they meet."""
+        """Refuse joined branches that both declare to write a column."""
         put_out: dict[str, dict[str, str]] = {}
         for node_id in self.get_topological_sort():
             branches = {name: put_out[name] for name in self.rev_adj[node_id]}

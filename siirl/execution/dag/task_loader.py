@@ -1,28 +1,28 @@
-"""Split a graph into parts that different groups of ranks can run side by side.
+"""Splits a graph into parts that different groups of ranks can run in parallel.
 
-A part is complete in itself: it holds every node that its last node needs, so a shared beginning is
-in each part. Two parts never share a model that one of them trains (the others would go on with
-stale weights); where they would, the graph stays whole and its ranks run it data-parallel. So the
-built-in algorithms, with one policy each, are never split; the agents of a multi-agent workflow
-with policies of their own are.
+A part is complete: it contains every ancestor of its last node, so common ancestors are in each
+part. Two parts never share a model that one of them trains, because the others would continue with
+stale weights; such a graph stays whole and its ranks run it data-parallel. So the built-in
+algorithms, with one policy each, are never split; the agents of a multi-agent workflow with
+separate policies are.
 """
 
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
 from siirl.execution.dag.task_graph import TaskGraph
 
-# Roles that use weights which training changes, and the model whose weights they are.
+# Roles that use weights which training changes, and the model of each role.
 MODEL_OF_ROLE = {NodeRole.ACTOR: "policy", NodeRole.ROLLOUT: "policy", NodeRole.CRITIC: "critic"}
 
 Model = tuple[str, int]  # model and agent group
 
 
 def discover_and_split_parallel_paths(src_task_graph: TaskGraph) -> list[TaskGraph]:
-    """Split by exits, then by paths that come together again, until no part can be split further.
+    """Split by exits, then by reconverging paths, until no part can be split further.
 
     Returns:
-        Independent copies; one with the id of the original where nothing can be split, else
-        `<id>/0`, `<id>/1`, …
+        Independent copies: one with the original id if the graph cannot be split, else `<id>/0`,
+            `<id>/1`, …
     """
     waiting, irreducible = [src_task_graph], []
     while waiting:
@@ -38,7 +38,7 @@ def discover_and_split_parallel_paths(src_task_graph: TaskGraph) -> list[TaskGra
 
 
 def split_by_fan_out_to_exits(graph: TaskGraph) -> list[TaskGraph]:
-    """One part for each exit with all that it needs; exits that share a trained model stay in one
+    """One part for each exit with all its ancestors; exits that share a trained model stay in one
     part.
     """
     closures = [
@@ -55,7 +55,7 @@ def split_by_fan_out_to_exits(graph: TaskGraph) -> list[TaskGraph]:
 
 def split_by_reconverging_paths(graph: TaskGraph) -> list[TaskGraph]:
     """One part for each dependency of the first node at which parallel paths meet, if each part
-    alone has all columns it requires.
+    alone has all columns that it requires.
     """
     for node in graph.get_nodes():
         if len(node.dependencies) < 2 or node.provided_columns is None:
@@ -108,7 +108,7 @@ def _part(graph: TaskGraph, *, index: int, node_ids: set[str]) -> TaskGraph:
 def _with_one_dependency(
     graph: TaskGraph, node_id: str, dependency: str, *, index: int
 ) -> TaskGraph:
-    """The graph in which `node_id` depends on `dependency` alone, without the nodes that then lead
+    """The graph in which `node_id` depends on `dependency` alone, without nodes that then lead
     nowhere.
     """
     narrowed = TaskGraph(graph.graph_id, graph.description)

@@ -1,8 +1,8 @@
-"""Forward passes whose result no node uses: their nodes stay in the graph, do not run, and say
-why.
+"""Skips forward passes whose result no node uses: their nodes stay in the graph with a reason and
+do not run.
 
-The rules themselves (is there a KL, has the policy moved) come from the caller: a graph knows
-nothing of the configuration.
+The caller decides which are needed (is there a KL, has the policy moved), because a graph does not
+see the configuration.
 """
 
 from siirl.errors import ConfigError
@@ -21,18 +21,19 @@ def skip_unused(
     Args:
         graph: The graph.
         needs_reference: Whether a KL to the reference is computed.
-        needs_old_log_probs: Whether those of acting do not serve as the old ones.
-        group: Agent group whose nodes this is about; None: all.
+        needs_old_log_probs: Whether old log-probs must be computed, because those of acting cannot
+            be used.
+        group: Agent group whose nodes are considered; None: all.
 
     Raises:
-        ConfigError: A reference is needed, and the graph has no node for it.
+        ConfigError: A reference is needed, but the graph has no node for it.
     """
     nodes = [node for node in graph.get_nodes() if group in (None, node.agent_group)]
     references = [node.node_id for node in nodes if node.node_role is NodeRole.REFERENCE]
     if needs_reference and not references:
         raise ConfigError(
-            f"A KL to the reference policy is asked for, but graph {graph.graph_id!r} has no node "
-            "with the role REFERENCE: add one, or set actor_rollout_ref.actor.use_kl_loss=false "
+            f"The configuration has a KL to the reference policy, but graph {graph.graph_id!r} has no "
+            "node with the role REFERENCE: add one, or set actor_rollout_ref.actor.use_kl_loss=false "
             "and algorithm.use_kl_in_reward=false."
         )
     for node_id in [] if needs_reference else references:

@@ -1,4 +1,4 @@
-"""A graph from a YAML file (`dag.workflow_file=`), with the same content as a pipeline file.
+"""Reads a graph from a YAML file (`dag.workflow_file=`), with the same content as a pipeline file.
 
     nodes:
       - node_id: rollout_actor
@@ -7,9 +7,9 @@
         dependencies: []
 
 A node without `func` gets the stage of its type and role; one with a stage as `func` has the type,
-role and columns of that stage, as in `Pipeline.add_node`. `pipeline_id` is the file's name, and
-`description` is empty, unless given. Whatever else the file holds is a ConfigError that names the
-file and the place in it; `workflow_keys` has the keys and their types.
+role and columns of that stage, as in `Pipeline.add_node`. `pipeline_id` defaults to the file's
+name, `description` to an empty text. Any other content is a ConfigError that names the file and the
+place in it; `workflow_keys` has the keys and their types.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ MODEL_STAGES = {
     (
         NodeRole.REFERENCE,
         False,
-    ): f"{_STAGES}:compute_ref_log_prob",  # as in the guide, which marks it MODEL_TRAIN
+    ): f"{_STAGES}:compute_ref_log_prob",  # documented workflows mark it MODEL_TRAIN
     (NodeRole.CRITIC, True): f"{_STAGES}:compute_value",
     (NodeRole.CRITIC, False): f"{_STAGES}:train_critic",
 }
@@ -67,7 +67,7 @@ STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
     NodeType.PUT_TO_BUFFER: PUT_STAGES,
     NodeType.GET_FROM_BUFFER: GET_STAGES,
 }
-# The guide's workflows run an actor forward as MODEL_INFERENCE with the role ACTOR.
+# Documented workflows run an actor forward as MODEL_INFERENCE with the role ACTOR.
 FORWARD_TYPES = frozenset({NodeType.MODEL_INFERENCE})
 
 Choice = TypeVar("Choice", bound=Enum)
@@ -77,8 +77,8 @@ def load_workflow_file(path: str | Path) -> TaskGraph:
     """Read, build and check the graph in a YAML file.
 
     Raises:
-        ConfigError: No such file, no YAML, an unknown key or value, or a graph that cannot work;
-            with the file and the node.
+        ConfigError: No such file, invalid YAML, an unknown key or value, or an invalid graph; names
+            the file and the node.
     """
     path = Path(path)
     content = _read(path)
@@ -86,17 +86,17 @@ def load_workflow_file(path: str | Path) -> TaskGraph:
     pipeline = Pipeline(content.get("pipeline_id", path.stem), content.get("description", ""))
     for position, entry in enumerate(content["nodes"]):
         _add_node(pipeline, entry, place=f"{path}, node {position + 1}")
-    with _told_with(f"{path}"):
+    with _with_place(f"{path}"):
         return pipeline.build()
 
 
 def default_stage(
     *, node_type: NodeType, node_role: NodeRole, only_forward_compute: bool, place: str
 ) -> str:
-    """The platform's own stage for a node that names no function.
+    """The stage of a node without a function.
 
     Raises:
-        ConfigError: There is none of this type and role.
+        ConfigError: No stage has this type and role.
     """
     forward = only_forward_compute or (
         node_type in FORWARD_TYPES and node_role is not NodeRole.ROLLOUT
@@ -157,13 +157,13 @@ def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
             only_forward_compute=entry.get("only_forward_compute", False),
             place=place,
         )
-    with _told_with(place):
+    with _with_place(place):
         pipeline.add_node(entry["node_id"], func, entry.get("dependencies"), **options)
 
 
 @contextmanager
-def _told_with(place: str) -> Iterator[None]:
-    """Name the file in what the graph refuses, which knows nodes alone."""
+def _with_place(place: str) -> Iterator[None]:
+    """Name the place in errors of the graph, which does not know the file."""
     try:
         yield
     except ConfigError as error:

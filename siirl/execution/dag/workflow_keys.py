@@ -1,8 +1,8 @@
-"""The keys of a workflow file with the types of their values: one table for the file, one for a
+"""Keys of a workflow file, with the types of their values: a table for the file, and one for a
 node.
 
-A value of another type is refused by `check_values` with its place. Left out: whether names exist
-and nodes fit each other, which the graph checks when it is built.
+`check_values` refuses a value of another type. Left out: existence of names and fit of nodes, which
+the graph checks when it is built.
 """
 
 import reprlib
@@ -21,7 +21,7 @@ class ValueType:
     """Type and bounds of a key's value."""
 
     description: str
-    """After `must be`."""
+    """Follows `must be` in messages."""
     fits: Callable[[Any], bool]
 
 
@@ -78,16 +78,16 @@ def check_values(
     required: Iterable[str],
     place: str,
 ) -> None:
-    """Refuse an unknown key, a value of another type, and a key that is missing.
+    """Refuse an unknown key, a value of another type, and a missing key.
 
     Args:
-        mapping: Of the file.
+        mapping: Part of the file.
         types: Its known keys.
-        required: Those that must be there.
+        required: Required keys.
         place: File and node, for messages.
 
     Raises:
-        ConfigError: With the place, the key and the value.
+        ConfigError: Names the place, the key and the value.
     """
     for key, value in mapping.items():
         if key not in types:
@@ -104,7 +104,5 @@ def check_values(
 
 
 def shown(value: Any) -> str:
-    """A value for messages: short, however large it is (an alias may stand for itself a million
-    times).
-    """
+    """A short form of a value for messages; YAML aliases can make a value very large."""
     return _shortener.repr(value)

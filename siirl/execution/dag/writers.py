@@ -1,9 +1,9 @@
-"""Tracks the last writer of each column, and the version that holds where branches meet.
+"""Tracks the last writer of each column, and selects the version that is valid after a join.
 
-A column has one writer on every path. Where paths meet, the version holds whose writer comes after
-all others; where two branches each wrote a column after they had parted, none does, and the graph
-is refused. `TaskGraph.check_columns` applies this to what nodes declare;
-`siirl.dag_worker.dataflow` applies it to what they did, because a function may declare nothing.
+A column has one writer on every path. At a join, the version of the writer that comes after all
+others is valid. If two branches both wrote a column after their split, no such writer exists, and
+the graph is refused. `TaskGraph.check_columns` applies this to declared columns;
+`siirl.dag_worker.dataflow` applies it to actual outputs, because a function may declare nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ def meet(
 
     Args:
         node_id: The node at which branches meet.
-        branches: For each of its dependencies the writers of the columns that it puts out.
+        branches: For each of its dependencies, the writers of its output columns.
         graph_id: Name of the graph, for errors.
         ancestors: Ids of all nodes before a node.
 
@@ -58,7 +58,7 @@ def _latest(writers: list[str], ancestors: Ancestors) -> str | None:
 
 
 def _comes_before(writer: str, other: str, ancestors: Ancestors) -> bool:
-    """Whether `other` has seen what `writer` wrote."""
+    """Whether `writer` is an ancestor of `other`, so that `other` had its column."""
     return writer in (LOADER, other) or (other != LOADER and writer in ancestors(other))
 
 

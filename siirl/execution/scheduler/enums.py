@@ -1,7 +1,6 @@
-"""Names that a configuration may use, as enums: for those who prefer `AdvantageEstimator.GRPO` to a
-string.
+"""Configuration names as enums, for callers who prefer `AdvantageEstimator.GRPO` to a string.
 
-The registries in siirl.algos decide what exists; these are the names that the documents use.
+The registries in siirl.algos decide which names exist; these enums have the documented ones.
 """
 
 from enum import StrEnum

@@ -1,11 +1,11 @@
-"""Says why a command ended whose own code could not: a small child process that outlives it by a
-moment.
+"""Reports why a command ended that could not report it itself: a small child process, which briefly
+outlives the command.
 
-Code that keeps the interpreter's lock is ended by a timer in C
-(`siirl.execution.scheduler.watchdog.OwnWatch`), which writes stack traces to a file and no
-sentence. The child waits for the command's end; if the file has traces then, the timer ended it,
-and the child writes the sentence and the way on to stderr. Left out: a command that was killed
-otherwise, of which the child says nothing.
+If code holds the interpreter's lock, a timer in C ends the process
+(`siirl.execution.scheduler.watchdog.OwnWatch`). The timer can write stack traces to a file, but no
+message. The child waits for the command's end. If the file then has traces, the timer ended it, and
+the child writes the message and how to resume to stderr. Left out: commands that were killed
+otherwise, about which the child prints nothing.
 """
 
 import os
@@ -27,13 +27,14 @@ DONE = b"done"
 def last_word(
     sentence: str, *, traces: Path, run_folder: Path | None, before: str | None
 ) -> Iterator[None]:
-    """Have `sentence` written to stderr, with the way on, where this process ends within the
-    context and `traces` is not empty.
+    """If this process ends within the context and `traces` is not empty, have `sentence` and how to
+    resume written to stderr.
 
     Args:
-        sentence: Why it ended then.
+        sentence: Reason for that end.
         traces: The timer's file.
-        run_folder: Of a run that can go on from its newest checkpoint; None: it cannot.
+        run_folder: Folder of a run that can resume from its newest checkpoint; None: it cannot
+            resume.
         before: `trainer.resume` of that run.
     """
     words = [sentence, str(traces), str(run_folder or ""), before or ""]
@@ -41,7 +42,7 @@ def last_word(
         [sys.executable, "-c", PROGRAM.format(path=sys.path), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        process_group=0,  # a terminal's Ctrl-C is for the command
+        process_group=0,  # a terminal's Ctrl-C must not reach it
     )
     try:
         yield
@@ -50,12 +51,12 @@ def last_word(
 
 
 def wait_and_speak(sentence: str, traces: str, run_folder: str, before: str) -> None:
-    """The child: wait until the other end of stdin is closed, which the end of a process does in
-    any case.
+    """The child: wait until the other end of stdin is closed, which happens at the end of a
+    process.
     """
     if sys.stdin.buffer.read() == DONE or not os.path.getsize(traces):
         return
-    from siirl.params.terminal_lines import say  # imported late: the waiting process stays small
+    from siirl.params.terminal_lines import say  # imported late to keep the waiting process small
 
     lines = [f"siirl: {sentence}"]
     if run_folder:

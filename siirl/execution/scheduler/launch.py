@@ -1,9 +1,8 @@
-"""The Ray edge of the scheduler: one actor for each rank, what they report as it happens, and an
-end that leaves nothing behind.
+"""Starts ranks as Ray actors, yields their reports as they arrive, and ends all processes.
 
-A worker is any class with `run() -> Iterator`; ranks are started together, and when one of them
-dies, the others, which would wait for it for ever, are ended too. `local` runs the one rank in this
-process, for a debugger; Ray is not imported then.
+A worker is any class with `run() -> Iterator`. Ranks start together. If one dies, the others are
+ended too, because they would wait for it forever. `local` runs the only rank in this process, for a
+debugger, without importing Ray.
 """
 
 import importlib
@@ -45,21 +44,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Environment variables that Ray reads when it is imported; what the user has set stays.
+# Environment variables that Ray reads when it is imported; the user's own values take precedence.
 # Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait
 # for other processes.
 AS_A_JOB = {"RAY_worker_niceness": "0"}
-# What answers at an address and is no Ray is given up after 20 seconds instead of minutes.
+# A server at the address that is not Ray is given up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 
 WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
-LOOK_EVERY_S = 0.5  # after the ranks, while they report nothing
+LOOK_EVERY_S = 0.5  # between checks of the ranks while they report nothing
 
-# Ray gives its own processes 30 seconds to come up (a constant in ray/_private/node.py of 2.60):
-# too few on a machine that is busy.
+# Ray gives its own processes 30 seconds to start (a constant in ray/_private/node.py of 2.60),
+# which is too short on a busy machine.
 TIMED_OUT, STARTS = "timed out during startup", 3
 FAILED = 1
-SHUTDOWN_S = 20.0  # it takes one or two on a quiet machine
+SHUTDOWN_S = 20.0  # takes one or two on an idle machine
 
 Make = Callable[..., Any]
 """Makes the worker of a rank: called with `rank` and `init_method`."""
@@ -70,8 +69,8 @@ class ClusterSettings:
     """Placement of the workers."""
 
     address: str | None
-    """HOST:PORT of a running Ray cluster, which stays when the run ends; None for one on this
-    machine that ends with the run.
+    """HOST:PORT of a running Ray cluster, which outlives the run; None: a private one on this
+    machine, which ends with the run.
     """
     env_vars: Mapping[str, str]
     """Environment variables of every process."""
@@ -83,25 +82,24 @@ class Replacement:
 
     ranks: frozenset[int]
     make: Make
-    """Makes the worker that takes the place."""
+    """Makes the replacement worker."""
     died: Callable[[int], object]
-    """Called with the rank before that, so that what it held is given back."""
+    """Called with the rank before that, to release its resources."""
     at_most: int = 3
-    """Deaths of a rank that are replaced; a further one has a cause that stays."""
+    """Replacements of a rank; after more deaths the cause is persistent."""
 
 
 def run_local(make: Make) -> Iterator[Any]:
-    """Run the only rank in this process and yield what it reports."""
+    """Run the only rank in this process and yield its reports."""
     yield from make(rank=0, init_method="").run()
 
 
 @contextmanager
 def ray_session(settings: ClusterSettings) -> Iterator[None]:
-    """Connect to a cluster, or start one, and leave or end it again, whatever happens.
+    """Connect to a cluster or start one; leave or end it in any case.
 
     Raises:
-        ConfigError: There is no cluster at the address, or one with another version of Ray or
-            Python.
+        ConfigError: No cluster at the address, or one with another version of Ray or Python.
         RunFailed: Ray does not start on this machine, or fails later.
     """
     keep_token_private()
@@ -140,15 +138,13 @@ def read_environment_again() -> None:
 
 @contextmanager
 def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]:
-    """`ray_session` without what has to be there before Ray is imported."""
+    """`ray_session` without the preparations before the import of Ray."""
     try:
         with _own_signal_handlers():
             started = _init(settings, folder, starts=1 if settings.address else STARTS)
     except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
         raise Interrupted(signal.SIGTERM) from error
-    except (
-        Exception
-    ) as error:  # Ray raises just that where its own processes do not come up in time
+    except Exception as error:  # raised when Ray's own processes do not start in time
         raise _no_session(settings, error) from error
     from ray.exceptions import RayError, RayTaskError
 
@@ -167,8 +163,8 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
 
 
 def _shut_down(started: set[int]) -> None:
-    """Leave Ray, or end the one whose processes these are. Ray 2.60 waits for the raylet's goodbye
-    without end: see `_end_silent_ray`.
+    """Leave Ray, or end the one with the processes `started`. Ray 2.60 waits without limit for the
+    raylet's answer: see `_end_silent_ray`.
     """
     import ray
 
@@ -184,7 +180,7 @@ def _shut_down(started: set[int]) -> None:
 def _end_silent_ray(started: set[int]) -> None:
     """Kill the Ray that this process `started`, so that `ray.shutdown` returns.
 
-    A cluster of others stays; this process ends without leaving it.
+    Another's cluster keeps running; this process ends without leaving it.
     """
     if not started:
         end_at_once(
@@ -202,11 +198,10 @@ def _kill(pids: set[int]) -> None:
 
 
 def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set[int]:
-    """Connect, or start a cluster in `folder`; one that did not come up in time is ended and
-    started anew.
+    """Connect, or start a cluster in `folder`; restart one that did not come up in time.
 
     Returns:
-        The processes that were started; none where a cluster was there.
+        The processes that were started; none if a cluster was running.
     """
     import ray
 
@@ -230,8 +225,8 @@ def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set
 
 
 def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, Any]:
-    """What each process of the job has. Those of a cluster that is there begin in a folder of its
-    own, which is not the command's.
+    """Environment of each process of the job. Processes of a running cluster begin in a separate
+    folder, not the command's.
     """
     if folder is not None:
         return {"env_vars": {**settings.env_vars, PRIVATE_FOLDER: str(folder)}}
@@ -243,10 +238,10 @@ def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, An
 
 
 def work_where_the_command_does() -> None:
-    """Ray calls this in each process: the configuration's relative paths mean there what they mean
-    to who typed the command.
+    """Change to the command's folder: called by Ray in each process, so that relative paths of the
+    configuration resolve as they do for the command.
 
-    A machine that has no such folder may still serve environments, which need none.
+    A machine that lacks the folder may still serve environments, which do not need it.
     """
     with suppress(FileNotFoundError):
         os.chdir(os.environ[WORKING_FOLDER])
@@ -281,11 +276,10 @@ def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Keep this process's way to end: ray.init puts a handler of its own in place of the one for
-    SIGTERM.
+    """Restore this process's handler of SIGTERM, which ray.init replaces.
 
-    And keep a terminal that closes from ending Ray's processes, which inherit what is blocked here,
-    before the run has saved what it has trained; from a terminal's Ctrl-C Ray keeps them itself.
+    Also block signals while Ray starts its processes, which inherit the mask: a closing terminal
+    must not end them before the run has saved its weights. Ray itself protects them from Ctrl-C.
     """
     handler = signal.getsignal(signal.SIGTERM)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -305,17 +299,17 @@ def run_on_ray(
     stacks_folder: Path = Path(),
     replacement: Replacement | None = None,
 ) -> Iterator[Any]:
-    """Run every rank as a Ray actor; yield what rank 0 reports, and raise what any rank raises.
+    """Run every rank as a Ray actor; yield the reports of rank 0, and raise an error of any rank.
 
     Call it within `ray_session`. Leaving the iterator early ends all ranks.
 
     Args:
         make: Makes the worker of a rank.
-        layout: Where ranks are.
-        hang_s: For how long a rank may not get on (`siirl.execution.scheduler.watchdog`); None: for
-            ever.
-        stacks_folder: For their stack traces then.
-        replacement: Ranks that are replaced; None: the death of any ends the run.
+        layout: Placement of the ranks.
+        hang_s: Longest time without progress of a rank (`siirl.execution.scheduler.watchdog`);
+            None: no limit.
+        stacks_folder: Folder of the stack traces of a hang.
+        replacement: Ranks that are replaced; None: any rank's death ends the run.
     """
     import ray
 
@@ -372,14 +366,14 @@ def _meeting_point(first: Any, layout: Layout, supervision: "Supervision") -> st
 
 
 class _Replacements:
-    """Starts other processes in the place of ranks that died."""
+    """Starts replacements of dead ranks."""
 
     def __init__(self, replacement: Replacement | None, start: Callable[[int], Any]) -> None:
         self._replacement, self._start = replacement, start
         self._deaths: Counter[int] = Counter()
 
     def take_place_of(self, rank: int, error: Exception) -> Any | None:
-        """The stream of the process that takes the place of `rank`; None if none may."""
+        """The stream of the process that replaces `rank`; None if it may not be replaced."""
         replacement = self._replacement
         if replacement is None or rank not in replacement.ranks:
             return None
@@ -396,9 +390,7 @@ class _Replacements:
 def _merge(
     streams: list[Any], supervision: "Supervision", replacements: _Replacements
 ) -> Iterator[Any]:
-    """What the streams yield, until all have ended; an error of any of them is raised as it was
-    there.
-    """
+    """Items of all streams until all have ended; an error of any stream is raised unchanged."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -425,7 +417,9 @@ def _merge(
 
 
 def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
-    """A rank's process has ended, by itself or because a process that it was connected to ended."""
+    """Error for a rank whose process has ended, by itself or with a process that it was connected
+    to.
+    """
     vitals.explain()
     return RunFailed(f"The process of rank {rank} died: {in_a_line(error)}")
 
@@ -433,14 +427,14 @@ def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
 def _actor_class(rank_class: type, layout: Layout) -> Any:
     import ray
 
-    # No CPU is asked for: on a laptop there are fewer than processes, and simulators and ranks take
-    # turns.
+    # Reserve no CPU: a laptop has fewer cores than the job has processes, and simulators and ranks
+    # take turns.
     return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(rank_class)
 
 
 class MeetingPoint:
-    """Where the ranks meet for torch.distributed: in a folder that only they may enter, or at a
-    free port of this machine.
+    """Rendezvous of the ranks for torch.distributed: a folder that only they may enter, or a free
+    port of this machine.
     """
 
     def __init__(self, *, several_machines: bool) -> None:
@@ -480,12 +474,12 @@ class _Rank:
         self.meeting: MeetingPoint | None = None
 
     def meeting_point(self, nodes: int) -> str:
-        """Where the ranks meet for torch.distributed."""
+        """Rendezvous address of the ranks for torch.distributed."""
         self.meeting = MeetingPoint(several_machines=nodes > 1)
         return self.meeting.place
 
     def run(self, init_method: str) -> Iterator[Any]:
-        """Make the worker and hand on what it reports; of ranks but the first, errors alone."""
+        """Make the worker and yield its reports; ranks other than 0 only raise errors."""
         try:
             for item in self.make(rank=self.rank, init_method=init_method).run():
                 if self.rank == 0:

@@ -1,9 +1,8 @@
-"""Ends the command where Ray has died and the main thread cannot say so, because it waits in Ray's
-C++.
+"""Ends the command if Ray has died and the main thread is stuck in Ray's C++.
 
-A call of Ray's (to place an actor, to end one) waits for a GCS that is gone until Ray's C++ ends
-the process, after a minute and without a word. Left out: the ordinary way, in which the main thread
-detects it and raises (`siirl.execution.scheduler.vitals`).
+Calls of Ray (placing or ending an actor) wait for a dead GCS until Ray's C++ ends the process after
+a minute, without a message. Left out: the usual case, in which the main thread detects it and
+raises (`siirl.execution.scheduler.vitals`).
 """
 
 import threading
@@ -15,19 +14,19 @@ from siirl.execution.scheduler.vitals import EVERY_S, Vitals
 from siirl.interrupts import end_at_once
 
 FAILED = 1
-MAIN_THREAD_S = 10.0  # for the main thread to raise and to end its actors
+MAIN_THREAD_S = 10.0  # for the main thread to raise an error and to end its actors
 SILENT_LOOKS = round(
     GCS_PATIENCE_S / EVERY_S
-)  # counted in looks: a command that was stopped itself has missed no answer
+)  # counts checks, not time: a command that was stopped itself has missed no answer
 
 
 class LookOut:
-    """A thread that looks at a cluster from the connection on.
+    """A thread that checks a cluster as long as the command is connected.
 
     Args:
-        vitals: Of the cluster, for this thread alone.
+        vitals: Checks of the cluster, used by this thread only.
         node_lives: Whether the cluster still counts this machine as a member.
-        end: What ends the command: exit status and sentence.
+        end: Ends the command with an exit status and a message.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class LookOut:
         self._thread = threading.Thread(target=self._watch, name="siirl-lookout", daemon=True)
         self._asks = threading.Thread(
             target=self._ask, name="siirl-lookout-asks", daemon=True
-        )  # may wait for a silent GCS for ever
+        )  # may wait forever for a silent GCS
         self._looks_without_answer, self._answer = 0, True
 
     def __enter__(self) -> None:
@@ -67,7 +66,7 @@ class LookOut:
             return str(error)
         if not self._vitals.all_answer:
             self._looks_without_answer = (
-                0  # it takes no connections either, for which `Vitals` has its own patience
+                0  # it refuses connections too, for which `Vitals` has a separate limit
             )
         elif self._asks.is_alive():
             self._looks_without_answer += 1

@@ -27,7 +27,7 @@ END, STACKS = "end", "stacks"
 
 
 def post_of_run() -> str:
-    """A name under which the messages of one run stand."""
+    """Key prefix of the messages of one run."""
     return f"siirl/{uuid.uuid4().hex}/"
 
 
@@ -37,7 +37,7 @@ def _read(key: str) -> str | None:
 
 
 class Correspondent:
-    """A rank's end: a thread that says what the rank does, and hears what the command wants."""
+    """A rank's end: a thread that reports the rank's activity and receives the command's requests."""
 
     def __init__(self, post: str, rank: int) -> None:
         self._post, self._rank = post, rank
@@ -52,7 +52,7 @@ class Correspondent:
                 internal_kv._internal_kv_put(f"{self._post}{self._rank}", words)
                 number, folder = _read(self._post + END), _read(self._post + STACKS)
             except RpcError:
-                return  # Ray's head is gone, and this process goes with it
+                return  # Ray's head is gone, and this process ends with it
             if number is not None and STOP.number is None:
                 STOP.request(int(number))
             if folder is not None and not shown:
@@ -62,14 +62,14 @@ class Correspondent:
 
 
 class Supervision:
-    """The command's end: hands requests to end on, and raises where the ranks hang or Ray has died.
+    """The command's end: forwards stop requests, and raises if the ranks hang or Ray has died.
 
     Args:
-        vitals: Of the cluster.
+        vitals: Checks of the cluster.
         post: See `post_of_run`.
-        ranks: How many there are.
+        ranks: Number of ranks.
         limit_s: See `Judge`.
-        folder: Of stack traces.
+        folder: Folder of the stack traces.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Supervision:
         self._asked = False
 
     def check(self) -> None:
-        """Do all that once; cheap, to be called often.
+        """Perform one check; cheap enough to call often.
 
         Raises:
             RunFailed: The ranks hang, or a process of Ray's has died.
@@ -112,6 +112,6 @@ class Supervision:
         raise RunFailed(hang_sentence(verdict, limit_s=self._limit_s, folder=self._folder))
 
     def close(self) -> None:
-        """Take the messages away: a cluster that stays needs them no more."""
+        """Delete the messages, which a persistent cluster would keep."""
         if ray.is_initialized():
             internal_kv._internal_kv_del(self._post, del_by_prefix=True)

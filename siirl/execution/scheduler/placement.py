@@ -1,5 +1,4 @@
-"""Places ranks on machines of a Ray cluster: equally many on each of `nodes`, rank 0 at the
-command.
+"""Places ranks on machines of a Ray cluster: equally many on each, rank 0 on the command's machine.
 
 Otherwise Ray places actors that request no CPU anywhere: both ranks of a job for two machines ran
 on one. All machines are reserved together or not at all, so two jobs never wait for each other with
@@ -16,15 +15,14 @@ from siirl.execution.scheduler.vitals import Server, Vitals
 
 logger = logging.getLogger(__name__)
 
-# A bundle has to ask for something. Ranks on CPUs reserve none, because on a laptop there are fewer
-# than processes.
+# A bundle must request something. Ranks on CPUs reserve no core, because a laptop has fewer cores
+# than the job has processes.
 SOMETHING: Mapping[str, float] = {"memory": 1}  # byte
-A_SHARE = 0.001  # of the one `node:ADDRESS` that each machine has for this purpose: to be named
+A_SHARE = 0.001  # of the resource `node:ADDRESS`, one per machine: selects the machine
 TELL_AFTER_S = 10
 
-# A raylet that is gone does not come back. A GCS may be started again where an administrator has
-# given it a memory of its own; Ray's workers wait a minute for that, and are then ended by Ray's
-# C++.
+# A dead raylet does not come back. A GCS may be restarted if an administrator has given it
+# persistent storage; Ray's workers wait a minute for that, and then Ray's C++ ends them.
 RAYLET_PATIENCE_S, GCS_PATIENCE_S = 2.0, 30.0
 
 
@@ -43,7 +41,7 @@ class Layout:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that a machine has to have."""
+        """GPUs that a machine must have."""
         return self.ranks_per_node * self.gpus_per_rank
 
 
@@ -53,14 +51,14 @@ class Machine(NamedTuple):
     node_id: str
     address: str
     gpus: int
-    """Held or not."""
+    """All GPUs, in use or not."""
 
 
 class Placement:
-    """Machines of the connected cluster that are reserved for the ranks of a job, until `release`
-    or the end of this process.
+    """Reserves machines of the connected cluster for the ranks of a job, until `release` or the end
+    of this process.
 
-    Waits for machines that others hold, and prints that it waits.
+    Waits for machines in use by other jobs, and prints that it waits.
 
     Raises:
         RunFailed: The cluster died meanwhile.
@@ -103,17 +101,17 @@ class Placement:
         )
 
     def release(self) -> None:
-        """Give the machines back; actors that still run there are ended."""
+        """Release the machines; actors that still run there are ended."""
         from ray.util import remove_placement_group
 
         remove_placement_group(self._group)
 
 
 def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
-    """Refuse a job that would wait for ever.
+    """Refuse a job that would wait forever.
 
     Raises:
-        ConfigError: Fewer than `layout.nodes` of those that are there have enough GPUs.
+        ConfigError: Fewer than `layout.nodes` machines have enough GPUs.
     """
     fitting = sum(machine.gpus >= layout.gpus_per_node for machine in there)
     if fitting < layout.nodes:

@@ -1,10 +1,9 @@
-"""Keeps other users of this machine out of a Ray that a run starts for itself: address, token,
-folder.
+"""Protects the Ray instance of a run from other users of the machine: address, token, folder.
 
-Left alone, Ray 2.60 listens on all interfaces, and its session below /tmp/ray is writable for
-everybody. Here it listens on the loopback only, asks for a token that only this run knows, and
-keeps its session in a folder that only this user may enter. A cluster that is there already is its
-administrator's (docs/clusters.md).
+By default Ray 2.60 listens on all interfaces, and its session below /tmp/ray is writable by all
+users. Here it listens on the loopback only, requires a token that only this run has, and keeps its
+session in a folder that only this user may enter. An existing cluster is the responsibility of its
+administrator (docs/clusters.md).
 """
 
 import fcntl
@@ -21,12 +20,11 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 PRIVATE_FOLDER = "SIIRL_PRIVATE_FOLDER"
-"""Environment variable of a run's processes: the folder of its Ray, for whatever else has to be
-private.
+"""Environment variable of a run's processes: the folder of its Ray, also for other private files.
 """
 
 PREFIX = "siirl-ray-"
-# each of Ray's processes opens this folder to everybody (0777); the one around it stays shut
+# each of Ray's processes opens this folder to all users (0777); the folder around it stays private
 SESSION = "r"
 # Longest path of a socket (unix(7)), less Ray's names in the folder and the names of the two
 # folders.
@@ -53,20 +51,20 @@ def private_environment() -> dict[str, str]:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder of mode 0700, deleted at the end, and with it what killed runs have left."""
+    """A new folder of mode 0700, deleted at the end; also deletes folders of killed runs."""
     place = _place()
     _delete_abandoned(place)
     folder, lock = _new_locked(place)
     try:
         yield folder
     finally:
-        # What a dying process still writes is left to the next start.
+        # Files that a dying process still writes are left to the next start.
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
 def keep_token_private() -> None:
-    """Take the rights of others from ~/.ray/auth_token, which Ray 2.60 writes with mode 0644."""
+    """Remove other users' rights on ~/.ray/auth_token, which Ray 2.60 writes with mode 0644."""
     token = Path.home() / ".ray" / "auth_token"
     if not token.is_file() or token.stat().st_uid != os.getuid():
         return
@@ -97,7 +95,7 @@ def _new_locked(place: Path) -> tuple[Path, int]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
             return folder, lock
-        os.close(lock)  # another start took it for abandoned before it was locked
+        os.close(lock)  # another start considered it abandoned before it was locked
 
 
 def _delete_abandoned(place: Path) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from siirl.errors import ConfigError
 from siirl.execution.dag.task_graph import TaskGraph
 
-# ranks; from here on metrics and logs go over gloo beside NCCL (siiRL, "Implementation Explained")
+# Number of ranks from which metrics and logs go over gloo beside NCCL (siiRL, "Implementation
+# Explained")
 BACKEND_THRESHOLD = 256
 
 
@@ -30,8 +31,7 @@ class ProcessGroupManager:
     Attributes:
         world: The group of all ranks.
         groups: All groups by their ranks, `world` first.
-        node_groups: For each node id the groups that run it (more than one where a graph was
-            split).
+        node_groups: For each node id the groups that run it (several if a graph was split).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Ray's error messages, which take many lines, in one."""
+"""Shortens Ray's multi-line error messages to one line."""
 
 import re
 
@@ -9,7 +9,7 @@ OUT_OF_MEMORY = re.compile(
 
 
 def in_a_line(error: BaseException) -> str:
-    """The cause that Ray names, without the list of other possible causes and of all processes."""
+    """Ray's stated cause, without its lists of possible causes and processes."""
     said, _, _ = " ".join(str(error).split()).partition(" Some common causes include")
     if short := OUT_OF_MEMORY.search(said):
         ended, used, limit = short.groups()

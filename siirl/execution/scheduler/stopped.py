@@ -1,12 +1,12 @@
-"""Ends the command where a process of its own Ray is stopped (SIGSTOP) and is not continued.
+"""Ends the command if a process of its own Ray is stopped (SIGSTOP) and not continued.
 
-A stopped process keeps its ports open, so `vitals` finds nothing. Ray 2.60 gives a stopped raylet
-up after a minute, and waits for it without end when the command shuts Ray down. The operating
-system knows at once (state T in /proc).
+A stopped process keeps its ports open, so `vitals` does not detect it. Ray 2.60 gives up a stopped
+raylet after a minute, and waits for it without limit when the command shuts Ray down. The operating
+system reports it at once (state T in /proc).
 
 Left out: environment servers, which only get a warning, because their pool replaces them
-(`env.deadline_s`); processes that a debugger has stopped (state t), which it continues; clusters of
-others, whose processes this command has not started.
+(`env.deadline_s`); processes that a debugger has stopped (state t), which it continues; clusters
+that this command has not started.
 """
 
 import logging
@@ -26,7 +26,7 @@ FAILED = 1
 LOOK_EVERY_S = 2.0  # each check reads all of /proc, which takes 10 ms
 WARN_AFTER_S = 4.0  # two checks: a process that is continued at once needs no warning
 # Half of what Ray's GCS allows a raylet (health_check_* of Ray 2.60: 62 s were measured), after
-# which it cannot be continued any more.
+# which continuing it does not help.
 END_AFTER_S = 30.0
 
 NEEDED = {
@@ -36,8 +36,8 @@ NEEDED = {
     "ray::CoordinatorActor": "The data coordinator's process",
 }
 REPLACED = {"ray::EnvServerActor": "An environment server"}
-"""What a process is called in messages, by a part of its command line: those that a run needs, and
-those that it replaces.
+"""Process names in messages, by a part of the command line: processes that a run needs, and those
+that it replaces.
 """
 
 
@@ -50,16 +50,16 @@ class Process(NamedTuple):
 
 
 def stopped_processes() -> list[Process]:
-    """Those that are stopped now, of Ray's processes below this one.
+    """Currently stopped processes of Ray below this one.
 
-    These are children of this process, and the raylet's children. Programs that ranks and servers
-    have started are further down, and may stop whenever they like.
+    These are children of this process, and the raylet's children. Programs started by ranks and
+    servers are further down, and may stop at any time.
     """
     mine = os.getpid()
     parents = {mine}
     found = []
     for process in psutil.Process().children(recursive=True):  # parents come before their children
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             if process.ppid() == mine:
                 parents.add(process.pid)
             if process.ppid() in parents and process.status() == psutil.STATUS_STOPPED:
@@ -68,15 +68,15 @@ def stopped_processes() -> list[Process]:
 
 
 class StoppedWatch:
-    """A thread that looks at the command's own Ray from before its start until after its end.
+    """A thread that checks the command's own Ray from before its start until after its end.
 
-    Time is counted in looks. So a command that was stopped together with its processes (Ctrl-Z), or
-    a laptop that slept, ends nothing.
+    Time is counted in checks. So stopping a command together with its processes (Ctrl-Z), or a
+    sleeping laptop, does not end the run.
 
     Args:
-        look: The processes that are stopped.
-        end: What ends the command: exit status and sentence.
-        every_s: Seconds between two looks.
+        look: Returns the stopped processes.
+        end: Ends the command with an exit status and a message.
+        every_s: Seconds between two checks.
         end_after_s: Seconds that a process may be stopped.
     """
 
@@ -111,7 +111,7 @@ class StoppedWatch:
                 return
 
     def check(self) -> str | None:
-        """Look once, warn, and return why the command has to end, or None."""
+        """Check once and warn; returns why the command must end, or None."""
         processes = list(self._look())
         self._stopped_s = {
             process.pid: self._stopped_s.get(process.pid, 0.0) + self._every_s

@@ -1,8 +1,8 @@
-"""Give every rank a graph: split, sort by size, apportion ranks, place them on machines. Pure:
-graphs in, {rank: graph} out.
+"""Assigns a graph to every rank: split, sort by size, apportion ranks, place them on machines.
+Pure: graphs in, {rank: graph} out.
 
 Ranks are numbered machine by machine: rank = machine x ranks per machine + slot. Left out: starting
-anything (`launch`).
+processes (`launch`).
 """
 
 from collections import Counter
@@ -14,9 +14,7 @@ from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.task_loader import discover_and_split_parallel_paths
 from siirl.execution.scheduler.enums import ApportionStrategy
 
-MODEL_PARAMETERS = (
-    "model_parameters"  # key of Node.config: how many parameters the node's model has
-)
+MODEL_PARAMETERS = "model_parameters"  # key of Node.config: parameter count of the node's model
 MODEL_ROLES = frozenset({NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.ROLLOUT, NodeRole.REFERENCE})
 MODEL_TYPES = frozenset({NodeType.MODEL_TRAIN, NodeType.MODEL_INFERENCE})
 
@@ -49,15 +47,15 @@ class TaskScheduler:
         """Assign a graph to every rank.
 
         Args:
-            original_task_graphs: Graphs with different ids; each is split where that is possible
-                and every part gets a rank. Otherwise its ranks run it whole.
+            original_task_graphs: Graphs with different ids. Each is split if that is possible and
+                every part gets a rank; otherwise its ranks run it whole.
             apportion_strategy: "even", or "param_aware": in proportion to the models' parameters,
                 at least one rank each.
             consider_node_cohesion: Prefer machines that run the graph already.
             consider_node_load: Prefer machines that run less.
 
         Raises:
-            ConfigError: No graphs, two with one id, or fewer ranks than graphs.
+            ConfigError: No graphs, two with the same id, or fewer ranks than graphs.
         """
         parts = [
             part
@@ -123,8 +121,8 @@ class TaskScheduler:
             )
 
     def _best_rank(self, index: int, owners: dict[int, int], *, cohesion: bool, load: bool) -> int:
-        """The free rank with the highest (cohesion, -load, -rank): with the graph's own, on a
-        machine with little to do, early.
+        """The free rank with the highest (cohesion, -load, -rank): near the graph's other ranks, on
+        a machine with little load, with a low number.
         """
         machine_of = {rank: rank // self.gpus_per_node for rank in range(self.num_workers)}
         own = Counter(machine_of[rank] for rank, owner in owners.items() if owner == index)
@@ -138,10 +136,10 @@ class TaskScheduler:
 
 
 def estimate_graph_model_params(graph: TaskGraph) -> int:
-    """Parameters of the models that a graph runs, each (role, agent group) once.
+    """Parameters of the models that a graph runs; each (role, agent group) counts once.
 
-    They are read from `node.config["model_parameters"]`; where no node says any, the number of
-    models stands for them.
+    They are read from `node.config["model_parameters"]`; if no node has that key, the result is the
+    number of models.
     """
     sizes: dict[tuple[NodeRole, int], int] = {}
     for node in graph.nodes.values():

@@ -1,9 +1,9 @@
-"""Whether the processes that make a Ray cluster still live, asked past Ray.
+"""Checks whether the processes of a Ray cluster are alive, without asking Ray.
 
-Ray itself tells late, at length or not at all: a driver whose GCS died computes on for a minute,
-and is then ended by Ray's C++ before Python can say a word; of a dead raylet it hears after a
-quarter of a minute, if its own actors have not died before. A process that is gone listens no more,
-and that is seen at once.
+Ray reports their death late or not at all. A driver whose GCS died computes on for a minute, and
+Ray's C++ then ends it before Python can print a message. The death of a raylet is reported after a
+quarter of a minute, if the driver's own actors have not died before. A dead process no longer
+listens, which a connection attempt detects at once.
 """
 
 import socket
@@ -19,7 +19,7 @@ CONNECT_S = 2.0
 
 @dataclass(frozen=True)
 class Server:
-    """A process that a run on Ray cannot do without."""
+    """A process that a run on Ray needs."""
 
     name: str
     """Name of the process in messages."""
@@ -30,7 +30,7 @@ class Server:
 
 
 class Vitals:
-    """Whether all of some servers answer."""
+    """Checks that all servers answer."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.servers = servers
@@ -40,24 +40,24 @@ class Vitals:
 
     @property
     def all_answer(self) -> bool:
-        """Whether every server answered at the last look."""
+        """Whether every server answered at the last check."""
         return not self._silent_since
 
     def check(self) -> None:
-        """Look, if the last look is a while ago; cheap, to be called often.
+        """Check, unless the last check was recent; cheap enough to call often.
 
         Raises:
-            RunFailed: One is gone.
+            RunFailed: A server is dead.
         """
         if time.monotonic() - self._looked_at >= EVERY_S:
             self._look()
 
     def explain(self) -> None:
-        """Look until all have answered, or one has been silent for long enough: something of Ray's
-        failed, and this may be why.
+        """Check until all servers answer, or one has been silent for its `patience_s`. For an error
+        of Ray that a dead server may explain.
 
         Raises:
-            RunFailed: One is gone.
+            RunFailed: A server is dead.
         """
         self._look()
         while self._silent_since:

@@ -1,10 +1,10 @@
-"""Whether a run hangs: judged from what its ranks say they do, by a process or a thread that takes
-no part in the work.
+"""Detects that a run hangs from the reports of its ranks, in a process or thread that does no other
+work.
 
-A rank that computes must get on within the limit. One that waits for the others may wait as long as
-any of them gets on: another rank's rollout can be much longer. Time is taken where the judge is,
-from one change of a rank to the next; so clocks of other machines do not matter, and a rank that is
-stopped, or cannot speak, is one that does not get on.
+A rank that computes must make progress within the limit. A rank that waits for others may wait as
+long as any of them makes progress, because another rank's rollout can be much longer. Time is
+measured here, from one change of a rank's report to the next; so clocks of other machines do not
+matter, and a rank that is stopped or cannot report counts as one without progress.
 """
 
 import faulthandler
@@ -23,21 +23,21 @@ from siirl.occupation import OCCUPATION, Snapshot
 
 FAILED = 1
 LOOK_EVERY_S = 1.0
-SILENT_S = 10.0  # a rank on a machine that is busy speaks every second or two
+SILENT_S = 10.0  # a rank on a busy machine reports every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
 WRITTEN_WITHIN_S = (
-    2.0  # stack traces are a few milliseconds' work, also of a process that has to be continued
+    2.0  # stack traces take milliseconds, but a stopped process must first be continued
 )
 
 
 class Judge:
-    """Looks at the ranks now and then.
+    """Checks the reports of the ranks.
 
     Args:
-        ranks: How many there are; one that never spoke is judged as well.
-        limit_s: For how long a rank may not get on; None: for ever.
-        clock: Seconds that only grow.
+        ranks: Number of ranks; one that never reported is judged as well.
+        limit_s: Longest time without progress of a rank; None: no limit.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Judge:
         """Why the run hangs, or None.
 
         Args:
-            said: The newest word of each rank that has spoken.
+            said: The newest report of each rank that has sent one.
         """
         now = self._clock()
         for rank, snapshot in said.items():
@@ -88,15 +88,15 @@ def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
 
 
 class OwnWatch:
-    """Watches the only rank from a thread of its process, and ends the process where it hangs.
+    """Watches the only rank from a thread of its process, and ends the process if it hangs.
 
     While code holds the interpreter's lock, no thread runs. A timer in C, renewed at every check,
     then ends the process, and a child process reports it (`siirl.execution.scheduler.last_word`).
 
     Args:
-        limit_s: For how long the rank may not get on; None: for ever.
-        folder: Of stack traces, in the run folder.
-        run_folder: Of a run that can go on from a checkpoint; None for an evaluation.
+        limit_s: Longest time without progress of the rank; None: no limit.
+        folder: Folder of stack traces, in the run folder.
+        run_folder: Folder of a run that can resume from a checkpoint; None for an evaluation.
         resume: `trainer.resume` of that run.
     """
 
@@ -129,7 +129,7 @@ class OwnWatch:
             )
             self._set_timer(
                 self._limit_s
-            )  # now: the lock may be taken before the thread looks for the first time
+            )  # armed now: code may take the lock before the thread's first check
             self._thread = threading.Thread(
                 target=self._watch, args=(self._limit_s,), name="siirl-watchdog", daemon=True
             )

@@ -1,1 +1,1 @@
-"""Text engine over HTTP: an inference server of its own generates (rollout=server)."""
+"""Text engine over HTTP: a separate inference server generates (rollout=server)."""

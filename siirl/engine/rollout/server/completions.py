@@ -1,8 +1,8 @@
 """Requests and answers of the route /v1/completions: token ids in, token ids and log-probs out.
 
 The form is that of vLLM's OpenAI-compatible server (0.32, `vllm.entrypoints.openai.completion
-.protocol`). An answer is checked before it becomes a `GenerationResponse`: another form, tokens
-outside of the vocabulary, log-probs that are none. Left out: streaming, several prompts a request.
+.protocol`). An answer is checked before it becomes a `GenerationResponse`: its form, token ids
+within the vocabulary, valid log-probs. Left out: streaming, several prompts per request.
 """
 
 import json
@@ -15,8 +15,8 @@ from siirl.engine.rollout.generation import FinishReason, GenerationRequest, Gen
 
 COMPLETIONS = "/v1/completions"
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
-# Sampling that no engine of siirl has. A server fills in what a request leaves out from the model's
-# generation_config.json.
+# Sampling options that siirl's engines lack, at neutral values: a server would take missing options
+# from the model's generation_config.json.
 NEUTRAL = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -24,13 +24,13 @@ NEUTRAL = {
     "min_p": 0.0,
 }
 IMPOSSIBLE = -9999.0  # vLLM writes it for log-probs below; JSON has no infinity
-ROUNDING = 1e-3  # a log-prob of a sure token may lie this much above 0
+ROUNDING = 1e-3  # a token of probability 1 may have a log-prob this much above 0
 # Bytes of an answer: its frame, and of a token its text, number and log-prob, each as JSON twice.
 FRAME_BYTES, TOKEN_BYTES = 1 << 16, 1 << 10
 
 
 class BadAnswer(ValueError):
-    """An answer in another form; the message says what is wrong, without the server's name."""
+    """An invalid answer; the message describes the fault, without the server's name."""
 
 
 def completion_body(
@@ -78,7 +78,7 @@ def completion_body(
 
 
 def scoring_body(ids: Sequence[int], *, model: str) -> dict[str, Any]:
-    """A request for the log-probs of `ids`, of which nothing is continued."""
+    """A request for the log-probs of `ids`, without a continuation."""
     return {
         "model": model,
         "prompt": list(ids),
@@ -109,7 +109,7 @@ def completion(
         version: Of the weights that generated it.
 
     Raises:
-        BadAnswer: Another form, or values that cannot be.
+        BadAnswer: Wrong form or impossible values.
     """
     choice = _choice(content)
     reason = choice.get("finish_reason")
@@ -139,7 +139,7 @@ def scored_log_probs(content: bytes, *, ids: Sequence[int]) -> list[float]:
     """Log-probs of all tokens of `ids` but the first, from the answer to `scoring_body`.
 
     Raises:
-        BadAnswer: Another form.
+        BadAnswer: Wrong form.
     """
     choice = _choice(content)
     listed = _listed_log_probs(choice)

@@ -1,6 +1,6 @@
-"""First questions to an inference server: its model, and siirl's part in its workers.
+"""Handshake with an inference server: its model, and siirl's extension in its workers.
 
-Imports no torch: a job's checks ask them before anything starts.
+Imports no torch: the checks before a run call it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 
 PROTOCOL = 2
-"""Of `siirl.engine.rollout.server.server_worker`; changes with its methods."""
+"""Version of the methods of `siirl.engine.rollout.server.server_worker`."""
 NO_WEIGHTS = ""
 """Label of weights that no run has loaded."""
 START = "docs/inference_server.md has the command that starts vLLM"
@@ -34,7 +34,7 @@ async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None)
         longest_text: Tokens of the run's longest text; None: unknown.
 
     Raises:
-        ServerError: It does not answer, or cannot.
+        ServerError: The server does not answer, or does not fit the run.
     """
     served = await _served(link)
     if longest_text is not None and served.longest < longest_text:
@@ -48,7 +48,7 @@ async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None)
     if protocol != PROTOCOL:
         raise ServerError(
             f"The inference server at {link.url} has siirl {description.get('siirl')} (protocol "
-            f"{protocol}), and this run speaks protocol {PROTOCOL}: install the same version of "
+            f"{protocol}), and this run has protocol {PROTOCOL}: install the same version of "
             "siirl at both ends."
         )
     if computes_in != dtype:
@@ -97,7 +97,7 @@ async def worker_description(link: ServerLink) -> dict[str, Any]:
 
 
 async def call_workers(link: ServerLink, method: str, *arguments: str) -> list[Any]:
-    """Results of a method of `ServerWorker`, one a worker.
+    """Results of a method of `ServerWorker`, one per worker.
 
     Raises:
         ServerError: No usable answer.

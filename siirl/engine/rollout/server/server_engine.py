@@ -1,14 +1,14 @@
 """Text engine over an inference server: vLLM's OpenAI-compatible one, or one with its routes.
 
 The server holds a copy of the weights, on this machine or another, and batches requests as they
-arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks prove them:
+arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks verify them:
 a checksum over the bits that arrived, the log-probs of a fixed text, and a label that the workers
 lose when they are restarted, compared before and after each rollout.
 
-A request without a usable answer costs its episode, which counts as failed and is never scored. A
-server that no longer answers fails the other episodes of the rollout at once, and one that did not
-take the weights all of them: so all ranks end together, with a checkpoint. Left out: several
-servers for one rank, sleeping between rollouts, separate rollout ranks (`dag.groups`).
+A request without a usable answer costs its episode, which counts as failed and is never scored. If
+the server no longer answers, the other episodes of the rollout fail at once. If it did not take the
+weights, all episodes fail. In both cases all ranks end together, with a checkpoint. Left out:
+several servers for one rank, sleeping between rollouts, separate rollout ranks (`dag.groups`).
 """
 
 import asyncio
@@ -56,11 +56,11 @@ from siirl.occupation import OCCUPATION
 Result = TypeVar("Result")
 
 
-RESTART_S = 120.0  # vLLM starts with a 7B model in about as long; a sync brings it all weights
+RESTART_S = 120.0  # vLLM with a 7B model starts in about as long
 
 
 class WeightRoute(Protocol):
-    """A way of weights to a server."""
+    """A way to send weights to a server."""
 
     def open(self, link: ServerLink) -> AbstractContextManager[Transport]:
         """The transport of one sync.
@@ -79,8 +79,8 @@ class ServerEngine(TextEngineBase):
     Args:
         model: The trained module; see `VLLMBase`.
         tokenizer: Provides the tokens that end a turn.
-        link: The connections to the server, which `close` closes.
-        route: The way of the weights, which `close` closes.
+        link: The connections to the server; `close` closes them.
+        route: Sends the weights; `close` closes it.
         temperature: Divides the logits, for sampling and for the log-probs.
         top_p: See `HFEngine`.
         top_k: See `HFEngine`.
@@ -128,7 +128,7 @@ class ServerEngine(TextEngineBase):
         """Why the server did not take the last weights; empty: it did."""
         self.answered_at = 0.0
         self._verification: asyncio.Task[None] | None = None
-        self._ids = secrets.token_hex(8)  # tells this run's requests and weights from others'
+        self._ids = secrets.token_hex(8)  # distinguishes this run's requests and weights
         dtype = str(self.dtype).removeprefix("torch.")
         served = self._wait(shake_hands(link, dtype=dtype, longest_text=longest_text))
         self.served_model, self.longest = served.name, served.longest
@@ -206,7 +206,7 @@ class ServerEngine(TextEngineBase):
             await self.link.post("/abort_requests", {"request_ids": names})
 
     def rest(self) -> None:
-        """End a rollout. The next sync notices a server that has gone since its last answer.
+        """End a rollout. The next sync detects a server that stopped after its last answer.
 
         Raises:
             InvariantError: The server no longer has this run's weights, so some texts may be
@@ -233,7 +233,8 @@ class ServerEngine(TextEngineBase):
             take them: the episodes of the next rollout then fail with the reason.
         """
         self._verification, self.refusal = None, ""
-        # a chain has no close(): the other ranks gather the rest as well
+        # a chain has no close(), so a failed send leaves the rest for the loop below: all ranks
+        # gather it
         remaining = itertools.chain(weights)
         pairs: list[ChecksumPair] = []
         try:
@@ -294,7 +295,7 @@ class ServerEngine(TextEngineBase):
         except BadAnswer as error:
             raise self._unusable(error) from error
 
-    # Proof that the weights are still there
+    # Verification that the server still has the weights
 
     async def _verify(self) -> None:
         """Check the server's weights before the first request of a rollout."""

@@ -1,9 +1,9 @@
-"""HTTP to one inference server: a request, its answer within limits, or one sentence.
+"""HTTP client of one inference server; bounds the time and the size of an answer.
 
-The requests run on an event loop in a separate thread, so that weights can be sent while the
-loop of the episodes does not run. A connection that fails is tried again for a while, because
-requests have seeds and ids: the same request gives the same answer. Left out: TLS settings beyond
-the system's certificates, redirects, proxies.
+The requests run on an event loop in a separate thread, so that weights can be sent while the loop
+of the episodes does not run. Failed connections are retried for a while; requests have seeds and
+ids, so the same request gives the same answer. Left out: TLS settings beyond the system's
+certificates, redirects, proxies.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class ServerError(Exception):
     Args:
         message: The sentence.
         status: HTTP status of the answer; 0 if there is none.
-        explanation: The server's own words.
+        explanation: The server's error text.
         gone: Whether nothing answers at the address.
     """
 
@@ -70,7 +70,7 @@ class ServerLink:
         self._client: httpx2.AsyncClient = self.wait(self._connected())
 
     async def _connected(self) -> httpx2.AsyncClient:
-        # a request has a connection; the rest of this process needs descriptors as well
+        # each request has a connection; the rest of this process needs descriptors as well
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         return httpx2.AsyncClient(
             base_url=self.url,
@@ -219,7 +219,7 @@ def _read_json(content: bytes, *, path: str, url: str) -> Any:
 
 
 def _explanation(content: bytes) -> str:
-    """The server's own words, on one line: vLLM's and FastAPI's errors, else the body itself."""
+    """The server's error text on one line: vLLM's or FastAPI's message, else the body itself."""
     text = content.decode("utf-8", "replace")
     try:
         answer = json.loads(text)

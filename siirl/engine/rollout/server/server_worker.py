@@ -3,9 +3,9 @@
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
         --worker-extension-cls siirl.engine.rollout.server.server_worker.ServerWorker
 
-The route /collective_rpc calls these methods with texts as arguments. The workers keep the label of
-the weights that they loaded last, and lose it with their process: so a run notices a server that
-was restarted or has got the weights of another run.
+The route /collective_rpc calls these methods with texts as arguments. The workers store the label
+of the weights loaded last, and lose it with their process. So a run detects a server that was
+restarted or has another run's weights.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Weights to a server through a folder that both sides see, in files of one bucket.
+"""Sends weights to a server through a shared folder, one file per bucket.
 
 A file is removed when the server has read it, so the folder needs room for one bucket. Every file
-has a new name: a network file system may answer for an old one from its cache.
+has a new name: a network file system may serve an old one from its cache.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class FolderRoute:
     """A `WeightRoute` through a folder.
 
     Args:
-        folder: Seen by both sides under the same path; None: a private one in this machine's
+        folder: Shared, with the same path on both sides; None: a private one in this machine's
             memory.
     """
 
@@ -65,7 +65,7 @@ class FolderBuckets:
     """A `Transport` whose buckets are files.
 
     Args:
-        folder: Seen by both sides; exists.
+        folder: Shared by both sides; exists.
         call: Carries the path of a bucket and its packed entries to the server; returns when the
             server has read it.
     """

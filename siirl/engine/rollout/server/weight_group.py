@@ -1,5 +1,5 @@
-"""Weights to a server by a collective: each bucket is broadcast in a gloo group of this process and
-the server's workers.
+"""Sends weights to a server by a collective: each bucket is broadcast in a gloo group of this
+process and the server's workers.
 
 A group lives for one sync, so a restarted server needs no special case. The run listens at its
 address towards the server; once all have connected, its ports drop further packets, and a
@@ -27,7 +27,7 @@ from siirl.engine.training.port_guard import admit_ranks_only, open_sockets
 from siirl.engine.training.weight_buckets import Entry, Transport
 from siirl.errors import RunFailed
 
-JOIN_WITHIN_S = 30.0  # of members that were called already
+JOIN_WITHIN_S = 30.0  # after the workers were called
 LOOK_EVERY_S = 0.002
 ROOT = 0  # the run; workers follow
 HTTP_PORTS = {"http": 80, "https": 443}

@@ -3,8 +3,8 @@
 Independent noise averages out over an episode: rollouts from one start state end alike, and a group
 whose rewards are equal teaches nothing. Noise that persists over several actions moves the arm
 somewhere else (Eberhard et al. 2023, openreview hQ9V5QN27eS; for PPO Hollenstein et al. 2024, arXiv
-2312.11091). Each action keeps its distribution given its observation, which is all that log-probs
-and ratios use; that successive actions depend on each other, they leave out, as in those papers.
+2312.11091). Each action keeps its distribution given its observation, and log-probs and ratios use
+only that. As in those papers, they ignore the dependence between successive actions.
 """
 
 # K action of a chunk, A action dimension, J number that chooses one dimension of an action
@@ -29,7 +29,7 @@ class ActionNoise:
 
     Args:
         request: Of the episode: seed, correlation r, and `greedy`, which draws no numbers.
-        policy: Says how many numbers choose a chunk.
+        policy: Defines how many numbers choose a chunk.
     """
 
     def __init__(self, request: EpisodeRequest, policy: Policy) -> None:
@@ -44,7 +44,8 @@ class ActionNoise:
     def chunk(self) -> NDArray[np.float32] | None:
         """The next `Policy.uniforms_per_chunk` numbers in [0, 1).
 
-        They are J * K * A, and perhaps a rest that belongs to no dimension and is independent.
+        J * K * A of them are correlated. Further ones belong to no action dimension and are
+        independent.
         """
         if self.greedy:
             return None

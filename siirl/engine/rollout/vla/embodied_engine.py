@@ -61,7 +61,7 @@ class EmbodiedEngine:
         self.compute_dtype = compute_dtype
         weights = next(policy.parameters()).dtype
         self.whole_dtype = compute_dtype if weights == compute_dtype else None
-        """Type of weights and passes, where they have the same."""
+        """Common dtype of weights and passes; None if they differ."""
         self.temperature = temperature
         self.top_p = top_p
         self.lockstep = lockstep

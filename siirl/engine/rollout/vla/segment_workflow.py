@@ -2,7 +2,7 @@
 
 An episode that runs at the end of a segment continues in the next one with the new weights; after
 one that ends, the next episode starts in the same segment. A segment gives one training row for
-each part of an episode in it. A row has the state behind its last decision, whose value stands for
+each part of an episode in it. A row has the state behind its last decision, whose value estimates
 the rewards to come: the episode was cut or truncated there, unless it terminated (Schulman et al.
 2017, arXiv 1707.06347, section 5).
 
@@ -150,7 +150,7 @@ class SegmentWorkflow(RolloutWorkflow):
         }
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Go on with the episodes of a checkpoint; those of other ranks are never asked for."""
+        """Resume the episodes of a checkpoint; those of other ranks are never requested."""
         self._running = {
             environment: RunningEpisode.from_state(episode)
             for environment, episode in state.items()

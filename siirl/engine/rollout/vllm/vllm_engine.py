@@ -1,13 +1,13 @@
 """Text engines over vLLM: paged keys and values, prefix caching, several GPUs, separate weights.
 
 `VLLMEngine` runs vLLM in this process, on the event loop of the episodes. `AsyncVLLMEngine`
-(`async_vllm_engine`, rollout.mode=async) runs it in a separate process, so that it generates while
-this process does
-other work. Both get the weights of the trained module in memory: the first tensor by tensor, the
-second in buckets that both processes map. On a GPU vLLM sleeps between rollouts, so that training
-has the memory of its weights, keys and values; vLLM's CPU build does not support that.
-Log-probs are those of the whole distribution under the temperature, as in training: vLLM's own
-temperature stays 1, and the logits are divided before (`siirl.engine.rollout.vllm.vllm_worker`).
+(`async_vllm_engine`, rollout.mode=async) runs it in a separate process, which generates while this
+one does other work. Both get the weights of the trained module in memory: the first tensor by
+tensor, the second in buckets that both processes map. On a GPU vLLM sleeps between rollouts, so
+that training has the memory of its weights, keys and values; vLLM's CPU build does not support
+that. Log-probs are those of the whole distribution under the temperature, as in training: vLLM's
+own temperature stays 1, and the logits are divided before
+(`siirl.engine.rollout.vllm.vllm_worker`).
 
 vLLM is an extra (`make vllm`), imported only when an engine is made.
 """

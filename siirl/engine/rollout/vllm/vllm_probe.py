@@ -1,4 +1,4 @@
-"""A fixed text and its log-probs by the trained module: proof that vLLM acts with its weights."""
+"""A fixed text and its log-probs by the trained module, to verify that vLLM has its weights."""
 
 # S token of the probe, D hidden, V token of the vocabulary
 
@@ -77,7 +77,7 @@ def next_token_logits(
     """Logits [S - 1, V] of all tokens but the first, in the type of the passes.
 
     Args:
-        model: A `LanguageModel`, or what FSDP2 made of it: then it runs on all ranks.
+        model: A `LanguageModel`; if FSDP2 has sharded it, it runs on all ranks.
         ids_1S: The text, int64 [1, S].
         compute_dtype: Type of the passes.
     """

@@ -25,7 +25,7 @@ UNCHANGED = (None, "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 
 
 class WeightPlaces(Protocol):
-    """Where new weights go."""
+    """Destination of new weights."""
 
     def begin(self) -> None:
         """Prepare for all weights of the model."""
@@ -38,7 +38,7 @@ class WeightPlaces(Protocol):
 
 
 def weight_places(model: Any, model_config: Any) -> WeightPlaces:
-    """The way of new weights into vLLM's `model`."""
+    """How new weights are written into vLLM's `model`."""
     changed = any(
         _method(part) not in UNCHANGED or hasattr(part, "kv_b_proj") for part in model.modules()
     )
@@ -86,7 +86,7 @@ class Place:
     """First entry of the part on each axis of the weight."""
 
     def write(self, rows: Rows) -> int:
-        """Copy what of `rows` belongs here; returns the number of entries."""
+        """Copy the part of `rows` that belongs here; returns the number of entries."""
         low = max(rows.first, self.begin[0])
         high = min(rows.first + len(rows.values), self.begin[0] + len(self.target))
         if low >= high:
@@ -165,7 +165,7 @@ class _Copies(TorchDispatchMode):
 
 
 def _begin(part: torch.Tensor, whole: torch.Tensor) -> tuple[int, ...] | None:
-    """First entry on each axis of a part of `whole` that was made by `narrow`; None: another."""
+    """First entry on each axis of a part of `whole` made by `narrow`; None for any other part."""
     if _memory(part) != _memory(whole) or whole.ndim == 0 or part.stride() != whole.stride():
         return None
     begin, offset = [], part.storage_offset()
@@ -230,7 +230,7 @@ class PackedLayers:
                 _pack(self._layers.pop(memory))
 
     def finish(self) -> None:
-        """Pack what is left."""
+        """Pack the remaining layers."""
         for memory in self._missing:
             _pack(self._layers[memory])
         for layer in self._beside:
