@@ -104,6 +104,7 @@ class EnvServerActor:
         draws_on: Mapping[str, Any],
     ) -> None:
         choose_render_device(**draws_on)
+        self._number = draws_on["number"]
         # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds for
         # images.
         self._loop = asyncio.new_event_loop()
@@ -111,6 +112,10 @@ class EnvServerActor:
         self._num_envs = num_envs
         self._secret = secret
         stacks.register("environment_server")
+
+    def __repr__(self) -> str:
+        """Name of the process before its lines (`siirl.execution.scheduler.rank_output`)."""
+        return f"server {self._number + 1}"
 
     def open(self) -> Raised | Opened:
         """Make the environments (see `EnvServer.open`), and listen for `serve`."""

@@ -207,8 +207,8 @@ def _render_memory(plan: Plan) -> str:
 def _render_time(plan: Plan) -> str:
     if plan.needs.minutes is None:
         return (
-            f"no estimate: env={plan.env} was not measured with a model of this size; see the "
-            "first step"
+            "measured over the first step, and printed after it: no benchmark has "
+            f"env={plan.env} with a model of this size"
         )
     measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.2g}x, measured now)"
     return (

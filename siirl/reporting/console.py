@@ -6,6 +6,7 @@ Left out: all other metrics, which metrics.jsonl and TensorBoard record.
 """
 
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -104,6 +105,7 @@ class ConsoleWriter:
             before training.
         columns: Columns of the job; steady ones that the first step lacks are left out.
         console: Output; by default stdout.
+        clock: Seconds that only grow.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class ConsoleWriter:
         first_step: int = 1,
         columns: Sequence[Column] = EMBODIED_COLUMNS,
         console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.progress = Progress(
             "training",
@@ -122,6 +125,7 @@ class ConsoleWriter:
             limit_s=limit_s,
             console=console,
             lines=False,
+            clock=clock,
         )
         self.progress.__enter__()
         self._columns = columns
@@ -136,6 +140,7 @@ class ConsoleWriter:
             self.progress.restart_clock()
         else:
             self._row(step, metrics)
+            lines += [first_estimate(self.progress.seconds_left())] if self._rows == 1 else []
         for line in filter(None, lines):
             self._below(line)
 
@@ -183,6 +188,16 @@ class ConsoleWriter:
         """Remove the bar; may be called twice."""
         self._heartbeat.close()
         self.progress.__exit__(None, None, None)
+
+
+def first_estimate(seconds_left: float | None) -> str:
+    """Time that training takes after its first step; empty if nothing bounds it or none is left."""
+    if not seconds_left:
+        return ""
+    minutes = round(seconds_left / 60)
+    unit = "minute" if minutes == 1 else "minutes"
+    left = f"about {minutes} {unit}" if minutes else "less than a minute"
+    return f"{left} of training left, measured over the first step"
 
 
 def no_update_line(metrics: Mapping[str, Reduced]) -> str:

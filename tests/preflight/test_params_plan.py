@@ -280,7 +280,8 @@ def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments()
         ["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"]
     )
     assert long.needs.minutes == pytest.approx(6.0)
-    assert "no estimate" in one_line(render(plan_of(["env=gymnasium", "env.id=CartPole-v1"])))
+    cart_pole = one_line(render(plan_of(["env=gymnasium", "env.id=CartPole-v1"])))
+    assert "time measured over the first step, and printed after it" in cart_pole
 
 
 def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(
@@ -297,7 +298,8 @@ def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones
     large = tmp_path / "large"
     large.mkdir()
     save_file({"weight": np.zeros(6_000_000, np.float16)}, large / "model.safetensors")
-    assert "no estimate" in one_line(render(plan_of([f"actor_rollout_ref.model.path={large}"])))
+    plan = plan_of([f"actor_rollout_ref.model.path={large}"])
+    assert "measured over the first step" in one_line(render(plan))
 
 
 def test_the_plan_fits_a_terminal_of_80_columns_and_hangs_what_goes_on() -> None:

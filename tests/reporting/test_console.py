@@ -12,6 +12,7 @@ from siirl.reporting.console import (
     Column,
     ConsoleWriter,
     evaluation_line,
+    first_estimate,
     laggards,
     no_update_line,
     stage_line,
@@ -103,6 +104,22 @@ def test_a_silent_minute_in_a_log_file_gets_a_line() -> None:
     clock.now = 90.0
     progress.beat()
     assert text_of(console).splitlines() == ["      3/40  step 4, 1:01 since the last line"]
+
+
+def test_the_first_step_tells_how_long_training_takes_and_later_ones_say_nothing() -> None:
+    clock, console = Clock(), log_file()
+    writer = ConsoleWriter(total_steps=21, console=console, clock=clock)
+    writer.write(step=0, metrics={})
+    for step in (1, 2):
+        clock.now += 30.0
+        writer.write(step=step, metrics={"rollout/success_rate": 0.5})
+    writer.close()
+    said = "about 10 minutes of training left, measured over the first step"
+    assert [line.strip() for line in text_of(console).splitlines()].count(said) == 1
+    assert text_of(console).count("measured over") == 1
+    assert first_estimate(29.0).startswith("less than a minute of")
+    assert first_estimate(61.0).startswith("about 1 minute of")
+    assert first_estimate(None) == first_estimate(0.0) == ""
 
 
 def test_a_task_that_ends_below_the_others_is_named() -> None:
@@ -208,7 +225,7 @@ NOTHING_LEFT = {
 
 def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
     console = log_file()
-    writer = ConsoleWriter(total_steps=2, console=console)
+    writer = ConsoleWriter(total_steps=1, console=console)
     writer.write(step=1, metrics=NOTHING_LEFT)
     writer.close()
     _, row, *reason = text_of(console).splitlines()

@@ -148,9 +148,11 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
         raise _no_session(settings, error) from error
     from ray.exceptions import RayError, RayTaskError
 
+    from siirl.execution.scheduler.rank_output import printed
+
     vitals = Vitals(servers_of_cluster())
     try:
-        with LookOut(Vitals(vitals.servers), node_lives=this_machine_lives):
+        with printed(), LookOut(Vitals(vitals.servers), node_lives=this_machine_lives):
             yield
     except RayError as error:
         vitals.explain()
@@ -472,6 +474,10 @@ class _Rank:
         self.make, self.rank = make, rank
         self.correspondent = Correspondent(post, rank)
         self.meeting: MeetingPoint | None = None
+
+    def __repr__(self) -> str:
+        """Name of the process before its lines (`siirl.execution.scheduler.rank_output`)."""
+        return f"rank {self.rank}"
 
     def meeting_point(self, nodes: int) -> str:
         """Rendezvous address of the ranks for torch.distributed."""

@@ -1,0 +1,42 @@
+"""Lines of the processes of a run on Ray, as the command prints them."""
+
+from typing import Any
+
+from siirl.execution.scheduler.rank_output import REMEMBERED_LINES, Lines
+
+
+def message(*lines: str, name: str | None, pid: object = 1, ip: str = "10.0.0.1") -> dict[str, Any]:
+    """As Ray's log monitor sends it to a command at 10.0.0.1."""
+    place = {"ip": ip, "localhost": "10.0.0.1", "is_err": True}
+    return {"lines": list(lines), "actor_name": name, "pid": pid, **place}
+
+
+def test_lines_of_the_first_rank_stay_and_those_of_others_have_a_name() -> None:
+    lines = Lines()
+    first = message("1930 prompts to train on.", "", name="rank 0")
+    assert list(lines.of(first)) == ["1930 prompts to train on.", ""]
+    assert list(lines.of(message("slow", name="rank 1", pid=2))) == ["rank 1: slow"]
+    far = message("slow too", name="server 2", pid=3, ip="10.0.0.2")
+    assert list(lines.of(far)) == ["server 2 on 10.0.0.2: slow too"]
+    assert list(lines.of(message("early", name="_Rank", pid=4))) == ["Rank: early"]
+
+
+def test_a_line_that_several_processes_write_is_printed_once_and_a_repeated_one_again() -> None:
+    lines = Lines()
+    assert list(lines.of(message("a is deprecated", name="rank 1", pid=2)))
+    assert not list(lines.of(message("a is deprecated", name="rank 0", pid=1)))
+    assert list(lines.of(message("a is deprecated", name="rank 1", pid=2)))
+
+
+def test_a_long_run_does_not_remember_all_of_its_lines() -> None:
+    lines = Lines()
+    list(lines.of(message(*map(str, range(2 * REMEMBERED_LINES)), name="rank 0")))
+    assert list(lines.of(message("0", name="rank 1", pid=2))) == ["rank 1: 0"]
+    assert not list(lines.of(message(str(2 * REMEMBERED_LINES - 1), name="rank 1", pid=2)))
+
+
+def test_ray_speaks_under_its_name_without_its_marks() -> None:
+    raylet = message(":info_message:A worker died.", name=None, pid="raylet")
+    assert list(Lines().of(raylet)) == ["Ray: A worker died."]
+    autoscaler = message("polling", ":event_summary:No room.", name=None, pid="autoscaler")
+    assert list(Lines().of(autoscaler)) == ["Ray: No room."]
