@@ -115,7 +115,7 @@ class TrainingArguments:
         why="a poor baseline is noise, not bias",
         minimum=0,
     )
-    project_name: str = option("siirl", "Project name in reports and dashboards.")
+    project_name: str = option("siirl", "Project of the run in wandb, mlflow and trackio.")
     experiment_name: str = option("run", "Folder of the run below output_dir.")
     logger: tuple[str, ...] = option(
         ("console", "tensorboard"),

@@ -24,7 +24,9 @@ from siirl.preflight.hub_pins import names_of_hub, pin_hub_places
 from siirl.preflight.machine import (
     compile_problems,
     device_problems,
+    device_slots,
     has_compilers,
+    offload_problems,
     process_problems,
     require_linux,
 )
@@ -55,7 +57,7 @@ def check_early(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSp
     unread = functools.partial(unread_in_domain, config, named=named)
     return _check(
         config,
-        unread_problems(config, named=named),
+        [*unread_problems(config, named=named), *_offload_problems(config)],
         check_domain=lambda spec: [
             *role_problems(config, {0: spec}),
             *unread(text=is_text(spec)),
@@ -93,6 +95,7 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
             *sharing_problems(groups, owners(config.agents), specs),
             *role_problems(config, specs),
             *unread_of_agents(config, specs, named=named),
+            *by_group(config, _offload_problems),
         ]
     )
     return specs[min(specs)]
@@ -147,6 +150,10 @@ def _check(
 
 def _lacks_id(env: EnvArguments) -> bool:
     return env.name in ("gymnasium", "verifiers") and not env.id
+
+
+def _offload_problems(config: SiiRLArguments) -> list[SiirlError]:
+    return list(offload_problems(config.actor_rollout_ref, config.cluster, slots=device_slots))
 
 
 def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:

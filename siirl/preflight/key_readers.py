@@ -29,6 +29,7 @@ SPREADS = (
     "dapo",
 )  # embodied_srpo sets algorithm.min_group_spread for its estimator, dapo's filter reads it
 WITHOUT_TAGS = {"console", "jsonl"}  # loggers that show no tags
+WITHOUT_PROJECTS = {*WITHOUT_TAGS, "tensorboard"}  # and those that sort runs by nothing
 NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
@@ -369,6 +370,15 @@ ROWS: tuple[Row, ...] = (
         Reader(
             lambda config: not {*config.trainer.logger} <= WITHOUT_TAGS,
             "by dashboards, and trainer.logger names none: add tensorboard, wandb, mlflow or "
+            "trackio, or leave it out.",
+        ),
+    ),
+    (
+        "trainer",
+        ("project_name",),
+        Reader(
+            lambda config: not {*config.trainer.logger} <= WITHOUT_PROJECTS,
+            "by dashboards with projects, and trainer.logger names none: add wandb, mlflow or "
             "trackio, or leave it out.",
         ),
     ),

@@ -17,7 +17,11 @@ from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import VLLM
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import ActorArguments, RolloutArguments
+from siirl.params.model_args import (
+    ActorArguments,
+    ActorRolloutRefArguments,
+    RolloutArguments,
+)
 from siirl.params.refusals import refuse
 from siirl.params.terminal_lines import say
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
@@ -204,6 +208,25 @@ def device_problems(
             f"{available} {kind}{'s' * (available != 1)} "
             f"for them: make it at most {available}, or give cluster.address= of a larger "
             "cluster."
+        )
+
+
+def offload_problems(
+    policy: ActorRolloutRefArguments,
+    cluster: ClusterArguments,
+    *,
+    slots: Callable[[], tuple[int, str]],
+) -> Iterator[SiirlError]:
+    """Tensors that a GPU is to leave, on a machine without one; `slots` is `device_slots`."""
+    asked = {
+        "actor_rollout_ref.actor.offload_optimizer": policy.actor.offload_optimizer,
+        "actor_rollout_ref.ref.offload": policy.ref.offload,
+    }
+    if cluster.address is not None or not any(asked.values()) or slots()[1] == "GPU":
+        return
+    for key in filter(asked.__getitem__, asked):
+        yield ConfigError(
+            f"{key}=true frees a GPU's memory, and this machine has no GPU: leave it out."
         )
 
 

@@ -14,6 +14,7 @@ from siirl.preflight.machine import (
     device_problems,
     device_slots,
     free_memory_bytes,
+    offload_problems,
     opengl_problems,
     process_problems,
     require_linux,
@@ -183,6 +184,26 @@ def test_a_wide_engine_has_as_many_gpus_as_it_is_wide() -> None:
         == []
     )
     assert sizes.gpus_of_rank(config.actor_rollout_ref.rollout) == 4
+
+
+def test_nothing_leaves_a_gpu_on_a_machine_without_one() -> None:
+    words = (
+        "actor_rollout_ref.actor.offload_optimizer=true",
+        "actor_rollout_ref.ref.offload=true",
+    )
+    cpus, gpus = (2, "CPU core"), (1, "GPU")
+
+    def refused(*words: str, slots: tuple[int, str]) -> list[str]:
+        config = parse_config([*NO_DRAWING, *words])
+        problems = offload_problems(config.actor_rollout_ref, config.cluster, slots=lambda: slots)
+        return [str(problem) for problem in problems]
+
+    assert refused(*words, slots=cpus) == [
+        f"{word} frees a GPU's memory, and this machine has no GPU: leave it out." for word in words
+    ]
+    assert refused(*words, slots=gpus) == []
+    assert refused(*words, "cluster.address=10.0.0.1:6379", slots=cpus) == []
+    assert refused(slots=cpus) == []
 
 
 def compiled(*overrides: str, compilers: bool) -> list[str]:

@@ -104,7 +104,6 @@ ALWAYS_READ = {
         for name in (
             "save_freq",
             "val_episodes",
-            "project_name",
             "experiment_name",
         )
     ),
@@ -189,6 +188,10 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         (
             "reward=srpo_released reward.failure_window=9",
             "reward.failure_window=9 is read by reward.name=srpo, video_value and oracle, not by",
+        ),
+        (
+            "trainer.project_name=mine",
+            "trainer.project_name=mine is read by dashboards with projects, and trainer.logger",
         ),
         (
             "reward=success reward.frame_every=4",
