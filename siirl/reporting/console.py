@@ -191,8 +191,8 @@ class ConsoleWriter:
 
 
 def first_estimate(seconds_left: float | None) -> str:
-    """Time that training takes after its first step; empty if nothing bounds it or none is left."""
-    if not seconds_left:
+    """Time that training takes after its first step; empty if that is unknown or under a second."""
+    if seconds_left is None or seconds_left < 1:
         return ""
     minutes = round(seconds_left / 60)
     unit = "minute" if minutes == 1 else "minutes"
