@@ -29,10 +29,9 @@ from siirl.dag_worker.colocated_buffer import ColocatedBuffer
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
-from siirl.dag_worker.metric_values import plain_record
-from siirl.dag_worker.metric_worker import MetricWorker
+from siirl.dag_worker.metric_worker import MetricWorker, plain_record
 from siirl.dag_worker.registries import load_plug_ins
-from siirl.dag_worker.reward_columns import place_rewards
+from siirl.dag_worker.rewards import place_rewards
 from siirl.dag_worker.step_trace import traced_step
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank

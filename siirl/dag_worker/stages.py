@@ -25,19 +25,20 @@ from siirl.algos.advantages import (
 )
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.accounting import work_of_update
-from siirl.dag_worker.agreement import require_agreement
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.decision_rows import rows_of_decisions
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
-from siirl.dag_worker.outcomes import (
+from siirl.dag_worker.rewards import (
     RewardOutcome,
     check_reward_failures,
+    less_kl,
     outcomes_to_score,
     score_rows,
+    token_scores,
 )
-from siirl.dag_worker.reward_columns import less_kl, token_scores
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
+from siirl.engine.actor.actor import require_agreement
+from siirl.engine.actor.chunk_windows import rows_of_decisions
 from siirl.engine.reward_manager import TextRewardManager
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage

@@ -34,7 +34,7 @@ from siirl import interrupts, stacks
 from siirl.dag_worker.assembly import builder_of
 from siirl.dag_worker.components import make_pool
 from siirl.dag_worker.embodied_components import EmbodiedBuilder
-from siirl.dag_worker.outcomes import outcomes_to_score
+from siirl.dag_worker.rewards import outcomes_to_score
 from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager
 from siirl.engine.rollout.rollout import check_failures, requests_for_prompts

@@ -25,9 +25,8 @@ from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clip
 from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
 from siirl.execution.dag.buffers import check_buffers
-from siirl.execution.dag.final_sync import check_one_policy, sync_at_the_end
+from siirl.execution.dag.job_graph import check_one_policy, skip_unused, sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
-from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer, ContinuousActions
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes

@@ -1,6 +1,6 @@
 """Reduces the metrics of a step over its rounds and ranks, as they are declared.
 
-No metric ends a run: `reduce_metrics` takes every value that `siirl.dag_worker.metric_values`
+No metric ends a run: `reduce_metrics` takes every value that `siirl.dag_worker.metric_worker`
 makes, and `complaints` describes the invalid ones. `siirl.dag_worker.metric_worker` calls them.
 """
 

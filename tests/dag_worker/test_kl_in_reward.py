@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from siirl.dag_worker.components import make_kl_controller
-from siirl.dag_worker.reward_columns import less_kl
+from siirl.dag_worker.rewards import less_kl
 from siirl.engine.training.collectives import OneProcess
 from siirl.params.algorithm_args import KL_ESTIMATORS
 from siirl.params.parser import parse_config

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siirl.dag_worker.metric_values import plain, plain_name, plain_record
-from siirl.dag_worker.metric_worker import MetricWorker
+from siirl.dag_worker.metric_worker import MetricWorker, plain, plain_name, plain_record
 from siirl.reporting.metrics import Unusable, Weighted
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from siirl.dag_worker import reward_columns
-from siirl.dag_worker.reward_columns import place_rewards, rewards_at_tokens
+from siirl.dag_worker import rewards
+from siirl.dag_worker.rewards import place_rewards, rewards_at_tokens
 from siirl.errors import TensorError
 
 # Two prompts of two tokens, responses of three and of one; the middle token of the first is a
@@ -48,7 +48,7 @@ def test_another_shape_is_refused_with_those_that_fit() -> None:
 def test_whole_numbers_become_fractions_and_are_warned_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reward_columns, "_warned", set())
+    monkeypatch.setattr(rewards, "_warned", set())
     with caplog.at_level(logging.WARNING):
         assert placed([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]) == [[0, 0, 1.0], [0, 0, 0]]
         placed([[0, 0, 1], [0, 0, 0]])

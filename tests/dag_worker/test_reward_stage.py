@@ -12,7 +12,7 @@ from ranks_at_work import run_on_ranks
 from tensordict import NonTensorStack, TensorDict
 
 from siirl.algos import register_adv_est
-from siirl.dag_worker.reward_columns import token_scores
+from siirl.dag_worker.rewards import token_scores
 from siirl.dag_worker.stages import PROMPT_COLUMNS, compute_reward, load_prompts
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.reward_manager import TextRewardManager

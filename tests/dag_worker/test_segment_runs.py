@@ -7,8 +7,8 @@ import torch
 from one_process import run, untimed
 from safetensors.torch import load_file
 
-from siirl.dag_worker.decision_rows import rows_of_decisions
 from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.engine.actor.chunk_windows import rows_of_decisions
 from siirl.errors import CheckpointError
 
 SEGMENTS = (

@@ -6,19 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_training import make_actor, make_engine, trajectories
 
-from siirl.engine.actor.kl_rate import LARGEST, next_factor
+from siirl.engine.actor.actor import LARGEST_RATE_FACTOR, next_rate_factor
 from siirl.params import OptimizerArguments
 
 
 def test_the_factor_rises_below_half_the_target_and_falls_above_twice_it():
-    assert next_factor(1.0, kl=0.004, target=0.01) == 1.5
-    assert next_factor(1.0, kl=0.03, target=0.01) == pytest.approx(1 / 1.5)
-    assert next_factor(2.0, kl=0.006, target=0.01) == 2.0
+    assert next_rate_factor(1.0, kl=0.004, target=0.01) == 1.5
+    assert next_rate_factor(1.0, kl=0.03, target=0.01) == pytest.approx(1 / 1.5)
+    assert next_rate_factor(2.0, kl=0.006, target=0.01) == 2.0
 
 
-@given(factor=st.floats(1 / LARGEST, LARGEST), kl=st.floats(-1.0, 1e6), target=st.floats(0.0, 10.0))
+@given(
+    factor=st.floats(1 / LARGEST_RATE_FACTOR, LARGEST_RATE_FACTOR),
+    kl=st.floats(-1.0, 1e6),
+    target=st.floats(0.0, 10.0),
+)
 def test_the_factor_stays_within_its_bounds(factor, kl, target):
-    assert 1 / LARGEST <= next_factor(factor, kl=kl, target=target) <= LARGEST
+    assert (
+        1 / LARGEST_RATE_FACTOR
+        <= next_rate_factor(factor, kl=kl, target=target)
+        <= LARGEST_RATE_FACTOR
+    )
 
 
 def engine_at(rate):

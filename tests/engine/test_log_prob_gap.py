@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from siirl.dag_worker.agreement import log_prob_gap_bound, require_agreement
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.engine.actor.actor import Actor
+from siirl.engine.actor.actor import Actor, log_prob_gap_bound, require_agreement
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine

@@ -5,7 +5,7 @@ import pytest
 from siirl.errors import ConfigError
 from siirl.execution.dag import NodeRole, NodeType, Pipeline
 from siirl.execution.dag.builtin_pipelines import PIPELINES, grpo_pipeline
-from siirl.execution.dag.final_sync import check_one_policy, sync_at_the_end
+from siirl.execution.dag.job_graph import check_one_policy, sync_at_the_end
 
 
 def passes(batch):

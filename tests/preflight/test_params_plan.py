@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from envs.base import EnvSpec
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
-from siirl.execution.dag.unused import skip_unused
+from siirl.execution.dag.job_graph import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed

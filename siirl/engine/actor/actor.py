@@ -5,12 +5,15 @@ either domain, and the batch holds its advantage.
 
 Old log-probs are, in this order: the column `old_log_probs`; with `on_policy` the current ones,
 detached; else the column `rollout_log_probs`.
+
+The learning rate may follow the measured KL (`next_rate_factor`). A run whose acting and training
+log-probs differ by more than rounding is stopped (`require_agreement`).
 """
 
 # B row (trajectory), T token
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,15 +23,18 @@ from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
-from siirl.engine.actor.kl_rate import next_factor
 from siirl.engine.training.batch_cuts import mini_batch_rows, row_places, rows_by_id
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.train_engine import TrainEngine
-from siirl.errors import ConfigError, TensorError
+from siirl.errors import ConfigError, InvariantError, TensorError
 from siirl.params import ActorArguments
+from siirl.params.domains import SERVER, VLLM
+from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments, RolloutArguments
 
 Metrics = dict[str, float]
+RATE_STEP = 1.5  # Schulman et al. 2017, section 4: the choice of such factors hardly matters
+LARGEST_RATE_FACTOR = 32.0  # limit either way: a wrong target must not drive weights to infinity
 
 
 class Actor:
@@ -138,7 +144,7 @@ class Actor:
         target = self.config.target_kl
         if target is None or metrics["actor/updates"] < 2 or "actor/ppo_kl" not in metrics:
             return
-        self.engine.rate_factor = next_factor(
+        self.engine.rate_factor = next_rate_factor(
             self.engine.rate_factor,
             kl=metrics["actor/ppo_kl"],
             target=target * self.engine.schedule_factor(),
@@ -267,3 +273,59 @@ def _metrics(steps: list[TrainStep]) -> Metrics:
         sum(step.batch.weight > 0 and not step.applied for step in steps)
     )
     return metrics
+
+
+def require_agreement(metrics: Mapping[str, float], settings: ActorRolloutRefArguments) -> None:
+    """Raise InvariantError if acting and training log-probs differ by more than rounding.
+
+    The check uses the mean over tokens, which does not depend on the number of tokens. The maximum
+    is a metric and grows with that number: of 7000 tokens in bfloat16 one was off by 0.05 in a
+    sound run. Other frameworks log such numbers and do not stop: TRL the mean and the largest
+    difference (`sampling/sampling_logp_difference`), verl the probability differences
+    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL, prime-rl that KL
+    (`mismatch_kl`), NeMo RL the mean of `exp |difference|` (`token_mult_prob_error`), AReaL the
+    importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which in
+    bfloat16 moves the mean less than rounding does; the maximum shows it.
+    """
+    gap = metrics.get(MEAN_GAP, 0.0)
+    bound = log_prob_gap_bound(settings.rollout, settings.model)
+    if not gap <= bound:  # also true for NaN
+        raise InvariantError(
+            "Acting and training disagree: log-probs of the same actions and weights differ by "
+            f"{gap:.2g} in the mean and by {metrics[LARGEST_GAP]:.2g} at most, and rounding "
+            f"explains a mean of {bound:.2g} "
+            "(actor_rollout_ref.rollout.max_log_prob_gap). The ratio of PPO would be wrong."
+        )
+
+
+def log_prob_gap_bound(rollout: RolloutArguments, model: ModelArguments) -> float:
+    """Largest mean log-prob difference between acting and training that rounding explains.
+
+    Measured on the shipped model: 5e-7 in float32. In bfloat16: 1e-3 to 3e-3 if one module acts and
+    trains, and 9e-3 to 2e-2 if one side has bfloat16 weights (vLLM) and the other casts in the
+    forward pass. Errors for comparison: a temperature of 0.9 instead of 1.0 gives 3e-2 to 6e-2, an
+    off-by-one position 1.9, weights that are one step old 0.4 at lr 2e-4 and 1.6e-2 at lr 1e-5.
+    Smaller steps are detectable in float32 only; the checksum of the weight sync proves in any case
+    that new weights arrived (siirl.engine.training.weight_sync).
+    """
+    if rollout.max_log_prob_gap is not None:
+        return rollout.max_log_prob_gap
+    if model.dtype == "float32":
+        return 1e-4
+    return 3e-2 if rollout.name in (VLLM, SERVER) else 1e-2
+
+
+def next_rate_factor(factor: float, *, kl: float, target: float) -> float:
+    """Factor of the learning rate after an update with a measured `kl`, in nats a token.
+
+    The effect of a rate depends on the policy: a rate that hardly moves a broad distribution
+    overshoots with a sharp one. So the factor rises while the KL between the acting and the trained
+    policy is under half the target, and falls while it is above twice the target (Schulman et al.
+    2017, arXiv 1707.06347, section 4, applied there to a penalty; to the rate as in Rudin et al.
+    2022, arXiv 2109.11978). If the schedule lowers the rate, the target falls with it.
+    """
+    if kl > 2 * target:
+        return max(factor / RATE_STEP, 1 / LARGEST_RATE_FACTOR)
+    if kl < target / 2:
+        return min(factor * RATE_STEP, LARGEST_RATE_FACTOR)
+    return factor

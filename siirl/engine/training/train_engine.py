@@ -93,7 +93,7 @@ class TrainEngine(ScoringEngine[Scores]):
         self.steps = 0
         self.progress = 0.0
         self.rate_factor = 1.0
-        """Factor of the learning rate beside its schedule (`siirl.engine.actor.kl_rate`)."""
+        """Factor of the learning rate beside its schedule (`siirl.engine.actor.actor`)."""
         self.skips_in_a_row = 0
 
     def initialize(self) -> Self:

@@ -6,7 +6,7 @@ pipeline files, which import this.
 """
 
 from siirl.execution.dag.columns import Columns, columns
-from siirl.execution.dag.kl_order import order_for_kl_in_reward
+from siirl.execution.dag.job_graph import order_for_kl_in_reward
 from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
 from siirl.execution.dag.node_output import NodeOutput
 from siirl.execution.dag.pipeline import Pipeline

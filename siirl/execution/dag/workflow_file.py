@@ -9,11 +9,14 @@
 A node without `func` gets the stage of its type and role; one with a stage as `func` has the type,
 role and columns of that stage, as in `Pipeline.add_node`. `pipeline_id` defaults to the file's
 name, `description` to an empty text. Any other content is a ConfigError that names the file and the
-place in it; `workflow_keys` has the keys and their types.
+place in it; `FILE_KEYS` and `NODE_KEYS` have the keys and their types. Whether names exist and nodes
+fit each other is checked when the graph is built.
 """
 
-from collections.abc import Iterator, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +27,6 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.node import NodeRole, NodeType
 from siirl.execution.dag.pipeline import NodeOptions, Pipeline
 from siirl.execution.dag.task_graph import TaskGraph
-from siirl.execution.dag.workflow_keys import FILE_KEYS, NODE_KEYS, check_values, shown
 from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 
 _STAGES = "siirl.dag_worker.stages"
@@ -71,6 +73,8 @@ STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
 FORWARD_TYPES = frozenset({NodeType.MODEL_INFERENCE})
 
 Choice = TypeVar("Choice", bound=Enum)
+_shortener = reprlib.Repr()
+_shortener.maxstring = _shortener.maxother = 60
 
 
 def load_workflow_file(path: str | Path) -> TaskGraph:
@@ -179,3 +183,112 @@ def _choice(choices: type[Choice], name: str, *, place: str) -> Choice:
         name=shown(name).strip("'"),
         known=[choice.value for choice in choices],
     )
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """Type and bounds of a key's value."""
+
+    description: str
+    """Follows `must be` in messages."""
+    fits: Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_text, value)))
+
+
+TEXT = ValueType("text (quote what YAML reads as another type)", _is_text)
+
+
+ANY_TEXT = ValueType(
+    "text (quote what YAML reads as another type)", lambda value: isinstance(value, str)
+)
+
+
+FUNCTION = ValueType("text, 'module:function'", lambda value: value is None or _is_text(value))
+
+
+TEXTS = ValueType("a list of texts, for example [rollout_actor]", _is_list_of_texts)
+
+
+COUNT = ValueType("a whole number from 0 on", _is_count)
+
+
+SWITCH = ValueType("true or false", lambda value: isinstance(value, bool))
+
+
+MAPPING = ValueType("a mapping", lambda value: value is None or isinstance(value, dict))
+
+
+NODES = ValueType(
+    "a list with at least one node", lambda value: isinstance(value, list) and bool(value)
+)
+
+
+FILE_KEYS = {"pipeline_id": TEXT, "description": ANY_TEXT, "nodes": NODES}
+
+
+NODE_KEYS = {
+    "node_id": TEXT,
+    "func": FUNCTION,
+    "executable_ref": FUNCTION,
+    "dependencies": TEXTS,
+    "node_type": TEXT,
+    "node_role": TEXT,
+    "only_forward_compute": SWITCH,
+    "moves_rows": SWITCH,
+    "group": TEXT,
+    "agent_group": COUNT,
+    "config": MAPPING,
+    "filter_plugin": FUNCTION,
+    "retry_limit": COUNT,
+    "requires": TEXTS,
+    "provides": TEXTS,
+    "aliases": TEXTS,
+}
+
+
+def check_values(
+    mapping: Mapping[Any, Any],
+    *,
+    types: Mapping[str, ValueType],
+    required: Iterable[str],
+    place: str,
+) -> None:
+    """Refuse an unknown key, a value of another type, and a missing key.
+
+    Args:
+        mapping: Part of the file.
+        types: Its known keys.
+        required: Required keys.
+        place: File and node, for messages.
+
+    Raises:
+        ConfigError: Names the place, the key and the value.
+    """
+    for key, value in mapping.items():
+        if key not in types:
+            raise UnknownNameError.of(
+                kind=f"key in {place}", name=shown(key).strip("'"), known=types
+            )
+        if not types[key].fits(value):
+            raise ConfigError(
+                f"{place}: {key!r} must be {types[key].description}, and is {shown(value)}."
+            )
+    for key in required:
+        if key not in mapping:
+            raise ConfigError(f"{place}: {key!r} is missing; it must be {types[key].description}.")
+
+
+def shown(value: Any) -> str:
+    """A short form of a value for messages; YAML aliases can make a value very large."""
+    return _shortener.repr(value)

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from siirl.algos.filters import keep_by_name, srpo_keep
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.outcomes import gather_outcomes
+from siirl.dag_worker.rewards import gather_outcomes
 from siirl.data_coordinator.protocol.batch import select_rows
 from siirl.execution.dag import NodeOutput, NodeRole, NodeType, stage
 from siirl.user_interface.filter_interface.filter_columns import (
