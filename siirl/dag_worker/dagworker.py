@@ -296,6 +296,7 @@ class DAGWorker:
             self._before = None
             STOP.hold(True)
         begin = time.perf_counter()
+        context = self.groups.of(node.agent_group).context
         if node.node_type is NodeType.BARRIER_SYNC:
             self._meet_at(node)
         with OCCUPATION.doing(f"computes node {node.node_id} of step {self.global_steps}"):
@@ -303,8 +304,8 @@ class DAGWorker:
                 node.node_id,
                 batch=batch,
                 copy=shallow_copy,
-                config=self.config,
-                context=self.groups.of(node.agent_group).context,
+                config=context.config,
+                context=context,
                 process_group=self.ranks.group,
                 agent_group=node.agent_group,
                 started=started,

@@ -17,7 +17,7 @@ later joined with the asking node's get the prompts of all rounds. Left out: how
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,8 +85,8 @@ class Dataflow:
         self.call = call
         self.begin = begin
         self.draw = draw
-        joins = [name for name, before in graph.rev_adj.items() if len(before) > 1]
-        self._meets_later = frozenset().union(*(graph.get_ancestors(name) for name in joins))
+        joins = [name for name in graph.nodes if len(graph.get_sources(name)) > 1]
+        self._meets_later = frozenset().union(*(graph.get_writers(name) for name in joins))
         """Nodes whose columns are compared, because they are joined later."""
 
     def run_step(self) -> None:
@@ -127,18 +127,50 @@ class Dataflow:
         else:
             before, writers = begun.batch, begun.writers
             started = None if begun.work is None else begun.work.result()
-        output = self.call(node, before, started)
+        output, writers = self._call(node, this, before, writers, started)
         while output.more_prompts:
             more, fresh = self._refill(node, this, prompts=output.more_prompts)
-            before, writers = together(before, more), {**writers, **fresh}
-            output = self.call(node, together(output.batch, more), None)
+            before = together(before, more)
+            rows = together(output.batch, more)
+            output, writers = self._call(node, this, rows, {**writers, **fresh}, None)
         self._keep(node, this, before=before, after=output.batch, writers=writers)
 
+    def _call(
+        self, node: Node, this: _Round, batch: TensorDict, writers: Writers, started: Any
+    ) -> tuple[NodeOutput, Writers]:
+        """Call `node`; returns its output, and the writers of its input's columns after the call.
+
+        Raises:
+            ConfigError: It changed a tensor in place that other nodes are still to read.
+        """
+        versions = _versions(batch)
+        output = self.call(node, batch, started)
+        changed = [name for name, version in _versions(batch).items() if version != versions[name]]
+        if changed:
+            shared = {_place(value) for held in self._unread(node, this) for value in held.values()}
+            for name in changed:
+                if _place(batch[name]) in shared - {None}:
+                    raise ConfigError(
+                        f"Node {node.node_id!r} changed the column {name!r} in place, and other "
+                        "nodes share the tensor. Assign a new one: "
+                        f"batch[{name!r}] = batch[{name!r}] + 1 instead of batch[{name!r}] += 1."
+                    )
+        return output, {**writers, **dict.fromkeys(changed, node.node_id)}
+
+    def _unread(self, node: Node, this: _Round) -> Iterator[TensorDict]:
+        """Batches that nodes other than `node` are still to read."""
+        yield from this.outputs.values()
+        yield from (begun.batch for begun in this.begun.values())
+        for name, other in self.graph.nodes.items():
+            waits = name not in this.done and other is not node and not self.graph.get_sources(name)
+            if waits and other.agent_group in this.prompts:
+                yield this.prompts[other.agent_group]
+
     def _input(self, node: Node, this: _Round) -> tuple[TensorDict, Writers]:
-        names = self.graph.rev_adj[node.node_id]
-        if not names or node.node_type is NodeType.DATA_LOAD:
-            for name in names:
-                self._release(name, this)
+        names = self.graph.get_sources(node.node_id)
+        for name in set(self.graph.rev_adj[node.node_id]) - set(names):
+            self._release(name, this)
+        if not names:
             if node.agent_group not in this.prompts:
                 this.prompts[node.agent_group] = self.draw(node.agent_group, this.more)
             prompts = this.prompts[node.agent_group]
@@ -156,7 +188,7 @@ class Dataflow:
             node.node_id,
             known,
             graph_id=self.graph.graph_id,
-            ancestors=self.graph.get_ancestors,
+            ancestors=self.graph.get_writers,
         )
         source = {
             column: next(
@@ -186,6 +218,8 @@ class Dataflow:
             )
 
     def _release(self, name: str, this: _Round) -> None:
+        if name not in this.readers:
+            return  # a DATA_LOAD node waits for it, and the refill does not run it
         this.readers[name] -= 1
         if not this.readers[name]:
             del this.outputs[name]
@@ -196,7 +230,7 @@ class Dataflow:
         Raises:
             ConfigError: An ancestor trains, or was read by a node outside of the refill.
         """
-        before = self.graph.get_ancestors(node.node_id)
+        before = self.graph.get_writers(node.node_id)
         self._check_refill(node, before, this)
         refill = _Round(nodes=frozenset({node.node_id, *before}), more=prompts)
         kept = {name: this.outputs[name] for name in before if name in this.outputs}
@@ -209,24 +243,25 @@ class Dataflow:
             if earlier.node_id in kept:
                 name = earlier.node_id
                 this.outputs[name] = together(kept[name], refill.outputs[name])
+        rows = self._input(node, refill)  # draws, if `node` itself is on the prompts
         for name in others:
             drawn = refill.prompts.get(self.graph.nodes[name].agent_group)
             if drawn is not None:
                 this.further.setdefault(name, []).append(drawn)
-        return self._input(node, refill)
+        return rows
 
     def _entries_met_by(self, node: Node) -> list[str]:
         """Nodes on the prompts that do not lead to `node`, and whose rows are joined with its."""
         lines = {
-            name: {name, *self.graph.get_ancestors(name)} for name in self.graph.nodes
-        }  # each node and all before it
+            name: {name, *self.graph.get_writers(name)} for name in self.graph.nodes
+        }  # each node and all that its rows have passed
         joined = [line for line in lines.values() if node.node_id in line]
         return [
             name
-            for name, dependencies in self.graph.rev_adj.items()
+            for name in self.graph.nodes
             if name not in lines[node.node_id]
             and node.node_id not in lines[name]
-            and (not dependencies or self.graph.nodes[name].node_type is NodeType.DATA_LOAD)
+            and not self.graph.get_sources(name)
             and any(name in line for line in joined)
         ]
 
@@ -249,7 +284,8 @@ class Dataflow:
                     "and would train twice in a step. Train after it."
                 )
             for reader in self.graph.adj[name]:
-                if reader in {*this.done, *this.begun} and reader not in before:
+                reads = name in self.graph.get_sources(reader)
+                if reads and reader in {*this.done, *this.begun} and reader not in before:
                     raise ConfigError(
                         f"Node {node.node_id!r} asks for more prompts after {reader!r} has read "
                         f"{name!r}, which the refill runs again. Give {node.node_id!r} "
@@ -312,6 +348,21 @@ def writers_after(
         if places is None or not _same_rows(before, after, name, places):
             found[name] = node.node_id
     return found
+
+
+def _versions(batch: TensorDict) -> dict[str, int]:
+    """How often each tensor was changed in place."""
+    return {
+        name: value._version
+        for name, value in batch.items()
+        if isinstance(value, torch.Tensor) and not value.is_inference()
+    }
+
+
+def _place(value: Any) -> int | None:
+    """Address of a column's numbers; None if there are none."""
+    numbers = isinstance(value, torch.Tensor) and value.numel() > 0
+    return value.untyped_storage().data_ptr() if numbers else None
 
 
 def together(kept: TensorDict, new: TensorDict) -> TensorDict:

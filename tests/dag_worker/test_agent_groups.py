@@ -87,6 +87,20 @@ def test_two_agents_of_one_run_learn_what_two_runs_of_one_agent_learn(tmp_path):
     assert not equal(weights(tmp_path / "both", 2), weights(tmp_path / "both", 2, "actor_1"))
 
 
+def check_seed(batch, config, agent_group):
+    assert config.data.seed == (1, 7)[agent_group]
+    return batch
+
+
+def test_an_own_function_gets_the_configuration_of_its_nodes_group(tmp_path):
+    func = "tests.dag_worker.test_agent_groups:check_seed"
+    own = [{"node_id": f"own_{n}", "func": func, "agent_group": n} for n in (0, 1)]
+    words = [*job(tmp_path, agents=f"{{0: {FIRST}, 1: {SECOND}}}".replace(": ", ":"))]
+    graph_file(tmp_path, *chain(0, number=0), *chain(1, number=1), *own)
+    [step] = run(tmp_path / "run", [*words, "trainer.total_steps=1"])
+    assert {"time/own_0_s", "time/own_1_s"} <= set(step.metrics)
+
+
 def test_a_resumed_run_of_two_agents_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     words = job(tmp_path, agents=f"{{0: {FIRST}, 1: {SECOND}}}".replace(": ", ":"))
     whole = run(tmp_path / "whole", [*words, "trainer.total_steps=2"])

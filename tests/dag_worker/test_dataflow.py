@@ -182,6 +182,36 @@ def test_a_load_node_gets_the_prompts_whatever_it_depends_on():
     assert Flow(pipeline).step().seen["load"].keys() == {"index"}
 
 
+def test_rows_of_a_load_node_may_meet_rows_like_those_that_it_waited_for():
+    pipeline = Pipeline("load").add_node("a", rollout)
+    pipeline.add_node("load", hint, ["a"], node_type=NodeType.DATA_LOAD)
+    pipeline.add_node("b", rollout).add_node("join", passes, ["load", "b"])
+    joined = Flow(pipeline).step().seen["join"]
+    assert joined["hint"].tolist() == [1, 2] and texts(joined, "uid") == ["s0", "s1"]
+
+
+def add_in_place(batch):
+    batch["score"] += 1
+    return batch
+
+
+def test_a_tensor_changed_in_place_that_a_sibling_reads_is_refused():
+    with pytest.raises(ConfigError, match=r"'reward' changed the column 'score' in place.*Assign"):
+        Flow(fork(left=add_in_place)).step()
+    with pytest.raises(ConfigError, match="'log_prob' changed the column 'score' in place"):
+        Flow(fork(right=add_in_place)).step()
+
+
+def test_a_tensor_that_no_other_node_reads_may_change_in_place():
+    def copied_and_added(batch):
+        return add_in_place(select_rows(batch, [0, 1]))
+
+    pipeline = Pipeline("chain").add_node("rollout", rollout)
+    pipeline.add_node("one", add_in_place, ["rollout"]).add_node("two", add_in_place, ["one"])
+    assert Flow(pipeline.add_node("end", passes, ["two"])).step().seen["end"]["score"][1] == 3.0
+    assert Flow(fork(left=copied_and_added)).step().seen["join"]["score"].tolist() == [1.0, 2.0]
+
+
 def test_an_output_lives_until_its_last_reader_has_run():
     graph = fork().build()
     outputs, alive = {}, {}
@@ -261,6 +291,14 @@ def test_a_join_with_a_second_entry_node_has_the_rows_of_all_rounds():
     assert flow.seen["hint"]["index"].tolist() == [0, 1, 10, 11]
     assert flow.seen["join"]["hint"].tolist() == [1, 2, 11, 12]
     assert flow.order.count("hint") == 1
+
+
+def test_further_prompts_of_a_node_on_the_prompts_reach_the_entry_that_its_rows_meet():
+    pipeline = Pipeline("refill").add_node("hint", hint)
+    pipeline.add_node(
+        "sampling", Sampling(), node_role=NodeRole.DYNAMIC_SAMPLING, provides=[]
+    ).add_node("join", passes, ["sampling", "hint"])
+    assert Flow(pipeline).step().seen["join"]["hint"].tolist() == [1, 2, 11, 12]
 
 
 def test_a_refill_after_a_second_entry_node_of_the_join_has_run_is_refused():

@@ -134,7 +134,7 @@ def _part(graph: TaskGraph, *, group: str, owner: Mapping[str, str], source: str
 
 def _get_node(graph: TaskGraph, source: str) -> Node:
     """The node that gets the rows of `source`, with all columns that they have at that point."""
-    before = [graph.nodes[name] for name in (*graph.get_ancestors(source), source)]
+    before = [graph.nodes[name] for name in (*graph.get_writers(source), source)]
     provided = [node.provided_columns for node in before]
     loaded = frozenset().union(*(node.required_columns for node in before))
     columns = loaded.union(*(names or () for names in provided))

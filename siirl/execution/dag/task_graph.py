@@ -7,12 +7,12 @@ ancestor nor by the loader. Left out: executing (siirl.dag_worker) and placing
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.columns import column_set, providers_of
-from siirl.execution.dag.node import Node, NodeRole, NodeStatus
+from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
 from siirl.execution.dag.node_output import NodeOutput
 from siirl.execution.dag.writers import meet
 
@@ -84,7 +84,7 @@ class TaskGraph:
         skipped.skip_reason = reason
         skipped.status = NodeStatus.SKIPPED
         for node in self.nodes.values():
-            if skipped.node_id in self.get_ancestors(node.node_id):
+            if skipped.node_id in self.get_writers(node.node_id):
                 still_provided = self._provided_before(node.node_id)
                 node.waived |= dropped - still_provided
 
@@ -151,14 +151,19 @@ class TaskGraph:
 
     def get_ancestors(self, node_id: str) -> set[str]:
         """Ids of all nodes that must have run before `node_id`."""
-        found: set[str] = set()
-        waiting = list(self.rev_adj[self.get_node(node_id).node_id])
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting.extend(self.rev_adj[name])
-        return found
+        return self._reached(node_id, lambda name: self.rev_adj[name])
+
+    def get_sources(self, node_id: str) -> list[str]:
+        """Ids of the nodes whose output `node_id` gets: its dependencies.
+
+        None for a DATA_LOAD node, which gets the prompts and only runs after its dependencies.
+        """
+        loads = self.nodes[node_id].node_type is NodeType.DATA_LOAD
+        return [] if loads else self.rev_adj[node_id]
+
+    def get_writers(self, node_id: str) -> set[str]:
+        """Ids of all nodes that the rows of `node_id` have passed."""
+        return self._reached(node_id, self.get_sources)
 
     def get_topological_sort(self) -> list[str]:
         """Ids in an order in which each comes after its dependencies (Kahn 1962).
@@ -258,6 +263,17 @@ class TaskGraph:
             self.check_columns(loader_columns=self._loader_columns)
         return output
 
+    def _reached(self, node_id: str, before: Callable[[str], list[str]]) -> set[str]:
+        """Ids of the nodes to which `before` leads from `node_id`."""
+        found: set[str] = set()
+        waiting = list(before(self.get_node(node_id).node_id))
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting.extend(before(name))
+        return found
+
     def _resolve(self, name: str) -> str:
         """The id of an alias; any other name unchanged."""
         if name in self.nodes:
@@ -275,14 +291,15 @@ class TaskGraph:
         """Refuse joined branches that both declare to write a column."""
         put_out: dict[str, dict[str, str]] = {}
         for node_id in self.get_topological_sort():
-            branches = {name: put_out[name] for name in self.rev_adj[node_id]}
+            branches = {name: put_out[name] for name in self.get_sources(node_id)}
             written = dict.fromkeys(self.nodes[node_id].provided_columns or (), node_id)
-            joined = meet(node_id, branches, graph_id=self.graph_id, ancestors=self.get_ancestors)
+            joined = meet(node_id, branches, graph_id=self.graph_id, ancestors=self.get_writers)
             put_out[node_id] = {**joined, **written}
 
     def _check_moved_rows(self) -> None:
         """Refuse a join of rows that moved between ranks with rows that stayed."""
-        for node_id, names in self.rev_adj.items():
+        for node_id in self.nodes:
+            names = self.get_sources(node_id)
             moved = {name: self._movers_up_to(name) for name in names}
             for name in names[1:]:
                 differing = moved[names[0]] ^ moved[name]
@@ -296,7 +313,7 @@ class TaskGraph:
     def _movers_up_to(self, node_id: str) -> set[str]:
         return {
             name
-            for name in (*self.get_ancestors(node_id), node_id)
+            for name in (*self.get_writers(node_id), node_id)
             if self.nodes[name].moves_rows and self.nodes[name].skip_reason is None
         }
 
@@ -318,17 +335,22 @@ class TaskGraph:
             walk.append(waits_for)
 
     def _entry_columns(self) -> frozenset[str]:
-        return frozenset().union(*(node.required_columns for node in self.get_entry_nodes()))
+        """What the nodes require that get the prompts."""
+        return frozenset().union(
+            *(
+                node.required_columns
+                for name, node in self.nodes.items()
+                if not self.get_sources(name)
+            )
+        )
 
     def _provided_before(self, node_id: str) -> frozenset[str]:
         return frozenset().union(
-            *(self.nodes[name].provided_columns or () for name in self.get_ancestors(node_id))
+            *(self.nodes[name].provided_columns or () for name in self.get_writers(node_id))
         )
 
     def _has_undeclared_ancestor(self, node_id: str) -> bool:
-        return any(
-            self.nodes[name].provided_columns is None for name in self.get_ancestors(node_id)
-        )
+        return any(self.nodes[name].provided_columns is None for name in self.get_writers(node_id))
 
     def _refuse_column(self, node_id: str, column: str) -> None:
         elsewhere = [

@@ -16,7 +16,7 @@ LOADER = ""
 Writers = Mapping[str, str]
 """Id of the node that wrote each column, or LOADER."""
 Ancestors = Callable[[str], set[str]]
-"""Ids of all nodes before a node (`TaskGraph.get_ancestors`)."""
+"""Ids of all nodes that a node's rows have passed (`TaskGraph.get_writers`)."""
 
 
 def meet(
@@ -28,7 +28,7 @@ def meet(
         node_id: The node at which branches meet.
         branches: For each of its dependencies, the writers of its output columns.
         graph_id: Name of the graph, for errors.
-        ancestors: Ids of all nodes before a node.
+        ancestors: Ids of all nodes that a node's rows have passed.
 
     Raises:
         ConfigError: Two branches both wrote a column.
