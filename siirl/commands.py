@@ -109,19 +109,33 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         ("--help", "bash", "zsh", "fish"),
     ),
 }
+GROUPS: Mapping[str, Sequence[str]] = {
+    "Train and judge": ("train", "evaluate", "reward-check", "warm-start"),
+    "Look at a run": ("report", "replay"),
+    "Give to others": ("export", "serve"),
+    "This machine": ("doctor", "gpu-check", "completion"),
+}
+"""Sections of `siirl --help`."""
 FLAGS = ("--help", "--version")
 
 
 def help_text() -> str:
     """Text of `siirl --help`."""
     width = max(map(len, SUBCOMMANDS))
-    lines = [f"  {name:<{width}}  {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items()]
+    lines = [
+        line
+        for group, names in GROUPS.items()
+        for line in (
+            f"{group}:",
+            *(f"  {name:<{width}}  {SUBCOMMANDS[name].summary}" for name in names),
+            "",
+        )
+    ]
     return "\n".join(
         [
             "siirl SUBCOMMAND ...: reinforcement learning of embodied policies and language models",
             "",
             *lines,
-            "",
             "siirl SUBCOMMAND --help lists its arguments; siirl --version prints the version.",
         ]
     )

@@ -93,20 +93,34 @@ def test_bash_is_answered(
     assert ask(bash_script, line, words) == expected
 
 
-def test_an_interactive_bash_types_the_rest_of_the_words(bash_script: Path, tmp_path: Path) -> None:
-    """Completes with `=` among bash's word breaks, which is the default."""
+SETUP = {
+    "bash": "source {folder}/siirl",
+    "zsh": "fpath=({folder} $fpath); autoload -Uz compinit; compinit -D -u",
+}
+"""What makes the completion known, in a folder with the script under the name of each shell."""
+SHELLS = {
+    "bash": ("--norc", "--noprofile", "-i"),
+    "zsh": ("-f", "-i"),
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_an_interactive_shell_types_the_rest_of_the_words(shell: str, tmp_path: Path) -> None:
+    """In bash with `=` among the word breaks, which is the default."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    for name in ("bash", "zsh"):
+        (tmp_path / {"bash": "siirl", "zsh": "_siirl"}[name]).write_text(script(name))
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(tmp_path)
-        os.execvpe(
-            "bash",
-            ["bash", "--norc", "--noprofile", "-i"],
-            {"PATH": os.environ["PATH"], "PS1": "ready> ", "TERM": "dumb"},
-        )
+        environment = {"PATH": os.environ["PATH"], "PS1": "ready> ", "TERM": "dumb"}
+        os.execvpe(shell, [shell, *SHELLS[shell]], environment)
     try:
         read_until(terminal, b"ready> ")
-        os.write(terminal, f"source {bash_script}; siirl() {{ echo GOT:$*:; }}\n".encode())
-        read_until(terminal, b"ready> ")
+        setup = SETUP[shell].format(folder=tmp_path)
+        os.write(terminal, f"{setup}; siirl() {{ echo GOT:$*:; }}; echo KNOWN=1\n".encode())
+        read_until(terminal, rb"\nKNOWN=1\r[^$]*ready> ")
         os.write(terminal, b"siirl tra\tpipel\tgr\tactor_rollout_ref.m\tpa\tx\n")
         said = read_until(terminal, b"GOT:[^$]*:\r")
         assert b"GOT:train pipeline=grpo actor_rollout_ref.model.path=x:" in said
@@ -146,12 +160,6 @@ def test_fish_is_answered(line: str, tmp_path: Path) -> None:
         check=True,
     )
     assert [answer.split("\t")[0] for answer in done.stdout.splitlines()] == FISH_ANSWERS[line]
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_reads_its_script(tmp_path: Path) -> None:
-    (tmp_path / "_siirl").write_text(script("zsh"))
-    subprocess.run(["zsh", "-f", "-n", str(tmp_path / "_siirl")], check=True)
 
 
 def test_every_group_and_key_is_a_word_and_every_word_a_group_or_key() -> None:

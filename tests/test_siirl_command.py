@@ -13,7 +13,7 @@ import pytest
 
 import siirl
 from siirl import commands
-from siirl.commands import SUBCOMMANDS
+from siirl.commands import GROUPS, SUBCOMMANDS
 
 SCRIPT = (
     "import sys; sys.argv[0] = '/usr/bin/siirl'; sys.path[0] = '/usr/bin'; from siirl.commands "
@@ -80,6 +80,11 @@ def test_help_has_a_line_for_each_subcommand(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for name, subcommand in SUBCOMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(subcommand.summary)}$", done.stdout, re.MULTILINE)
+
+
+def test_help_has_every_subcommand_in_one_section_and_fits_a_terminal() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(SUBCOMMANDS)
+    assert max(map(len, commands.help_text().splitlines())) <= 100
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
