@@ -38,13 +38,13 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "evaluate": Subcommand(
         "siirl.evaluate",
-        "success of a policy on held-out episodes, with intervals and videos",
+        "success on held-out episodes, with intervals and videos",
         ("--help", "checkpoint=", "resume=", "actions=sampled", "actions=argmax", "actions=both"),
         configures=True,
     ),
     "reward-check": Subcommand(
         "siirl.reward_check",
-        "how a reward ranks a policy's failures, and what it pays for idle videos",
+        "how a reward ranks failures, and what it pays for idle videos",
         ("--help", "checkpoint=", "steps="),
         configures=True,
     ),
@@ -69,7 +69,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "replay": Subcommand(
         "siirl.replay",
-        "simulate recorded episodes again, and film them or write a LeRobot data set",
+        "play recorded episodes again: as a film or a LeRobot data set",
         (
             *("--help", "--every", "--size", "--output"),
             *("--lerobot", "--lerobot-version", "--fps"),
@@ -84,7 +84,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "report": Subcommand(
         "siirl.report",
-        "write a run's report.html again, compare runs, export curves, or show rollouts",
+        "report.html again, comparison of runs, curves, rollouts",
         (
             *("--help", "--export", "--output"),
             *("--rollouts", "--step", "--kind", "--failures", "--count"),
@@ -92,7 +92,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "export": Subcommand(
         "siirl.export",
-        "write a policy as a folder for transformers and the Hugging Face Hub",
+        "write a policy as a folder for transformers and the Hub",
         ("--help", "--output", "--dtype", "--license", "--file-gb", "--base"),
     ),
     "doctor": Subcommand(
@@ -100,7 +100,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "gpu-check": Subcommand(
         "siirl.gpu_check",
-        "try siirl on this machine's GPUs, with random weights of published shapes",
+        "try siirl on this machine's GPUs, with random weights",
         ("--help", "--minutes", "--json", "--only"),
     ),
     "completion": Subcommand(

@@ -84,7 +84,7 @@ def test_help_has_a_line_for_each_subcommand(tmp_path: Path) -> None:
 
 def test_help_has_every_subcommand_in_one_section_and_fits_a_terminal() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(SUBCOMMANDS)
-    assert max(map(len, commands.help_text().splitlines())) <= 100
+    assert max(map(len, commands.help_text().splitlines())) <= 80
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
