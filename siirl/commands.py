@@ -133,7 +133,7 @@ def help_text() -> str:
     ]
     return "\n".join(
         [
-            "siirl SUBCOMMAND ...: reinforcement learning of embodied policies and language models",
+            "siirl SUBCOMMAND ...: reinforcement learning of robots and language models",
             "",
             *lines,
             "siirl SUBCOMMAND --help lists its arguments; siirl --version prints the version.",
