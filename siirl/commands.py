@@ -44,7 +44,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "reward-check": Subcommand(
         "siirl.reward_check",
-        "how a reward ranks failures, and what it pays for idle videos",
+        "how a reward ranks failures and idle videos",
         ("--help", "checkpoint=", "steps="),
         configures=True,
     ),

@@ -13,7 +13,7 @@ Signals within `SAME_WISH_S` count as one: a terminal signals a whole group, and
 `docker` forward theirs in addition. A signal may also end the reader of the output (Ctrl-C ends
 `tee`, a closed terminal sends SIGHUP); what is printed after that is lost, and the command ends as
 it would otherwise. Left out: signals before Python runs this module, of which SIGINT ends a command
-without a word; and use as a library, which installs no handler.
+without a message; and use as a library, which installs no handler.
 """
 
 import atexit
@@ -100,10 +100,10 @@ class _Output(io.FileIO):
     """stdout or stderr of a command; after a request to stop, it may have no reader."""
 
     def write(self, text: Any, /) -> int:
-        """Write `text`, or drop it if the request took the reader.
+        """Write `text`, or drop it if the reader ended with the stop request.
 
         Raises:
-            OSError: There is no reader, and no request that explains it.
+            OSError: The reader is gone without a stop request.
         """
         try:
             return super().write(text)
@@ -197,7 +197,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _end_finished() -> None:
-    """End a finished command before Python takes its modules apart.
+    """End a finished command before Python tears down its modules.
 
     With torch and transformers that takes 2.5 s of CPU time, and changes nothing outside of the
     process.

@@ -3,13 +3,13 @@
     siirl reward-check checkpoint=my_policy env=metaworld env.tasks='[hammer]' reward=video_value
     siirl reward-check checkpoint=outputs/run/2026-11-21_12-00-00
 
-Plays groups of rollouts from held-out start states and scores them step by step, as training
-would. Prints, for each task, how many groups the reward ranks, its rank correlation with the true
-distance where the environment reports one, and what it pays for videos that achieve nothing.
+Plays groups of rollouts from held-out start states and scores them step by step, as training would.
+Prints, for each task, how many groups the reward ranks, its rank correlation with the true distance
+where the environment reports one, and its rewards for videos that achieve nothing.
 
 `checkpoint` is a policy folder, a checkpoint or a run folder; a run's configuration, with its
-reward, then becomes the default. `steps=4` measures so many training steps' numbers of episodes,
-after two that fill the reward's memory. All other words are those of `siirl.train`. Results go to
+reward, then becomes the default. `steps=4` measures the episodes of four training steps, after two
+steps that fill the reward's memory. All other words are those of `siirl.train`. Results go to
 `reward_check.json` in a new run folder.
 
 Exit status: 1 failed, 2 refused, 130, 143 or 129 when a signal ends it.

@@ -4,13 +4,13 @@
     siirl serve env=sandbox port=8000 sessions=16 token_file=my_token
 
 Clients are openenv-core, every trainer that uses it, and siirl's own env=openenv. Each session has
-an environment in a process of its own. All words but these are those of `siirl.train`; only the
+an environment in a separate process. All words but these are those of `siirl.train`; only the
 groups env and cluster matter:
 
     port=8000             TCP port; 0 takes a free one
     host=127.0.0.1        address to listen at: this machine alone. Another one exposes the server to
-                          the network, without encryption
-    sessions=4            clients at once; a further one is told that all are taken
+                          the network, without encryption sessions=4            clients at once; a
+    further one gets an error
     token_file=FILE       file with the token that clients must send; made if it does not exist. By
                           default below the cache folder ($SIIRL_CACHE, or ~/.cache/siirl)
     max_message_mib=4     largest message of a client
@@ -157,14 +157,14 @@ async def _answer(place: Place, pool: "EnvPool", *, token: str, seed: int) -> No
                 await stopped.wait()
     except OSError as error:
         raise ConfigError(
-            f"host={place.host} port={place.port} cannot be listened at ({error}): take another."
+            f"Cannot listen at host={place.host} port={place.port} ({error}): take another."
         ) from error
     finally:
         await pool.close()
 
 
 def token_of(file: Path) -> str:
-    """The token in `file`; makes the file, readable for its owner alone, if there is none.
+    """The token in `file`; creates a missing file, readable for its owner only.
 
     Raises:
         ConfigError: The file cannot be used, others can read it, or its token is short.

@@ -101,7 +101,7 @@ def test_texts_are_escaped(report: Path) -> None:
 def test_curves_are_drawn_in_the_page(report: Path) -> None:
     page = report.read_text()
     assert page.count("<svg") == 4  # evaluation, success, reward, seconds
-    assert "Seconds a stage" in page
+    assert "Seconds per stage" in page
 
 
 def test_rows_of_something_else_are_no_run(

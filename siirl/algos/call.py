@@ -38,8 +38,8 @@ def register_in(
 
 
 def check_arguments(function: Callable[..., Any], *, known: Collection[str], kind: str) -> None:
-    """Raise ConfigError if `function` requires an argument that is not `known`, or does not say
-    what it takes; arguments with defaults may be called anything.
+    """Raise ConfigError if `function` requires an argument that is not `known`, or has no readable
+    signature; arguments with defaults may have any name.
     """
     if not callable(function):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Flow matching as an action distribution, by the two published ways of giving it log-probs.
+"""Flow matching as an action distribution, with the two published definitions of log-probs.
 
 A network gives the velocity v(x, t) along the straight paths x_t = t a + (1 - t) e from noise e at
 time 0 to a chunk of actions a at time 1 (Lipman et al. 2023, arXiv 2210.02747). K Euler steps of
@@ -13,10 +13,10 @@ A log-prob of a token is the sum over the random steps: their Gaussians are diag
 are independent given the chain. Actions of a chunk that were not executed are left out of the
 loss; as later steps of the others depend on them, that is an approximation for cut chunks.
 
-A published network may move more numbers than an environment acts on: padded dimensions, and
-actions after those that are executed. These `unseen` numbers take Euler steps without noise, and a
-choice keeps them where its random steps begin. A random step on some coordinates alone has the same
-marginals (the diffusion of the stochastic differential equation is then 0 on the others).
+A published network may denoise more numbers than an environment uses: padded dimensions, and
+actions after the executed ones. These `unseen` numbers take Euler steps without noise; a choice
+stores their values at the start of its random steps. A random step on some coordinates alone has
+the same marginals (the diffusion of the stochastic differential equation is then 0 on the others).
 Left out: networks (`siirl.models.tiny_flow_vla`, `siirl.models.smolvla`).
 """
 
@@ -43,7 +43,7 @@ BEFORE, AFTER, STEP, VALUE = range(4)  # numbers of a choice of FlowSDE
 
 
 class Velocity(Protocol):
-    """A network that denoises."""
+    """A denoising network."""
 
     def __call__(
         self, context_ND: torch.Tensor, x_NSF: torch.Tensor, time_NS: torch.Tensor, /
@@ -55,7 +55,7 @@ class Velocity(Protocol):
 
 @dataclass(eq=False)
 class FlowDistribution(ActionDistribution):
-    """What both ways have in common.
+    """Common base of both definitions.
 
     Args:
         velocity: Called once for all steps of a scored choice, and once a step to sample.
@@ -201,7 +201,7 @@ class FlowNoise(FlowDistribution):
         return normal_log_prob(first_NT, mean=zero, log_std=zero) + steps_NST.sum(1)
 
     def entropy(self) -> torch.Tensor:
-        """Entropy of the chain; exact, as deviations do not depend on where the chain is."""
+        """Entropy of the chain; exact, because deviations do not depend on the chain's state."""
         first = normal_entropy(torch.zeros((), device=self.context.device))
         return first + normal_entropy(self.log_std.float()).sum(1)
 

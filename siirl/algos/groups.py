@@ -28,8 +28,8 @@ class GroupStatistics:
     """Rows in the row's group, int64."""
     mean_B: torch.Tensor
     std_B: torch.Tensor
-    """Deviation with n - 1 (as `torch.std`, which the field's GRPO implementations use); 0 for a
-    group of one.
+    """Deviation with denominator n - 1, as `torch.std` and common GRPO implementations have it; 0
+    for a group of one.
     """
     spread_B: torch.Tensor
     """Largest minus smallest value of the group."""

@@ -94,7 +94,7 @@ def masked_whiten(
         values: Any shape.
         mask: The same shape.
         shift_mean: False adds the mean back, so that only the scale changes.
-        epsilon: 1e-8, as in the documents' masked_whiten; equal entries become 0 instead of NaN.
+        epsilon: 1e-8, as in verl's masked_whiten; equal entries become 0 instead of NaN.
         unbiased: Variance with n - 1, as `torch.var`; False: with n.
         ranks: The ranks over which mean and variance are taken.
         name: Name of the values in errors.

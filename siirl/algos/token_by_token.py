@@ -1,6 +1,6 @@
-"""Distribution of tokens that are generated one after another, each given those before it.
+"""Autoregressive distribution of tokens: each is generated given those before it.
 
-Left out: the network, which says what a token is to it (`siirl.models.openvla`).
+Left out: the network (`siirl.models.openvla`).
 """
 
 # N observation, T token of a chunk, V bin, U uniform number
@@ -25,7 +25,7 @@ class TokenNetwork(Protocol):
         """Logits [N, T, V] of all tokens of a chunk in one pass."""
 
     def generation(self, context: torch.Tensor, /) -> NextLogits:
-        """What a generation of N chunks calls, once a token."""
+        """Function that a generation of N chunks calls once per token."""
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class TokenByToken(ActionDistribution):
     """A token of V bins at each place, given the observation and the tokens before it.
 
     Args:
-        network: Called once to score choices, and once a token to generate.
+        network: Called once to score choices, and once per token to generate.
         context: The observations, [N, ...].
         tokens: T.
         temperature: Divides the logits.

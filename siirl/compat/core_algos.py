@@ -1,6 +1,6 @@
-"""Documented names and argument lists over `siirl.algos`; new code uses `siirl.algos` directly.
+"""Functions with the names and arguments of siiRL's and verl's documentation, over `siirl.algos`.
 
-Results differ from the documents' listings on purpose:
+New code uses `siirl.algos` directly. Results differ from the documented listings on purpose:
 - a group of one has advantage 0, not its raw score; equal rewards have advantage 0 despite rounding
   (GRPO and its variants);
 - a reward at a masked token is an error; the listing drops it (GAE);
@@ -95,12 +95,12 @@ _LOSS_ARGUMENTS = (
     "config",
     "rollout_is_weights",
 )
-LOSS_MODE = "loss_mode"  # verl's `policy_loss` also has the loss's name
+LOSS_MODE = "loss_mode"  # verl's `policy_loss` also holds the loss's name
 _SCALARS = (
     "pg_clipfrac",
     "ppo_kl",
     "pg_clipfrac_lower",
-)  # order of the results of the documents' losses
+)  # order of the results of documented losses
 
 
 def __getattr__(name: str) -> Estimator:
@@ -124,7 +124,7 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str
 
 
 def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Register a policy loss of the documents' form for `actor_rollout_ref.actor.loss=name`.
+    """Register a policy loss of verl's form for `actor_rollout_ref.actor.loss=name`.
 
     The function takes `(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config,
     rollout_is_weights)` and returns `(pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)`. If it
@@ -150,7 +150,7 @@ def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
 
 
 def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
-    """The documents' form as a loss per token: equal shares that aggregate to the scalar's sum."""
+    """A loss of verl's form as a loss per token: equal shares that add up to the scalar's sum."""
 
     def loss(
         *,
@@ -246,7 +246,7 @@ def compute_policy_loss(
     cliprange: float,
     loss_agg_mode: str = "token-mean",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """PPO's loss as in the guide's actor (section 7.3): one clip range, and dual clip at 3."""
+    """PPO's loss with one clip range, and dual clip at 3, as in siiRL's documented actor."""
     result = vanilla_policy_loss(
         log_probs_BT=log_prob,
         old_log_probs_BT=old_log_prob,
@@ -330,7 +330,7 @@ def _options(name: str, config: Any) -> dict[str, Any]:
 
 
 def _of_the_documents(name: str) -> PolicyLossFn:
-    """Policy loss `name` of `siirl.algos` in the documents' form; the rows are a whole batch."""
+    """Policy loss `name` of `siirl.algos` in verl's form; the rows are a whole batch."""
 
     def compute_policy_loss(
         old_log_prob: torch.Tensor,
@@ -411,7 +411,7 @@ def compute_log_prob_from_logits(
 
 
 def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Mean entropy over unmasked tokens, from logits [B, T, V]; the guide's actor subtracts it."""
+    """Mean entropy over unmasked tokens, from logits [B, T, V]; siiRL's actor subtracts it."""
     _, entropy_BT = _kept_scores(logits, logits.argmax(-1), response_mask)
     return masked_mean(entropy_BT, response_mask)
 

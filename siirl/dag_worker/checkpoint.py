@@ -267,7 +267,7 @@ class CheckpointManager:
     def _begin(
         self, stack: ExitStack, step: int, state: dict[str, Any], evaluation_due: bool
     ) -> Path:
-        """Make the unfinished folder, with everything but the shards and files derived from them."""
+        """Make the unfinished folder, with all files but the shards and those derived from them."""
         unfinished = stack.enter_context(unfinished_folder(self.folder))
         for name in self.engines:
             (unfinished / name / SHARDS).mkdir(parents=True)

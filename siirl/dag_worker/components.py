@@ -271,7 +271,7 @@ class RankBuilder(abc.ABC):
     def learner(
         self, module: Any, *, with_critic: bool, sharers: Sequence[SiiRLArguments] = ()
     ) -> Learner:
-        """Build the actor, critic and reference that train `module`; see `engine` for the sharers."""
+        """Build actor, critic and reference to train `module`; see `engine` for the sharers."""
         actor = self.actor(self.engine(module, trained=True, sharers=sharers))
         critic = self.critic() if with_critic else None
         return Learner(module, actor, critic, self.reference(actor, module))

@@ -45,7 +45,7 @@ class LeaseBook:
     def open(
         self, key: QueueKey, *, holder: str, entries: Sequence[Entry], rank: int | None, now: float
     ) -> Lease:
-        """Lease `entries`; `rank` owns them as its part of a divided step, or is None for a stream."""
+        """Lease `entries`; `rank` owns them as part of a divided step, or is None for a stream."""
         self._opened += 1
         infos = tuple(entry.info for entry in entries)
         refs = tuple(entry.ref for entry in entries)

@@ -192,7 +192,7 @@ def _place(part_N: Integers, work_N: Integers, *, parts: int, quota: int | None)
 def _exchange(
     part_N: Integers, work_N: Integers, *, parts: int, cap: int, equal_counts: bool
 ) -> Integers:
-    """Exchange rows between heavy and light parts until none is above `cap` or no exchange helps."""
+    """Exchange rows between heavy and light parts until all are below `cap` or none helps."""
     sums = _loads(part_N, work_N, parts=parts)
     if sums.max(initial=0) <= cap:
         return part_N

@@ -93,7 +93,7 @@ class RayRedistribution:
         return self._move(batch, share.transfers, key)
 
     def acknowledge(self) -> None:
-        """Mark the rows as used; InvariantError if the coordinator has given them to another rank."""
+        """Mark the rows as used; InvariantError if another rank has got them meanwhile."""
         shares, self._shares = self._shares, []
         ray.get([self.coordinator.acknowledge.remote(key, share.lease_id) for key, share in shares])
 

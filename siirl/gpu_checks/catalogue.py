@@ -1,4 +1,4 @@
-"""The checks, in the order in which they run: what others rest on comes first."""
+"""The checks, in the order in which they run: prerequisites of others come first."""
 
 from siirl.gpu_checks.check import Check
 

@@ -1,8 +1,8 @@
-"""A check, what it may use, and the row that it leaves.
+"""A check, its context, and its result row.
 
-A check is a function of `Trial`. It notes figures as it goes, so that those of a check that is
-killed are kept. It raises `CheckFailed` with a sentence, `CheckSkipped` where this machine cannot
-do it, or any other error, which is a failure too.
+A check is a function of `Trial`. It records figures as it runs, so that those of a killed check are
+kept. It raises `CheckFailed` with a message, or `CheckSkipped` if this machine cannot run it; any
+other error is a failure too.
 """
 
 import json
@@ -33,9 +33,9 @@ class Check:
     function: str
     """`module:name`, imported only in the check's process."""
     at_most_s: float
-    """Its part of a budget of eight minutes; what it leaves over goes to later checks."""
+    """Its part of a budget of eight minutes; unused time goes to later checks."""
     needs: tuple[str, ...] = ()
-    """Packages beyond the least installation."""
+    """Packages beyond the minimal installation."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Trial:
         return self.ends_at - time.monotonic()
 
     def note(self, **figures: Any) -> None:
-        """Keep figures, from now on also if the process dies."""
+        """Record figures, which are kept even if the process dies."""
         self.figures |= figures
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps({"figures": self.figures}))

@@ -1,9 +1,9 @@
 """Runs checks one after the other in other processes, within a budget of time.
 
 A check that crashes (out of memory, CUDA error, segmentation fault) or takes too long is a failed
-row; the others continue in a fresh process. On a GPU every check has a process of its own, and so
-the whole memory. On a CPU, where most of a small check's time is the import of torch, one process
-does them in turn until one fails. A check gets its part of the budget, and what earlier ones left.
+row; the others continue in a fresh process. On a GPU every check runs in a separate process with
+the whole memory. On a CPU, where importing torch takes most of a small check's time, one process
+runs them in turn until one fails. A check gets its part of the budget, plus what earlier ones left.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ def run_checks(checks: Sequence[Check], *, minutes: float, apart: bool) -> Itera
     Args:
         checks: In the order in which they run.
         minutes: The budget.
-        apart: Give each check a process of its own.
+        apart: Run each check in a separate process.
     """
     ends_at = time.monotonic() + 60 * minutes
     spare_s, worker = 0.0, Worker()
@@ -66,7 +66,7 @@ def _skipped(check: Check, seconds: float) -> str | None:
 
 
 class Worker:
-    """A process that does checks in turn, started when one is asked for."""
+    """A process that runs checks in turn, started on demand."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

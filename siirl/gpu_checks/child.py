@@ -40,7 +40,7 @@ def main(folder: Path, checks: Sequence[str]) -> int:
 
 
 def end(trial: Trial, how: str, reason: str = "") -> None:
-    """Write how a check ended, in one move, so that the parent reads whole files."""
+    """Write a check's result atomically, so that the parent reads complete files."""
     new = trial.file.with_suffix(".new")
     new.write_text(json.dumps({"figures": trial.figures, "ended": how, "reason": reason}))
     new.replace(trial.file)

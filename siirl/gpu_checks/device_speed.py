@@ -1,4 +1,4 @@
-"""The device itself: name, driver, stated peak, and how near to it a matrix product comes."""
+"""The device itself: name, driver, stated peak, and the share of it in a matrix product."""
 
 import platform
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checksums of weights on CPU and device, and the transfer of weights to what acts."""
+"""Checksums of weights on CPU and device, and the transfer of weights to acting copies."""
 
 import time
 
@@ -19,7 +19,7 @@ TINY_LM = "assets/tiny_lm"
 
 
 class _Version:
-    """Stands for the engine whose version follows the weights."""
+    """Placeholder for an engine that stores the version of the weights."""
 
     version = -1
 

@@ -156,7 +156,7 @@ def check_target_noise(given: float, *, discrete: bool) -> None:
 
 
 class _Experts:
-    """Demonstrations that scripted experts give in the environment."""
+    """Demonstrations from scripted experts in the environment."""
 
     def __init__(self, flags: argparse.Namespace, config: SiiRLArguments, stack: ExitStack) -> None:
         own_expert, self.first_seed = EXPERTS.get(config.env.name, (None, OTHER_FIRST_SEED))

@@ -1,15 +1,14 @@
 """Writes a policy as a folder for the Hugging Face Hub, from a checkpoint or a policy folder.
 
-    README.md               model card: results, command, versions, data, licence
-    config.json             and what else the policy needs beside its weights, tokenizer included
-    model.safetensors       or several files with model.safetensors.index.json
-    siirl_config.yaml       configuration of the run
+    README.md               model card: results, command, versions, data, licence config.json and
+    other files of the policy, tokenizer included model.safetensors       or several files with
+    model.safetensors.index.json siirl_config.yaml       configuration of the run
 
-A language model has transformers' layout, an OpenVLA-OFT its authors', with the projector of
-proprioception in a file of its own and with the weights that no pass reads, which come from the
-published checkpoint, and a SmolVLA LeRobot's, without the layer of learnt noise. LoRA adapters are
-merged. Weights are read from a checkpoint's shards and
-written one tensor at a time. Left out: the upload (`hf upload`), and the critic.
+A language model has transformers' layout. An OpenVLA-OFT has its authors' layout, with the
+projector of proprioception in a separate file and with the weights that no pass reads, from the
+published checkpoint. A SmolVLA has LeRobot's layout, without the layer of learnt noise. LoRA
+adapters are merged. Weights are read from a checkpoint's shards and written one tensor at a time.
+Left out: the upload (`hf upload`), and the critic.
 """
 
 import json

@@ -92,7 +92,7 @@ def identity(
     """Properties that an interrupted evaluation and its continuation must share.
 
     Args:
-        config: Configuration of the evaluation.
+        env, rollout, trainer: Groups of the evaluation's configuration.
         weights: Files of the policy's weights, identified by digest and not by path.
         notice: `EnvSpec.notice`, which states whether assets are stand-ins.
     """

@@ -1,4 +1,4 @@
-"""Measures how a reward ranks a policy's failures, and what it pays for idle videos.
+"""Measures how a reward ranks a policy's failures, and how it rewards idle videos.
 
 Implements `siirl reward-check` after argument parsing. The policy plays groups of rollouts from
 held-out start states, a training step's number at a time. The reward scores a step, then learns
@@ -191,8 +191,8 @@ class RewardCheck:
         self.ranks = OneProcess()
 
     def run(self, steps: int) -> tuple[Scored, Mapping[str, float], dict[str, dict[str, float]]]:
-        """Measured episodes, the reward's metrics of the last step, and what it pays idle videos
-        there, by task and kind.
+        """Measured episodes, the reward's metrics of the last step, and the rewards of idle videos
+        in that step, by task and kind.
         """
         measured: list[Scored] = []
         prompts = self._prompts(FILLING_STEPS + steps)
@@ -220,7 +220,7 @@ class RewardCheck:
     def _play(
         self, prompts: Sequence[EpisodeTask], *, step: int
     ) -> tuple[list[Trajectory], EpisodeOutcomes]:
-        """`rollout.n` episodes of each prompt, and what a reward sees of them."""
+        """`rollout.n` episodes of each prompt, and the inputs of a reward."""
         requests = requests_for_prompts(
             [prompt.columns() for prompt in prompts],
             rollouts=self.config.actor_rollout_ref.rollout.n,
@@ -242,7 +242,7 @@ class RewardCheck:
     def _pay_idle(
         self, reward: RewardManager, trajectories: Sequence[Trajectory], outcomes: EpisodeOutcomes
     ) -> dict[str, dict[str, float]]:
-        """What `reward` pays idle videos among the failures of a step; empty without videos."""
+        """Rewards of idle videos among the failures of a step; empty without videos."""
         if self.encoder is None:
             return {}
         videos = list(idle_videos([_played(trajectory) for trajectory in trajectories]))
@@ -274,7 +274,7 @@ def _played(trajectory: Trajectory) -> Played:
 def with_idle(
     outcomes: EpisodeOutcomes, videos: Sequence[IdleVideo], embeddings_BD: NDArray[np.float32]
 ) -> EpisodeOutcomes:
-    """Outcomes of a step with a failure for each idle video, each in a group of its own."""
+    """Outcomes of a step with a failure for each idle video, each in a separate group."""
     count = len(videos)
     assert outcomes.video_embedding_BD is not None
     distance_B = outcomes.oracle_distance_B
@@ -324,7 +324,7 @@ def ranking(scored: Scored) -> dict[str, Any]:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table | str]:
-    """The ranking of failures, and rewards of idle videos, a row a task."""
+    """The ranking of failures, and rewards of idle videos, one row per task."""
     reward, encoder = results["reward"], results["encoder"]
     place = f"reward={reward}" + ("" if encoder is None else f" reward.encoder={encoder}")
     ranks = _table(

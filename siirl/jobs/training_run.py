@@ -133,7 +133,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
 
 
 def first_step(trainer: TrainingArguments) -> int:
-    """First step to come: 0 is the evaluation before training; or the one after the checkpoint."""
+    """First step to run: 0 (the evaluation before training), or the step after the checkpoint."""
     resume = trainer.resume
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
@@ -199,7 +199,7 @@ def start(
             try:
                 yield from run_local(make)
             finally:
-                gc.unfreeze()  # the caller's process goes on
+                gc.unfreeze()  # the caller's process continues
         return
     make = dataclasses.replace(
         make, connect=_coordinator_for(sizes.training_ranks(config.trainer, config.dag))

@@ -4,7 +4,7 @@ Tokens: each dimension of an action is one of `bins` values, as in RT-2 and Open
 
 A chunk of K actions of A dimensions is K*A tokens, action by action. Bin centres are spread evenly
 over the closed range of the action space, so that its ends (a fully closed gripper) are represented
-exactly. A discrete action space needs no binning: one dimension, one bin an action.
+exactly. A discrete action space needs no binning: one dimension, one bin per action.
 """
 
 # K action of the chunk, A action dimension
@@ -60,7 +60,7 @@ class ActionTokenizer:
 
     @property
     def dimensions(self) -> int:
-        """Tokens an action."""
+        """Tokens per action."""
         return 1 if self.discrete else len(self.low)
 
     def decode(self, tokens: NDArray[np.int64]) -> NDArray:
@@ -120,7 +120,7 @@ class ContinuousActions:
 
     @property
     def dimensions(self) -> int:
-        """Tokens (numbers) an action."""
+        """Tokens (numbers) per action."""
         return len(self.low)
 
     def decode(self, values: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -43,8 +43,8 @@ class ChatTokenizer:
             None: the model reads text only.
 
     Raises:
-        ConfigError: Neither a padding token nor an end token, an unusable template, or none for a
-            model that sees.
+        ConfigError: Neither a padding token nor an end token, an unusable template, or no template
+            for a vision-language model.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class ChatTokenizer:
             pictures: One for each placeholder in it (`envs.question_pictures`).
 
         Raises:
-            ConfigError: The template refuses these messages (an unknown role), or the model does
-                not see.
+            ConfigError: The template refuses these messages (an unknown role), or pictures for a
+                model of text.
             ValueError: A picture that cannot be read, or is not in its place.
         """
         seen = self.pictures_of(pictures)
@@ -140,8 +140,8 @@ class ChatTokenizer:
             return self.reader.read(tuple(sources))
         if sources:
             raise ConfigError(
-                f"{self.place} belongs to a model without eyes, and the row has pictures: take a "
-                "model that sees (Qwen/Qwen2.5-VL-3B-Instruct, or model=tiny_vlm)"
+                f"{self.place} reads text only, but the row has pictures: take a "
+                "vision-language model (Qwen/Qwen2.5-VL-3B-Instruct, or model=tiny_vlm)"
             )
         return None
 

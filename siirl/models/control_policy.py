@@ -1,4 +1,4 @@
-"""Networks common in continuous control and Atari: from states or images to one action a step.
+"""Networks common in continuous control and Atari: from states or images to one action per step.
 
 States go through two tanh layers of 64 units, pictures through the convolutions of Mnih et al. 2015
 (Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of sqrt(2) and of
@@ -7,8 +7,8 @@ States go through two tanh layers of 64 units, pictures through the convolutions
 continuous ones Gaussian with a deviation that does not depend on the state.
 
 With `normalize` states are standardised by the mean and deviation of all states so far and clipped
-at 10, as `VecNormalize` of Stable-Baselines3 does. These move once a step, after its update: acting
-and training compute the same log-probs.
+at 10, as `VecNormalize` of Stable-Baselines3 does. The statistics change once per step, after its
+update, so acting and training compute the same log-probs.
 
 Left out: instructions, which a job with one task does not need.
 """
@@ -42,7 +42,7 @@ from siirl.models.tiny_backbone import (
 CONTROL_POLICY = "control_policy"
 HIDDEN_GAIN, HEAD_GAIN = math.sqrt(2), 0.01
 PICTURE_FEATURES = 512
-SMALLEST_PICTURE = 36  # pixels that three convolutions leave something of
+SMALLEST_PICTURE = 36  # smallest side in pixels that three convolutions accept
 LARGEST_STATE = 10.0  # in deviations, VecNormalize's clip_obs
 EPSILON = 1e-8  # VecNormalize's
 

@@ -5,7 +5,7 @@ count; norms, softmax and activations do not. Attention counts every pair of pla
 torch.utils.flop_counter does and as MFU is defined (PaLM, arXiv 2204.02311, appendix B), although a
 causal kernel skips half of them. A test compares each formula with that counter.
 
-Left out: recomputed activations, which are no work of the model (MFU, not HFU).
+Left out: recomputed activations, which MFU does not count (HFU does).
 """
 
 from typing import TYPE_CHECKING, Any

@@ -61,7 +61,7 @@ class LanguageModel(Adaptable):
     Args:
         causal_lm: Made by transformers' AutoModelForCausalLM.
         lora: The adapters in `causal_lm`, or None.
-        sight: For a model that sees (`siirl.models.sight.Sight`); None: it reads only.
+        sight: Vision of a vision-language model (`siirl.models.sight.Sight`); None: text only.
     """
 
     causal_lm: Any
@@ -140,7 +140,7 @@ class LanguageModel(Adaptable):
         Over several ranks they are whole from the forward pass to the end of its backward pass.
 
         Raises:
-            InvariantError: They are sharded at the moment.
+            InvariantError: They are currently sharded.
         """
         return _whole(self.causal_lm.get_output_embeddings().weight)
 

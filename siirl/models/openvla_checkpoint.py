@@ -2,13 +2,13 @@
 
 A folder has config.json, safetensors files with the names of `OpenVLAForActionPrediction`,
 tokenizer.json, preprocessor_config.json, statistics (dataset_statistics.json, or norm_stats in
-config.json) and, of OpenVLA-OFT, the projector of proprioception and the regression head in files
-of their own, if it has them. A run's checkpoints have the same layout, with all weights in one
+config.json) and, of OpenVLA-OFT, the projector of proprioception and the regression head in
+separate files, if it has them. A run's checkpoints have the same layout, with all weights in one
 file.
 
 The files of the first OpenVLA and of an OpenVLA-OFT of tokens look alike: weights and configuration
-have the same names, and no entry says how actions were trained. The name of the model (`openvla`,
-`openvla_oft`) therefore says it.
+have the same names, and no entry says how actions were trained. The model's name (`openvla`,
+`openvla_oft`) therefore decides.
 """
 
 import math
@@ -54,10 +54,10 @@ SEPARATE = {
     STATE_PROJECTOR: "proprio_projector--*_checkpoint.pt",
     ACTION_HEAD: "action_head--*_checkpoint.pt",
 }
-"""Modules that training writes in files of their own: what their names begin with, and the file."""
+"""Modules that training writes in separate files: prefix of their weights' names, and the file."""
 FILM = "vision_backbone--*_checkpoint.pt"
 REGRESSION = "model."
-"""What names of a regression head begin with; those of a diffusion head differ."""
+"""Prefix of the names in a regression head; a diffusion head has another."""
 # in the middle of RLinf's bounds for pi0 (`noise_logvar_range`, 0.08 to 0.16); not tuned
 ACTION_STD = 0.12
 UNIT_BOUNDS = {"low": (-1.0,) * ACTION_SIZE, "high": (1.0,) * ACTION_SIZE}
@@ -188,7 +188,7 @@ def _required(path: str | None, model: str) -> str:
 
 @dataclass(frozen=True)
 class Files:
-    """What a checkpoint's files say."""
+    """Contents of a checkpoint's files."""
 
     folder: Path
     config: dict[str, Any]
@@ -196,7 +196,7 @@ class Files:
     stored: dict[str, tuple[int, ...]]
     """Shapes in the safetensors files."""
     separate: dict[str, torch.Tensor]
-    """Weights from files of their own, by name in the policy."""
+    """Weights from separate files, by name in the policy."""
     actions: Quantiles
     state: Quantiles | None
 
@@ -213,7 +213,7 @@ class Files:
         )
 
     def parts(self, *, question_length: int, recompute: bool, vision: str) -> Parts:
-        """What every form is built from."""
+        """The parts from which every form is built."""
         encoders = _encoders(self.config["timm_model_ids"], vision=vision, recompute=recompute)
         return Parts(
             config=self.config,
@@ -263,7 +263,7 @@ def _plan(policy: OpenVLAPolicy, files: Files, *, weights: bool) -> None:
 
 
 def _check_deviation(std: float | None, *, regression: bool, folder: Path) -> None:
-    """Raise for a deviation that nothing reads, or that is none."""
+    """Raise for a deviation that is invalid or not read."""
     key = "actor_rollout_ref.model.options.action_std"
     if std is not None and not regression:
         raise ConfigError(
@@ -339,7 +339,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _separate_module(folder: Path, prefix: str, pattern: str) -> dict[str, torch.Tensor]:
-    """Weights of a module that training writes in a file of its own, by name in the policy.
+    """Weights of a module that training writes in a separate file, by name in the policy.
 
     Empty without such a file.
     """

@@ -37,11 +37,11 @@ STOP = 2  # Llama's </s>
 HEAD_BLOCKS = 2  # of `L1RegressionActionHead`
 DEVIATION = "log_std"
 """Name of the learnt deviation, which the published layout does not have."""
-EVERYBODY = "siirl_everybody"
-"""Name of `attend_to_everybody` among the attention functions of transformers."""
+BIDIRECTIONAL = "siirl_bidirectional"
+"""Name of `attend_bidirectionally` among the attention functions of transformers."""
 
 
-def attend_to_everybody(
+def attend_bidirectionally(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -57,11 +57,11 @@ def attend_to_everybody(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **named)
 
 
-AttentionInterface.register(EVERYBODY, attend_to_everybody)
+AttentionInterface.register(BIDIRECTIONAL, attend_bidirectionally)
 
 
 class ParallelPolicy(OpenVLAPolicy):
-    """What both kinds of heads share: the hidden state of each token of a chunk.
+    """Common base of both heads: computes the hidden state of each token of a chunk.
 
     Args:
         parts: Of the checkpoint.
@@ -72,7 +72,9 @@ class ParallelPolicy(OpenVLAPolicy):
     chunk_length = CHUNK_LENGTH
 
     def __init__(self, parts: Parts, *, proprioception: Quantiles | None, images: int) -> None:
-        super().__init__(parts, attention=EVERYBODY, proprioception=proprioception, images=images)
+        super().__init__(
+            parts, attention=BIDIRECTIONAL, proprioception=proprioception, images=images
+        )
 
     @property
     def places_beside(self) -> int:
@@ -168,7 +170,7 @@ class OpenVLARegression(ParallelPolicy):
     """The policy of a regression head; see `Policy` for the contract.
 
     The head gives the mean of a Gaussian, which the published policy acts with. The log-deviation
-    of each dimension of an action is a weight of its own.
+    of each dimension of an action is a separate weight.
 
     Args:
         parts: Of the checkpoint.

@@ -1,4 +1,4 @@
-"""What the forms of OpenVLA have in common: encoders, language model, question, files.
+"""Common base of the forms of OpenVLA: encoders, language model, question, files.
 
 Papers: https://arxiv.org/abs/2406.09246 and https://arxiv.org/abs/2502.19645.
 `siirl.models.openvla` generates tokens one after another, `siirl.models.openvla_oft` decodes a
@@ -103,7 +103,7 @@ class OpenVLANumbers(ContinuousActions):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a checkpoint's files say, from which a policy is built.
+    """Contents of a checkpoint, from which a policy is built.
 
     `siirl.models.openvla_checkpoint` reads them.
     """
@@ -213,7 +213,7 @@ class OpenVLAPolicy(Policy):
 
     @abc.abstractmethod
     def head_flops(self) -> int:
-        """Operations of one observation behind the last hidden state."""
+        """Operations of one observation after the last hidden state."""
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int:
         """See `Policy.observation_flops`."""

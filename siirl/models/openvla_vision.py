@@ -154,7 +154,7 @@ def recomputed(part: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each behind a norm and with a residual connection."""
+    """Attention and an MLP, each after a norm and with a residual connection."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class MLP(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """One factor a feature; `scale_factor` in OpenVLA's checkpoints, `gamma` in timm."""
+    """One factor per feature; `scale_factor` in OpenVLA's checkpoints, `gamma` in timm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

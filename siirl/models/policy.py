@@ -1,8 +1,8 @@
 """Contract of vision-language-action (VLA) policies: from observations to a distribution of chunks.
 
-A chunk has one token for each dimension of each action. What a token is, the policy's distribution
-says: one of some bins, a number, a chain of denoised numbers. Rollout, scorer and losses use only
-its interface (`siirl.algos.distributions`), so that one engine and one scorer do for all.
+A chunk has one token for each dimension of each action. The policy's distribution defines a token:
+a bin, a number, or a chain of denoised numbers. Rollout, scorer and losses use only its interface
+(`siirl.algos.distributions`), so that one engine and one scorer serve all policies.
 """
 
 # N observation, T = K*A token of a chunk (K actions of A dimensions), D feature
@@ -36,7 +36,7 @@ class Policy(Adaptable, abc.ABC):
     action_tokenizer: ActionTokenizer | ContinuousActions
     """Codes actions as the values of `distribution`."""
     distribution: type[ActionDistribution] = Categorical
-    """Class of what `forward` returns; checks refuse settings that it cannot have."""
+    """Class that `forward` returns; checks refuse settings that have no meaning for it."""
     chunk_length: int
     """K, the number of actions decoded from one observation."""
     feature_size: int | None = None
@@ -71,7 +71,7 @@ class Policy(Adaptable, abc.ABC):
 
     @property
     def uniforms_per_chunk(self) -> int:
-        """Uniform numbers from which a chunk is sampled; by default one a token."""
+        """Uniform numbers from which a chunk is sampled; by default one per token."""
         return self.tokens_per_chunk
 
     @abc.abstractmethod
@@ -113,12 +113,12 @@ class Policy(Adaptable, abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
 
     def observe(self, proprioception_NP: torch.Tensor, *, ranks: Ranks) -> None:
-        """Take note of the observations of a step, after its update; by default nothing.
+        """Update statistics with the observations of a step, after its update; by default nothing.
 
         Every rank calls it.
 
         Args:
-            proprioception_NP: Those at which this rank's environments acted, float32 [N, P].
+            proprioception_NP: Observations at which the policy acted on this rank, float32 [N, P].
             ranks: The processes that train together.
         """
 

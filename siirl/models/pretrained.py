@@ -103,7 +103,7 @@ def sees(config: Any) -> bool:
 
 
 def seeing_config(source: str) -> Any | None:
-    """The configuration of a model that takes pictures; None if it is another, or has none."""
+    """The configuration of a model that takes pictures; None for other models."""
     from transformers import AutoConfig, PreTrainedConfig
 
     try:
@@ -192,7 +192,7 @@ def plan_causal_lm(
 def miniature(config: Any, *, trust_remote_code: bool) -> Any:
     """A random model of the same architecture, with one layer of each kind and few tokens.
 
-    It answers questions about the architecture that need weights, but not the trained ones.
+    For tests of the architecture that need weights, but not trained ones.
     """
     small = copy.deepcopy(config)
     text = small.get_text_config()

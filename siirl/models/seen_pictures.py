@@ -1,4 +1,5 @@
-"""Pictures as models of Qwen's vision families see them: patches, places in a prompt, positions.
+"""Pictures in the form that Qwen's vision-language models read: patches, places in a prompt,
+positions.
 
 A picture is resized, cut into square patches, and encoded; every `merge` x `merge` patches become
 one place of the prompt, which holds the picture token. Places of a picture have three rotary
@@ -91,7 +92,7 @@ class Pictures:
     def positions(self, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Rotary positions [S, 3] of a text that begins with the prompt of these pictures.
 
-        Picture tokens behind the prompt are text: a policy may say any token.
+        Picture tokens after the prompt are text: a policy may generate any token.
         """
         ids_S = np.asarray(ids)
         marks = np.flatnonzero(ids_S == self.eyes.token)
@@ -111,7 +112,7 @@ class Pictures:
         return np.concatenate(parts)
 
     def in_places(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Tokens of a prompt in which each picture token stands as often as its picture has places.
+        """Tokens of a prompt, with each picture token repeated for every place of its picture.
 
         Raises:
             ValueError: Not as many picture tokens as pictures.
@@ -188,7 +189,7 @@ class PictureReader:
         self.__init__(**state)  # type: ignore[misc]
 
     def read(self, sources: tuple[PictureSource, ...]) -> Pictures:
-        """Read the pictures of a prompt; some are kept.
+        """Read the pictures of a prompt; recent ones are cached.
 
         Raises:
             ValueError: One that cannot be read, or whose sides the model does not take.
@@ -236,8 +237,8 @@ def load_picture_reader(source: str, config: Any) -> PictureReader:
         processor = Qwen2VLImageProcessorPil.from_pretrained(source)
     except OSError as error:
         raise MissingAssetError(
-            f"{source} has no {FILE}, which says how its model sees: copy the file of the model's "
-            "own there."
+            f"{source} has no {FILE}, which describes its model's picture inputs: copy the "
+            "file of the model's own there."
         ) from error
     vision = config.vision_config
     for name, own, of_model in (

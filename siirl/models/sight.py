@@ -1,7 +1,7 @@
 """Sight of language models in Qwen2.5-VL's layout: the inputs of a decoder for texts with pictures.
 
 Pictures are encoded apart, and their places in the text are given, not found by the picture token:
-a policy may say that token, which is then text, in training as in generation.
+a policy may generate that token, which is then text, in training as in generation.
 """
 
 # B row, S token or place, D entry of a hidden state, K patch, N picture, F place of any picture, V

@@ -4,7 +4,7 @@
 checkpoints. LeRobot's flow runs from noise at time 1 to actions at time 0; that of
 `siirl.algos.flow_distributions` from 0 to 1, with the opposite velocity.
 
-The network moves `chunk_size` actions of `max_action_dim` numbers. The tokens of a chunk are the
+The network denoises `chunk_size` actions of `max_action_dim` numbers. The tokens of a chunk are the
 numbers that the environment acts on: `n_action_steps` actions, without their padding. The others
 are unseen numbers of the flow.
 """
@@ -105,7 +105,7 @@ class Reading:
     instruction_length: int
     truncation_side: str
     chunk_size: int
-    """Actions that the network moves."""
+    """Actions that the network denoises."""
     chunk_length: int
     """Actions that are executed."""
 

@@ -1,9 +1,9 @@
 """Reads checkpoints of SmolVLA as LeRobot publishes them; errors name the remedy.
 
 A folder has config.json (`type` smolvla), model.safetensors, and the processors of LeRobot 0.4 and
-later (`siirl.models.smolvla_scales`). The configuration and the tokenizer of the vision-language model lie in `vlm/`, if a run
-wrote the folder; else they come from the Hub, by the name in config.json. A run's checkpoints have
-the same layout.
+later (`siirl.models.smolvla_scales`). If a run wrote the folder, `vlm/` has the configuration and
+the tokenizer of the vision-language model; else they come from the Hub, by the name in config.json.
+A run's checkpoints have the same layout.
 
 Left out: checkpoints of LeRobot before 0.4, which hold statistics among the weights (LeRobot
 converts them), adapters of LeRobot's own, ALOHA's conventions, several observations in time.
@@ -65,7 +65,7 @@ UNSUPPORTED = {
     "use_peft": (False, "adapters of LeRobot: merge them into the weights first"),
     "add_image_special_tokens": (False, "markers around images"),
 }
-"""Settings that siirl has in one value only, and what another one means."""
+"""Settings that siirl supports in one value only, and the meaning of other values."""
 ATTENTION = ("cross_attn", "self_attn")
 
 

@@ -44,7 +44,7 @@ MLP_MULTIPLE = 256  # LeRobot's `get_intermediate_size`
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """What LeRobot's config.json says about the network."""
+    """The network's shape in LeRobot's config.json."""
 
     vlm_layers: int
     """Layers of the language model that are kept; 0 or less: all."""
@@ -236,7 +236,7 @@ class PrefixLayer(LlamaDecoderLayer):
 
 
 class KeptKeys:
-    """Stands for transformers' cache: keeps a layer's keys and values, and adds none."""
+    """Replaces transformers' cache: stores a layer's keys and values, and adds none."""
 
     keys: torch.Tensor
     values: torch.Tensor

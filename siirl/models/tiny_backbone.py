@@ -4,8 +4,8 @@ A convolutional encoder, whose features the instruction modulates (FiLM). A smal
 was several times slower to train on a CPU. Inputs that an environment lacks are left out: on
 state-based Gymnasium environments a policy is a plain MLP. No dropout and no batch statistics:
 rollout and training must compute the same log-probs. The words of an instruction are hashed into a
-fixed number of buckets, without a vocabulary file: the few dozen sentences of the shipped tasks
-stay apart. Left out: heads (`siirl.models.tiny_vla`, `siirl.models.tiny_flow_vla`).
+fixed number of buckets, without a vocabulary file: the few dozen sentences of the shipped tasks do
+not collide. Left out: heads (`siirl.models.tiny_vla`, `siirl.models.tiny_flow_vla`).
 """
 
 # N observation, C camera, P proprioception value, L instruction word, D feature
@@ -169,7 +169,7 @@ class TinyPolicy(Policy):
         self.feature_size = self.build_backbone(config)
 
     def build_backbone(self, config: TinyConfig) -> int:
-        """Make the layers in front of the head; returns D."""
+        """Make the layers before the head; returns D."""
         width = config.width
         self.words = nn.Embedding(config.instruction_buckets, width, padding_idx=PADDING)
         inputs = width

@@ -40,7 +40,7 @@ from siirl.models.tiny_backbone import (
 TINY_FLOW_VLA = "tiny_flow_vla"
 FREQUENCIES = 4  # of a time's embedding: half a period to four periods in [0, 1]
 # Bounds of a learnt step's deviation, in halves of an action's range; new weights begin with their
-# geometric mean, 0.2. RLinf's are 0.08 and 0.16 (`noise_logvar_range`). More noise tells more about
+# geometric mean, 0.2. RLinf's are 0.08 and 0.16 (`noise_logvar_range`). More noise explores more
 # actions, and the shipped weights' sampled actions succeed as often: in 38 % of 300 held-out
 # episodes, with RLinf's bounds in 37 % of 180.
 NOISE_STD = (0.1, 0.4)

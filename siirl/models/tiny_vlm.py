@@ -1,8 +1,9 @@
-"""The shipped tiny language model that sees: a byte-level Qwen2.5-VL that transformers reads.
+"""The shipped tiny vision-language model: a byte-level Qwen2.5-VL that transformers reads.
 
-Its tokenizer is that of `siirl.models.tiny_lm` with marks of pictures, and a chat template
-with one mark a role. A picture of 64 x 64 pixels has 16 places. Model, tokenizer and
-`preprocessor_config.json` are an ordinary Hugging Face folder, which needs no code of siirl. `assets/tiny_vlm/make.py` trains it.
+Its tokenizer is that of `siirl.models.tiny_lm` with picture tokens, and a chat template with one
+mark per role. A picture of 64 x 64 pixels has 16 places. Model, tokenizer and
+`preprocessor_config.json` are an ordinary Hugging Face folder, which needs no code of siirl.
+`assets/tiny_vlm/make.py` trains it.
 """
 
 from dataclasses import dataclass

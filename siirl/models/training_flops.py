@@ -16,8 +16,8 @@ VLA policy makes one pass of a fixed size for each chunk.
 weights have no gradient, so adapters take two thirds of the work. `flops_of_rows` leaves both out:
 they do not change the balance.
 
-Left out: recomputed activations and second passes of scores, which are no work of the model; a
-user's policy that does not override `Policy.observation_flops`.
+Left out: recomputed activations and second passes of scores, which MFU does not count; a user's
+policy that does not override `Policy.observation_flops`.
 """
 
 # B row, C chunk, S token
@@ -33,8 +33,8 @@ from siirl.models.policy import Policy
 
 
 def flops_of_rows(module: nn.Module, batch: TensorDict) -> list[float] | None:
-    """Work of each row, float [B], comparable within one model only; None for a model of another
-    kind.
+    """Work of each row, float [B], comparable within one model only; None for an unknown kind of
+    model.
     """
     if isinstance(module, LanguageModel) and "attention_mask" in batch.keys():
         flops_B: list[float] = text_flops(

@@ -47,14 +47,14 @@ class Rows:
         return replace(self, values=values)
 
     def cut(self, most_bytes: int) -> Iterator["Rows"]:
-        """Parts of at most so many bytes, or of one row where a row is larger."""
+        """Parts of at most `most_bytes`, or of one row if a row is larger."""
         for begin, end in _ranges(self.values.shape, self.values.dtype, most_bytes):
             part = self.values[begin:end] if self.shape else self.values
             yield Rows(self.name, part, self.shape, first=self.first + begin)
 
 
 class Assembly:
-    """Puts rows together to whole weights, in memory of their own."""
+    """Assembles rows into whole weights, in separate memory."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[torch.Tensor, int]] = {}
@@ -79,7 +79,7 @@ def in_rows(
 ) -> Iterator[Rows]:
     """The rows of weights, one part at a time, without gradients.
 
-    Where weights are sharded, every rank consumes all parts and gets their values.
+    If weights are sharded, every rank consumes all parts and gets their values.
 
     Args:
         weights: Names and tensors, whole or DTensors.
@@ -96,7 +96,7 @@ def in_rows(
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor that may be sharded; every rank calls it and gets it.
 
-    `DTensor.full_tensor` needs its size twice.
+    `DTensor.full_tensor` would need twice its size.
     """
     if not isinstance(tensor, DTensor):
         return tensor

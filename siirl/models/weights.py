@@ -1,8 +1,8 @@
 """Reads weights from safetensors files into a module whose names and shapes they must fit.
 
 Large modules are built on the meta device, where weights have shapes and no memory. Their files are
-compared with them at once (`plan_weights`), and read when the weights have their place: after
-sharding, each rank reads only its part (`materialise`). No rank holds a whole model for that.
+checked against them at once (`plan_weights`), and read after sharding, when each rank reads only
+its part (`materialise`). So no rank holds a whole model.
 
 Weights in several files with `model.safetensors.index.json`, as Hugging Face splits large ones, are
 read, but never written.

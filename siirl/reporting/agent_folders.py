@@ -1,7 +1,7 @@
 """Folders of a run's agent groups, beside those of its lowest group: `agent_N/` has recordings, and
 `checkpoints/<step>/actor_N/` weights.
 
-Left out: who writes them (`siirl.dag_worker.agent_groups`).
+Left out: writing them (`siirl.dag_worker.agent_groups`).
 """
 
 import re

@@ -1,8 +1,7 @@
 """Exports what report.html shows, for papers: metrics as CSV, charts as PDF and SVG.
 
-The form follows the path: `curves.csv`; `charts.pdf` with a page a chart; a folder with a PDF and
-an
-SVG of each chart. Left out: the page itself (siirl.reporting.report_page).
+The form follows the path: `curves.csv`; `charts.pdf` with one page per chart; a folder with a PDF
+and an SVG of each chart. Left out: the page itself (siirl.reporting.report_page).
 """
 
 import csv
@@ -33,7 +32,7 @@ _STYLE: Any = {  # rc_context wants literals of 300 names
     "font.size": 8.0,
     "pdf.fonttype": 42,  # TrueType, which conferences ask for
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a dollar sign in a task's name is none of TeX
+    "text.parse_math": False,  # a dollar sign in a task's name is not TeX
 }
 
 

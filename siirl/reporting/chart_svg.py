@@ -1,7 +1,7 @@
 """Draws a chart as inline SVG: axes, curves with points and intervals, a legend below.
 
-Colours are CSS classes, so that the page's light and dark themes decide. What is shown at a step on
-hover lies in `data-chart` as JSON, which report_page.js reads; every text is escaped here.
+Colours are CSS classes, so that the page's light and dark themes apply. Hover data is in
+`data-chart` as JSON, which report_page.js reads; every text is escaped here.
 """
 
 import json

@@ -81,7 +81,7 @@ PANELS = (
         {"val/all/return": "sampled actions", "val/all/argmax_return": "most probable actions"},
     ),
     Panel("Response, tokens", {"rollout/avg_response_length": "tokens"}),
-    Panel("Turns an episode", {"rollout/turns": "turns"}),
+    Panel("Turns per episode", {"rollout/turns": "turns"}),
     Panel("Truncated", {"rollout/truncated_share": "episodes"}, percent=True),
     Panel("Clusters of successes", {"reward/clusters": "clusters"}),
     Panel("Groups without advantage", {"advantage/zero_groups": "groups"}),
@@ -90,9 +90,9 @@ PANELS = (
     Panel("Clipped tokens", {"actor/pg_clipfrac": "share"}, percent=True),
     Panel("Gradient norm", {"actor/grad_norm": "actor", "critic/grad_norm": "critic"}),
     Panel("Critic", {"critic/explained_variance": "explained variance"}),
-    Panel("Environment steps a second", {"env/steps_per_s": "steps/s"}),
-    Panel("Policy calls a second", {"policy/calls_per_s": "calls/s"}),
-    Panel("Generated tokens a second", {"rollout/tokens_per_s": "tokens/s"}),
+    Panel("Environment steps per second", {"env/steps_per_s": "steps/s"}),
+    Panel("Policy calls per second", {"policy/calls_per_s": "calls/s"}),
+    Panel("Generated tokens per second", {"rollout/tokens_per_s": "tokens/s"}),
     Panel("Busy", {"env/busy_share": "environments", "policy/busy_share": "policy"}, percent=True),
 )
 
@@ -121,7 +121,9 @@ def task_charts(rows: Sequence[Row]) -> list[Chart]:
 
 
 def compared_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
-    """Charts of one quantity each, with a curve a run (rows by name); stage times are left out."""
+    """Charts of one quantity each, with one curve per run (rows by name); stage times are left
+    out.
+    """
     together: dict[tuple[str, str], Chart] = {}
     for name, rows in runs.items():
         for chart in (_held_out(rows), *(_panel(panel, rows) for panel in PANELS)):
@@ -208,7 +210,7 @@ def _stage_times(rows: Sequence[Row]) -> Chart:
         for name in names
         if name != "time/step_s"
     ]
-    return Chart("Seconds a stage", series, stacked=True)
+    return Chart("Seconds per stage", series, stacked=True)
 
 
 def heights(chart: Chart) -> list[list[float]]:

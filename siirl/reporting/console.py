@@ -1,8 +1,8 @@
 """Console output of a run: one table row per step above a progress bar, and success tables.
 
 Rows and the lines below them fit the console's width: that of the terminal, or 80 columns in a log
-file, unless COLUMNS says otherwise.
-Left out: all other metrics, which metrics.jsonl and TensorBoard record.
+file, unless COLUMNS is set. Left out: all other metrics, which metrics.jsonl and TensorBoard
+record.
 """
 
 import textwrap
@@ -55,7 +55,7 @@ class Column:
     metric: str
     form: Callable[[float], str]
     steady: bool = False
-    """Whether a job that has the metric has it in every step; otherwise it gets no column."""
+    """Whether a job logs the metric in every step or never; omitted if the first step lacks it."""
 
     @property
     def width(self) -> int:

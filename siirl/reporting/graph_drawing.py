@@ -1,9 +1,8 @@
 """graph.json of a run, and its drawing for report.html: nodes in columns, arrows along
 dependencies.
 
-A node's column is the length of the longest path to it, so that every arrow points right; nodes
-that
-do not run are dashed. Left out: crossing minimisation; graphs of this kind have few branches.
+A node's column is the length of the longest path to it, so that every arrow points right. Skipped
+nodes are dashed. Left out: crossing minimisation; graphs of this kind have few branches.
 """
 
 import json
@@ -19,7 +18,7 @@ from siirl.reporting.run_folder import GRAPH_FILE
 
 _BOX, _HIGH, _GAP_X, _GAP_Y = 176, 34, 34, 16
 _COLUMNS = 5
-"""Columns of a row of the drawing; a longer chain goes on in the next row."""
+"""Columns of a row of the drawing; a longer chain continues in the next row."""
 _LONGEST = 24
 
 Node = Mapping[str, Any]

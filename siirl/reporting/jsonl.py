@@ -40,7 +40,7 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
         except (
             ValueError,
             RecursionError,
-            # broken JSON, not UTF-8, a number of 4300 digits, or a thousand lists in each other
+            # broken JSON, not UTF-8, a number of 4300 digits, or a thousand nested lists
         ) as error:
             if number == len(lines):
                 return
@@ -68,8 +68,8 @@ class JsonlFile:
         self._file = path.open("a")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row, which must have a `step`, and flush it. NaN and infinity, which JSON does
-        not know, become null.
+        """Write one row, which must have a `step`, and flush it. NaN and infinity, which JSON
+        lacks, become null.
         """
         self._file.write(_line(row))
         self._file.flush()

@@ -23,7 +23,7 @@ class LiveReport:
 
     Args:
         folder: The run folder.
-        clock: Seconds that only grow.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -37,7 +37,7 @@ def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]
 
 
 def combine(records: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
-    """One record in the place of those of several ranks: means keep their weight."""
+    """One record that combines those of several ranks; means keep their weight."""
     combined: dict[str, Any] = {}
     for name, values in _by_name(records).items():
         reduction = reduction_of(name, values)
@@ -120,8 +120,8 @@ def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
         )
     if declared is None:
         return (
-            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all "
-            "values. siirl.reporting.metrics.register_metric declares another reduction."
+            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, or all "
+            "values of a list. siirl.reporting.metrics.register_metric declares another reduction."
         )
     takes = declared.reduction if declared.reduction in _WANTED else Reduction.RANK_MEAN
     if _kind(value) is takes:
@@ -178,7 +178,7 @@ _WANTED = {
 }
 
 _COUNTED = {
-    Reduction.MEAN: "one thing a rank, or as the things of the list",
+    Reduction.MEAN: "one thing per rank, or as the things of the list",
     Reduction.DISTRIBUTION: "one value",
     Reduction.RANK_MEAN: "its mean",
 }

@@ -86,7 +86,7 @@ METRICS: dict[str, Metric] = {
     # The actor's update: already global, equal on every rank.
     "actor/loss": Metric(_LAST, "policy loss with its extra terms"),
     "actor/pg_loss": Metric(_LAST, "policy loss alone"),
-    "actor/entropy": Metric(_LAST, "entropy of the policy, nats a token"),
+    "actor/entropy": Metric(_LAST, "entropy of the policy, nats per token"),
     "actor/pg_clipfrac": Metric(_LAST, "share of tokens whose ratio was clipped"),
     "actor/pg_clipfrac_lower": Metric(_LAST, "share of tokens clipped by the dual clip"),
     "actor/ppo_kl": Metric(_LAST, "KL estimate between behaviour and current policy"),
@@ -109,7 +109,7 @@ METRICS: dict[str, Metric] = {
     "actor/weights_unchanged": Metric(
         _LAST, "1 where updates were applied and the acting weights are the same as before, else 0"
     ),
-    "actor/updates": Metric(_LAST, "optimiser steps of this step; 0 where nothing could be learnt"),
+    "actor/updates": Metric(_LAST, "optimiser steps of this step; 0 without a training signal"),
     # The critic's update: global already, too.
     "critic/vf_loss": Metric(
         _LAST, "value loss; with critic.normalize_returns in deviations of the returns, squared"
@@ -125,35 +125,33 @@ METRICS: dict[str, Metric] = {
     "critic/value_mean": Metric(_LAST, "mean value of a decision, before the update"),
     "critic/return_mean": Metric(_LAST, "mean return of a decision, the target of its value"),
     "critic/explained_variance": Metric(
-        _LAST, "share of the returns' variance that the values of before the update foretold"
+        _LAST, "explained variance of the returns by the values before the update"
     ),
     "critic/warmup": Metric(_LAST, "1 in a step that trains the critic alone"),
     # What was rolled out.
     "rollout/success_rate": Metric(
         _MEAN, "share of all finished training episodes that succeeded, before any filter"
     ),
-    "rollout/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
+    "rollout/return": Metric(_MEAN, "sum of the environment's rewards per episode"),
     "rollout/<task>/success_rate": Metric(
         _MEAN, "share of this task's finished training episodes that succeeded, before any filter"
     ),
     "rollout/<task>/mixed_groups": Metric(
         _MEAN, "share of this task's groups with a success and a failure, before any filter"
     ),
-    "rollout/episode_length": Metric(_MEAN, "environment steps an episode"),
+    "rollout/episode_length": Metric(_MEAN, "environment steps per episode"),
     "rollout/episodes": Metric(_SUM, "finished episodes"),
-    "rollout/avg_response_length": Metric(_MEAN, "tokens a response"),
-    "rollout/avg_prompt_length": Metric(_MEAN, "tokens a prompt"),
-    "rollout/turns": Metric(_MEAN, "turns of the model an episode"),
-    "rollout/tokens_per_s": Metric(
-        _RATE, "tokens that the policy generated a second of the rollout"
-    ),
+    "rollout/avg_response_length": Metric(_MEAN, "tokens per response"),
+    "rollout/avg_prompt_length": Metric(_MEAN, "tokens per prompt"),
+    "rollout/turns": Metric(_MEAN, "turns of the model per episode"),
+    "rollout/tokens_per_s": Metric(_RATE, "tokens generated per second of the rollout"),
     "rollout/reward/<part>": Metric(
-        _MEAN, "part of the environment's reward an episode, before any filter"
+        _MEAN, "part of the environment's reward per episode, before any filter"
     ),
     "rollout/rejected_episodes": Metric(_SUM, "episodes that the workflow rejected"),
     "rollout/ungraded_episodes": Metric(
         _SUM,
-        "episodes of which the environment cannot say success or return, and which neither counts",
+        "ungraded episodes, which neither success nor return counts",
     ),
     "rollout/truncated_share": Metric(
         _MEAN, "share of episodes that met the limit of steps or of tokens"
@@ -163,21 +161,19 @@ METRICS: dict[str, Metric] = {
         _LAST, "largest difference of recomputed and behaviour log-probs"
     ),
     "rollout/log_prob_gap_mean": Metric(
-        _LAST, "mean difference of recomputed and behaviour log-probs, by which the run stops"
+        _LAST, "mean difference of recomputed and behaviour log-probs, which a bound limits"
     ),
     "rollout/stale_samples": Metric(_SUM, "samples of an older policy version"),
     # Filters and balancing.
     "sampling/rounds": Metric(_LAST, "rounds of rollouts of the step: 1, and one for each refill"),
     "sampling/groups": Metric(_LAST, "groups that are trained on, over all ranks"),
-    "sampling/missing_groups": Metric(
-        _LAST, "groups that the step has fewer than it should, after the last refill"
-    ),
+    "sampling/missing_groups": Metric(_LAST, "groups missing from the step after the last refill"),
     "sampling/kept": Metric(_SUM, "trajectories that passed the filter"),
     "sampling/dropped_<reason>": Metric(
         _SUM, "trajectories that the filter dropped for this reason"
     ),
     "data/trajectories": Metric(_SUM, "trajectories that are trained on"),
-    "data/decisions": Metric(_SUM, "decisions that are trained on, as rows of their own"),
+    "data/decisions": Metric(_SUM, "decisions that are trained on, as separate rows"),
     "data/bytes": Metric(_SUM, "size of the training batch"),
     "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
     "data/bytes_moved": Metric(_SUM, "size of the rows that changed their rank"),
@@ -197,7 +193,7 @@ METRICS: dict[str, Metric] = {
         _LAST, "prompts of the training files that are in the validation files, and so left out"
     ),
     "data/prompts_nearly_held_out": Metric(
-        _LAST, "training prompts that differ from a held-out one in case or blanks alone"
+        _LAST, "training prompts that differ from a held-out one only in case or blanks"
     ),
     "data/imbalance": Metric(_LAST, "largest share of a rank over the mean share, in tokens"),
     # The reward.
@@ -225,15 +221,15 @@ METRICS: dict[str, Metric] = {
     "advantage/zero_groups": Metric(_SUM, "groups that carry no advantage"),
     # Simulators and inference.
     "env/steps": Metric(_SUM, "environment steps"),
-    "env/steps_per_s": Metric(_RATE, "environment steps a second"),
+    "env/steps_per_s": Metric(_RATE, "environment steps per second"),
     "env/busy_share": Metric(_RANK_MEAN, "share of the rollout during which a simulator worked"),
     "env/failures": Metric(_SUM, "faults of servers"),
-    "env/replays": Metric(_SUM, "episodes played again after a fault"),
+    "env/replays": Metric(_SUM, "episodes replayed after a fault"),
     "env/failed_episodes": Metric(
         _SUM, "episodes that could not be simulated, and are counted nowhere else"
     ),
     "policy/calls": Metric(_SUM, "forward passes of the policy during the rollout"),
-    "policy/calls_per_s": Metric(_RATE, "forward passes a second"),
+    "policy/calls_per_s": Metric(_RATE, "forward passes per second"),
     "policy/batch_size": Metric(_MEAN, "requests in one forward pass"),
     "policy/busy_share": Metric(_RANK_MEAN, "share of the rollout during which the policy worked"),
     "policy/version": Metric(_LAST, "updates that the policy has seen"),
@@ -252,10 +248,8 @@ METRICS: dict[str, Metric] = {
     "val/<task>/success_rate": Metric(_MEAN, "share of successes, sampled actions"),
     "val/<task>/successes": Metric(_SUM, "successes"),
     "val/<task>/episodes": Metric(_SUM, "episodes"),
-    "val/<task>/ungraded_episodes": Metric(
-        _SUM, "episodes of which the environment cannot say success or return"
-    ),
-    "val/<task>/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
+    "val/<task>/ungraded_episodes": Metric(_SUM, "episodes that the environment does not grade"),
+    "val/<task>/return": Metric(_MEAN, "sum of the environment's rewards per episode"),
     "val/<task>/pass_at_<k>": Metric(
         _MEAN,
         "chance that one of k sampled answers is right, estimated without bias, over the prompts",
@@ -269,7 +263,7 @@ METRICS: dict[str, Metric] = {
     "val/<task>/argmax_ungraded_episodes": Metric(_SUM, "the same, most probable actions"),
     "val/<task>/argmax_episodes": Metric(_SUM, "episodes, most probable actions"),
     "val/<task>/argmax_return": Metric(
-        _MEAN, "sum of the environment's rewards an episode, most probable actions"
+        _MEAN, "sum of the environment's rewards per episode, most probable actions"
     ),
     # The job's own reward of the held-out episodes that the environment leaves without a grade;
     # over all ranks already.
@@ -301,16 +295,16 @@ METRICS: dict[str, Metric] = {
         _MAX, "memory that the largest rank keeps between steps for this"
     ),
     "perf/throughput": Metric(
-        _RANK_MEAN, "tokens of prompts and responses a second and rank, over the whole step"
+        _RANK_MEAN, "tokens of prompts and responses per second and rank, over the whole step"
     ),
     "perf/update_tflops_per_s": Metric(
-        _RANK_MEAN, "work of the model in the actor's update, a second and rank (1e12 operations)"
+        _RANK_MEAN, "operations of the model in the actor's update, per second and rank (1e12)"
     ),
     "perf/mfu": Metric(
-        _RANK_MEAN, "the same over the peak that the GPU's maker states; only with a known GPU"
+        _RANK_MEAN, "the same divided by the vendor's peak of the GPU; only for a known GPU"
     ),
     "perf/env_steps_per_s": Metric(
-        _RANK_MEAN, "environment steps a second and rank, over the whole step"
+        _RANK_MEAN, "environment steps per second and rank, over the whole step"
     ),
     "perf/idle_share": Metric(_RANK_MEAN, "share of the step that a rank waits for the others"),
     "perf/largest_idle_share": Metric(_MAX, "the same, of the rank that waits longest"),

@@ -84,13 +84,13 @@ class MlflowWriter(RunWriter):
             else:
                 numbers[name] = float(value)
         sent = [self._metric(_allowed(name), value, now, step) for name, value in numbers.items()]
-        with _told(self._error):
+        with _with_remedy(self._error):
             for part in _parts(sent, MOST_METRICS):
                 self._client.log_batch(self._run, metrics=part)
 
     def show_videos(self, *, step: int, videos: Sequence[Video]) -> None:
         """Send the files to `videos/<kind>/step_<step>`."""
-        with _told(self._error):
+        with _with_remedy(self._error):
             for video in videos:
                 place = f"videos/{video.kind}/step_{step:06d}"
                 self._client.log_artifact(self._run, str(video.file), place)
@@ -101,13 +101,13 @@ class MlflowWriter(RunWriter):
         content = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
         self._tables = [*self._tables, file][-MOST_LISTED_TABLES:]
         listed = [{"path": path, "type": "table"} for path in self._tables]
-        with _told(self._error):
+        with _with_remedy(self._error):
             self._client.log_dict(self._run, content, file)
             self._client.set_tag(self._run, "mlflow.loggedArtifacts", json.dumps(listed))
 
     def close(self) -> None:
         """Mark the run as finished."""
-        with _told(self._error):
+        with _with_remedy(self._error):
             self._client.set_terminated(self._run)
 
 
@@ -132,7 +132,7 @@ def _parts(items: Sequence[Item], most: int) -> Iterator[list[Item]]:
 
 
 @contextlib.contextmanager
-def _told(error_type: type[Exception]) -> Iterator[None]:
+def _with_remedy(error_type: type[Exception]) -> Iterator[None]:
     """Turn MLflow's error into one with the remedy."""
     try:
         yield

@@ -1,5 +1,4 @@
-"""The shell of the offline pages: template, style, and the one script that the page's policy
-allows.
+"""Frame of the offline pages: template, style, and the only script that the page's policy allows.
 
 Texts of a page come from environments, models and users. Templates therefore escape everything but
 what this project marks as safe (its diagrams, style and script), and the content security policy
@@ -60,7 +59,7 @@ def hash_of(script: str) -> str:
 
 
 def write_page(file: Path, page: str) -> Path:
-    """Write a page so that a reader never sees half of it; lone surrogates of models become `?`."""
+    """Write a page atomically; lone surrogates from models become `?`."""
     unfinished = file.with_suffix(".part")
     unfinished.write_text(page, encoding="utf-8", errors="replace")
     os.replace(unfinished, file)

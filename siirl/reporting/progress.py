@@ -31,12 +31,12 @@ class Progress:
 
     Args:
         description: Name of the activity, for example "training".
-        total: Where it ends; None where only `limit_s` ends it.
-        done: Where it starts; more than 0 in a resumed run.
-        limit_s: Seconds after which it ends in any case.
-        console: Where to write; by default the standard output.
+        total: Final count; None if only `limit_s` ends it.
+        done: Initial count; above 0 in a resumed run.
+        limit_s: Time limit in seconds.
+        console: Output; by default stdout.
         lines: Whether to write lines without a terminal. False for a caller that writes its own.
-        clock: Seconds that only grow.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Progress:
             activity = TextColumn(
                 "{task.fields[activity]}",
                 style="dim",
-                table_column=Column(no_wrap=True, ratio=1),  # takes the room that is left
+                table_column=Column(no_wrap=True, ratio=1),  # takes the remaining width
             )
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
@@ -94,7 +94,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar in its last state."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -161,7 +161,7 @@ class Progress:
 
 
 class Heartbeat:
-    """Calls `Progress.beat` in a thread, so that a log file shows that a long step goes on."""
+    """Calls `Progress.beat` in a thread, so that a log file shows that a long step is running."""
 
     def __init__(self, progress: Progress, *, every_s: float = HEARTBEAT_S / 6) -> None:
         self._progress, self._every_s = progress, every_s

@@ -1,11 +1,11 @@
 """Records episodes as mp4 with task, step, reward and outcome drawn in, and an index of videos.
 
-Beside a video lies what the episode was made of (`<video>.json`: the executed actions), from which
-`siirl.replay` plays it back.
+`<video>.json` beside a video has the executed actions, from which `siirl.replay` simulates the
+episode again.
 
 Drawing and encoding run in one thread beside the training (ffmpeg is a separate process), with a
 bounded number of episodes waiting; an error there is raised by the next call here. `VideoRecorder`
-knows nothing of batches: it takes frames and a `VideoSample`.
+does not depend on batches: it takes frames and a `VideoSample`.
 """
 
 # N frame, H height, W width
@@ -79,11 +79,11 @@ class VideoRecorder:
     """Writes videos below `folder` and their rows in index.jsonl; a context manager.
 
     Args:
-        folder: The run's folder for videos; made if it is not there.
-        first_step: The first step that this process does; a resumed run drops the rows of later
-            ones (see JsonlFile).
-        rank: Rank of this process. Each rank has an index of its own: index.jsonl,
-            index_rank1.jsonl, …
+        folder: The run's folder for videos; created if missing.
+        first_step: First step of this process; a resumed run drops the rows of later ones (see
+            JsonlFile).
+        rank: Rank of this process. Each rank has a separate index: index.jsonl, index_rank1.jsonl,
+            …
         frames_per_second: Speed at which the videos play.
     """
 
@@ -118,7 +118,7 @@ class VideoRecorder:
             record: Further facts of the episode as JSON values, for a file beside the video.
 
         Raises:
-            ValueError: Frames that are none, or a uid that has a video already.
+            ValueError: Invalid frames, or a uid that has a video already.
             SiirlError: An earlier video could not be written.
         """
         _check(frames, sample)
@@ -246,10 +246,10 @@ def _shortened(text: str, width: float) -> str:
 
 def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second: int) -> None:
     """Encode uint8 [N, H, W, 3] (H and W even) as H.264, which browsers play; the file appears when
-    it is whole.
+    it is complete.
 
     Raises:
-        OSError: ffmpeg could not write it, with what ffmpeg said.
+        OSError: ffmpeg could not write it; has ffmpeg's message.
     """
     height, width = images_NHWC.shape[1:3]
     unfinished = file.with_suffix(".part")
@@ -323,7 +323,7 @@ def read_video_index(folder: Path) -> VideoIndex:
 
 
 def read_index(folder: Path) -> list[dict[str, Any]]:
-    """The sound rows of all ranks' indices below `folder`, by step and uid."""
+    """The valid rows of all ranks' indices below `folder`, by step and uid."""
     return read_video_index(folder).rows
 
 

@@ -1,7 +1,7 @@
 """report.html of a run: results before and after, curves, episodes, graph, config, glossary.
 
 The page is built from the run folder (metrics.jsonl, videos/, rollouts/, config.yaml, plan.txt,
-graph.json, warnings.txt) and can be rebuilt at any time; a run rewrites it while it goes on
+graph.json, warnings.txt) and can be rebuilt at any time; a running job rewrites it
 (siirl.reporting.live_report). It links the videos and contains everything else, including the
 newest rollouts. Left out: comparisons of runs (siirl.reporting.comparison).
 """

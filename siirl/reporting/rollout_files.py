@@ -4,9 +4,9 @@
     rollouts/train/step_000012.jsonl
     rollouts/val/step_000010.jsonl
 
-A file a step, so that a step is found without reading the others, and a step that is done again
-replaces its file. `read_rollouts` is for reports. Advantages are left out: they belong to the
-update, which may see a rollout several times or not at all.
+One file per step, so that a step is found without reading the others, and a repeated step replaces
+its file. `read_rollouts` is for reports. Advantages are left out: they belong to the update, which
+may see a rollout several times or not at all.
 """
 
 import re
@@ -43,13 +43,13 @@ class RolloutFiles:
     """Writes the rollouts of a rank; a Recorder.
 
     Args:
-        folder: The run's folder of rollouts; made if it is not there.
+        folder: The run's folder of rollouts; created if missing.
         count: Rollouts of a step, and of an evaluation, over all ranks; `ALL` writes every one.
             They are the first in the order of the requests, hence whole groups.
         rank: Number of this rank.
-        num_ranks: How many share them.
-        first_step: The first step that this process does; files of later ones, which an earlier run
-            left, are removed.
+        num_ranks: Number of ranks that share them.
+        first_step: First step of this process; files of this and later steps from an earlier run
+            are removed.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RolloutFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = JsonlFile(
                 path, first_step=step + 1
-            )  # goes on where this step was before an evaluation came between
+            )  # continues a step's file that an evaluation interrupted
         return self._file
 
 

@@ -39,9 +39,7 @@ class SuccessInterval:
         return self.low <= other.high and other.low <= self.high
 
     def change_since(self, before: "SuccessInterval") -> str:
-        """For example `+32.0 points, intervals are apart`; nothing where one of them has no
-        episodes.
-        """
+        """For example `+32.0 points, intervals are apart`; empty if one of them has no episodes."""
         if not before.episodes or not self.episodes:
             return ""
         return (
@@ -54,10 +52,10 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
     """The Wilson score interval at 95 % (Wilson 1927, JASA 22:209, eq. 4), which also holds near 0
     and 1 and for few episodes.
 
-    No episodes give no rate (NaN) and the whole interval from 0 to 1.
+    Without episodes the rate is NaN and the interval [0, 1].
 
     Raises:
-        ValueError: Counts that cannot be.
+        ValueError: Impossible counts.
     """
     if not 0 <= successes <= episodes:
         raise ValueError(
@@ -74,7 +72,7 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
         * math.sqrt(rate * (1 - rate) / episodes + squared / (4 * episodes**2))
         / (1 + squared / episodes)
     )
-    # The ends are 0 and 1 exactly where all or none succeed; rounding would leave them a hair off.
+    # The ends are exactly 0 or 1 if none or all succeed; rounding would leave them slightly off.
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == episodes else centre + half
     return SuccessInterval(successes=successes, episodes=episodes, rate=rate, low=low, high=high)
@@ -88,7 +86,7 @@ def pass_at_k(*, samples: int, successes: int, k: int) -> float:
     to the k-th power instead would be biased.
 
     Raises:
-        ValueError: Counts that cannot be, or fewer samples than `k`.
+        ValueError: Impossible counts, or fewer samples than `k`.
     """
     if not 0 <= successes <= samples or not 1 <= k <= samples:
         raise ValueError(
@@ -159,13 +157,12 @@ def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInter
     """Student's interval at 95 %, mean -+ t(0.975, n - 1) s / sqrt(n) (Student 1908, Biometrika
     6:1).
 
-    Right for many episodes whatever their rewards, for few ones where these are about normal.
-    Equal rewards, or a single one, do not show how far others would be off: they
-    have no interval, rather than one of no width.
+    Valid for many episodes with any rewards, and for few if rewards are about normal. Equal
+    rewards, or a single one, do not show the spread of others: they have no interval.
 
     Args:
         mean: Of the rewards.
-        std: Their standard deviation, with n - 1 below the fraction; None of a single one.
+        std: Their standard deviation with denominator n - 1; None for a single reward.
         episodes: n, at least 1.
     """
     if not std or episodes < 2:
@@ -182,8 +179,8 @@ def mean_scores(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Mean
     """The job's own reward of each evaluated task, from the metrics `val/<task>/mean_score` and so
     on; `all` comes last.
 
-    Empty where the environment grades every episode. `kind="argmax_"` reads those of the most
-    probable actions.
+    Empty if the environment grades every episode. `kind="argmax_"` reads those of the most probable
+    actions.
     """
     suffix, counted = f"/{kind}mean_score", f"/{kind}scored_episodes"
     tasks = [

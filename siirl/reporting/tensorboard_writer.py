@@ -106,7 +106,7 @@ def _animation(video: Video) -> Summary.Image:
     """At most `GIF_FRAMES` frames, evenly spaced, as an animated GIF.
 
     Raises:
-        SiirlError: ffmpeg could not read the video, with what ffmpeg said.
+        SiirlError: ffmpeg could not read the video; has ffmpeg's message.
     """
     every = -(-video.frames // GIF_FRAMES)
     filters = f"select=not(mod(n\\,{every})),setpts=N/(10*TB),scale={GIF_WIDTH}:-2"

@@ -1,8 +1,8 @@
 """Trackio: configuration, metrics, videos, and tables of rollouts and success.
 
 Its files stay in `trackio/` of the run folder unless TRACKIO_DIR names another folder, where
-`trackio show` compares runs. Nothing is sent: TRACKIO_SPACE_ID, which would do that, is trackio's
-own. Trackio has no tags; they are in the configuration. Left out: its CPU and GPU metrics.
+`trackio show` compares runs. Nothing is sent unless trackio's own TRACKIO_SPACE_ID is set. Trackio
+has no tags; they are in the configuration. Left out: its CPU and GPU metrics.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class TrackioWriter(RunWriter):
     """Trackio, if installed.
 
     Raises:
-        ConfigError: It cannot start: a project's name that it refuses, or no answer of a server.
+        ConfigError: It cannot start: it refuses the project's name, or a server does not answer.
     """
 
     def __init__(self, run: RunDescription) -> None:
@@ -31,7 +31,7 @@ class TrackioWriter(RunWriter):
 
         self._trackio, self._is_open = trackio, True
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # how to open its page, in five lines
+            with contextlib.redirect_stdout(io.StringIO()):  # five lines on how to open its page
                 self._run = trackio.init(
                     project=run.project,
                     name=f"{run.experiment} {run.folder.name}",

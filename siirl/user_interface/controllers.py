@@ -1,4 +1,4 @@
-"""RolloutController and TrainController: engines in processes of their own, called as one object.
+"""RolloutController and TrainController: engines in separate processes, called as one object.
 
     with processes(), RolloutController(make_rollout, processes=2) as rollout, \
             TrainController(make_actor, processes=2) as actor:
@@ -37,9 +37,9 @@ from siirl.execution.scheduler.process_group_manager import choose_backend
 from siirl.params.threads import short_waits
 
 MakeRollout = Callable[[], InferenceEngine]
-"""Makes the engine of one rollout process, there; the module that acts is `engine.engine.model`."""
+"""Called in each rollout process to make its engine; the acting module is `engine.engine.model`."""
 MakeActor = Callable[[Collectives], Actor]
-"""Makes the actor of one training process, there; its engine shards the model over the ranks."""
+"""Called in each training process to make its actor; its engine shards the model over the ranks."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,21 @@ class UploadedWeights:
     version: int
     """Optimiser steps."""
     checksum: int
-    """Over their bits."""
+    """Checksum over their bits."""
     reference: Any
 
 
 def processes(address: str | None = None) -> AbstractContextManager[None]:
-    """A Ray of the script's own, or the cluster at `address` (HOST:PORT)."""
+    """Ray for the script: a private one, or the cluster at `address` (HOST:PORT)."""
     return ray_session(ClusterSettings(address, {"OMP_NUM_THREADS": "1", **short_waits()}))
 
 
 class _Processes:
-    """Objects in processes of their own, called together.
+    """Objects in separate processes, called together.
 
     Args:
         make: Their class.
-        arguments: Of each.
+        arguments: Arguments of each object.
         gpus: GPUs of each.
     """
 
@@ -105,7 +105,7 @@ class RolloutController:
 
     Args:
         make: Makes an engine; picklable.
-        processes: How many.
+        processes: Number of processes.
         gpus: GPUs of each.
     """
 
@@ -154,7 +154,7 @@ class TrainController:
 
     Args:
         make: Makes the actor of a rank; picklable.
-        processes: How many ranks.
+        processes: Number of ranks.
         gpus: GPUs of each.
     """
 
@@ -232,7 +232,7 @@ class _TrainProcess:
         self.rank, self.size = rank, size
 
     def meeting_point(self) -> str:
-        """Where the ranks meet: the place of rank 0."""
+        """Rendezvous address of the ranks, at rank 0."""
         self.meeting = MeetingPoint(several_machines=len(machines()) > 1)
         return self.meeting.place
 

@@ -2,8 +2,9 @@
 
     from siirl.user_interface import own_loop as rl
 
-Every name has its home elsewhere and works the same from there. siirl does not import this module,
-because it imports torch and the engines. `docs/examples/own_text_training.py` trains with it.
+Every name is defined elsewhere and can be imported from there as well. siirl does not import this
+module, because it imports torch and the engines. `docs/examples/own_text_training.py` trains with
+it.
 """
 
 from typing import Any

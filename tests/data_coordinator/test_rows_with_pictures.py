@@ -123,7 +123,7 @@ def test_a_hostile_row_is_refused_with_its_place_and_a_remedy(images, text, told
 
 def test_a_model_without_eyes_is_named(tmp_path):
     path = parquet_of(tmp_path / "rows.parquet", columns([{"bytes": png(), "path": None}]))
-    with pytest.raises(ConfigError, match="without eyes"):
+    with pytest.raises(ConfigError, match="reads text only"):
         loader(path, tokenizer=ChatTokenizer(tiny_tokenizer()))
 
 

@@ -1,9 +1,9 @@
-"""The estimators that `algorithm.adv_estimator` names: formulas applied to tokens and ranks.
+"""The estimators of `algorithm.adv_estimator`: formulas applied to tokens and ranks.
 
-An outcome estimator sums a sample's token rewards at all positions (the documents' custom reward
-writes to the last column, which may be padding). Every kept token gets the advantage of its sample;
-returns are the same numbers. A row without kept tokens still counts in its group: it was sampled
-and rewarded. A group may span ranks.
+An outcome estimator sums a sample's token rewards at all positions, because a custom reward may be
+in the last column, which may be padding. Every kept token gets the advantage of its sample; returns
+are the same numbers. A row without kept tokens still counts in its group: it was sampled and
+rewarded. A group may span ranks.
 """
 
 # B sample, T token
@@ -364,8 +364,8 @@ def compute_gae_advantage_return(
     """`gae_advantage`, or with `value_mask` `gae_of_decisions`, whitened over the kept tokens of
     all ranks, as PPO implementations do.
 
-    Rows with `bootstrap_values` go on behind their last decision (`with_bootstrap`). Returns are
-    not whitened.
+    Rows with `bootstrap_values` get the value of the state after their last decision
+    (`with_bootstrap`). Returns are not whitened.
     """
 
     def rewards() -> torch.Tensor:

@@ -66,13 +66,13 @@ def grpo_advantage(
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2. Without `normalize_by_std` there is no
     division (Dr. GRPO, arXiv 2503.20783, section 3.2). The deviation divides by n - 1, as in common
-    implementations. Two deliberate differences from the documents: a group of one has advantage 0,
-    not its raw reward, and rewards that differ only by rounding are equal.
+    implementations. Two deliberate differences from siiRL's and verl's documentation: a group of
+    one has advantage 0, not its raw reward, and rewards that differ only by rounding are equal.
 
     Args:
         rewards_B: One reward per sample.
         group_B: int64, samples with the same number form a group.
-        epsilon: 1e-6 as in the documents; it matters only for groups of nearly equal rewards.
+        epsilon: 1e-6, as in verl; it matters only for groups of nearly equal rewards.
         normalize_by_std: Divide by the group's deviation.
         min_group_spread: Groups whose largest and smallest reward differ by less have advantage 0:
             noise divided by its own deviation would become +-1.

@@ -78,8 +78,8 @@ def with_bootstrap(
 ) -> torch.Tensor:
     """Rewards [B, T], plus `gamma * V` of the state behind each row at its last kept token.
 
-    `delta = r + gamma * V' - V` then holds there too, for a row that was cut or truncated: V stands
-    for the rewards to come. It is 0 for an episode that terminated.
+    `delta = r + gamma * V' - V` then holds there too, for a row that was cut or truncated: V
+    estimates the rewards to come. It is 0 for an episode that terminated.
 
     Args:
         rewards_BT: Rewards of tokens.
@@ -263,7 +263,7 @@ def decision_starts(*, value_mask: torch.Tensor, response_mask: torch.Tensor) ->
         row, token = wrong_BT.nonzero()[0].tolist()
         raise TensorError(
             f"value_mask is {int(starts_BT[row, token])} in row {row}, token {token}, where "
-            f"response_mask is {int(kept_BT[row, token])}: a decision stands at a kept token, and "
+            f"response_mask is {int(kept_BT[row, token])}: a decision must be at a kept token, and "
             "the first kept token of a row begins one."
         )
     places_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)

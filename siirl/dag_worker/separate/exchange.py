@@ -264,7 +264,7 @@ class Exchange:
         return found
 
     async def weights(self, step: int | None, after: int) -> Weights | None:
-        """Weights of `step`, or the newest after step `after`; None if they are not published yet."""
+        """Weights of `step`, or the newest after step `after`; None if not published yet."""
         for _ in range(2):
             newest = max(self.published, default=-1) if step is None else step
             if newest in self.published and newest > after:

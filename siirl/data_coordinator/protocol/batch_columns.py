@@ -87,7 +87,7 @@ COLUMNS: dict[str, Column] = {
         np.int64,
         "B P+T",
         Layout.SEQUENCE,
-        "positions of the tokens; of a model that sees, [B P+T 3]: time, height and width",
+        "positions of the tokens; of a vision-language model, [B P+T 3]: time, height and width",
     ),
     "picture_patches": Column(
         np.uint8, "B K V", Layout.PICTURES, "patches of the pictures in the prompt"

@@ -26,7 +26,7 @@ class RolloutEngine(Protocol):
         """Counts since the last call (`EngineCounts`)."""
 
     def rest(self) -> None:
-        """Free memory that only rollouts need; the next rollout or new weights allocate it again."""
+        """Free memory of rollouts alone; the next rollout or new weights allocate it again."""
 
     def close(self) -> None:
         """Release the model; safe to call twice."""

@@ -36,9 +36,9 @@ def skip_unused(
     references = [node.node_id for node in nodes if node.node_role is NodeRole.REFERENCE]
     if needs_reference and not references:
         raise ConfigError(
-            f"The configuration has a KL to the reference policy, but graph {graph.graph_id!r} has no "
-            "node with the role REFERENCE: add one, or set actor_rollout_ref.actor.use_kl_loss=false "
-            "and algorithm.use_kl_in_reward=false."
+            f"The configuration has a KL to the reference policy, but graph {graph.graph_id!r} "
+            "has no node with the role REFERENCE: add one, or set "
+            "actor_rollout_ref.actor.use_kl_loss=false and algorithm.use_kl_in_reward=false."
         )
     for node_id in [] if needs_reference else references:
         graph.skip_node(node_id, reason=NO_KL)
@@ -95,7 +95,7 @@ def order_for_kl_in_reward(
 
 
 def _move_before(graph: TaskGraph, node: Node, reward: str) -> None:
-    """Remove `node` from its place and insert it between the reward and the reward's dependencies."""
+    """Move `node` between the reward and the reward's dependencies."""
     dependents = graph.get_dependents(node.node_id)
     graph.remove_node(node.node_id)
     node.dependencies = list(graph.nodes[reward].dependencies)

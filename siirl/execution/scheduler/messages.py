@@ -37,7 +37,7 @@ def _read(key: str) -> str | None:
 
 
 class Correspondent:
-    """A rank's end: a thread that reports the rank's activity and receives the command's requests."""
+    """A rank's end: a thread that reports its activity and receives the command's requests."""
 
     def __init__(self, post: str, rank: int) -> None:
         self._post, self._rank = post, rank

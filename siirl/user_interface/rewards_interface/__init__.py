@@ -1,1 +1,1 @@
-"""Place of custom reward nodes in the architecture guide (section 11.2); any module works."""
+"""Documented place of custom reward nodes; any other module works too."""

@@ -1,4 +1,4 @@
-"""Starts vLLM for a job: its arguments, its changes to the process, and translation of its errors."""
+"""Starts vLLM for a job: arguments, changes to the process, and translation of errors."""
 
 import contextlib
 import os
