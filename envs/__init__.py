@@ -1,3 +1,3 @@
-"""Environments: text and simulators behind one asynchronous contract (`envs.base`). Knows nothing
-of siirl, Ray or Hydra.
+"""Environments: text and simulators behind one asynchronous contract (`envs.base`). Independent of
+siirl, Ray and Hydra.
 """

@@ -1,4 +1,4 @@
-"""Wraps an environment in the form of the user's documents as an `Environment`.
+"""Wraps an environment with a 3-value `step`, as siiRL documents it, as an `Environment`.
 
 That form is a class with `reset(dp_rank, ddp_world_size, seed, options) -> observation` and
 `step(actions) -> (observation, rewards, infos)`, each plain or async, with
@@ -26,7 +26,7 @@ from envs.base import Environment, EnvSpec, Info, Observation, StepResult
 
 
 class ThreeValueEnvironment(Protocol):
-    """The form of the user's documents; both methods may be async."""
+    """The wrapped form; both methods may be async."""
 
     def reset(
         self,
@@ -59,12 +59,12 @@ class ThreeValueAdapter(Environment):
         """Wrap `environment`.
 
         Args:
-            environment: The environment in the documents' form.
+            environment: The environment in this form.
             spec: Properties that the class does not declare: spaces, tasks, step limit, number of
                 agents.
             batched: Whether actions, observations, rewards and infos are lists with one entry per
-                agent; by default if there are several agents. The documents' MathEnv is batched for
-                one agent too.
+                agent; by default if there are several agents. siiRL's documented MathEnv is batched
+                for one agent too.
             options: Names of the options that the class's `reset` accepts in addition to `task`.
             dp_rank: Passed to `reset`; the caller shards, so the default is 0 of 1.
             ddp_world_size: Passed to `reset`.
@@ -169,7 +169,7 @@ def adapt(
     batched: bool | None = None,
     options: Sequence[str] = (),
 ) -> type[Environment]:
-    """Return an `Environment` class for a class in the documents' form, with its constructor."""
+    """Return an `Environment` class for a class of this form, with its constructor."""
 
     class Adapted(ThreeValueAdapter):
         def __init__(self, **kwargs: Any) -> None:

@@ -5,8 +5,8 @@ Rendering dominates a simulator's cost. `step_chunk` therefore renders only the 
 the last action, and other frames are rendered only for the streams requested at `reset`
 (`FrameRequest`).
 
-Left out: the form in the user's documents, `reset(dp_rank, ddp_world_size, seed, options)` and a
-3-value `step`. Environments do not shard, and `terminated` and `truncated` are separate signals.
+Left out: siiRL's documented form, `reset(dp_rank, ddp_world_size, seed, options)` and a 3-value
+`step`. Environments do not shard, and `terminated` and `truncated` are separate signals.
 `envs.adapter` wraps such a class.
 """
 
@@ -65,9 +65,8 @@ class EnvSpec:
     """
     num_agents: int = 1
     """Number of acting agents N. For N > 1, `step` takes N actions and returns N observations and
-    an
-    array of N rewards. An agent whose observation is None waits: its next action is None. So agents
-    act together, in turn, or both; until the episode ends at least one acts.
+    an array of N rewards. An agent whose observation is None waits: its next action is None. So
+    agents act together, in turn, or both; until the episode ends at least one acts.
     """
     agent_names: tuple[str, ...] = ()
     """Names of agents with different roles, in their order; empty for one agent, or several of one
@@ -112,10 +111,10 @@ def acting_agents(observation: Observation, *, spec: EnvSpec) -> list[int]:
 
 
 def checked_turns(action: Any, *, acting: Sequence[int], spec: EnvSpec) -> list[Any]:
-    """The actions of a step, one an agent and None for those that wait.
+    """The actions of a step: one per agent, None for agents that wait.
 
     Raises:
-        ValueError: Not one entry an agent, an action out of turn, or none from an acting agent.
+        ValueError: Not one entry per agent, an action out of turn, or none from an acting agent.
     """
     if not isinstance(action, list | tuple) or len(action) != spec.num_agents:
         raise ValueError(

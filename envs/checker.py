@@ -4,7 +4,7 @@
     check_env(MyEnvironment())
 
 It plays short episodes with random actions and one to its end, and raises AssertionError for the
-first violation. Left out: the task's sense, and faults that need another process or machine.
+first violation. Left out: the meaning of the task, and faults that need another process or machine.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ def _check_step(spec: EnvSpec, result: Any) -> None:
 
 
 def _check_unearned(spec: EnvSpec, reward: Any, acted: set[int]) -> None:
-    """An agent is rewarded for what it did: before its first action there is nothing to reward."""
+    """Before its first action an agent has done nothing that a reward could be for."""
     if spec.num_agents == 1:
         return
     for agent, value in enumerate(reward):
@@ -174,7 +174,7 @@ def _waits(observation: Observation) -> bool:
 
 
 def _in_turn(action: Any, observation: Observation) -> Any:
-    """The action without those of agents that wait."""
+    """The action, with None for agents that wait."""
     if not _waits(observation):
         return action
     return [

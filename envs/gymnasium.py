@@ -1,10 +1,9 @@
 """Any registered Gymnasium environment behind the contract: `env=gymnasium env.id=CartPole-v1`.
 
-`envs.gymnasium_spaces` says what becomes of observations and actions. Frame streams come from
-Gymnasium's `rgb_array` rendering, scaled to the requested size. Success is reported if the infos
-have `is_success` or `success`, as one step at construction shows. An environment that a package
-registers at import is
-named as in Gymnasium: `env.id=my_package:MyEnv-v0`.
+`envs.gymnasium_spaces` converts observations and actions. Frame streams come from Gymnasium's
+`rgb_array` rendering, scaled to the requested size. Success is reported if the infos have
+`is_success` or `success`, as one step at construction shows. An environment that a package
+registers at import has Gymnasium's form of name: `env.id=my_package:MyEnv-v0`.
 
 Left out: other renderings than pictures. Pictures are converted with NumPy only.
 """

@@ -1,10 +1,10 @@
-"""Known names in the message about an unknown one. Left out: the sentence around them."""
+"""Formats known names for error messages. Left out: the sentence around them."""
 
 import difflib
 from collections.abc import Iterable
 
 LISTED = 12
-"""Names in one message; more are not read."""
+"""Largest number of names in one message."""
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

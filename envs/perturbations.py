@@ -11,7 +11,7 @@ At strength 1:
 
 - `camera`: the first camera orbits by up to 75° and in half of these cases rises by 15°, or moves
   away to up to twice its distance, or turns by up to 10° about two axes (LIBERO-Plus' ranges);
-- `light`: 0.4 to 2.5 times the intensity, a tint of up to 30 % a channel, another direction by up
+- `light`: 0.4 to 2.5 times the intensity, a tint of up to 30 % per channel, another direction by up
   to 45° (our ranges, as all below);
 - `texture`: surfaces larger than 40 cm (table, floor, walls) get one random colour each;
 - `object_pose`: movable objects are displaced by up to 3 cm in x and y;

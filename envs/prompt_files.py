@@ -167,7 +167,7 @@ def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION
 
     Args:
         path: Parquet or jsonl; see the head of this module.
-        gsm8k_instruction: Appended to GSM8K questions, which ask for no form of answer.
+        gsm8k_instruction: Appended to GSM8K questions, which do not state a form of answer.
 
     Raises:
         FileNotFoundError: No such file.
@@ -351,7 +351,7 @@ def _cut(batch: pyarrow.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[pyarr
 
 
 class JsonLinesPrompts(PromptFile):
-    """Prompt columns or GSM8K, one JSON object a line; blank lines are skipped."""
+    """Prompt columns or GSM8K, one JSON object per line; blank lines are skipped."""
 
     def __init__(self, path: Path, *, gsm8k_instruction: str) -> None:
         self.path = path

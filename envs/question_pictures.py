@@ -1,11 +1,11 @@
-"""Pictures beside the text of a question: how a row names them, and how they are read.
+"""Reads the pictures of a question: their forms in a row, and their decoding.
 
-The column `images` of a prompt file has one entry a picture, in the forms of the Hub and of verl: a
-path, the bytes of a file, or `{"bytes": …, "path": …}` with either. In JSON bytes are base64. A
-relative path counts from the folder of the prompt file. The text of the prompt has `<image>` where
-a picture stands.
+The column `images` of a prompt file has one entry per picture, in the forms of the Hub and of verl:
+a path, the bytes of a file, or `{"bytes": …, "path": …}` with either. In JSON bytes are base64. A
+relative path is relative to the folder of the prompt file. The text of the prompt has `<image>` in
+the place of a picture.
 
-Left out: what a model makes of a picture (`siirl.models.pictures`), and addresses on the web.
+Left out: a model's inputs (`siirl.models.seen_pictures`), and web addresses.
 """
 
 import base64
@@ -21,7 +21,7 @@ from PIL import Image
 
 PLACEHOLDER = "<image>"
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-"""Formats that are read. Pillow knows more, and starts other programs for some."""
+"""Supported formats. Pillow knows more, and starts other programs for some."""
 MAX_FILE_BYTES = 16 << 20  # the bound of a row in a prompt file
 MAX_PIXELS = 1 << 26  # 8192 x 8192: 192 MiB of colours
 WEB = ("http://", "https://")
@@ -42,7 +42,7 @@ class PictureSource:
 
         Args:
             entry: See the head of this module.
-            folder: Where relative paths count from; None: the working directory.
+            folder: Base of relative paths; None: the working directory.
 
         Raises:
             ValueError: An entry of another form.

@@ -1,9 +1,9 @@
 """Selects the GPU that a simulator's process draws on.
 
 EGL ignores CUDA_VISIBLE_DEVICES and draws on the machine's first GPU unless MUJOCO_EGL_DEVICE_ID
-names another, so all simulators of a machine would share one. Here they are spread: over the GPUs
-that their rank was given, or on another machine over all of it. EGL counts devices as the driver's
-minor numbers do. Left out: MIG slices, which have no graphics.
+names another, so all simulators of a machine would share one. Here they are spread over the GPUs of
+their rank, or, on another machine, over all GPUs. EGL counts devices as the driver's minor numbers
+do. Left out: MIG slices, which have no graphics.
 """
 
 import os
@@ -29,7 +29,7 @@ def rank_gpus(environment: Mapping[str, str], uuids: Sequence[str]) -> tuple[int
     """EGL's numbers of the GPUs that a process may use, from its CUDA_VISIBLE_DEVICES.
 
     Args:
-        environment: Of the process.
+        environment: Environment variables of the process.
         uuids: `gpu_uuids` of its machine.
     """
     if VISIBLE not in environment:
@@ -47,7 +47,7 @@ def choose_render_device(
     """Set MUJOCO_EGL_DEVICE_ID of this process, unless the user has; before MuJoCo is imported.
 
     Args:
-        number: Of the simulator server, among those of its rank.
+        number: Number of the simulator server among those of its rank.
         gpus: `rank_gpus` of its rank.
         machine: Name of its rank's machine (`os.uname().nodename`).
         uuids: `gpu_uuids` of this machine; None: read them.

@@ -2,8 +2,8 @@
 
 A simulator is built at the first request for its task and reused; it shares its renderer with the
 thread's other environments. Images are drawn only for the observation after a chunk's last action
-and for due frames of streams. An episode ends at the
-simulator's success or at the task's limit of steps; the reward is 1 at success and 0 before.
+and for due frames of streams. An episode ends at the simulator's success or at the task's step
+limit; the reward is 1 at success and 0 before.
 
 Left out: tasks, starts of episodes, and cameras. An instance belongs
 to one thread, because its OpenGL context does.

@@ -4,10 +4,10 @@ r"""Environments of the `verifiers` package: single turns, tools and any other d
     observation, info = await env.reset(seed=7, options={"split": "heldout"})
     observation, reward, terminated, truncated, info = await env.step("...")
 
-The package runs a rollout by asking a client for the model's words. Here that client waits for
-`step`: the messages that the environment adds to the conversation are the next observation, and the
-text of the step is the model's answer. So the environment's own loop, tools, stop conditions and
-rubric run unchanged. Calls of tools are read from the text, in the form that the system message
+The package runs a rollout with a client that returns the model's messages. Here that client waits
+for `step`: the messages that the environment adds to the conversation are the next observation, and
+the text of the step is the model's answer. So the environment's own loop, tools, stop conditions
+and rubric run unchanged. Calls of tools are read from the text, in the form that the system message
 announces (`envs.tools.calls`); a malformed call is text.
 
 The reward is the rubric's. A rubric counts a reward function that raises as 0; here it fails the
@@ -58,7 +58,7 @@ SUCCESS_AT = 1.0  # rubrics usually add up to 1
 
 Row = Mapping[str, Any]
 _FAULTS: ContextVar[list[str]] = ContextVar("_FAULTS")
-"""What reward functions raised in the rollout of this task."""
+"""Errors of reward functions in the rollout of this task."""
 
 
 class RolloutFailed(EpisodeFailed):
@@ -84,7 +84,7 @@ class VerifiersEnv(Environment):
             id: Name of an installed environment, as for `verifiers.load_environment`.
             split: Default split of `reset`, `train` or `heldout`.
             heldout_share: Share of questions that are held out, by a hash of the prompt, if the
-                environment has no evaluation data set of its own.
+                environment has no evaluation data set.
             success_at: Reward from which an episode is a success.
             max_action_characters: Longest text of the model; `step` refuses longer ones.
             arguments: Arguments of the environment's `load_environment`.
@@ -137,10 +137,10 @@ class VerifiersEnv(Environment):
         return observe(messages), info
 
     async def step(self, action: Any) -> StepResult:
-        """Hand the text to the environment; scores it if the rollout ends.
+        """Pass the text to the environment; scores it if the rollout ends.
 
         Raises:
-            ValueError: The action is no text, or too long.
+            ValueError: The action is not text, or too long.
             RuntimeError: No episode is open.
             RolloutFailed: The environment or a reward function raised; the episode is over.
         """
@@ -172,7 +172,7 @@ class VerifiersEnv(Environment):
         raise RuntimeError(f"Environment {PACKAGE!r} has no images.")
 
     async def close(self) -> None:
-        """Cancel a rollout that goes on."""
+        """Cancel a rollout in progress."""
         await self._end()
 
     async def _end(self) -> None:
@@ -186,7 +186,7 @@ class VerifiersEnv(Environment):
 
 
 class _Conversation:
-    """A rollout of the package, whose client waits for the policy's words."""
+    """A rollout of the package, whose client waits for the policy's messages."""
 
     def __init__(self, environment: Any, row: Row) -> None:
         self._asked: asyncio.Future[tuple[list[Message], Any]] = asyncio.Future()
@@ -195,7 +195,7 @@ class _Conversation:
         self._rollout = asyncio.create_task(_scored(environment, row, self))
 
     async def next_messages(self) -> list[Message] | None:
-        """What the environment says next; None if the rollout is over.
+        """The environment's next messages; None if the rollout is over.
 
         Raises:
             RolloutFailed: It raised, or rewrote the conversation.
@@ -286,7 +286,7 @@ def refuse_row(row: object) -> None:
 
 @functools.cache
 def _load(name: str, arguments: str) -> Any:
-    """The environment, with reward functions that report what they raise."""
+    """The environment, with reward functions that record their exceptions."""
     package = _package()
     try:
         environment = package.load_environment(name, **json.loads(arguments))
@@ -344,7 +344,7 @@ def _rows_of(name: str, environment: Any, split: str, heldout_share: float) -> l
 
 
 def _watch(rubric: Any) -> None:
-    """Let the reward functions of a rubric, and of those in it, report what they raise."""
+    """Let the reward functions of a rubric, and of nested ones, record their exceptions."""
     for part in getattr(rubric, "rubrics", []):
         _watch(part)
     rubric.funcs = [_watched(function) for function in rubric.funcs]

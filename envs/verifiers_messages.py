@@ -1,4 +1,4 @@
-"""Messages, tools and responses of the package `verifiers`, from and to those of `envs.text`."""
+"""Converts messages, tools and responses between the package `verifiers` and `envs.text`."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ from envs.tools.calls import ToolCall, ToolDescription, announcement, read_calls
 
 
 def response_of(text: str, tools: Any) -> Any:
-    """The package's response with the model's text; calls of tools apart from it."""
+    """The package's response with the model's text, and its tool calls as separate entries."""
     types = importlib.import_module("verifiers.types")
     calls = [call for call in read_calls(text) if isinstance(call, ToolCall)] if tools else []
     said = types.ResponseMessage(
@@ -49,12 +49,12 @@ def plain_message(entry: Any) -> Message:
 
 
 def told(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Messages in a form that can be compared."""
+    """Messages in a comparable form."""
     return [(entry["role"], entry["content"]) for entry in messages]
 
 
 def with_tools(messages: Sequence[Message], tools: Any) -> list[Message]:
-    """A prompt that says which tools there are."""
+    """A prompt that lists the tools."""
     described = [ToolDescription(one.name, one.description, one.parameters) for one in tools or []]
     if not described:
         return list(messages)

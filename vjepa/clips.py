@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # what V-JEPA 2 was trained with
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # V-JEPA 2's training values
 IMAGENET_STD = (0.229, 0.224, 0.225)
 RELEASE_RESIZE = (
     256 / 224
@@ -40,8 +40,8 @@ def check_clip(clip: NDArray[np.uint8], *, row: int) -> None:
 
 
 def resize(frames_F3HW: Tensor, *, size: int, crop: bool) -> Tensor:
-    """Bilinear with anti-aliasing. `crop` is the release's way (shortest edge a little larger,
-    centre crop); else the whole image.
+    """Bilinear resize with anti-aliasing. With `crop` as in the release (shortest edge a little
+    larger, then centre crop); else the whole image.
     """
     height, width = frames_F3HW.shape[-2:]
     if crop:
@@ -77,7 +77,7 @@ def prepare(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Clips of any length and size to one float tensor [B, 3, F, image_size, image_size] on
-    `device`, to which pixels go as bytes; errors count rows from `first_row`.
+    `device`. Pixels are transferred as bytes; errors count rows from `first_row`.
 
     Raises:
         ValueError: A clip of the wrong shape or type, or without frames; the message names its row.

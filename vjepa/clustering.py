@@ -1,5 +1,5 @@
-"""Cluster centres of successful trajectories: DBSCAN with a radius taken from the data, so that it
-needs no unit.
+"""Cluster centres of successful trajectories, by DBSCAN with a radius from the data, independent of
+scale.
 
 A fixed radius never clusters in a thousand dimensions (every pair is farther apart than 0.5) or
 clusters everything. Here the radius is a multiple of the median distance from a success to its
@@ -19,8 +19,8 @@ from sklearn.cluster import DBSCAN
 
 @dataclass(frozen=True)
 class Clusters:
-    """Centres of `num_references` successes; `noise_share` is the share of them in no cluster,
-    `radius` the one DBSCAN was given.
+    """Centres of `num_references` successes. `noise_share` is the share of successes in no cluster,
+    `radius` is DBSCAN's.
     """
 
     centres_KD: NDArray[np.float64]
@@ -37,8 +37,8 @@ def canonical_order(embeddings_ND: NDArray[np.floating]) -> NDArray[np.int64]:
 def scale_free_radius(
     *, distances_NN: NDArray[np.float64], min_samples: int, eps_scale: float
 ) -> float:
-    """`eps_scale` times the median distance to the `min_samples`-th nearest other point; 0 where
-    all points coincide.
+    """`eps_scale` times the median distance to the `min_samples`-th nearest other point; 0 if all
+    points coincide.
     """
     kth = np.sort(distances_NN, axis=1)[:, min(min_samples, len(distances_NN) - 1)]
     positive = kth[kth > 0]
@@ -48,8 +48,8 @@ def scale_free_radius(
 def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale: float) -> Clusters:
     """Centres of the clusters of `references_ND`.
 
-    With fewer than `min_samples` references, or where DBSCAN calls all of them noise, each
-    reference is its own centre: a few scattered successes are the best available estimate.
+    With fewer than `min_samples` references, or if DBSCAN labels all of them noise, each reference
+    is its own centre: a few scattered successes are the best available estimate.
 
     Raises:
         ValueError: No reference; the caller decides what that means.
@@ -80,9 +80,7 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
 def nearest_centre_distance(
     *, embeddings_BD: NDArray[np.floating], clusters: Clusters
 ) -> NDArray[np.float64]:
-    """Euclidean distance [B] of each embedding to the nearest centre; each row is computed for
-    itself.
-    """
+    """Euclidean distance [B] of each embedding to the nearest centre; rows are independent."""
     if len(embeddings_BD) == 0:
         return np.zeros(0)
     return cdist(np.asarray(embeddings_BD, dtype=np.float64), clusters.centres_KD).min(axis=1)

@@ -51,8 +51,7 @@ class VideoEncoder(Protocol):
         own T, height and width.
 
         Raises:
-            ValueError: Something that is not a clip, or a clip without frames; the message names
-                its row.
+            ValueError: An invalid clip, or a clip without frames; the message names its row.
         """
         ...
 
@@ -223,7 +222,7 @@ def load_video_encoder(
 
     Raises:
         ValueError: An unknown name, answered with the known ones.
-        FileNotFoundError: A file or folder that is not there.
+        FileNotFoundError: A missing file or folder.
     """
     path = Path(name_or_path)
     if name_or_path == "tiny":

@@ -1,9 +1,8 @@
-"""Video encoders with weights: a network that computes latents, and a pooling that makes an
-embedding of them.
+"""Video encoders with weights: a network computes latents, and a pooling turns them into an
+embedding.
 
-`Computing` says where the network computes, in which type, and on how many clips at once. An
-encoder that shares a GPU with a policy keeps its weights in host memory and copies them to the GPU
-during a call.
+`Computing` is the network's device, dtype and batch size. An encoder that shares a GPU with a
+policy keeps its weights in host memory and copies them to the GPU during a call.
 """
 
 # Axes: B clip, T frame or tubelet, N token, D channel of the latents, E channel of the embedding.
@@ -22,7 +21,8 @@ from torch.func import functional_call
 from vjepa.clips import prepare
 from vjepa.pooling import Pooling, pooling_of
 
-# One clip of 64 frames of 256 pixels: 32 TFLOP of ViT-g, which fill a GPU. Of small clips many.
+# One clip of 64 frames of 256 pixels: 32 TFLOP of ViT-g, which fill a GPU; or many clips of a small
+# network.
 TOKENS_PER_PASS = 8192
 
 
@@ -43,7 +43,7 @@ ON_CPU = Computing()
 
 
 class LatentEncoder:
-    """A network that gives latents, and a pooling that makes an embedding of them.
+    """A network that computes latents, and a pooling that turns them into an embedding.
 
     An embedding does not depend on the other clips of its pass, except for rounding: at most 1e-5
     of its norm in float32, and 2e-2 in bfloat16, whose products are rounded to 8 bits.
@@ -65,7 +65,7 @@ class LatentEncoder:
         """Wrap `network`.
 
         Args:
-            name: What metrics and errors call it.
+            name: Name in metrics and errors.
             network: From a video [B, 3, T, size, size] to latents [B, N, D], tokens over time, then
                 rows, then columns. It is moved and cast.
             grid: Tubelets, rows and columns of a clip's tokens.

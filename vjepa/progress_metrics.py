@@ -17,7 +17,7 @@ HISTOGRAM_BINS = 20  # of the scores' common range, for the Jensen-Shannon diver
 
 
 def rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating]) -> float:
-    """Spearman's rho; NaN where either side is constant or there are fewer than three samples."""
+    """Spearman's rho; NaN if either side is constant or has fewer than three samples."""
     if len(a_N) < 3 or np.ptp(a_N) == 0 or np.ptp(b_N) == 0:
         return float("nan")
     return float(spearmanr(a_N, b_N).statistic)
@@ -26,11 +26,11 @@ def rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating]) -> fl
 def grouped_rank_correlation(
     a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]
 ) -> float:
-    """Correlation of ranks within groups, each group's ranks centred; NaN where no group ranks
-    anything.
+    """Correlation of ranks within groups, each group's ranks centred; NaN if no group has a
+    ranking.
 
-    It is what an advantage that compares the samples of one group can make of a score: differences
-    between groups do not count.
+    It measures how useful a score is for an advantage within groups: differences between groups do
+    not count.
     """
     return float(_correlation(_rank_products(a_N, b_N, group_N).sum(0)))
 
@@ -43,7 +43,7 @@ def grouped_interval(
     seed: int = 0,
     draws: int = 2000,
 ) -> tuple[float, float]:
-    """95 % interval of `grouped_rank_correlation` by resampling groups; NaN as there."""
+    """95 % interval of `grouped_rank_correlation` by resampling groups; NaN in the same cases."""
     products_G3 = _rank_products(a_N, b_N, group_N)
     drawn = np.random.default_rng(seed).integers(len(products_G3), size=(draws, len(products_G3)))
     low, high = np.nanquantile(_correlation(products_G3[drawn].sum(1)), (0.025, 0.975))
@@ -63,7 +63,7 @@ def _rank_products(
 
 
 def _correlation(products: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Correlations [...] of sums [..., 3]; NaN where a side is constant."""
+    """Correlations [...] of sums [..., 3]; NaN if a side is constant."""
     scale = np.sqrt(products[..., 1] * products[..., 2])
     known = scale > 0
     return np.where(known, products[..., 0] / np.where(known, scale, 1.0), np.nan)

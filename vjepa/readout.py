@@ -1,8 +1,8 @@
-"""A small read-out that turns latents into an embedding in which distance means frames to go.
+"""A small read-out that maps latents to an embedding in which distances count frames.
 
-Latents encode where everything is, so two clips that are one step from success may be far apart
-only because their scenes differ. The read-out (trained by vjepa.train_readout on frozen latents)
-removes such differences. Left out: training, attention over tokens.
+Latents encode the place of every object, so two clips that are one step from success may be far
+apart only because their scenes differ. The read-out (trained by vjepa.train_readout on frozen
+latents) removes such differences. Left out: training, attention over tokens.
 """
 
 # Axes: B clip, T tubelet, Y row, X column, D channel of latents, F feature, E channel of the

@@ -39,7 +39,7 @@ ARCHITECTURES: dict[str, VideoTransformerConfig] = {
     "vitg": _released(256, 1408, 40, 22, GIANT_MLP_RATIO),
     "vitg-384": _released(384, 1408, 40, 22, GIANT_MLP_RATIO),
 }
-"""File name without `.pt` to the shape of the network (`src/hub/backbones.py`,
+"""File name without `.pt` to the network's shape (`src/hub/backbones.py`,
 `src/models/vision_transformer.py`).
 """
 
@@ -180,8 +180,8 @@ def _read(path: Path) -> Any:
 
 
 def _check_stored(path: Path) -> None:
-    """Refuse an archive that unpacks to more than its own size: `torch.save` compresses nothing,
-    and a small file could fill the memory.
+    """Refuse an archive that unpacks to more than its own size: `torch.save` does not compress, and
+    a small file could fill the memory.
     """
     if not zipfile.is_zipfile(path):
         return

@@ -6,14 +6,14 @@ farthest. Source: `compute_embodied_reward` in siirl/utils/reward_score/embodied
 github.com/sii-research/siiRL, commit af00a77.
 
 The flaws, kept on purpose:
-- the nearest failure of a batch gets 0.596 however far it is, and the same trajectory gets another
-  reward in other company;
+- the nearest failure of a batch gets 0.596 however far it is, and a trajectory's reward depends on
+  the other trajectories of the batch;
 - DBSCAN's radius of 0.5 on standardised channels finds no cluster in high dimensions, so that the
   mean of all successes, which may be no success at all, is the only centre;
 - a task without success in the batch gives its failures 0, also after earlier successes;
-- an embedding of zeros, which siiRL's encoder returns where it failed, gets 0 even for a success.
+- an embedding of zeros, which siiRL's encoder returns on failure, gets 0 even for a success.
 
-Embeddings are taken as float32, which is what the encoder gives.
+Embeddings are float32, as the encoder returns them.
 
 Left out: the bank, the window and the demonstrations of `vjepa.reward`. This reward has no memory.
 """
@@ -83,7 +83,7 @@ def score_as_released(
 
 
 def released_clusters(successes_ND: NDArray[np.float32]) -> Clusters:
-    """Cluster centres of the successes; their mean where DBSCAN calls all of them noise."""
+    """Cluster centres of the successes; their mean if DBSCAN labels all of them noise."""
     scaler = StandardScaler()
     scaled_ND = scaler.fit_transform(successes_ND)
     labels_N = DBSCAN(eps=RADIUS, min_samples=MIN_SAMPLES).fit(scaled_ND).labels_

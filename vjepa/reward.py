@@ -1,4 +1,4 @@
-"""Trajectory reward: a failure is worth more the closer its video came to the successes of its
+"""Trajectory reward: a failure gets more reward the closer its video came to the successes of its
 task.
 
 The form is the paper's: success 1, failure alpha * sigmoid(-z), z the standardised distance to the
@@ -6,10 +6,10 @@ nearest cluster centre of successes (SRPO, "Self-Referential Policy Optimization
 Vision-Language-Action Models", arXiv 2511.15605). siiRL's published form, which differs, is in
 `vjepa.released_reward`.
 
-References are the successes in the rows handed in (a caller with several ranks hands in all of
-them), a bounded bank of earlier successes, and demonstrations. Mean and spread of z come from a
-window of the task's earlier failures, measured against the centres of this step and frozen for it.
-Left out: video encoding, advantages, communication between ranks.
+References are the successes in the given rows (a caller with several ranks passes all of them), a
+bounded bank of earlier successes, and demonstrations. Mean and spread of z come from a window of
+the task's earlier failures, measured against the centres of this step and frozen for it. Left out:
+video encoding, advantages, communication between ranks.
 """
 
 # Axes: B trajectory, D channel of the embedding.
@@ -59,7 +59,7 @@ def srpo_failure_reward(*, z: NDArray[np.float64], alpha: float) -> NDArray[np.f
 def standardise(
     *, distance: NDArray[np.float64], window: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """z of each distance by mean and deviation of the window; 0 where the window has neither."""
+    """z of each distance by mean and deviation of the window; 0 if the window has neither."""
     mean, spread = window.mean(), max(window.std(), SPREAD_FLOOR * window.mean())
     return (distance - mean) / spread if spread > 0 else np.zeros_like(distance)
 
@@ -190,10 +190,10 @@ class TrajectoryReward:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Array]]) -> None:
-        """Restore what `state_dict` gave, bit for bit.
+        """Restore the result of `state_dict`, bit for bit.
 
         Raises:
-            ValueError: Not such a state.
+            ValueError: Not a state of this class.
         """
         if set(state) != set(self._memories()):
             raise ValueError(
@@ -214,8 +214,8 @@ class TrajectoryReward:
     def _window(
         self, task: str, failures_ND: NDArray[np.float32], clusters: Clusters
     ) -> NDArray[np.float64]:
-        """Distances of the task's earlier failures to this step's centres; those of the step itself
-        only while there are few.
+        """Distances of the task's earlier failures to this step's centres; includes the step's own
+        failures only while there are few.
         """
         remembered = self.failures.get(task, failures_ND[:0])
         counted = (
@@ -259,7 +259,7 @@ class TrajectoryReward:
 def check_rows(
     *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array
 ) -> None:
-    """Raise ValueError where the columns of a step differ in length, or a group has two tasks."""
+    """Raise ValueError if the columns of a step differ in length, or a group has two tasks."""
     lengths = {
         "embeddings": len(embeddings_BD),
         "success": len(success_B),

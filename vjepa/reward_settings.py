@@ -1,5 +1,5 @@
-"""Settings of the trajectory reward: defaults, their reasons and bounds, written once. Standard
-library only.
+"""Settings of the trajectory reward: defaults, reasons and bounds, defined once. Standard library
+only.
 
 A configuration that has keys for them takes default, help, reason and bounds from the fields
 (siirl.params.reward_args does).
@@ -11,15 +11,15 @@ from typing import Any
 
 
 def _setting(default: Any, help: str, *, why: str, **bounds: float) -> Any:
-    """A field whose metadata are `help`, `why`, and of the bounds `minimum`, `above` (exclusive)
-    and `maximum` those that there are.
+    """A field whose metadata are `help`, `why`, and the given bounds: `minimum`, `above`
+    (exclusive), `maximum`.
     """
     return dataclasses.field(default=default, metadata={"help": help, "why": why, **bounds})
 
 
 @dataclass(frozen=True)
 class TrajectoryRewardConfig:
-    """Settings of the trajectory reward; ValueError for one outside of its bounds."""
+    """Settings of the trajectory reward; ValueError for a value outside its bounds."""
 
     alpha: float = _setting(
         0.8,

@@ -1,15 +1,15 @@
-"""Trajectory reward from a value of frames that the run learns from its own episodes.
+"""Trajectory reward from a value function of frames, which the run learns from its own episodes.
 
-The value of a frame is how soon its episode succeeded: GAMMA to the power of the moments left until
-success, 0 in an episode that failed. A kernel ridge regression predicts it for each task, and a
-failure is worth more, the higher the predicted value of its best moments. So no label is needed
-beyond success, and a failure need not end near a success to count: it may have come close before.
-Freezing at a good moment earns nothing more, and frames unlike all others have the value 0.
+A frame's value is GAMMA to the power of the moments left until success, and 0 in a failed episode.
+A kernel ridge regression predicts it for each task. A failure gets more reward, the higher the
+predicted value of its best moments. So no label is needed beyond success, and a failure need not
+end near a success to count: it may have come close before. Freezing at a good moment earns nothing
+more, and frames unlike all others have the value 0.
 
 The regression learns from earlier steps only, so it never scores an episode that it has learnt
-from. Its skill is how often the first half of a success looks better than the first half of a
-failure from the same start state, in episodes that it has not learnt from; a failure's reward is
-scaled by it, and is 0 without skill. Left out: video encoding, ranks.
+from. Its skill is how often it ranks the first half of a success above the first half of a failure
+from the same start state, in episodes that it has not learnt from. A failure's reward is scaled by
+the skill, and is 0 without skill. Left out: video encoding, ranks.
 
 `benchmarks/reward_value.py` compares it with `vjepa.reward`.
 """
@@ -47,7 +47,7 @@ BEST_MOMENTS = 2  # of an episode, whose values are averaged; see `closeness`
 class ValueRegression:
     """Kernel ridge regression with a Gaussian kernel as wide as the median distance of its rows.
 
-    Far from all of them it predicts 0: a covered camera is worth nothing.
+    Far from all rows it predicts 0, so a covered camera gets no reward.
 
     Args:
         rows_XE: Moments of all remembered trajectories.
@@ -71,8 +71,8 @@ class ValueRegression:
 def closeness(value_BM: NDArray[np.float64]) -> NDArray[np.float64]:
     """How close [B] an episode came: the mean of its `BEST_MOMENTS` highest values.
 
-    The mean of all moments pays for hesitation: in 512 episodes of four tasks it ranked a video in
-    which nothing moves above 88 % of the failures, this one above 57 %.
+    The mean of all moments rewards hesitation: in 512 episodes of four tasks it ranked a video
+    without motion above 88 % of the failures, this closeness above 57 %.
     """
     return np.sort(value_BM, axis=1)[:, -BEST_MOMENTS:].mean(1)
 
@@ -93,7 +93,7 @@ class TaskMemory:
         self.scores_N = np.zeros(0)
         """Closeness of earlier failures, each as predicted before it was learnt from."""
         self.won = 0.0
-        """Of `pairs`, how many a success won, less those that it lost."""
+        """Wins of a success among `pairs`, minus losses."""
         self.pairs = 0.0
 
     @property
@@ -241,10 +241,10 @@ class SuccessValueReward:
         return {task: dict(vars(memory)) for task, memory in self.memory.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore what `state_dict` gave, bit for bit.
+        """Restore the result of `state_dict`, bit for bit.
 
         Raises:
-            ValueError: Not such a state.
+            ValueError: Not a state of this class.
         """
         names = set(vars(TaskMemory()))
         self.memory.clear()

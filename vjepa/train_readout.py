@@ -1,10 +1,10 @@
 """Trains the read-out of a video encoder: distance in its embedding counts the frames between two
 states of a task.
 
-Three demands on the prefixes of whole episodes: neighbouring frames of an episode are at most 1
-apart, successes of a task end in the same place, and failures lie as far from there as the first
-two allow. No state, action or oracle is used: it learns from order in time and the success flag
-alone. Left out: quasimetrics (here A is as far from B as B from A).
+The objective has three terms on prefixes of whole episodes: neighbouring frames of an episode are
+at most 1 apart, successes of a task end in the same place, and failures lie as far from there as
+the first two allow. No state, action or oracle is used: it learns from order in time and the
+success flag alone. Left out: quasimetrics (here A is as far from B as B from A).
 
 Source: the constrained maximisation of Wang et al. 2023, "Optimal Goal-Reaching Reinforcement
 Learning via Quasimetric Learning", arXiv 2304.01203, with a Euclidean distance, and penalties
@@ -49,8 +49,8 @@ class ReadOutConfig:
 
 @dataclass(frozen=True)
 class Draw:
-    """Rows of prefixes: of a frame and the next one, and of two ends of successes at the same task;
-    `failed_B` tells the episodes.
+    """Rows of prefixes: a frame, the next one, and two ends of successes of the same task.
+    `failed_B` marks failed episodes.
     """
 
     now_B: NDArray[np.int64]
@@ -66,9 +66,7 @@ class EpisodeIndex:
     def __init__(
         self, *, lengths: NDArray[np.int64], success: NDArray[np.bool_], tasks: NDArray[np.str_]
     ) -> None:
-        """Keep the episodes of tasks with at least two successes: others have no goal to be close
-        to.
-        """
+        """Keep the episodes of tasks with at least two successes; others have no goal states."""
         starts = np.cumsum(lengths) - lengths
         ends = {
             str(task): (starts + lengths - 1)[success & (tasks == task)]
@@ -112,7 +110,7 @@ def readout_loss(
     failed_B: Tensor,
     config: ReadOutConfig,
 ) -> Tensor:
-    """The three demands as penalties; all distances are in frames."""
+    """The three terms as penalties; all distances are in frames."""
     neighbours = (distance(now_BE, next_BE) - 1.0).relu().square().mean()
     goals = (distance(goal_BE, other_goal_BE) - config.goal_radius).relu().square().mean()
     spread = (distance(now_BE, goal_BE).clamp(max=config.spread_limit) * failed_B).mean()

@@ -3,10 +3,9 @@
 
 V-JEPA 2's objective at a size for one CPU thread: a context encoder sees part of a clip's tokens, a
 predictor fills in the latents of the hidden ones, the targets are the normalised latents of an
-exponential moving average of the encoder, the loss is L1. The averaged encoder is what is kept; a
-read-out is then trained on its frozen latents (vjepa.train_readout). The same clips, seed and
-thread count give the same weights. Left out: augmentation, several clip lengths, training on
-several devices.
+exponential moving average of the encoder, the loss is L1. The averaged encoder is kept; a read-out
+is then trained on its frozen latents (vjepa.train_readout). The same clips, seed and thread count
+give the same weights. Left out: augmentation, several clip lengths, training on several devices.
 
 Source: Assran et al. 2025, arXiv 2506.09985, section 2; loss and schedule as in
 facebookresearch/vjepa2.
@@ -67,7 +66,7 @@ class TrainingConfig:
 
 
 class ClipSampler:
-    """Random stretches of random episodes, so that a clip may end anywhere in a task."""
+    """Random segments of random episodes, so that a clip may end anywhere in a task."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The video transformer of V-JEPA 2: tubelets in, one latent a tubelet patch out.
+"""The video transformer of V-JEPA 2: tubelets in, one latent per tubelet patch out.
 
 One class serves the released sizes (ViT-L/H/g, loaded from the original `.pt` files) and the tiny
 encoder of this repository; parameters carry the names of the release. Positions are rotary over
@@ -95,7 +95,7 @@ def rotate(x_BHNE: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class PatchEmbedding(nn.Module):
-    """One linear map a tubelet patch."""
+    """One linear map per tubelet patch."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class VideoTransformer(nn.Module):
         training.
 
         Raises:
-            ValueError: A video that does not cut into whole tubelets and patches.
+            ValueError: A video that does not divide into whole tubelets and patches.
         """
         grid = self._grid_of(video_B3THW)
         x_BND = self.patch_embed(video_B3THW)

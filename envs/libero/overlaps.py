@@ -1,9 +1,9 @@
-"""Initial states that begin with one thing inside another, on stand-ins.
+"""Separates overlapping things in initial states on stand-ins.
 
 A few of the benchmark's 6,500 states do: bowl and plate of spatial tasks 0 and 2 overlap by 6 to 8
-mm with the benchmark's own shapes too. Contacts as stiff as theirs then throw things off the table
-at metres a second. Stand-ins are therefore moved apart, so that every state settles; with the
-benchmark's assets states are unchanged. A thing that lies on another stays there.
+mm with the benchmark's own shapes too. Contacts of that stiffness then throw things off the table
+at several metres per second. Stand-ins are therefore moved apart, so that every state settles; with
+the benchmark's assets states are unchanged. A thing that lies on another stays there.
 """
 
 from collections.abc import Collection
@@ -12,9 +12,9 @@ from typing import Any
 import mujoco
 import numpy as np
 
-TOUCHING_M = 0.0001  # what is deeper makes a bowl stand tilted against a plate, or flies off
+TOUCHING_M = 0.0001  # deeper contacts tilt a bowl against a plate, or make it fly off
 GAP_M = 0.002  # room to fall and come to rest beside one another
-LEVEL = 0.7  # level part of a normal above which a thing stands in another's side, and not on it
+LEVEL = 0.7  # level part of a normal above which a thing is in another's side, not on it
 # share of the height from one thing's bottom to the other's: what lies on a thing is sunk into it
 # by less
 SUNK = 0.5
@@ -22,12 +22,12 @@ PASSES = 50  # of pushing; what stands close may be pushed into the next one
 
 
 def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
-    """Move apart free bodies that overlap sideways with each other or a fixture; returns if any
-    moved.
+    """Move apart free bodies that overlap sideways with each other or a fixture; returns whether
+    any moved.
 
-    Two free bodies give way along the line between their origins, half each; a fixture stays, and
-    what stands in it leaves by its side. Positions, contacts and what follows from positions are
-    those of the new state afterwards; velocities stay.
+    Two free bodies give way along the line between their origins, half each; a fixture stays, and a
+    body inside it leaves by the fixture's side. Afterwards positions, contacts and derived
+    quantities are those of the new state; velocities stay.
     """
     places = {
         int(model.jnt_bodyid[j]): int(model.jnt_qposadr[j])
@@ -74,15 +74,15 @@ def _overlaps(
 def _lies_on(
     model: mujoco.MjModel, data: mujoco.MjData, pair: tuple[int, int], contact: Any
 ) -> bool:
-    """Whether the one body lies on the other at this steep contact; far enough in a thing's side, a
-    contact is steep as well.
+    """Whether one body lies on the other at this steep contact; a contact deep in a thing's side is
+    steep as well.
     """
     first, second = (_lowest(model, data, body) for body in pair)
     return bool(abs(first - second) * SUNK > max(-contact.dist, TOUCHING_M))
 
 
 def _lowest(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
-    """Height of the lowest point, in metres, of a body with all that hangs on it, by the boxes
+    """Height in metres of the lowest point of a body with its attached bodies, from the boxes
     around its shapes.
     """
     shapes = model.body_rootid[model.geom_bodyid] == body
@@ -99,7 +99,7 @@ def _lowest(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
 
 
 def _pair(model: mujoco.MjModel, contact: Any) -> tuple[int, int]:
-    """The bodies of a contact, with all that hangs on them; its normal points from the first to the
+    """The bodies of a contact, with their attached bodies; its normal points from the first to the
     second.
     """
     first, second = (

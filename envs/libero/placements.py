@@ -3,12 +3,12 @@
 An initial state has no place for cabinets, stoves and other fixtures. LIBERO draws it within about
 2 cm at each reset, from NumPy's global generator. The published loop (run_libero_eval.py in
 experiments/robot/libero of github.com/moojink/openvla-oft, MIT) makes a task's environment once,
-calls `env.seed(0)`, and then resets once an episode, so that episode i has draw i. A draw depends
+calls `env.seed(0)`, and then resets once per episode, so that episode i has draw i. A draw depends
 on all before it.
 
-A reset of LIBERO's takes 0.4 s, because it loads the model anew; what it takes from the generator
-takes 1 ms here. All of that is drawn: the noise of the arm's pose, of scale 0; the joints of
-drawers and doors; and all objects, whose places the initial state replaces.
+LIBERO's reset takes 0.4 s, because it loads the model again; its random draws alone take 1 ms here.
+All of them are drawn: the noise of the arm's pose, of scale 0; the joints of drawers and doors; and
+all objects, whose places the initial state replaces.
 """
 
 import contextlib

@@ -47,7 +47,7 @@ def _turned_axes(yaw: float) -> Vector:
 
 
 def colliding_geoms(simulator: LiberoSimulator, body: int) -> list[int]:
-    """Geoms of a body and of what hangs on it."""
+    """Geoms of a body and of the bodies attached to it."""
     model = simulator.model
     inside = [other for other in range(model.nbody) if _hangs_on(model, other, body)]
     return [

@@ -156,7 +156,7 @@ def _tasks() -> dict[str, tuple[LiberoTask, ...]]:
 
 
 def _instruction(name: str) -> str:
-    """`KITCHEN_SCENE10_close_the_top_drawer` tells the scene before the sentence."""
+    """`KITCHEN_SCENE10_close_the_top_drawer` has the scene before the sentence."""
     words = name.split("_")
     if name[0].isupper():
         words = words[

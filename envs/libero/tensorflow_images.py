@@ -2,11 +2,12 @@
 
 TensorFlow decodes JPEG with the fast inverse cosine transform. It differs from the accurate one,
 which Pillow takes, by 0.8 to 1.05 grey levels in the mean and 17 at most (six images of 256 pixels,
-TensorFlow 2.21). Pillow takes the fast one in its draft mode, where it leaves out the smooth
-enlargement of colours; that, and the way from YCbCr to RGB, are libjpeg's formulas (jdsample.c,
-h2v2_fancy_upsample; jdcolor.c, ycc_rgb_convert). On those images the decoded JPEG is TensorFlow's
-to the last bit. After filter and crop one value of a thousand differs, by one level, because
-TensorFlow sums in float32. Left out: grey images, and JPEG with other subsampling than 4:2:0.
+TensorFlow 2.21). Pillow takes the fast one in its draft mode, which leaves out the smooth
+enlargement of colours; that step and the conversion from YCbCr to RGB follow libjpeg's formulas
+(jdsample.c, h2v2_fancy_upsample; jdcolor.c, ycc_rgb_convert). On those images the decoded JPEG is
+TensorFlow's to the last bit. After filter and crop one value of a thousand differs, by one level,
+because TensorFlow sums in float32. Left out: grey images, and JPEG with other subsampling than
+4:2:0.
 """
 
 import functools
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 CROP_AREA = 0.9
-# tf.image.convert_image_dtype goes from [0, 1] to levels by 255.5, and cuts off.
+# tf.image.convert_image_dtype multiplies [0, 1] by 255.5 and truncates.
 BACK_TO_LEVELS = 255.5 / 255
 JPEG_QUALITY = 95  # TensorFlow's default
 LOBES = 3  # of `lanczos3`

@@ -1,6 +1,6 @@
 """Checkable maths.
 
-`environment` puts it behind the contract of `envs.base`; `generators` and `question_sources` say
-what is asked; `answers`, `expressions` and `verification` read and compare, and `grading` decides
-with them. Nothing is imported here: worker processes need one module each.
+`math_env` implements the contract of `envs.base`. `generators` and `question_sources` provide
+questions. `answers`, `expressions` and `verification` read and compare answers, and `grading`
+decides with them. Nothing is imported here: worker processes need one module each.
 """

@@ -1,10 +1,10 @@
-r"""Whether an answer agrees with the truth: numbers and texts here, expressions by an algebra
-system.
+r"""Decides whether an answer agrees with the truth: numbers and texts here, expressions by an
+algebra system.
 
-A truth that is a number, with or without a unit, wants a statement all of whose parts are that
-number (`envs.math.statements`). Units must not contradict: `18` and `18 dollars` agree, `18
-dollars` and `18 euros` do not. Any other truth wants the same text, or mathematics that an algebra
-system finds equal. Prose is never handed on, because algebra systems read past words.
+If the truth is a number, with or without a unit, every part of the statement must be that number
+(`envs.math.statements`). Units must not contradict: `18` and `18 dollars` agree, `18 dollars` and
+`18 euros` do not. Any other truth needs the same text, or mathematics that an algebra system finds
+equal. Prose is never passed to the algebra system, which would skip words.
 """
 
 import itertools
@@ -83,14 +83,14 @@ CHOICE = re.compile(r"[A-J]")
 
 
 class Comparison(NamedTuple):
-    """Two expressions whose equality an algebra system decides."""
+    """Two expressions that an algebra system must find equal."""
 
     truth: str
     answer: str
 
 
 def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Comparison, ...]:
-    """Whether `answer` is `truth`, or the comparisons that all have to hold for it."""
+    """Whether `answer` is `truth`, or the comparisons that must all hold for it."""
     if SIMPLE.fullmatch(truth) and SIMPLE.fullmatch(answer):
         return int(truth) == int(answer)
     if _same_text(truth, answer):
@@ -114,9 +114,7 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
 
 
 def _is_share(number: Quantity) -> bool:
-    """Whether a number may be meant as a share of 1, so that a percent sign would have two
-    readings.
-    """
+    """Whether a number may be meant as a share of 1, which makes a percent sign ambiguous."""
     return "%" not in number.units and number.value.denominator > 1 and abs(number.value) < 1
 
 
@@ -126,7 +124,7 @@ def _is_percentage(part: Part) -> bool:
 
 
 def truth_quantity(truth: str) -> Quantity | None:
-    """The number that `truth` is, or None where it is a list, an expression or a text."""
+    """The number that `truth` is; None for a list, an expression or a text."""
     if LISTED.search(truth):
         return None
     quantity = read_quantity(undressed(truth))
@@ -189,8 +187,8 @@ def _is_answer(number: Quantity, part: Quantity, *, question: str) -> bool:
 
 
 def _compound_agrees(number: Quantity, part: Quantity, *, question: str) -> bool:
-    """Whether an amount in several units is the truth in its unit, in one that the question asks
-    for, or in any where neither has one.
+    """Whether an amount in several units is the truth: in its unit, in one that the question asks
+    for, or in any if neither has one.
     """
     units = units_of_the_kind(part.units[0])
     wanted = frozenset(number.units[:1]) or units & asked_units(question) or units
@@ -305,7 +303,7 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
 
 
 def _same_time(truth: re.Match[str], answer: re.Match[str]) -> bool:
-    """Whether two times are one; the half of the day may be left out."""
+    """Whether two times are the same; a.m. or p.m. may be left out."""
     halves = {time["half"].lower() for time in (truth, answer) if time["half"]}
     return len(halves) < 2 and truth["clock"] == answer["clock"]
 
@@ -320,7 +318,7 @@ def _rounds(truth: str, text: str) -> bool:
 
 
 def _sides(truth: str, answer: str, *, question: str) -> list[str]:
-    r"""The sides of `m = \sqrt{12} = 2\sqrt{3}` but its label, if the truth is no equation."""
+    r"""The sides of `m = \sqrt{12} = 2\sqrt{3}` without its label, if the truth is no equation."""
     if "=" in truth or "," in answer:
         return [answer]
     sides = EQUALS.split(answer)
@@ -390,7 +388,7 @@ def _same_text(truth: str, answer: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    """`text` without dress and spaces; words in lower case."""
+    """`text` without markup and spaces, words in lower case."""
     text = undressed(text)
     for _ in range(3):
         text = DRESS.sub(r"\1", text)

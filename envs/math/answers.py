@@ -1,11 +1,11 @@
-r"""The final answer in a model's text: where it is marked, and what around the mark takes it back.
+r"""Finds the marked final answer in a model's text, and words around the mark that retract it.
 
 An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`,
-`Answer: x` or `the answer is x`, in any case and dress (`envs.math.marks`); a line mark at the end
-of its line speaks of the next line. Of several marks the last one counts, as a text that corrects
-itself means it. A mark is spoilt, which makes the answer wrong, where its own sentence holds
-another answer or a doubt (`3 or \boxed{4}`), or a later sentence takes it back (`Wait, that is
-wrong.`). What a text without a mark answers is found in `envs.math.conclusions`.
+`Answer: x` or `the answer is x`, in any case and markup (`envs.math.marks`); a line mark at the end
+of its line refers to the next line. Of several marks the last one counts, because a text may
+correct itself. A mark is spoilt, which makes the answer wrong, if its own sentence has another
+answer or a doubt (`3 or \boxed{4}`), or if a later sentence retracts it (`Wait, that is wrong.`).
+`envs.math.conclusions` finds the answer of a text without a mark.
 
 The words before a mark are judged in `envs.math.leads`, and the marked words in
 `envs.math.statements`. Everything here takes time linear in the text, which may be megabytes of
@@ -66,9 +66,7 @@ from envs.math.vocabulary import (
     QUANTIFIERS,
 )
 
-MAX_ANSWER_CHARACTERS = (
-    1000  # of a final answer; what a proof assistant would need more for is no final answer
-)
+MAX_ANSWER_CHARACTERS = 1000  # of a final answer; a longer one is no final answer
 BLOCKS = {"```": "```", "$$": "$$", "\\[": "\\]"}
 BULLET = re.compile(r"[-*\u2022] +(?=\S)")
 REMARK = re.compile(
@@ -121,22 +119,20 @@ class MarkedAnswer(NamedTuple):
     spoilt: bool = False
     """Whether the text around it holds another answer, a doubt or a retraction."""
     rest: str = ""
-    """The sentences after it, which may correct it; empty where they only name another value."""
+    """The sentences after it, which may correct it; empty if they only name another value."""
 
 
 def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
-    """The last marked answer of `text`, or None where nothing is marked. An empty mark gives an
-    empty answer.
-    """
+    """The last marked answer of `text`; None without a mark, empty for an empty mark."""
     text = in_plain_signs(text)
     marks = last_marks(text)
     text = without_repetition(text, marks)
     while marks:
         mark = marks.pop()
         if mark.kind == "phrase" and REMARK.match(text, _after_spaces(text, mark.end)):
-            continue  # "the answer is correct" speaks of an answer
+            continue  # in "the answer is correct" it marks nothing
         if mark.kind == "short" and OPTION_B.search(text, mark.end, mark.end + SURROUNDINGS):
-            continue  # the first of several options or persons
+            continue  # marks the first of several options or persons
         box = _box_around(text, marks, mark)
         if box is not None:
             mark = box
@@ -177,7 +173,7 @@ def _box_around(text: str, marks: deque[Mark], mark: Mark) -> Mark | None:
 
 
 def _content(text: str, start: int) -> tuple[str, int]:
-    r"""What is in the box whose command ends at `start`, and where the box ends."""
+    r"""Content of the box whose command ends at `start`, and the end of the box."""
     opening = re.compile(r"[ \t]{0,8}\{").match(text, start)
     if opening is None:
         bare = re.compile(
@@ -257,7 +253,7 @@ def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> Marke
 
 
 def _solutions(text: str, boxes: list[Mark]) -> list[str]:
-    """The contents of boxes that are a list of different solutions; [] where they are none."""
+    """The contents of boxes that list different solutions; [] for other boxes."""
     read = [_content(text, box.end) for box in boxes]
     gaps = [text[end : box.start] for (_, end), box in zip(read[:-1], boxes[1:], strict=True)]
     contents = list(dict.fromkeys(content for content, _ in read))
@@ -317,7 +313,7 @@ def _has_decimals(content: str) -> bool:
 
 
 def _leads_elsewhere(lead: str, mark: Mark, *, question: str) -> bool:
-    """Whether the words before a line mark make another thing of what it marks."""
+    """Whether the words before a line mark turn the marked value into something else."""
     if mark.foreign:
         return not concludes(lead)
     if mark.kind == "phrase":
@@ -405,7 +401,9 @@ def _after_line_mark(text: str, end: int) -> tuple[str, str]:
 
 
 def _opened(text: str, mark: Mark) -> str:
-    """Text that may open markup around the statement: the line up to `mark`, and signs after."""
+    """Text that may open markup around the statement: the line up to `mark`, and the signs after
+    it.
+    """
     begin = text.rfind("\n", max(0, mark.start - SURROUNDINGS), mark.start) + 1
     ahead = re.compile(r"[\s*_:}]{0,40}").match(text, mark.end)
     assert ahead is not None  # it may be empty
@@ -413,7 +411,7 @@ def _opened(text: str, mark: Mark) -> str:
 
 
 def _undressed_line(answer: str, *, opened: str) -> str:
-    """`answer` without the ends of dress that is in `opened`, and without its full stop."""
+    """`answer` without its full stop and without closing markup that `opened` opens."""
     answer = answer.strip().rstrip("\u3002")
     answer = answer if answer.endswith("..") else answer.removesuffix(".").rstrip()
     for sign in ("***", "**", "*", "__", "_", "`"):

@@ -1,8 +1,8 @@
-r"""The size of an expression in LaTeX as a float, to check a decimal that restates it: `\sqrt{2},
-or about 1.414`.
+r"""Value of a LaTeX expression as a float, to check a decimal that restates it: `\sqrt{2}, or about
+1.414`.
 
 Numbers, `\pi`, `e`, the four operations, powers, roots, fractions, logarithms, and sine, cosine and
-tangent. Anything else has no size here. Bounded by `MAX_TOKENS`.
+tangent. Anything else has no value here. Bounded by `MAX_TOKENS`.
 """
 
 import math
@@ -26,7 +26,7 @@ FUNCTIONS: dict[str, Callable[[float], float]] = {
 
 
 def size_of(latex: str) -> float | None:
-    r"""The value of `latex`, or None where it is no expression of this kind, or has no finite value.
+    r"""The value of `latex`; None if it is not an expression of this kind, or has no finite value.
 
     >>> round(size_of(r"10\sqrt{2}"), 3)
     14.142

@@ -1,8 +1,8 @@
-r"""The words of other languages than English that change a number, make it doubtful or join it to
+r"""Words of languages other than English that change a number, make it doubtful or join it to
 another one: number words, scales, comparisons, doubts, negations and connectives.
 
-A language of `envs.math.languages` has a row here, because a word after a number is harmless there
-unless it stands here: `30 конфет` is 30, `30 тысяч` and `30 или` are not.
+Each language of `envs.math.languages` has a row here, because there a word after a number is
+harmless unless it is listed here: `30 конфет` is 30, `30 тысяч` and `30 или` are not.
 """
 
 import re

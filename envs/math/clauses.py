@@ -2,8 +2,8 @@ r"""The part of a closing text that states its value: the main clause of a sente
 sentences before those that only explain or check it.
 
 `Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first clause, `5 boxes
-hold 6 eggs each, for a total of 30 eggs` at its end. `Thus x = 8. This is the only solution.` states
-it before a remark. What is left out here must hold no doubt and no denial.
+hold 6 eggs each, for a total of 30 eggs` at its end. `Thus x = 8. This is the only solution.`
+states it before a remark. The omitted parts must not contain a doubt or a denial.
 
 Left out: reading the value (`envs.math.conclusions`).
 """
@@ -69,7 +69,7 @@ MAX_ASIDES = 8
 
 
 def main_clause(sentence: str) -> str:
-    """The clause of `sentence` that states its value; a sentence of one clause, whole."""
+    """The clause of `sentence` that states its value; a sentence of one clause unchanged."""
     sentence = INSERTED.sub("," if REASON.match(sentence) else "", sentence)
     for form in (SUBORDINATE, RESULT, TOTAL):
         cut = form.search(sentence)
@@ -110,8 +110,8 @@ CORRECTING = words("actually correct answer wrong mistake instead rather really 
 
 
 def _only_explains(aside: str, conclusion: str) -> bool:
-    """Whether `aside` takes nothing back, concludes nothing, and computes what `conclusion` says; a
-    check may compute anything.
+    """Whether `aside` retracts nothing, concludes nothing, and computes the value of `conclusion`;
+    a check may compute anything.
     """
     if IRRELEVANT.search(aside) and not CORRECTING & _said(aside):
         return "\n" not in aside
@@ -128,7 +128,7 @@ def _only_explains(aside: str, conclusion: str) -> bool:
 
 
 def _is_remark(aside: str, conclusion: str) -> bool:
-    """Whether `aside` says something of a conclusion, and nothing new."""
+    """Whether `aside` comments on a conclusion without adding a value."""
     if CONCLUSIVE.match(conclusion.strip()) is None or RETRACTION.search(aside):
         return False
     if IMAGINED.match(aside):

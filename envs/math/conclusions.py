@@ -1,12 +1,11 @@
-r"""The answer of a text in which nothing is marked: its last line where that is a value alone, or
-its closing sentence.
+r"""Finds the answer of a text without a mark: a last line that is only a value, or a closing
+sentence.
 
 `**85**`, `$2\sqrt{3}$` or `Total: $650` alone on the last line is an answer, and so is a last
 sentence that states one value plainly: `Therefore, the area is 15 square units.` Only the end of a
-text
-counts: a number in the middle answers nothing. The rules for what may stand around the value are
-those of marked answers (`envs.math.leads`, `envs.math.quantities`), and stricter: nothing
-provisional (`So far ...`), no second value, no doubt in the sentence before.
+text counts: a number in the middle is no answer. The rules for words around the value are those of
+marked answers (`envs.math.leads`, `envs.math.quantities`), and stricter: nothing provisional (`So
+far ...`), no second value, no doubt in the sentence before.
 """
 
 import re
@@ -162,9 +161,7 @@ OPERATED = re.compile(
 
 
 def concluded_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
-    """The answer at the end of `text`, in which nothing is marked; None where it ends in anything
-    else than an answer.
-    """
+    """The answer at the end of an unmarked `text`; None if it ends in anything but an answer."""
     tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
     stated = without_asides(tail.rstrip())
     answer = None if stated is None else _at_the_end(stated, whole=whole, question=question)
@@ -196,7 +193,7 @@ def _at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None
 
 
 def _alone(line: str, *, question: str, whole: bool) -> str | None:
-    """The value that `line` is, without its dress; None where it holds anything else."""
+    """The value that `line` is, without markup; None if it has anything else."""
     if ITEM.match(line) or CUT_OFF.search(line):
         return None
     inside = undressed(line.replace("**", " ") if ":" in line else line)
@@ -278,8 +275,8 @@ def _is_plain_label(label: str, *, question: str) -> bool:
 
 
 def _spoils(before: list[str], alone: str, *, question: str) -> bool:
-    """Whether the line before a value alone holds another value, a doubt, or makes another thing of
-    it.
+    """Whether the line before a value alone has another value or a doubt, or changes the value's
+    meaning.
     """
     if not before:
         return False
@@ -333,8 +330,8 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 
 def _concluded(sentence: str, *, text: str, question: str) -> str | None:
-    """The value that a closing `sentence` of `text` states, with its unit; None where it states none, or more
-    than that.
+    """The value that a closing `sentence` of `text` states, with its unit; None if it states none,
+    or more than that.
     """
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
@@ -422,7 +419,7 @@ def _concluded_elsewhere(sentence: str, *, question: str) -> str | None:
 
 
 def _without_circumstances(text: str, *, question: str) -> str:
-    """The first words of `text` that are a value, where those after them neither change it nor hold
+    """The first words of `text` that are a value, if the words after them neither change it nor add
     another: `12 ways to arrange them`.
     """
     asked_words = _words_asked(question)
@@ -465,8 +462,8 @@ def _is_value(text: str, *, question: str) -> bool:
 
 
 def _is_provisional(lead: str, *, question: str, terms: str = "") -> bool:
-    """Whether the words before a value make it no final one, or another value stands among them, which is no
-    one of the `terms` that the value is computed from.
+    """Whether the words before a value make it provisional, or contain another value that is not
+    one of the `terms` from which the value is computed.
     """
     said = [word.lower() for word in WORDS.findall(NEXT.sub(" ", lead))]
     bound = BOUND.search(lead.rstrip(" $\\(")) is not None and ASKS_A_BOUND.search(question)

@@ -1,9 +1,9 @@
 r"""Another value that is denied beside the answer: `18, not 17`, `15 (the other root, x = -3, is
 rejected)`.
 
-An explicit rejection leaves the answer alone where everything in its clause belongs to it: the
-words of a closed table, the rejected value, and nothing that is neither. A rejection of the answer
-itself (`18, not 18`, `15 (15 is rejected)`) takes the answer back.
+An explicit rejection leaves the answer valid if its clause has only words of a closed table and the
+rejected value. A rejection of the answer itself (`18, not 18`, `15 (15 is rejected)`) retracts the
+answer.
 """
 
 import re
@@ -54,13 +54,11 @@ class Contrast(NamedTuple):
 
     answer: str
     denied: str
-    """The value; empty where the rejection names none, as `the other root`."""
+    """The value; empty if the rejection names none, as in `the other root`."""
 
 
 def contrasted(text: str) -> Contrast | None:
-    """`text` as an answer and a denied value, or None where nothing is explicitly denied at its
-    end.
-    """
+    """`text` as an answer and a denied value; None if nothing is explicitly denied at its end."""
     text = NOT_BUT.sub(r"\2, not \1", text)
     denied = NOT.search(text)
     if denied is not None and _is_value(denied["denied"]):
@@ -77,9 +75,7 @@ def contrasted(text: str) -> Contrast | None:
 
 
 def denies_itself(answer: Quantity, contrast: Contrast, *, question: str = "") -> bool:
-    """Whether what `contrast` denies is `answer`; the same number in another unit is something
-    else.
-    """
+    """Whether `contrast` denies the value of `answer`; the same number in another unit differs."""
     denied = read_quantity(_value(contrast.denied), question=question)
     if denied is None or denied.value != answer.value:
         return False
@@ -100,8 +96,8 @@ def _value(text: str) -> str:
 
 
 def _rejected(clause: str, *, answer: str) -> str | None:
-    """The value that `clause` rejects; empty for `the other root`; None where it says anything else
-    as well.
+    """The value that `clause` rejects; empty for `the other root`; None if it says anything else as
+    well.
     """
     clause = IMPOSSIBLE.sub(" invalid ", clause)
     values = [match[0] for match in VALUE.finditer(clause)]

@@ -1,8 +1,8 @@
 r"""One amount in two units: `$1.75, i.e. 175 cents`, and `2 hours and 30 minutes` for 2.5 hours.
 
-A restatement may have another unit than the answer where it is the same amount. Alone, an answer in
-another unit than the one asked for stays wrong (`envs.math.questions`), but an amount that is made
-of several units is read in each of them.
+A restatement may have another unit than the answer if it is the same amount. Alone, an answer in a
+unit that the question does not ask for stays wrong (`envs.math.questions`), but an amount in
+several units is read in each of them.
 
 Sources: NIST Handbook 44, appendix C (2023).
 """
@@ -66,7 +66,7 @@ def read_compound(text: str, *, question: str = "") -> Quantity | None:
 
 
 def converted(quantity: Quantity, unit: str) -> Fraction | None:
-    """The value of `quantity` in `unit`, or None where they measure different things."""
+    """The value of `quantity` in `unit`; None if they measure different things."""
     if len(quantity.units) != 1:
         return None
     for sizes in SIZES:

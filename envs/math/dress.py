@@ -1,4 +1,4 @@
-r"""The dress of an answer: Markdown, mathematics signs, quotes, markup and the signs that end a
+r"""Removes markup around an answer: Markdown, mathematics signs, quotes, tags, and signs that end a
 sentence.
 """
 
@@ -46,8 +46,8 @@ EMPHASISED = (
 
 
 def undressed(text: str) -> str:
-    """`text` without markup, quotes, mathematics signs and brackets around the whole of it, and
-    without signs that end a sentence.
+    """`text` without markup, quotes, mathematics signs and brackets around all of it, and without
+    signs that end a sentence.
     """
     before = None
     text = COLOURED.sub("", text) if "color" in text else text

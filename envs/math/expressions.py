@@ -1,7 +1,7 @@
-"""Arithmetic with whole numbers, read and computed exactly: + - * / and parentheses, for the
+"""Reads and computes arithmetic with whole numbers exactly: + - * / and parentheses, for the
 countdown task.
 
-No `eval`, and no power: a few hundred tokens of these cannot take long.
+No `eval` and no powers, so a few hundred tokens are computed quickly.
 """
 
 import re
@@ -25,14 +25,14 @@ SPELLINGS = {
 
 
 class Computed(NamedTuple):
-    """An expression's value and the numbers that stand in it, in order."""
+    """An expression's value, and its numbers in order."""
 
     value: Fraction
     numbers: tuple[int, ...]
 
 
 class NoExpression(ValueError):
-    """The text is no expression of this kind, or divides by zero."""
+    """The text is not an expression of this kind, or divides by zero."""
 
 
 def compute(text: str) -> Computed:

@@ -9,8 +9,8 @@ numbers, `word-sums-3` stories of three steps.
 | word-sums-n | steps of the story | Ada has 5 apples. … |
 
 A question has a `key`, the same for questions that are the same exercise (3+5 and 5+3; a story with
-other names); a hash of it separates training from held-out questions, so that no seed can
-bring one to the other side.
+other names); a hash of it separates training from held-out questions, so that no seed moves a
+question to the other side.
 """
 
 import functools
@@ -57,7 +57,7 @@ class Question(NamedTuple):
     bare: str
     """For models that continue a text: the answer is the whole continuation."""
     words: str
-    """For models that chat; says no form of answer."""
+    """For models that chat; does not state a form of answer."""
     truth: str
     key: str
     style: str = "number"
@@ -96,7 +96,7 @@ class GeneratedTask(NamedTuple):
 
 
 def held_out(key: str, *, share: float) -> bool:
-    """Whether an exercise is held out; a share of `share` of all exercises is."""
+    """Whether an exercise is held out, as a share `share` of all exercises is."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -104,10 +104,10 @@ def held_out(key: str, *, share: float) -> bool:
 def draw_question(
     task: GeneratedTask, *, split: str, heldout_share: float, seed: int | None
 ) -> Question:
-    """The question of `split` that `seed` stands for.
+    """The question of `split` that `seed` selects.
 
     Raises:
-        ValueError: The split has none, or too few to be found.
+        ValueError: The split has no questions, or too few to find one.
     """
     draw = _first_of_split if seed is None else _remembered
     return draw(task, split, heldout_share, seed)
@@ -125,7 +125,7 @@ def _first_of_split(
     )
 
 
-# the rollouts of a group ask the same question, each in an environment of its own
+# the rollouts of a group ask the same question, each in a separate environment
 _remembered = functools.lru_cache(maxsize=1024)(_first_of_split)
 
 

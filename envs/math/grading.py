@@ -1,15 +1,15 @@
-r"""A model's text held against the truth: right, wrong with a reason, or not known, which is a
+r"""Grades a model's text against the truth: right, wrong with a reason, or unknown, which is a
 failure and never a score.
 
 Numbers are compared in `envs.math.agreement`; other mathematics goes to math-verify in worker
-processes that are killed when they take too long. An answer that is too much for them (a tower of
-powers, `10!!!`) is wrong where the truth alone can be compared, because the fault is the answer's
-then. Where the truth cannot be compared either, the grader is at fault: `GradingFailed`. `STYLES`
-names the ways to grade, which a row of a file chooses by `reward_model.style`:
+processes that are killed when they take too long. An answer that is too hard for them (a tower of
+powers, `10!!!`) is wrong if the truth alone can be compared, because the answer is then at fault.
+If the truth cannot be compared either, the grader is at fault: `GradingFailed`. `STYLES` names the
+ways to grade, which a row of a file chooses by `reward_model.style`:
 
 - `rule`: the last marked answer (`envs.math.answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the
-  answer is x`, `<answer>x</answer>`; where nothing is marked, a value alone on the last line or a
-  closing sentence (`envs.math.conclusions`).
+  answer is x`, `<answer>x</answer>`; without a mark, a value alone on the last line or a closing
+  sentence (`envs.math.conclusions`).
 - `whole`: the whole text is the answer, as in `12+34=` and `46`.
 - `countdown`: the (marked or whole) answer is an expression with the given numbers, each used at
   most once, that makes the target; the ground truth is `{"numbers": […], "target": …}` in JSON.
@@ -45,7 +45,7 @@ MEMORY_MIB = 1024
 
 
 class GradingFailed(EpisodeFailed):
-    """Whether the answer is right is not known: the grader fails on the truth itself."""
+    """It is unknown whether the answer is right: the grader fails on the truth itself."""
 
 
 class Grade(NamedTuple):
@@ -53,14 +53,14 @@ class Grade(NamedTuple):
 
     correct: bool
     verdict: str
-    """`CORRECT`, `WRONG`, `NO_ANSWER`, `TOO_LONG`, `TOO_HARD`, or for countdown what is wrong with
-    the expression.
+    """`CORRECT`, `WRONG`, `NO_ANSWER`, `TOO_LONG`, `TOO_HARD`, or for countdown the fault of the
+    expression.
     """
     answer: str | None
     """The final answer that was read, cut for the records; None if the text has none."""
     marked: bool = True
-    """Whether the answer was marked, and not only concluded (`envs.math.conclusions`); True where
-    there is none.
+    """Whether the answer was marked, and not only concluded (`envs.math.conclusions`); True without
+    an answer.
     """
 
 
@@ -86,8 +86,8 @@ class Grader:
         self._workers: WorkerPool | None = None
 
     async def grade(self, text: str, *, truth: str, style: str, question: str = "") -> Grade:
-        """Grade one text; takes any text, of any length. Words of `question` may stand after a
-        number: `18 duck eggs`.
+        """Grade one text; takes any text, of any length. Words of `question` may follow a number:
+        `18 duck eggs`.
 
         Raises:
             GradingFailed: The comparison took too long, too much memory, or raised, with the truth
@@ -119,13 +119,13 @@ class Grader:
         return Grade(verdict, CORRECT if verdict else WRONG, _cut(answer), marked)
 
     def close(self) -> None:
-        """Give the workers back; may be called twice."""
+        """Release the workers; may be called twice."""
         if self._workers is not None:
             release(self._workers)
             self._workers = None
 
     async def _all_hold(self, comparisons: tuple[Comparison, ...]) -> bool | None:
-        """Whether math-verify finds every pair equal; None where an answer is too hard for it."""
+        """Whether math-verify finds every pair equal; None if an answer is too hard for it."""
         for comparison in comparisons:
             holds = await self._holds(comparison)
             if not holds:
@@ -144,9 +144,7 @@ class Grader:
         return None
 
     async def _holds_in_another_process(self, comparison: Comparison) -> bool | None:
-        """The second try where a process died that was within its limits, which may have had any
-        reason.
-        """
+        """Second attempt after a process died within its limits, perhaps for another reason."""
         try:
             return await self._compare(comparison)
         except (WorkerKilled, WorkerRaised):
@@ -154,7 +152,7 @@ class Grader:
             return None
 
     async def _require_comparable(self, comparison: Comparison) -> None:
-        """Raise `GradingFailed` where the truth can be compared neither with itself nor with 0."""
+        """Raise `GradingFailed` if the truth can be compared neither with itself nor with 0."""
         truth = comparison.truth
         try:
             await self._compare(Comparison(truth, truth))

@@ -1,5 +1,5 @@
-r"""The words before a number that leave it alone: labels (`x =`, `Total:`) and the words of a plain
-sentence.
+r"""Recognises words before a number that leave it unchanged: labels (`x =`, `Total:`) and the words
+of a plain sentence.
 """
 
 import re
@@ -49,7 +49,7 @@ def names_an_operation(text: str) -> bool:
 
 
 def is_introducing(word: str, *, question: str) -> bool:
-    """Whether `word` before a number leaves it alone."""
+    """Whether `word` before a number leaves it unchanged."""
     lower = word.lower()
     if lower in CHANGING:
         return False
@@ -63,8 +63,8 @@ def _is_name(word: str) -> bool:
 
 
 def is_label(side: str, *, question: str) -> bool:
-    r"""Whether a side of an equation names what is equal: `x`, `f(3)`, `a + b`, `\angle ABC`,
-    `Total cost`.
+    r"""Whether a side of an equation names the value: `x`, `f(3)`, `a + b`, `\angle ABC`, `Total
+    cost`.
     """
     side = undressed(ARGUMENTS.sub("", undressed(side)))
     if not re.search(r"[A-Za-z]", side) or not LABEL.fullmatch(side):

@@ -1,10 +1,10 @@
-r"""Answers in other languages than English: their marks, the words before them, and the units after
-the number.
+r"""Reads answers in languages other than English: their marks, the words before them, and the units
+after the number.
 
-`La respuesta es 11.`, `答案是 11。` and `Ответ: 11` mark answers as `The answer is 11.` does. What may
-stand before them is a closed table here too, of conclusions (`por lo tanto`). After the number any
-words may stand that change nothing (`30 конфет`), because the words that do are listed by language
-in `envs.math.changing_elsewhere`: `mil`, `oder`, `不` are never harmless.
+`La respuesta es 11.`, `答案是 11。` and `Ответ: 11` mark answers as `The answer is 11.` does. The words
+before them are a closed table here too, of conclusions (`por lo tanto`). After the number any
+harmless words may follow (`30 конфет`), because the words that change it are listed by language in
+`envs.math.changing_elsewhere`: `mil`, `oder`, `不` are never harmless.
 
 Sources: the exemplars of MGSM (Shi et al. 2022, arXiv 2210.03057) in Bengali, Chinese, French,
 German, Japanese, Russian, Spanish, Swahili, Telugu and Thai; the answer prefixes of OpenAI's
@@ -130,7 +130,7 @@ CONCLUDING = words(
     więc zatem poprawna так отже
     """
 )
-"""Words that may stand before a mark of another language, in its clause."""
+"""Words that may precede a mark of another language, in its clause."""
 RETRACTING_ELSEWHERE = words(
     "nein non no нет não nej nie но однако pero mais aber sondern ma però sino espera perdón "
     "pardon warte attendez o ou oder или"
@@ -229,7 +229,7 @@ BRACKETED = re.compile(r"\s*\(([^()0-9A-Za-z]{1,10})\)$")
 """`72 (个)`"""
 ENDING = re.compile(rf"\s?(?:{_any_of(ENDINGS)})$")
 THING = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af ]++(?=[^0-9]*$)")
-"""What is counted, in a script that puts no spaces between words."""
+"""The counted thing, in a script without spaces between words."""
 PUNCTUATION = {
     **{0xFF10 + digit: str(digit) for digit in range(10)},
     **{
@@ -255,14 +255,14 @@ PUNCTUATION = {
 
 
 def may_be_foreign(text: str) -> bool:
-    """Whether `text` can hold a mark of another language; cheap, as most texts hold none."""
+    """Whether `text` may have a mark of another language; cheap, because most texts have none."""
     if not text.isascii():
         return True
     return any(map(text.lower().__contains__, ASCII_STEMS))
 
 
 def concludes(lead: str) -> bool:
-    """Whether the words of a clause before a foreign mark lead to the answer and nothing else."""
+    """Whether the words of a clause before a foreign mark only lead to the answer."""
     clauses = re.split(r"[,;:](?![0-9])|\.(?=[^\s0-9])", lead.strip(" \t*_#>-"))
     computed = COMPUTED.match(clauses[-1])
     clause = clauses[-1][computed.end() :] if computed is not None else clauses[-1]
@@ -292,8 +292,9 @@ def changes_elsewhere(text: str) -> bool:
 
 
 def lead_changes_elsewhere(lead: str) -> bool:
-    """Whether `lead`, the words before a number in another language than English, changes it. What
-    stands before the verb is asked for, which may be anything without a doubt: `4月和5月共卖出了`.
+    """Whether `lead`, the words before a number in another language than English, changes it. The
+    words before the verb name the requested quantity, which may be anything without a doubt:
+    `4月和5月共卖出了`.
     """
     clause = re.split(r"[,;:]", lead)[-1]
     verb = next(reversed([*VERB_WITHOUT_SPACES.finditer(clause)]), None)
@@ -311,7 +312,7 @@ def leads_elsewhere(lead: str) -> bool:
 
 
 def retracts_elsewhere(rest: str) -> bool:
-    """Whether what follows an answer begins by taking it back in another language than English."""
+    """Whether the words after an answer begin with a retraction in a language besides English."""
     first = WORD.search(rest)
     return RETRACTING_CHARACTERS.match(rest) is not None or (
         first is not None and first[0].lower() in RETRACTING_ELSEWHERE
@@ -321,9 +322,9 @@ def retracts_elsewhere(rest: str) -> bool:
 def in_english(
     statement: str, *, question: str, before: str = "", marked: bool = False
 ) -> str | None:
-    """`statement` after a foreign mark with English units, and without words that leave its number
-    alone; None where one changes it. What is counted may have any name. `before` is the text up to
-    `statement`; after a mark, the number may have a subject of any name.
+    """`statement` after a foreign mark with English units and without words that leave its number
+    unchanged; None if a word changes it. The counted thing may have any name. `before` is the text
+    up to `statement`; after a mark, the number may have a subject of any name.
 
         >>> in_english("56 manzanas en total", question="")
         '56 apples'
@@ -367,7 +368,7 @@ def _groups_by_points(text: str) -> bool:
 
 
 def _units(things: re.Match[str]) -> str:
-    """The units among the words after a number; all of them where one changes it."""
+    """The units among the words after a number; all of them if one changes it."""
     said = things[0].split()
     known = [word for word in said if is_unit(word) or word in LINKS]
     return " ".join(known if _leaves_alone(said) else said)
@@ -384,5 +385,5 @@ def _in_full(scaled: re.Match[str]) -> str:
 
 
 def _stem(word: str) -> str:
-    """The beginning of a word, as its ending changes with its case and number."""
+    """The beginning of a word, because its ending changes with case and number."""
     return word.lower()[:4]

@@ -1,7 +1,7 @@
-r"""The last lines of a text, and the last sentence of a line, without what only ends the text: rules,
-greetings, offers, checks that confirm.
+r"""Returns the last lines of a text, and the last sentence of a line, without closings: rules,
+greetings, offers, confirming checks.
 
-Left out: what they say (`envs.math.conclusions`).
+Left out: their meaning (`envs.math.conclusions`).
 """
 
 import re
@@ -35,8 +35,8 @@ DENIED = re.compile(
 
 
 def last_lines(text: str, *, whole: bool) -> list[str]:
-    """The lines of `text` that are not empty, a block of mathematics or code as one, without what
-    only ends the text.
+    """The nonempty lines of `text`, with a block of mathematics or code as one line, without
+    closings.
     """
     thought, closed, said = text.rpartition("</think>")
     text = said if closed else text
@@ -72,7 +72,7 @@ def _row(line: str) -> str:
 
 
 def _is_check(lines: list[str]) -> bool:
-    """Whether the last of `lines` confirms an answer that stands above it."""
+    """Whether the last of `lines` confirms an answer above it."""
     return len(lines) > 1 and CHECK.match(lines[-1]) is not None and not DENIED.search(lines[-1])
 
 

@@ -1,13 +1,12 @@
-r"""The words before a mark: whether they introduce the answer, or a quantity derived from it.
+r"""Decides whether the words before a mark introduce the answer, or change it.
 
 `So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and
-`one of 70, \boxed{72}` say another number, or several. The rule is the one for the words after a
-number: only what is known to leave the number alone may stand between it and the verb, or before it
-where the clause has no verb. In front of the verb stands what is asked for, which may be anything
-(`The square root of 9 is \boxed{3}`), unless it denies the whole (`It is false that x is
-\boxed{3}`).
+`one of 70, \boxed{72}` say another number, or several. The rule is the one for words after a
+number: only words known to leave the number unchanged may be between it and the verb, or before it
+if the clause has no verb. Before the verb is the requested quantity, which may be anything (`The
+square root of 9 is \boxed{3}`), unless it denies the whole (`It is false that x is \boxed{3}`).
 
-Left out: what stands after a mark (`envs.math.answers`).
+Left out: the words after a mark (`envs.math.answers`).
 """
 
 import itertools
@@ -42,7 +41,7 @@ RELATIVE = re.compile(
     r"\b(?:that|which|who) (?:is|are|was|were|has|have|do|does|did|can|could)(?: not|n['\u2019]t)\b",
     re.IGNORECASE,
 )
-"""`the least number that is not divisible`: denies something of what is asked for."""
+"""`the least number that is not divisible`: denies a property of the requested quantity."""
 DENIED = re.compile(
     r"\b(?:impossible|possible|false|untrue|wrong|incorrect|unlikely|doubtful|doubt|deny|denies|denied|"
     r"reject|disagree|not (?:true|likely|certain|sure|clear|the case)|no way)\b[^.;]{0,40}\bthat\b"
@@ -87,7 +86,7 @@ RESULT_IN = re.compile(
     re.IGNORECASE,
 )
 JOINING = words("and to by with from but than per both against versus into on in at")
-"""Prepositions that join the number to something else, as the last word before it."""
+"""Prepositions that join the number to another word, as the last word before it."""
 HARMLESS = words(
     "only just also still another additional extra final required desired us me him her them you"
 )

@@ -55,8 +55,8 @@ def last_marks(text: str) -> deque[Mark]:
 
 
 def without_repetition(text: str, marks: deque[Mark]) -> str:
-    """`text` and its `marks` without the last one where the text ends within a repetition of the
-    one before: `The answer is 27. The answer is`.
+    """`text` and its `marks` without the last one, if the text ends within a repetition of the one
+    before: `The answer is 27. The answer is`.
     """
     if len(marks) < 2:
         return text

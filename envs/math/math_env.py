@@ -7,14 +7,14 @@ r"""MathEnv: one question, one answer each from one or several agents, and a gra
     observation, reward, terminated, truncated, info = await env.step("… #### 46")
 
 Options of reset: `task`, `split` (`train` or `heldout`), and `row`, a whole row in the form of the
-prompt columns, for a separate data loader. The reward is 1 for a right answer and 0 for a
-wrong one, plus `format_reward` where an answer was marked at all. With several agents everything
-comes once an agent, and they answer the same question without seeing each other's answers.
+prompt columns, for a separate data loader. The reward is 1 for a right answer and 0 for a wrong
+one, plus `format_reward` where an answer was marked at all. With several agents every value exists
+once per agent, and they answer the same question without seeing each other's answers.
 
 An answer that the grader cannot decide raises `GradingFailed`: that episode is a counted failure. A
-row that has nothing to hold an answer against, or wants a judge (`reward_model.style` is not of
-`envs.math.grading.STYLES`), is refused, unless `ungraded` leaves the verdict
-to the caller: then the question is asked, and gets none. Left out: further turns, which are the business of `envs.tools`.
+row without a truth, or one that needs a judge (`reward_model.style` is not in
+`envs.math.grading.STYLES`), is refused, unless `ungraded` leaves the verdict to the caller: then
+the question is asked without a verdict. Left out: further turns (`envs.tools`).
 """
 
 import asyncio
@@ -57,8 +57,8 @@ MAX_ACTION_CHARACTERS = 1 << 24  # no model's turn comes near; grading time is l
 
 
 class MathEnv(Environment):
-    """Questions with an answer that can be checked. Light: thousands fit into one process, and
-    share its graders.
+    """Questions with a checkable answer. Light: thousands fit into one process, and share its
+    graders.
     """
 
     def __init__(
@@ -83,20 +83,19 @@ class MathEnv(Environment):
                 sources to ask from (all by default).
             files: Parquet or jsonl files; see `envs.prompt_files`.
             split: Which questions `reset` asks by default, `train` or `heldout`.
-            heldout_share: Share of questions that are held out, by a hash of the question; 0: none
-                is.
+            heldout_share: Share of questions that are held out, by a hash of the question; 0: none.
             wording: Of generated questions: `bare` (`12+34=`, the whole text is the answer) or
                 `words` (the answer is marked).
             num_agents: Agents that answer each question.
-            ungraded: Ask rows that cannot be graded, too: `success` of their episodes is None.
+            ungraded: Also ask rows that cannot be graded: `success` of their episodes is None.
             format_reward: Added where an answer was marked, right or wrong; reward part `format`.
             num_graders: Worker processes of this process's maths environments together.
             grading_cpu_s: Processor time after which a comparison is given up.
             max_action_characters: Longest text of an agent; longer ones are refused.
 
         Raises:
-            ValueError: An argument that cannot work, or a file with something wrong in it.
-            FileNotFoundError: A file that is not there.
+            ValueError: An invalid argument or file.
+            FileNotFoundError: A missing file.
         """
         if not 0 <= heldout_share < 1:
             raise ValueError(f"heldout_share must be at least 0 and below 1, got {heldout_share}.")
@@ -137,10 +136,10 @@ class MathEnv(Environment):
         return observations if self.spec.num_agents > 1 else observations[0], opening_info(row)
 
     async def step(self, action: Any) -> StepResult:
-        """Grade the text, or the list of texts, one an agent; ends the episode.
+        """Grade the text, or the list of texts, one per agent; ends the episode.
 
         Raises:
-            ValueError: No text, or not one an agent.
+            ValueError: No text, or not one per agent.
             RuntimeError: No question is open.
             GradingFailed: An answer could not be graded; the episode is over.
         """
@@ -168,7 +167,7 @@ class MathEnv(Environment):
         raise RuntimeError("Environment 'math' has no images.")
 
     async def close(self) -> None:
-        """Give the graders back."""
+        """Release the graders."""
         self._grader.close()
         self._row = None
 
@@ -208,10 +207,10 @@ def asked_row(
     source: QuestionSource,
     split: str,
 ) -> PromptRow:
-    """The row that reset was asked for: the one in `options`, or the one that the seed stands for.
+    """The row for a reset: the one in `options`, or the one that the seed selects.
 
     Raises:
-        ValueError: An unknown option, task or split, a row that is none, or one that
+        ValueError: An unknown option, task or split, an invalid row, or one that
             `env.spec.check_row` refuses.
     """
     options = options or {}
@@ -242,8 +241,8 @@ def asked_row(
 
 
 def opening_info(row: PromptRow) -> Info:
-    """The info of reset: where the question comes from, its truth, and whether an answer can be
-    held against it.
+    """The info of reset: the question's source, its truth, and whether an answer can be graded
+    against it.
     """
     return {
         "task": row.data_source,

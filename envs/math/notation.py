@@ -1,4 +1,5 @@
-r"""One mathematics in several notations: unicode signs, lists of roots, numerals with a base.
+r"""Converts between notations of the same mathematics: unicode signs, lists of roots, numerals with
+a base.
 
 Left out: whether two expressions are equal (`envs.math.verification`).
 """
@@ -122,8 +123,8 @@ def _root(match: re.Match[str]) -> str:
 
 
 def is_several(text: str) -> bool:
-    r"""Whether `text` is a point, a set or a list, `1, -1` or `\pm 1`, which no word before it joins
-    to another number.
+    r"""Whether `text` is a point, a set or a list, `1, -1` or `\pm 1`, which no preceding word
+    joins to another number.
     """
     text = text.strip().strip("$").strip()
     if any(form.fullmatch(text) for form in (SET, ANGLED)):
@@ -138,7 +139,7 @@ def both_signs(text: str) -> str:
 
 
 def as_list(truth: str, answer: str) -> str:
-    r"""`x = 1 \text{ or } x = -3` as `1,-3` where `truth` lists as many; others unchanged."""
+    r"""`x = 1 \text{ or } x = -3` as `1,-3` if `truth` lists as many; others unchanged."""
     wanted = _elements(truth)
     plain = DRESS.sub(r" \1 ", answer).replace("$", " ")
     joined = _outside_brackets(JOINT, plain)
@@ -174,7 +175,7 @@ def are_of_two_letters(answer: str) -> bool:
 
 
 def as_ratio(truth: str, answer: str) -> str:
-    """`3 to 4` as `3:4` where `truth` is a ratio; others unchanged."""
+    """`3 to 4` as `3:4` if `truth` is a ratio; others unchanged."""
     return IN_RATIO.sub(r"\1:\2", answer) if RATIO.fullmatch(truth.strip("$ ")) else answer
 
 
@@ -234,7 +235,7 @@ def with_parameter_of(truth: str, answer: str) -> str:
 
 
 def as_interval(truth: str, answer: str) -> str:
-    r"""`-2 \le x < 7` as `[-2,7)` where `truth` is an interval that no point could be; others
+    r"""`-2 \le x < 7` as `[-2,7)` if `truth` is an interval that cannot be a point; others
     unchanged.
     """
     pieces = UNION.split(truth)

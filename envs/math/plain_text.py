@@ -1,7 +1,7 @@
-r"""Text in plain characters: one kind of minus and of thousands separator, fractions as `1/2`, and
-no LaTeX spacing or dress around numbers and units.
+r"""Converts text to plain characters: one kind of minus and of thousands separator, fractions as
+`1/2`, and no LaTeX spacing or markup around numbers and units.
 
-Left out: mathematics that an algebra system reads (`envs.math.notation`).
+Left out: mathematics for an algebra system (`envs.math.notation`).
 """
 
 import re
@@ -56,8 +56,8 @@ DIGITS = str.maketrans(RAISED + LOWERED, "0123456789" * 2)
 
 
 def plain(text: str) -> str:
-    r"""`text` in plain characters: no LaTeX spacing, dressing or numeric fractions, one kind of
-    minus and of thousands separator.
+    r"""`text` in plain characters: no LaTeX spacing, markup or numeric fractions, one kind of minus
+    and of thousands separator.
     """
     if text.isascii() and not set(text) & set("\\{$~' "):
         return text

@@ -1,7 +1,7 @@
-r"""A number with a unit, read from a piece of an answer: `1,080`, `$18.00`, `18 apples per day`.
+r"""Reads a number with a unit from a piece of an answer: `1,080`, `$18.00`, `18 apples per day`.
 
-After the number only words that are known to leave it alone are allowed (`envs.math.vocabulary`),
-and words of the question; with anything else the text is no quantity. A percent sign is a unit:
+After the number only words that are known to leave it unchanged (`envs.math.vocabulary`) and words
+of the question are allowed; with anything else the text is no quantity. A percent sign is a unit:
 `50%` and `50 percent` are 50, and not 0.5, as in the normalisation of Hendrycks et al. (MATH, 2021,
 `strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
 
@@ -97,8 +97,8 @@ class Quantity(NamedTuple):
 
     value: Fraction
     units: tuple[str, ...] = ()
-    """Names of its known units in order, as in (mile, hour); () where it has none, or only things
-    that are counted.
+    """Names of its known units in order, as in (mile, hour); () if it has none, or only counted
+    things.
     """
     places: int = 0
     """Decimal places that were written."""
@@ -111,7 +111,7 @@ class Quantity(NamedTuple):
     compound: bool = False
     """Whether it was written in several units; `units` has the largest."""
     power: int = 0
-    """2 for an area, 3 for a volume; 0 where neither is written."""
+    """2 for an area, 3 for a volume; 0 if neither is written."""
 
 
 def read_quantity(text: str, *, question: str = "") -> Quantity | None:
@@ -150,7 +150,7 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
 
 
 def is_unit(text: str, *, question: str = "") -> bool:
-    """Whether `text` is known to leave a number before it alone."""
+    """Whether `text` is known to leave a number before it unchanged."""
     one = read_quantity(f"1 {text.strip()}", question=question) if text.strip() else None
     return one is not None and one.value == 1 and not text.strip()[0].isdigit()
 
@@ -168,12 +168,12 @@ def same_units(first: Quantity, second: Quantity) -> bool:
 
 
 def _with_scale(units: tuple[str, ...]) -> tuple[str, ...]:
-    """`degree, celsius` as `celsius`: the name of the scale says that it is degrees."""
+    """`degree, celsius` as `celsius`: the scale's name implies degrees."""
     return units[1:] if units[:1] == ("degree",) and {*units[1:2]} & SCALES_OF_DEGREES else units
 
 
 def words_of(question: str) -> frozenset[str]:
-    """The words of `question` by their stems, those that change a number left out."""
+    """The words of `question` by their stems, without words that change a number."""
     return _words_of(question[:20_000])
 
 
@@ -194,8 +194,8 @@ def _denominator(power: re.Match[str]) -> str:
 
 
 def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
-    """Number, currency before it, decimal places, and what follows; the number is None where the
-    text does not begin with one.
+    """Number, currency before it, decimal places, and the rest; the number is None if the text does
+    not begin with one.
     """
     parted = PARTED.match(text) if "and" in text or text[:1].isalpha() else None
     if parted is not None:
@@ -217,7 +217,7 @@ def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
 
 
 def _parted(match: re.Match[str]) -> Fraction | None:
-    """The value of `three and a half`, or None where the share is not below 1."""
+    """The value of `three and a half`; None if the share is not below 1."""
     top = CARDINALS.get(match["top"].lower(), 1)
     bottom = PARTS[match["bottom"].lower()]
     if match["whole"] is None:
@@ -279,8 +279,8 @@ def _cardinal(words: list[str]) -> int | None:
 
 
 def _units(tail: str, *, question: str) -> tuple[str, ...] | None:
-    """The known units in what follows a number; None where something is not known to leave the
-    number alone.
+    """The known units in the text after a number; None if something is not known to leave the
+    number unchanged.
     """
     if not tail:
         return ()
@@ -302,7 +302,7 @@ def _units(tail: str, *, question: str) -> tuple[str, ...] | None:
 
 
 def _counted(tail: str) -> tuple[str, ...]:
-    """The first group of nouns in what follows a number."""
+    """The first group of nouns in the text after a number."""
     nouns = list[str]()
     for word in map(str.lower, WORD.findall(tail)):
         if is_counted(word) or word in UNITS.keys() - SHORT:
@@ -369,7 +369,7 @@ def _asks(question: str, word: str) -> bool:
 
 
 def _counts(words: list[str]) -> bool:
-    """Whether one of the words is what is counted, so that those before it describe it: `18 shiny
+    """Whether one of the words is the counted thing, so that those before it describe it: `18 shiny
     apples`.
     """
     return any(

@@ -23,10 +23,10 @@ class QuestionSource(Protocol):
     """Source of questions for `MathEnv`."""
 
     tasks: tuple[str, ...]
-    """Names of what can be asked."""
+    """Names of the tasks."""
 
     def draw(self, task: str, *, split: str, seed: int | None) -> PromptRow:
-        """The row of `task` and `split` that `seed` stands for; any row without a seed.
+        """The row of `task` and `split` that `seed` selects; any row without a seed.
 
         Raises:
             ValueError: The split has no rows of this task.
@@ -130,9 +130,9 @@ def _key(row: PromptRow) -> str:
 
 
 def _fingerprint(file: str) -> tuple[int, int]:
-    """Size and time of change: a file that was written anew is read anew."""
+    """Size and modification time: a changed file is read again."""
     if not Path(file).is_file():
-        return (0, 0)  # `open_prompts` says what is wrong
+        return (0, 0)  # `open_prompts` reports the fault
     status = Path(file).stat()
     return status.st_size, status.st_mtime_ns
 

@@ -1,8 +1,9 @@
-"""Reads what a question asks for and an answer may contradict: unit, counted noun, rounding, base.
+"""Reads the requested quantity of a question, which an answer may contradict: unit, counted noun,
+rounding, base.
 
-`How many dollars ...?` and `the length in metres` ask for a unit, and `How many apples ...?` for a
-thing. Collective words (`How many animals`) ask for nothing that another noun contradicts. A
-question that asks for none of these contradicts no answer.
+`How many dollars ...?` and `the length in metres` ask for a unit, `How many apples ...?` for a
+thing. No noun contradicts a collective word (`How many animals`). A question that asks for none of
+these contradicts no answer.
 """
 
 import functools
@@ -32,7 +33,7 @@ COLLECTIVE = words(
     guest guests passenger passengers way ways unit units
     """
 )
-"""Nouns that count things which the answer may call by a narrower name."""
+"""Nouns for things that the answer may call by a narrower name."""
 ENDS_OF_A_NOUN = ORDINARY_VERBS | words(
     """
     in on at for to from by with that which who there he she they we you it i each per every
@@ -54,7 +55,7 @@ OBJECTS = words(
     "ticket chair table brick tree"
 )
 THINGS = (FRUITS, ANIMALS, PERSONS, OBJECTS)
-"""Things that are no other of these, but for persons: a pupil is a child."""
+"""Things that exclude each other, except for persons: a pupil is a child."""
 CLOCK = words("am pm o'clock")
 ASKS_FOR_A_TIME = re.compile(r"\b(?:time|when|clock|o'clock|hours?|[ap]\.?m)\b", re.IGNORECASE)
 ASKS_FOR_A_TOTAL = re.compile(
@@ -105,7 +106,7 @@ class Asked(NamedTuple):
     units: frozenset[str]
     """Units that the question names; an answer may have any of them. Empty if it names none."""
     nouns: frozenset[str]
-    """Stems of the things that it counts; empty where it names none, or a collective."""
+    """Stems of the things that it counts; empty if it names none, or a collective."""
 
 
 def contradicts(quantity: Quantity, question: str) -> bool:
@@ -186,8 +187,8 @@ def _asking(question: str) -> str:
 
 
 def echoes(answer: str, question: str, *, truth: str) -> bool:
-    """Whether `answer` is the expression that `question` wants worked out: `17 * 23` where it asks
-    what 17 * 23 is, and the truth is not that itself.
+    """Whether `answer` is the expression that `question` wants evaluated: `17 * 23` if it asks for
+    the value of 17 * 23, and the truth is not the expression itself.
     """
     if _squeezed(answer) == _squeezed(truth):
         return False
@@ -213,7 +214,7 @@ def asked_for(quantity: Quantity, question: str) -> bool:
 
 
 def asked_units(question: str) -> frozenset[str]:
-    """Names of the units that `question` asks for; empty where it names none."""
+    """Names of the units that `question` asks for; empty if it names none."""
     return _asked(question[:20_000]).units
 
 

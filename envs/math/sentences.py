@@ -75,7 +75,7 @@ REMAINDER = re.compile(r"\b(?:left|remain\w*|more|fewer|less|than|each|every|per
 
 
 def without_exclamation(sentence: str, text: str) -> str:
-    """`sentence` without an exclamation mark at its end, which is a factorial where `text` speaks of
+    """`sentence` without an exclamation mark at its end, which is a factorial if `text` mentions
     factorials and computes another number than the one before it: `3! = 6` before `4!`.
     """
     number = EXCLAMATION.search(sentence)
@@ -95,7 +95,9 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 
 def sentence_begin(text: str, position: int) -> int:
-    """Begin of the sentence (or line) that contains `position`; at most some words before."""
+    """Beginning of the sentence (or line) that contains `position`; limited to a few words before
+    it.
+    """
     window = text[max(0, position - 200) : position]
     last = None
     for last in SENTENCE_END.finditer(window):
@@ -104,7 +106,7 @@ def sentence_begin(text: str, position: int) -> int:
 
 
 def taken_back(rest: str, answer: str) -> bool:
-    """Whether a sentence after the answer takes it back, or the next line is another number."""
+    """Whether a sentence after the answer retracts it, or the next line is another number."""
     if not rest.strip():
         return False
     sentences = [
@@ -151,7 +153,7 @@ def contradicts_in_its_clause(clause: str, answer: str) -> bool:
 
 
 def corrections(rest: str) -> str:
-    """The sentences after an answer, which may correct it; empty where they only name another value."""
+    """Sentences after an answer that may correct it; empty if they only name another value."""
     if not rest or rest.isspace():
         return ""
     first = first_sentence(rest.strip())[0]
@@ -159,7 +161,7 @@ def corrections(rest: str) -> str:
 
 
 def _retracts(sentence: str, first: re.Match[str]) -> bool:
-    """Whether the `first` word of a sentence, at its beginning, takes back what was said before."""
+    """Whether the `first` word of a sentence, at its beginning, retracts the text before it."""
     begins = not sentence[: first.start()].strip(" (*_-\u2014.,;")
     return (
         begins and first[0].lower() in RETRACTING and not NO_FURTHER.match(sentence, first.start())

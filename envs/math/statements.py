@@ -1,9 +1,9 @@
 r"""Parses a final statement: `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia sold 72 clips`.
 
 A statement has parts that all give the answer: a value and its restatements. It is right only if
-every part is, so a second value is a contradiction, not a second chance. A value may be introduced
-by a label (`x =`, `Total:`) or a sentence of ordinary words and words of
-the question (`envs.math.vocabulary`).
+every part is, so a second value is a contradiction, not a second chance. A label (`x =`, `Total:`),
+or a sentence of ordinary words and words of the question, may introduce a value
+(`envs.math.vocabulary`).
 
 Left out: finding the statement in a text (`envs.math.answers`), and comparing it with the truth
 (`envs.math.grading`).
@@ -70,7 +70,7 @@ DESCRIBED = re.compile(
 """` - the sum of the digits of 49`: says what the number is, in words without a verb."""
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
 EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
-r"""Signs between the sides of an equation; that of `\sum_{n=1}` is none."""
+r"""Signs between the sides of an equation; the one in `\sum_{n=1}` does not count."""
 APPROXIMATELY = re.compile(
     r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\b(?:approximately|approx\.?|about|roughly)(?= [$\\(]{0,3}-?[0-9.])"
     r"|,? (?:which |that )?round(?:s|ed)(?: up| down| off)? to(?= -?[0-9])",
@@ -98,8 +98,8 @@ ABSOLUTE = re.compile(
 
 
 class Rounded(NamedTuple):
-    r"""A part that is said to be approximate, `\approx 3.14`: right where it is the answer rounded
-    to its own places.
+    r"""A part that is marked as approximate, `\approx 3.14`: right if it is the answer rounded to
+    its own places.
     """
 
     quantity: Quantity
@@ -110,8 +110,8 @@ Part = Quantity | Rounded | str
 
 
 def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
-    """The parts of a statement about a number, all of which must be the answer; () where it says
-    something else as well.
+    """The parts of a statement about a number, all of which must be the answer; () if it has other
+    content.
     """
     text = INDEPENDENT.sub("", REMAINING.sub(" ", text))
     for emphasised in EMPHASISED:
@@ -121,7 +121,7 @@ def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
 
 
 def without_label(text: str) -> str:
-    """`text` without an introduction such as `x =` or `The answer is`, for answers that are no
+    """`text` without an introduction such as `x =` or `The answer is`, for answers that are not
     numbers.
     """
     text = undressed(text)
@@ -134,8 +134,8 @@ def without_label(text: str) -> str:
 
 
 def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
-    """Each step takes something away, so the depth is bounded by the text; `left` bounds it by a
-    small number.
+    """Parse recursively. Each step removes something, so the text bounds the depth; `left` bounds
+    it by a small number.
     """
     text = undressed(text)
     if not text or not left:
@@ -358,17 +358,17 @@ def _is_comment(text: str, *, question: str) -> bool:
 
 
 NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
-"""`Step 8 shows it` names a step, and says nothing of a number."""
+"""`Step 8 shows it` names a step, and states nothing about a number."""
 ASKS_THE_REST = re.compile(r"\b(?:left|remain(?:s|ing)?)\b[^.?!]*\?", re.IGNORECASE)
 PARTED = re.compile(
     r"\b(?:gave|gives|sold|sells|ate|eats|lost|loses|spent|spends|used|uses)\b", re.IGNORECASE
 )
 KEPT = re.compile(r"\b(?:left|remain\w*|has|have|had)\b", re.IGNORECASE)
-"""`Tom gave away 18 apples` says nothing of the apples that are left."""
+"""`Tom gave away 18 apples` states nothing about the apples that are left."""
 
 
 def _without_units(side: str) -> str:
-    """`9 eggs * $2` as `9 * $2`, where nothing but units stands beside the numbers."""
+    """`9 eggs * $2` as `9 * $2`, if only units are beside the numbers."""
     factors = [read_quantity(factor) for factor in FACTORS.split(side)]
     whole = [factor.value for factor in factors if factor and factor.value.denominator == 1]
     if len(factors) > 1 and len(whole) == len(factors) and min(whole) >= 0:

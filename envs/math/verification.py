@@ -1,9 +1,9 @@
-r"""Whether two answers are the same mathematics: LaTeX and expressions, read and compared by
-math-verify (on sympy).
+r"""Decides whether two answers are the same mathematics: math-verify (on sympy) reads and compares
+LaTeX and expressions.
 
-Runs in a worker process (`envs.worker_pool`), because neither reading nor comparing is bounded:
-`9^{9^{9^9}}` keeps one integer power busy for longer than anyone waits. math-verify's own limits
-are off: they use `signal.alarm`, and turn a timeout into "different".
+Runs in a worker process (`envs.worker_pool`), because neither reading nor comparing is bounded: a
+single integer power such as `9^{9^{9^9}}` never ends in practice. math-verify's own limits are off:
+they use `signal.alarm`, and turn a timeout into "different".
 """
 
 import re
@@ -19,7 +19,7 @@ def equivalent(pair: dict[str, str]) -> bool:
 
     Raises:
         ValueError: The truth cannot be read, not even as text.
-        Exception: Whatever sympy raises while it compares; nothing is known of the answer then.
+        Exception: Any error of sympy during the comparison; the answer is then ungraded.
     """
     truth = _read(pair["truth"])
     if not truth:
@@ -28,7 +28,7 @@ def equivalent(pair: dict[str, str]) -> bool:
 
 
 def _read(text: str) -> list[Any]:
-    r"""What math-verify makes of `text`: an expression and the text itself, only the text, or
+    r"""math-verify's reading of `text`: an expression and the text itself, only the text, or
     nothing.
     """
     text = " ".join(text.replace("$", " ").split())

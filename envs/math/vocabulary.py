@@ -1,9 +1,9 @@
-r"""The words that may stand beside a number in an answer, and those that may not.
+r"""Words that are allowed beside a number in an answer, and words that are not.
 
-A number is left alone by a unit (`UNITS`, `COUNTED`), by a word that only places it (`LINKS`), and
-by the words of the question. `CHANGING` words give another number, make it doubtful or take it
-back; they are never harmless, in the question or out of it. A word that stands nowhere here is not
-known, so it spoils the answer. The one open class is the plural noun: `is_plural_noun`.
+A unit (`UNITS`, `COUNTED`), a linking word (`LINKS`) and the words of the question leave a number
+unchanged. `CHANGING` words give another number, make it doubtful or retract it; they are never
+harmless, even if the question has them. A word that is not listed is unknown, so it spoils the
+answer. The one open class is the plural noun: `is_plural_noun`.
 
 Sources: units of the SI brochure (9th edition, tables 2, 4 and 8) and of NIST Handbook 44, appendix
 C; counted things by their frequency after "How many" in GSM8K's training questions; number words as
@@ -146,7 +146,7 @@ COUNTED = words(
     clothes
     """
 )
-"""Things that are counted and irregular plurals. Other regular plurals are known by their form."""
+"""Counted things with irregular plurals. Other plurals are recognised by their regular form."""
 
 SUBSTANCES = words(
     """
@@ -158,8 +158,8 @@ SUBSTANCES = words(
 """Quantities that units measure."""
 
 LINKS = words("of per a an the in for on at from to by with and each every")
-"""They need a further word after them; `and` and `to` never join two numbers, as one number is all
-that an answer holds.
+"""They need a further word after them. `and` and `to` never join two numbers, because an answer has
+only one number.
 """
 CLOSINGS = words(
     """
@@ -171,7 +171,8 @@ CLOSINGS = words(
     them it us i.e respectively later early late
     """
 )
-"""Words around a unit that give no other number: `18 years old`, `18 square feet`, `18 in total`.
+"""Words around a unit that do not change the number: `18 years old`, `18 square feet`, `18 in
+total`.
 """
 
 DATES = words(
@@ -286,10 +287,11 @@ HEDGES = (ALTERNATIVES | DOUBTS | NEGATIONS | RETRACTIONS) - words(
 )
 """Words that make an answer doubtful at any place in its sentence."""
 AMBIGUOUS = words("quarters cubes squares roots scores couples pair pairs twins triplets")
-"""Changing words that are things where the question speaks of them: coins, blocks, plants."""
+"""Changing words that are things if the question mentions them: coins, blocks, plants."""
 QUANTIFIERS = words("more fewer additional extra")
-"""Changing words that leave a number alone directly before what is counted: `5 more dollars`, but
-not `5 less than`; at the end only where the question has them."""
+"""Changing words that leave a number unchanged directly before the counted thing: `5 more dollars`,
+but not `5 less than`; at the end only if the question has them.
+"""
 NUMBERED = words(
     """
     step part case line equation figure section chapter page problem question exercise example
@@ -322,7 +324,7 @@ def is_plural_noun(word: str) -> bool:
 
 
 def is_counted(word: str) -> bool:
-    """Whether `word` (lower case) names something that is counted, singular or plural."""
+    """Whether `word` (lower case) names a counted thing, singular or plural."""
     return (
         word in COUNTED
         or word.removesuffix("s") in COUNTED

@@ -120,7 +120,9 @@ class MetaWorldSimulator:
         )
 
     def _draw(self, seed: int, displacement: NDArray[np.float64]) -> None:
-        """Meta-World's reset, which places everything twice, but moving the hand once."""
+        """Meta-World's reset, but with a single motion of the hand; Meta-World places everything
+        twice.
+        """
         env = self._env
         self._restore(self._made)
         env.np_random = seeding.np_random(seed)[0]

@@ -1,5 +1,5 @@
-"""What an OpenEnv server says about its environment, read once: the schema of actions, and the spec
-if the server is `siirl serve`.
+"""Reads an OpenEnv server's description of its environment, once: the schema of actions, and the
+spec if the server is `siirl serve`.
 
 The constructor of an environment reads it, so that a job without its server is refused before any
 process starts. Redirects are not followed: they would carry the token elsewhere.
@@ -36,11 +36,10 @@ class Description:
 
 @functools.lru_cache
 def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
-    """Ask the server at `url`; a process asks once.
+    """Read the description from the server at `url`, once per process.
 
     Raises:
-        ValueError: No server, one that refuses the token, or one that says something else than
-            OpenEnv's protocol.
+        ValueError: No server, a refused token, or an answer outside OpenEnv's protocol.
     """
     document = _fetch(url, token=token, deadline_s=deadline_s)
     if document is None:

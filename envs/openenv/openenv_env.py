@@ -7,12 +7,10 @@
 An environment of `siirl serve` has its own spec, observations and actions (`space_play`). Every
 other one is text (`text_play`, `text_form`).
 
-Each environment has one session at a time, kept over episodes. A server that vanishes, answers
-late,
-too long or with something else than the protocol costs the running episode: it is reported as
+Each environment has one session at a time, kept over episodes. If a server vanishes, answers late,
+or sends an answer that is too long or outside the protocol, the running episode is reported as
 failed and never scored, and the next reset connects again. With `replayable=True` such an episode
-is
-simulated again from its seed instead. Left out: frames for videos, and rows of prompt files.
+is simulated again from its seed instead. Left out: frames for videos, and rows of prompt files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,19 +67,19 @@ class OpenEnvEnv(Environment):
 
         Args:
             url: Address of the server: `http://HOST:PORT`, or `https://…`.
-            token_file: File with the token that the server asks for.
+            token_file: File with the token that the server requires.
             tasks: Tasks of a server of siirl; others have one.
-            instructions: Text before the first observation: the task, where the server does not
-                tell it.
+            instructions: Text before the first observation: the task, if the server does not send
+                it.
             action_field: Field of the action that takes the model's text; by default chosen by the
                 schema (`envs.openenv.text_form`).
             observation_field: Field of the observation that the model reads; by default all.
             max_episode_steps: Turns of the model after which an episode is truncated, 16 by
                 default; an environment of siirl has its own bound.
             success_return: Return from which an episode counts as a success, unless the server
-                says.
-            replayable: Whether seed and actions determine an episode; by default what the server of
-                siirl says, and False for others, which may ignore the seed.
+                reports success.
+            replayable: Whether seed and actions determine an episode; by default the value of a
+                siirl server, and False for others, which may ignore the seed.
             deadline_s: Seconds for one answer; with connect_deadline_s below env.deadline_s.
             connect_deadline_s: Seconds of attempts to get a session at reset.
             max_message_mib: Largest answer in MiB.
@@ -175,7 +173,7 @@ class OpenEnvEnv(Environment):
         Raises:
             ValueError: An action outside the space.
             RuntimeError: No episode runs.
-            EpisodeFailed: The server broke off the episode.
+            EpisodeFailed: The server aborted the episode.
             ServerFault: The same, if the episode can be replayed.
         """
         if len(actions) == 0:
@@ -202,7 +200,7 @@ class OpenEnvEnv(Environment):
         raise RuntimeError(f"Environment {self.spec.name!r} cannot be rendered over OpenEnv.")
 
     async def close(self) -> None:
-        """Leave the server."""
+        """Close the session."""
         self._is_open = False
         await self._session.close()
 

@@ -12,7 +12,7 @@ class Reply(NamedTuple):
 
     observation: dict[str, Any]
     reward: float | None
-    """None where the server sent null: no reward yet."""
+    """None if the server sent null: no reward yet."""
     done: bool
 
 

@@ -5,7 +5,7 @@ JSON texts `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": …}`
 `{"type": "observation" | "state" | "mcp" | "error", "data": …}`. Its own client is not used,
 because the package requires gradio, fastmcp, openai and pandas; the protocol needs `websockets`.
 
-Answers carry no number, so an answer after the deadline would be taken for that of the next
+Answers carry no number, so an answer after the deadline would be mistaken for that of the next
 message. The session therefore closes the connection after every fault, and `reset` opens another.
 
 All connections of the process share one event loop, in a thread that always runs. An environment
@@ -45,7 +45,7 @@ REFUSED_STATUS = (401, 403)
 
 
 class ServerFault(RuntimeError):
-    """The server vanished, was late, or sent something else than the protocol says."""
+    """The server vanished, was late, or sent an answer outside the protocol."""
 
 
 class Unreachable(ServerFault):
@@ -87,7 +87,7 @@ class Session:
         self._socket: ClientConnection | None = None
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Start an episode; waits for a session that is free, and for a server that restarts.
+        """Start an episode; waits for a free session, and for a server that restarts.
 
         Raises:
             ServerFault: No session in time, or a fault of the server.
@@ -107,7 +107,7 @@ class Session:
         return await over_network(self._ask(kind, data, answer=answer))
 
     async def close(self) -> None:
-        """Leave the server; a second call does nothing."""
+        """Close the session; a second call does nothing."""
         await over_network(self._close())
 
     async def _reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _data_of(received: str | bytes, *, answer: str) -> dict[str, Any]:
 
     Raises:
         ServerRefused: An error of the server.
-        ValueError: Anything else; the message has what was received.
+        ValueError: Anything else; the message quotes it.
     """
     if isinstance(received, bytes):
         raise ValueError(f"{len(received)} bytes, not text")
@@ -252,5 +252,5 @@ def network_loop() -> asyncio.AbstractEventLoop:
 
 
 async def over_network(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run `coroutine` there and wait for it; cancelling the caller cancels it."""
+    """Run `coroutine` on that loop and wait for it; cancelling the caller cancels it."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, network_loop()))

@@ -1,15 +1,15 @@
 """An OpenEnv environment as text: its observations as chat messages, the model's text as its
 action.
 
-**Observation.** The field `observation_field`; else the only text among the fields that hold
-something; else all of these as one line of JSON. The first one is a user message after
-`instructions`, answers of tools have the role `tool`.
+**Observation.** The field `observation_field`; else the only text among the nonempty fields; else
+all of these as one line of JSON. The first one is a user message after `instructions`, answers of
+tools have the role `tool`.
 
 **Action.** With tools (the server answers MCP's `tools/list`) a text is read for calls in the form
 of `envs.tools.calls`; each is one step. Any other text goes into `action_field`; by default the
 only required text field of the action schema, or its only field. An action of several fields is a
-JSON object that the model writes; what is no such object is answered with `Error: …`. An
-environment whose actions are only tools ends with a text without calls.
+JSON object that the model writes; any other text is answered with `Error: …`. An environment whose
+actions are only tools ends with a text without calls.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Episodes of an OpenEnv environment as text: a turn of the model is one step, or one step a call.
+"""Episodes of an OpenEnv environment as text: a turn of the model is one step, or one step per
+call.
 
-The reward of a turn is the sum of its steps. Null counts as no reward yet; an environment that ends
-an episode with null has no reward for it, because openenv-core writes NaN so too, and the episode
-fails. `success` is the server's own field if it has one, else a return of at least
-`success_return`.
+The reward of a turn is the sum of its steps. Null counts as no reward yet. If an episode ends with
+null it has no reward and fails, because openenv-core also writes NaN as null. `success` is the
+server's own field if it has one, else a return of at least `success_return`.
 """
 
 import dataclasses
@@ -199,7 +199,7 @@ def _success(reply: Reply) -> bool | None:
 
 
 def _tool_result(observation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer of a tool: the text parts of MCP's result, its error, or the observation."""
+    """A tool's answer: the text parts of MCP's result, its error, or the observation."""
     error, result = observation.get("error"), observation.get("result")
     if isinstance(error, dict):
         return {"text": f"Error: {error.get('message', 'no reason given')}."}

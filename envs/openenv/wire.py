@@ -3,7 +3,7 @@
 An array is `{"dtype": "float32", "shape": [2, 3], "base64": …}` with the bytes in C order, little
 end first, so values arrive bit by bit as they were. Images are such arrays of uint8: base64 takes a
 third more bytes than the pixels and costs less time than PNG. Everything else is plain JSON. The
-space decides how a value is read, so what a sender declares allocates nothing.
+space determines how a value is read, so a sender's declarations allocate nothing.
 
 Left out: spaces without a fixed form (`Graph`, `Sequence`, `OneOf`), and infos that JSON cannot
 hold, which stay at the server.

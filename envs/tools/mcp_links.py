@@ -1,4 +1,4 @@
-"""Ways to an MCP server: a process started here, over standard streams, or an address, over
+"""Connects to an MCP server: a process started here, over standard streams, or an address, over
 streamable HTTP.
 
 A link belongs to one connection. Left out: OAuth, and the older transport with server-sent events.
@@ -25,7 +25,7 @@ MAX_EVENT_BYTES = 64 << 20  # of one result; the client's own bound of 1 MiB end
 
 
 class Link(abc.ABC):
-    """One connection's way to its server."""
+    """Transport of one connection to its server."""
 
     @abc.abstractmethod
     def streams(self) -> AbstractAsyncContextManager[Any]:
@@ -33,7 +33,7 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def said(self) -> str:
-        """Sentences about the server's own words, for an error message; may be empty."""
+        """Sentences from the server's standard error, for an error message; may be empty."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Address:
-    """A server that others run; each connection is a session of it."""
+    """A server that runs elsewhere; each connection is a session of it."""
 
     url: str
     token: str | None

@@ -3,10 +3,10 @@ streams, or one at an address, over streamable HTTP.
 
 With `fresh` (the default) every episode that calls a tool has its own server process, so episodes
 share no state; at an address it has its own session. A server that dies or hangs during a call is
-replaced at the next call, and the model gets an error; one at an address is connected to again. One
-that cannot be reached fails its episode (`ToolsMissing`); the message has the end of its standard
-error. A process's children end with it (`supervisor`), and its output that is no MCP is dropped
-(`garbage`). The client refuses requests to the user (sampling, elicitation).
+replaced at the next call, and the model gets an error; for one at an address, the next call
+reconnects. An unreachable server fails its episode (`ToolsMissing`); the message has the end of its
+standard error. A process's children end with it (`supervisor`), and its output outside MCP is
+dropped (`garbage`). The client refuses requests to the user (sampling, elicitation).
 """
 
 import asyncio
@@ -185,11 +185,11 @@ class _Connection:
         self.client: Client
 
     def is_open(self) -> bool:
-        """Whether the client believes to be connected."""
+        """Whether the client considers itself connected."""
         return self._task is not None and not self._task.done()
 
     async def open(self, *, deadline_s: float) -> None:
-        """Start the server and shake hands."""
+        """Start the server and perform the handshake."""
         self._task = asyncio.get_running_loop().create_task(self._live())
         news: set[asyncio.Future[Any]] = {self._task, self._ready}
         await asyncio.wait(news, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)

@@ -5,8 +5,8 @@ tools:
   - {mcp: {command: my-server, args: [--quiet], fresh: false}} # the tools of an MCP server; see
   `envs.tools.mcp_server`
   - {mcp: {url: http://127.0.0.1:8000/mcp}}                    # one that runs already
-  - {program: envs.tools.sandboxed:sandboxed, memory_mib: 256} # a tool that runs Python; a factory
-  of a `ProgramRunner`, its arguments
+  - {program: envs.tools.sandboxed:sandboxed, memory_mib: 256} # a tool that runs Python: a factory
+    of a `ProgramRunner`, and its arguments
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""A tool that runs the model's Python programs, in the sandbox or in a runner of the user's.
+"""A tool that runs the model's Python programs, in the sandbox or in a user's own runner.
 
 `ProgramTool` needs a `ProgramRunner`; `sandboxed` makes the one on `envs.sandbox`.
 """

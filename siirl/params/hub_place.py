@@ -6,7 +6,7 @@
     hf://datasets/openai/gsm8k@refs/convert/parquet/main
 
 `datasets/` may be left out where a key names data. The form is that of huggingface_hub's
-HfFileSystem. Left out: asking the Hub (siirl.models.hub_files).
+HfFileSystem. Left out: asking the Hub (siirl.params.hub_files).
 """
 
 import re

@@ -56,17 +56,16 @@ class Cave(NamedTuple):
     outwards: Vector
     """Level direction [3] to its open side."""
     middle: Vector
-    """Point [3] half way between what closes it at left and right, at the region's own depth and
-    height.
+    """Point [3] half way between its left and right walls, at the region's own depth and height.
     """
     edge: float
     """Place of the roof's edge along `outwards`."""
     floor: float
-    """Height of what lies below `middle`."""
+    """Height of the surface below `middle`."""
 
 
 def cave(simulator: LiberoSimulator, target: str) -> Cave | None:
-    """The region `target` as a cave; None where it is open at its top, or closed all around."""
+    """The region `target` as a cave; None if it is open at its top, or closed all around."""
     parent = region_parent(simulator, target) if is_region(simulator, target) else None
     if parent is None:
         return None

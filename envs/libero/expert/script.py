@@ -65,12 +65,12 @@ def is_time(
 
 
 def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> list[Sequence[str]]:
-    """A goal's predicates (verb, thing) or (verb, thing, target) as they can be fulfilled one after
-    the other.
+    """A goal's predicates (verb, thing) or (verb, thing, target), in an order in which they can be
+    fulfilled.
 
-    What is closed comes first, where an open drawer above it would be in the way, or last, where
-    something is put in; what is opened or turned comes before all placements; a thing is in its
-    place before others are put in or on it.
+    Closing comes first if an open drawer above would be in the way, and last if something is put
+    inside. Opening and turning precede all placements. A thing is placed before others are put in
+    or on it.
 
     Args:
         goal: In any order.

@@ -305,8 +305,8 @@ def above(point: Vector, height: float) -> Vector:
 
 
 def _handle(simulator: LiberoSimulator, part: Part) -> Vector:
-    """Middle of the handle: of a drawer what stands out furthest where it opens, of a door what is
-    furthest from the hinge.
+    """Middle of the handle: the part of a drawer that protrudes furthest, or the part of a door
+    furthest from its hinge.
     """
     return simulator.data.geom_xpos[_handle_geom(simulator, part)].copy()
 
@@ -320,7 +320,7 @@ def _handle_geom(simulator: LiberoSimulator, part: Part) -> int:
 
 
 def _top_geom(simulator: LiberoSimulator, part: Part) -> int:
-    """The bar of a knob: what lies highest."""
+    """The bar of a knob: its highest geom."""
     return max(
         colliding_geoms(simulator, part.body),
         key=lambda geom: float(simulator.data.geom_xpos[geom][2]),

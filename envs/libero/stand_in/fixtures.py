@@ -2,10 +2,10 @@
 desk caddy.
 
 Figures from the benchmark's assets (github.com/Lifelong-Robot-Learning/LIBERO,
-libero/libero/assets, MIT): outer dimensions, regions, and of everything that moves the joint's
-name, axis, range, damping, mass and inertia, to which the initial states and the predicates refer.
-A fixture does not move, so MuJoCo lets its drawers and doors collide with its frame: they keep a
-millimetre or more of clearance.
+libero/libero/assets, MIT): outer dimensions, regions, and for moving parts the joint's name, axis,
+range, damping, mass and inertia, to which the initial states and the predicates refer. A fixture
+does not move, so MuJoCo lets its drawers and doors collide with its frame: they keep a millimetre
+or more of clearance.
 """
 
 import math
@@ -34,9 +34,9 @@ LEVELS = {
 """Drawers of a cabinet: floor, rim, and middle of the containing region above the cabinet's origin.
 """
 NARROWER = 0.008
-"""Of a drawer at each side than the benchmark's, in metres: some initial states of kitchen scene 4
-let the wine bottle fall on the open drawer's corner, from which it topples, and rolls about when
-settling is over."""
+"""Width in metres by which a drawer is narrower at each side than the benchmark's. In some initial
+states of kitchen scene 4 the wine bottle would fall on the open drawer's corner, topple, and still
+roll after settling."""
 RACK_TILT = math.asin(0.52)
 """The wine rack's plank rises to the back by 31 degrees."""
 

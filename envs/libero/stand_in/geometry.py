@@ -1,10 +1,10 @@
 """Things made of boxes, cylinders and capsules, and the MJCF text that LIBERO's object classes
 read.
 
-A `Thing` is what one file of the benchmark's assets would describe: solids, the named boxes
-("regions") that its predicates ask for, and parts that move. Every solid becomes two geoms, as
-robosuite wants it: one that collides (group 0, never drawn) and one that is seen (group 1). Lengths
-in metres, angles in radians, quaternions w x y z. Plain text out; MuJoCo is not imported.
+A `Thing` has the content of one file of the benchmark's assets: solids, the named boxes ("regions")
+that its predicates test, and moving parts. Every solid becomes two geoms, as robosuite requires:
+one that collides (group 0, never drawn) and one that is drawn (group 1). Lengths in metres, angles
+in radians, quaternions w x y z. Plain text out; MuJoCo is not imported.
 """
 
 import math
@@ -55,7 +55,7 @@ class Solid:
 
 @dataclass(frozen=True)
 class Region:
-    """A box that predicates ask for: whether something is in it, or on it."""
+    """A box of the predicates: whether something is in it, or on it."""
 
     name: str
     at: Vector
@@ -114,9 +114,10 @@ class Thing:
     bottom: float = -0.06
     top: float = 0.04
     radius: float = 0.025
-    """The height below and above the origin and the radius that LIBERO's placement uses.
-    They decide its random draws, and with them where fixtures stand; so they are the values of the
-    benchmark's assets, even where the shape is another."""
+    """The height below and above the origin and the radius that LIBERO's placement uses. They
+    determine its random draws, and so the places of fixtures; they are therefore the values of the
+    benchmark's assets, even if the shape differs.
+    """
 
 
 def box(

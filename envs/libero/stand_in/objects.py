@@ -1,11 +1,11 @@
 """Stand-ins for the benchmark's 26 movable objects, each of a few primitives.
 
-Taken from the benchmark's assets as figures (github.com/Lifelong-Robot-Learning/LIBERO,
-libero/libero/assets, MIT): outer dimensions, how far the origin lies above the bottom, which axis
-points up, containing regions, and the three sites that placement uses. Shapes, colours and masses
-are our own: colours tell objects apart that an instruction names, and masses are a few times the
-assets' 2 to 140 grams, which a touch sends flying. Whatever is to be grasped has a part narrower
-than the gripper's 8 cm opening: a rim, a handle or the whole thing.
+Figures from the benchmark's assets (github.com/Lifelong-Robot-Learning/LIBERO,
+libero/libero/assets, MIT): outer dimensions, height of the origin above the bottom, upward axis,
+containing regions, and the three sites that placement uses. Shapes, colours and masses are our own:
+colours distinguish the objects that instructions name, and masses are a few times the assets' 2 to
+140 grams, because a touch throws such light objects. Every object to grasp has a part narrower than
+the gripper's 8 cm opening: a rim, a handle or the whole thing.
 """
 
 from envs.libero.stand_in.geometry import (

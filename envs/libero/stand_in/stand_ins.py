@@ -1,8 +1,8 @@
-"""A folder of stand-in assets: everything that the five suites load, generated from primitives, in
-the layout of the benchmark's assets.
+"""Makes a folder of stand-in assets: all files that the five suites load, generated from
+primitives, in the layout of the benchmark's assets.
 
 LIBERO's classes read it unchanged. Tasks, initial states and predicates work on it; shapes, masses
-and pictures are another world's, so success rates on stand-ins are not LIBERO scores.
+and pictures differ, so success rates on stand-ins are not LIBERO scores.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ TEXTURE_SIZE = 64  # pixels; flat patterns need no more
 
 
 def stand_in_folder() -> Path:
-    """The folder of stand-in assets in the cache, written at the first call; its name holds the
-    digest of what is in it.
+    """The folder of stand-in assets in the cache, written at the first call; its name has a digest
+    of the content.
     """
     files = dict(stand_in_files())
     digest = hashlib.sha256()
@@ -56,9 +56,7 @@ def stand_in_files() -> Iterator[tuple[str, str | tuple[Colour, Colour]]]:
 
 
 def _write(folder: Path, files: dict[str, str | tuple[Colour, Colour]]) -> None:
-    """Write the folder whole: servers that start at the same time may all try, and the first one
-    wins.
-    """
+    """Write the folder atomically: of servers that start at the same time, the first one wins."""
     draft = Path(tempfile.mkdtemp(dir=folder.parent))
     for path, content in files.items():
         (draft / path).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +66,7 @@ def _write(folder: Path, files: dict[str, str | tuple[Colour, Colour]]) -> None:
             _write_tiles(draft / path, content)
     try:
         os.rename(draft, folder)
-    except OSError:  # it is there by now
+    except OSError:  # it exists by now
         shutil.rmtree(draft)
 
 
