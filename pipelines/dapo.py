@@ -3,9 +3,9 @@
     for each step:
         for each prompt or task of the step, sample a group of n responses    rollout_actor
         R = score of each response by the environment or grader,              function_reward
-            less the penalty near the token limit drop groups with identical rewards; while too few
-        are left,      dynamic_sampling sample further prompts, up to a bound, and reward and filter
-        them as well
+            less the penalty near the token limit
+        drop groups with identical rewards; while too few are left,           dynamic_sampling
+            sample further prompts, up to a bound, and reward and filter them as well
         share the rest among the ranks, alike in work                         data_rebalance
         A = (R - mean of the group) / deviation of the group                  calculate_advantages
         log-probs of the responses under the policy,                          actor_old_log_prob

@@ -9,8 +9,8 @@ groups env and cluster matter:
 
     port=8000             TCP port; 0 takes a free one
     host=127.0.0.1        address to listen at: this machine alone. Another one exposes the server to
-                          the network, without encryption sessions=4            clients at once; a
-    further one gets an error
+                          the network, without encryption
+    sessions=4            clients at once; a further one gets an error
     token_file=FILE       file with the token that clients must send; made if it does not exist. By
                           default below the cache folder ($SIIRL_CACHE, or ~/.cache/siirl)
     max_message_mib=4     largest message of a client

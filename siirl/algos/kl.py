@@ -2,11 +2,12 @@
 
 With x drawn from pi and `r = log pi(x) - log ref(x)` (J. Schulman, "Approximating KL divergence",
 2020):
-    k1 = r                    unbiased value; as a loss its gradient has mean zero: only noise k2 =
-    r^2 / 2              biased value; its gradient is that of the KL divergence k3 = exp(-r) - 1 +
-    r      unbiased, never negative; gradient of the forward divergence abs = |r| A name with '+'
-    (k1+, k3+, abs+) has its own value and k2's gradient (straight-through), as a loss needs it. The
-    names kl, mse and low_var_kl of verl are k1, k2 and k3. Other systems clamp r to
+    k1 = r                    unbiased value; as a loss its gradient has mean zero: only noise
+    k2 = r^2 / 2              biased value; its gradient is that of the KL divergence
+    k3 = exp(-r) - 1 + r      unbiased, never negative; gradient of the forward divergence
+    abs = |r|
+A name with '+' (k1+, k3+, abs+) has its own value and k2's gradient (straight-through), as a loss
+needs it. The names kl, mse and low_var_kl of verl are k1, k2 and k3. Other systems clamp r to
 +-20 and k3 to +-10; here r is only kept from overflowing.
 """
 

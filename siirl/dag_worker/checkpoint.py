@@ -3,10 +3,12 @@
     checkpoints/
       latest                    name of the newest folder, replaced in one step
       step_00000020/
-        manifest.json           expected files, with size and SHA-256 state.pt counters, generators
-        and memories of the run's components actor/                  one folder per engine
-        model.safetensors     whole weights; with config.json a policy that `model.path` reads
-        shards/               weights and moments, one file per rank (torch.distributed.checkpoint)
+        manifest.json           expected files, with size and SHA-256
+        state.pt                counters, generators and memories of the run's components
+        actor/                  one folder per engine
+          model.safetensors     whole weights; with config.json a policy that `model.path` reads
+          shards/               weights and moments, one file per rank, by
+                                torch.distributed.checkpoint
 
 A rank copies its shards to host memory, then a thread writes them while training continues; at
 most one checkpoint is being written. It is written under a temporary name, flushed to disk and

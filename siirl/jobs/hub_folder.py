@@ -1,8 +1,9 @@
 """Writes a policy as a folder for the Hugging Face Hub, from a checkpoint or a policy folder.
 
-    README.md               model card: results, command, versions, data, licence config.json and
-    other files of the policy, tokenizer included model.safetensors       or several files with
-    model.safetensors.index.json siirl_config.yaml       configuration of the run
+    README.md               model card: results, command, versions, data, licence
+    config.json             and other files of the policy, tokenizer included
+    model.safetensors       or several files with model.safetensors.index.json
+    siirl_config.yaml       configuration of the run
 
 A language model has transformers' layout. An OpenVLA-OFT has its authors' layout, with the
 projector of proprioception in a separate file and with the weights that no pass reads, from the

@@ -2,10 +2,12 @@
 
 `siirl.algos.aggregation` averages tokens. Each family is a file and each loss a function with its
 formula and source; `loss_registry` registers and calls them:
-    clipped_ratio    vanilla, decoupled sequence_ratio   gspo, gspo_token, gmpo policy_gradient
-    gpg, cpgd, cispo, sapo covariance       clip_cov, kl_cov, with their selections over a
-    mini-batch `siirl.dag_worker.core_algos.register_policy_loss` registers losses in verl's form
-    (four scalars from `old_log_prob, log_prob, ...`).
+    clipped_ratio    vanilla, decoupled
+    sequence_ratio   gspo, gspo_token, gmpo
+    policy_gradient  gpg, cpgd, cispo, sapo
+    covariance       clip_cov, kl_cov, with their selections over a mini-batch
+`siirl.dag_worker.core_algos.register_policy_loss` registers losses in verl's form (four scalars
+from `old_log_prob, log_prob, ...`).
 """
 
 from siirl.algos.policy_losses.clipped_ratio import decoupled_policy_loss, vanilla_policy_loss

@@ -1,9 +1,10 @@
 """Reads LeRobot data sets (github.com/huggingface/lerobot), layouts v2.1 and v3.0.
 
-    meta/info.json     features, frames per second, patterns of file names meta/tasks.*       tasks
-    by number: jsonl in v2.1, parquet in v3.0 meta/episodes*     episodes and, in v3.0, their places
-    in shared files data/              numbers of every frame, parquet; pictures too if a camera has
-    no videos videos/            mp4 of a camera: one episode per file in v2.1, several in v3.0
+    meta/info.json     features, frames per second, patterns of file names
+    meta/tasks.*       tasks by number: jsonl in v2.1, parquet in v3.0
+    meta/episodes*     episodes and, in v3.0, their places in shared files
+    data/              numbers of every frame, parquet; pictures too if a camera has no videos
+    videos/            mp4 of a camera: one episode per file in v2.1, several in v3.0
 
 Videos are decoded by ffmpeg in one pass over each file, at the requested size. The lerobot package
 is not needed. Every fault is a ValueError with file and remedy. A data set is untrusted: file names
