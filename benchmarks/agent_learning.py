@@ -7,13 +7,13 @@ The job is docs/examples/solver_checker_job.yaml: two-digit sums on the shipped 
 clones right answers in each role: the question alone, after a first answer, and after an answer and
 another number. Half of the shown answers are right, so the start does not ignore them. Arms:
 
-- joint: solver and checker, each with weights and an optimiser of its own.
+- joint: solver and checker, each with its own weights and optimiser.
 - alone: the solver alone, from the same weights, until it has generated as many tokens.
 - untrained_checker: the joint job, in which only the solver is trained; the control.
 
 Success is that of sampled answers to held-out questions. `alone` is also measured with the majority
 of three sampled answers, which costs at least the tokens that the two agents spend on a question.
-`game` counts what solver, checker and reviser do with held-out questions, before and after.
+`game` counts the outcomes of solver, checker and reviser on held-out questions, before and after.
 """
 
 import argparse

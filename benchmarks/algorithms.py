@@ -3,10 +3,10 @@
     python -m benchmarks.algorithms              # everything; about five minutes on one core
     python -m benchmarks.algorithms --rounds 1   # a quick look
 
-One thread. Contenders take turns in rounds, so that a busy moment of the machine hits all of them;
-times are processor time, wall time stands beside, ratios are taken within a round and the median is
-reported with its range. Log-probs run in a separate process for each contender and round, whose
-peak memory is as the operating system reports it, inputs and gradients included. The baselines are
+One thread. Contenders take turns in rounds, so that other load on the machine affects all of them.
+Times are processor time, with wall time beside it; ratios are taken within a round, and the median
+is reported with its range. Log-probs run in a separate process for each contender and round, whose
+peak memory, inputs and gradients included, is the operating system's figure. The baselines are
 in `benchmarks.plain_algorithms`. The control is each baseline against itself: its ratio must be 1.
 """
 

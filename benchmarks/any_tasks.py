@@ -1,18 +1,18 @@
-"""Measures learning on tasks that nothing was tuned for, by the documented commands alone.
+"""Measures learning on tasks that no default was tuned on, with the documented commands alone.
 
     python -m benchmarks.any_tasks --half find --seeds 11
     python -m benchmarks.any_tasks --half kept --arms defaults success --seeds 1 2 3
 
 Eight trios of Meta-World's tasks: those whose scripted expert succeeds within the demo's 120 steps
 in nine of ten episodes (`any_tasks_experts.json`), without the five that the shipped policies were
-tuned on. The first two trios are tasks that once stayed where they were; `DRAW_SEED` draws the
+tuned on. The first two trios are tasks that earlier defaults did not improve; `DRAW_SEED` draws the
 others. Half `find` is for choosing defaults; half `kept` is run when they are chosen.
 
 An arm is two commands without an option for a task: `siirl.warm_start`, then `siirl.train` on its
 result, which evaluates before and after on held-out episodes. `defaults` has no option at all;
-`earlier_defaults` are those before this benchmark, and the `without_...` arms take one part of
-today's away. `cloning` is what a user has instead: no RL, the same minutes spent on more
-demonstrations and updates.
+`earlier_defaults` are those before this benchmark, and each `without_...` arm omits one part
+of today's. `cloning` is the alternative: no RL, the same minutes spent on more demonstrations and
+updates.
 
 A finished arm is kept in the work folder and not run again.
 """

@@ -1,5 +1,4 @@
-"""Measures what rollouts that run ahead of training gain: wall clock to a success rate, by
-staleness.
+"""Measures the gain of rollouts that run ahead of training: wall time to a success rate.
 
     # tools whose answers take a lognormal time, from 0.5 s (median) to 10 s (99th percentile)
     python -m benchmarks.async_learning tools --seeds 1 2 3
@@ -11,9 +10,9 @@ staleness.
 An arm is `python -m siirl.train` with the overrides that the result file lists; all arms of a study
 take the same number of training steps from the same weights. The clock runs from the first prompt
 to the step at which the mean success of `WINDOW` steps reaches the target, without start and
-evaluations. Arms of a seed follow each other, so that a machine's other load meets all of them;
-`ratio` compares arms of one seed. The control takes the most staleness without the decoupled loss.
-Finished arms are kept and not run again. Left out: staleness above 4, several machines.
+evaluations. Arms of a seed follow each other, so that other load on the machine affects all of
+them; `ratio` compares arms of one seed. The control takes the most staleness without the decoupled
+loss. Finished arms are kept and not run again. Left out: staleness above 4, several machines.
 """
 
 import argparse
@@ -188,7 +187,7 @@ def _run(study: Study, arm: str, seed: int, start: Sequence[str], folder: Path, 
 
 
 def measure(rows: Sequence[dict[str, Any]], *, targets: Sequence[float]) -> dict[str, Any]:
-    """What a run's metrics say, one row a step.
+    """A run's metrics, one row per step.
 
     Returns:
         Steps and seconds to each target (None: not reached) and of the whole run; the curve as

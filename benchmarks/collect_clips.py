@@ -4,7 +4,7 @@
 They train the tiny video encoder (`python -m vjepa.train_tiny`) and serve
 `benchmarks.reward_progress`. Failures come from experts that are disturbed in six ways, or from a
 trained policy. Actions of experts are found on a simulator without images and then replayed in
-chunks of 8, because the environment renders once a call. Left out: demonstrations for the warm
+chunks of 8, because the environment renders once per call. Left out: demonstrations for the warm
 start (siirl.warm_start).
 """
 

@@ -6,7 +6,7 @@
 Stable-Baselines3 (in requirements-test.lock) has the settings of RL Baselines3 Zoo
 (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml, 208b6fd), siirl a preset of
 configs/trainer/ and the overrides that the result lists. Both have one process and one thread; arms
-of a seed follow each other, so that other programs on the machine meet both. An arm is scored by
+of a seed follow each other, so that other programs on the machine affect both. An arm is scored by
 the episodes of its own training, which sample actions: the mean return of those that ended in the
 last tenth of the steps, and the mean over tenths. Processor seconds are of the whole process,
 imports included; a shared machine hardly changes them. Finished arms are kept and not run again.

@@ -7,23 +7,21 @@ queues against a plain one.
 Ranks are simulated; the coordinator's actor class, the division of rows and the transfers that each
 rank receives are the real ones. Four questions:
 
-1. **Bytes moved** by `data_rebalance`, against the fewest that any division needs whose busiest
-rank
+1. **Bytes moved** by `data_rebalance`, against the fewest of any division whose busiest rank
    has no more work than this one's (or 2 % above the mean, whichever is more). Each rank above that
    has to give away rows of at least its surplus; the cheapest such rows are found exactly, by
-   dynamic programming over their sizes. Control: a division that looks at no row's place.
+   dynamic programming over their sizes. Control: a division that ignores the rows' places.
 2. **Busiest process**: what the busiest rank sends and receives, against a controller that collects
    all rows and hands them out; and the metadata that the coordinator sends and receives.
-3. **Processor time of the coordinator** a step: every rank puts its metadata at a time of its own,
-   asks for its share, and acknowledges it. What it unpickles and pickles counts.
-4. **A put and a filtered get** beside a number of waiting samples, against a list behind a lock
-that
-   is searched from the front.
+3. **Processor time of the coordinator** per step: every rank puts its metadata at a different time,
+   asks for its share, and acknowledges it. Pickling and unpickling count.
+4. **A put and a filtered get** with a number of waiting samples, against a list behind a lock
+   that is searched from the front.
 
 Rows: `text` has responses of lognormal length in groups of eight, weighed by the FLOPs of a
 7-billion-parameter decoder. `robots` has 1 to 15 chunks of a 224 x 224 image, weighed by chunks.
 
-Left out: Ray's remote calls (one put, one get and one acknowledgement a rank and step), the
+Left out: Ray's remote calls (one put, one get and one acknowledgement per rank and step), the
 network, packing rows, and leftovers, which go through Ray's object store.
 """
 

@@ -1,5 +1,5 @@
-"""Writes down what a run of `make demo` came to: `python -m benchmarks.demo_result RUN_FOLDER`,
-into benchmarks/results/demo.json.
+"""Records the result of a run of `make demo` in benchmarks/results/demo.json:
+`python -m benchmarks.demo_result RUN_FOLDER`.
 """
 
 import argparse

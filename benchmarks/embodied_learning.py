@@ -1,13 +1,13 @@
-"""Measures whether the VLA policy improves, and whether it does so by vision.
+"""Measures whether the VLA policy improves, and whether the gain depends on vision.
 
     python -m benchmarks.embodied_learning main --seeds 1 2 3
 
-`main` has the demo's tasks: SRPO, SRPO with more prompts of tasks that the policy solves sometimes,
-the 0/1 reward, and a blind control (images zeroed in warm start, training and evaluation) that
-should not gain much. `window` is the same with window-open, the fourth task that the shipped policy
+`main` has the demo's tasks: SRPO, SRPO with more prompts of tasks that the policy sometimes solves,
+the 0/1 reward, and a blind control (images zeroed in warm start, training and evaluation), which
+should gain little. `window` is the same with window-open, the fourth task that the shipped policy
 was cloned on, which the blind control learns. `low_base` has tasks that a weaker warm start almost
 never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm start as
-references, and an oracle that knows the true distance. `flow` trains the shipped flow policy on the
+references, and an oracle with the true distance. `flow` trains the shipped flow policy on the
 demo's tasks by each algorithm, and `tokens` the token policy for as many steps; both have a blind
 control.
 

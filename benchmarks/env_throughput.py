@@ -7,11 +7,11 @@
     python -m benchmarks.env_throughput --rounds 1 --seconds 3           # a quick look
 
 The same environment, image size, render settings, cores and run for all; contenders take turns in
-rounds, so that a busy moment of the machine hits all of them. Every ratio is taken within a round;
-the median over rounds is reported, with its range. The baseline is AsyncVectorEnv twice: as it
-comes (one action a step, every one rendered), and given our trick (a step is a chunk of 8 actions,
-rendered once), each with the number of environments that suits it best. Control: an environment
-that does nothing.
+rounds, so that other load on the machine affects all of them. Every ratio is taken within a round;
+the median over rounds is reported, with its range. There are two baselines of AsyncVectorEnv: with
+one action per step, each rendered, and with siirl's chunks (8 actions per step, rendered once).
+Each has the number of environments that is fastest for it. Control: an environment that does
+nothing.
 
 Rollouts are in `benchmarks.rollout_throughput`.
 """
@@ -52,7 +52,7 @@ class Contender(ABC):
 
     @abstractmethod
     def run(self, seconds: float) -> float:
-        """Step with random actions for about `seconds`; returns environment steps a second."""
+        """Step with random actions for about `seconds`; returns environment steps per second."""
 
     @abstractmethod
     def close(self) -> None:
@@ -200,7 +200,7 @@ def make_contenders(
 def measure(
     contenders: Mapping[str, Contender], *, rounds: int, seconds: float
 ) -> dict[str, list[float]]:
-    """Steps a second of every contender in every round, after one second each that is not counted."""
+    """Steps per second of each contender and round, after one second each that is not counted."""
     for contender in contenders.values():
         contender.run(1.0)
     rates: dict[str, list[float]] = {name: [] for name in contenders}

@@ -1,18 +1,17 @@
-"""Runs that are killed, stopped, interrupted and starved at random moments: does every one of them
-end right?
+"""Checks the end of runs that are killed, stopped, interrupted or starved at random moments.
 
     # 88 trials, three quarters of an hour on two quiet cores
     python -m benchmarks.fault_fuzz
     python -m benchmarks.fault_fuzz --only 17                    # one of them again
     python -m benchmarks.fault_fuzz --only "GCS killed"          # all of a kind
-    # goes on; rows of earlier trials stay in the results
+    # continues; rows of earlier trials stay in the results
     python -m benchmarks.fault_fuzz --from 40
 
 A trial is drawn from the seed and its number: a job of seconds, one or two ranks, with Ray or
 without, a kind of fault, and a moment, as a share of the time that an uninterrupted run of the job
-takes. It is right where all of this holds:
+takes. It is right if all of this holds:
 
-- The command ends, with a status that the fault allows, and with a sentence and the line to resume,
+- The command ends with a status that the fault allows, with a message and the command to resume,
   and without a traceback.
 - A minute later no process of its session is left but Ray's agents, which end by themselves.
 - `trainer.resume=auto` resumes from the newest checkpoint if there is one. A damaged checkpoint is

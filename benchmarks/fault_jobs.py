@@ -1,5 +1,5 @@
-"""Jobs of seconds for `benchmarks.fault_fuzz`, started as users start them, and what an
-uninterrupted run of each comes out with.
+"""Jobs of a few seconds for `benchmarks.fault_fuzz`, started by their command lines, and the result
+of an uninterrupted run of each.
 """
 
 import json

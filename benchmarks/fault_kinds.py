@@ -1,5 +1,5 @@
-"""The faults of `benchmarks.fault_fuzz`: what is done to a running job, and with which statuses its
-command may end for it.
+"""The faults of `benchmarks.fault_fuzz`: how a running job is disturbed, and the exit statuses that
+are then right.
 
 Finishing as if nothing had happened is always right. A fault that must not end a run allows no
 other status.

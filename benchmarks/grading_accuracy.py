@@ -8,7 +8,7 @@ The styles are those of `tests/envs/math/answer_styles.jsonl`, one JSON object a
 | key | meaning |
 |---|---|
 | reference | the true answer, as a data set has it |
-| text | what a model writes, with everything around the answer |
+| text | a model's text, with everything around the answer |
 | right | whether a careful reader takes the text for the reference |
 | style | a short name of the form |
 | source | the data set or convention that the form comes from |

@@ -5,7 +5,7 @@
     python -m benchmarks.grading_throughput --workers 4
 
 Answers differ from each other, so that no cache of math-verify helps. Rates by the clock depend on
-what else the machine does; answers a second of processor time (of this process and its workers
+other load on the machine; answers per second of processor time (of this process and its workers
 together) hardly do.
 """
 

@@ -1,10 +1,10 @@
-"""rollout=server against rollout=vllm: the same vLLM over HTTP and in a process of the run's own.
+"""rollout=server against rollout=vllm: the same vLLM over HTTP and in a process of the run.
 
     python -m benchmarks.inference_server --output benchmarks/results/inference_server.json
 
-Tokens a second of both on the prompts of `benchmarks.text_engines`, and seconds of a sync of all
+Tokens per second of both on the prompts of `benchmarks.text_engines`, and seconds of a sync of all
 weights: through shared memory (rollout=vllm), through the folder in /dev/shm, and by a collective.
-On one thread for each process, in one sitting, in turns; the ratio is that of neighbouring turns.
+One thread per process, in one session, in turns; the ratio is that of neighbouring turns.
 Weights are random. Left out: GPUs, and servers on another machine.
 """
 

@@ -1,11 +1,10 @@
-"""Learning measured before, during and after, arm by arm: what `embodied_learning` and
-`text_learning` have in common.
+"""Runs the arms of a learning study and measures success before, during and after training.
 
 Every arm is `python -m siirl.train` with the shipped defaults and the differences that its study
-names, so anybody can type it again. Before and after, each policy is measured by `python -m
+names, so it can be repeated by hand. Before and after, each policy is measured by `python -m
 siirl.evaluate` on seeds that nothing else uses (from 500,000 on), with sampled actions and with the
-most likely ones. A benchmark can be interrupted: a finished arm is kept and not run again, one that
-was cut off goes on from its last checkpoint.
+most likely ones. A benchmark can be interrupted: a finished arm is kept and not run again, and an
+unfinished one continues from its last checkpoint.
 """
 
 import argparse

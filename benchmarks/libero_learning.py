@@ -1,7 +1,7 @@
 """Compares SRPO with the 0/1 reward on LIBERO's tasks, from the shipped warm start.
 
     python -m benchmarks.libero_learning main --seeds 1 --episodes 20
-    # goes on from there, with a cost on entropy
+    # continues from there, with an entropy penalty
     python -m benchmarks.libero_learning longer --seeds 1 --episodes 20
 
 Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO and the 0/1
@@ -9,13 +9,13 @@ reward train for as many steps, and so for as many episodes. Environment steps o
 and not equal, because an episode ends at its success; each arm's result has its own count.
 `benchmarks.learning_studies` runs and measures the arms.
 
-An arm that is finished is not run again, and one that was cut off goes on from its last checkpoint
-when the command is repeated. `--arms srpo` runs one alone.
+When the command is repeated, a finished arm is not run again, and an unfinished one continues from
+its last checkpoint. `--arms srpo` runs one alone.
 
 Training starts from forty initial states of each task, and the tests from the ten others
-(`env.states=split`). Those are taken in turn: twenty episodes are two of sampled actions from each.
-The most likely actions give the same episode twice, so that with more than ten episodes their
-intervals are narrower than what was seen allows: judge by sampled actions.
+(`env.states=split`). Those are taken in turn: twenty episodes of sampled actions are two from each.
+The most likely actions give the same episode twice, so with more than ten episodes their intervals
+are too narrow: judge by sampled actions.
 """
 
 from dataclasses import replace

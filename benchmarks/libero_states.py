@@ -1,15 +1,15 @@
-"""Do LIBERO's initial states settle on the assets that are there? Checks as many of the 6,500 as
-fit into some minutes, and keeps count.
+"""Checks that LIBERO's 6,500 initial states settle on the installed assets, as many as fit into the
+given minutes.
 
-    python -m benchmarks.libero_states --minutes 10             # goes on where the last run ended
+    python -m benchmarks.libero_states --minutes 10             # continues the last run
     python -m benchmarks.libero_states --suite goal+10 --states 5 --seed 1
     python -m benchmarks.libero_states --table
 
 A state is sound if nothing moves faster than `SETTLED` after the benchmark's ten settling steps and
-one step more, and the simulation has not diverged. States are drawn by seed, and the least known
-tasks come first: with `--states 5` a run looks at many tasks a little. Results are kept task by
-task in one file, with the states that were checked. A simulator takes 0.6 s of a core to build, and
-a state 0.1 s.
+one step more, and the simulation has not diverged. States are drawn by seed, and tasks with the
+fewest checked states come first: with `--states 5` a run checks a few states of many tasks. Results
+are kept task by task in one file, with the states that were checked. A simulator takes 0.6 s of a
+core to build, and a state 0.1 s.
 """
 
 import argparse

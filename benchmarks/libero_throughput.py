@@ -1,17 +1,16 @@
-"""LIBERO's rollout of a GRPO step, 8 prompts x 8 rollouts of mixed length: the field's way,
-gymnasium's, gymnasium's with our trick, ours.
+"""Episodes per minute of a rollout on LIBERO, 8 prompts x 8 rollouts of mixed length: lockstep
+loops and AsyncVectorEnv against siirl's pool.
 
     python -m benchmarks.libero_throughput
     # a quick look
-    python -m benchmarks.libero_throughput --prompts 1 --rollouts 2 --rounds 1 --max-episode-steps
-    24
+    python -m benchmarks.libero_throughput --rounds 1 --prompts 1 --max-episode-steps 24
 
-(a) lockstep: a process an environment, every action stepped by robosuite's own loop and rendered,
-simulators rebuilt for each episode, the policy also asked for episodes that have ended. (b)
-gymnasium's AsyncVectorEnv over robosuite's own loop, with simulators reused and ended episodes
-spared, which neither LIBERO nor its trainers do. (b') the same with eight actions and one image a
-call. Both once more over siirl's environment with its faster physics step, so that only the pool is
-left to differ. (ours) the pool on Ray. Same task, episodes, random numbers, image size, render
+(a) lockstep: one process per environment, every action stepped by robosuite's own loop and
+rendered, simulators rebuilt for each episode, the policy also asked for episodes that have ended.
+(b) gymnasium's AsyncVectorEnv over robosuite's own loop, with simulators reused and ended episodes
+skipped, which neither LIBERO nor its trainers do. (b') the same with eight actions and one image
+per call. Both once more over siirl's environment with its faster physics step, so that only the
+pool differs. (ours) the pool on Ray. Same task, episodes, random numbers, image size, render
 settings, number of environments, and one policy thread; contenders take turns in rounds, and every
 ratio is taken within a round. Two controls: all contenders end up with the same steps and
 successes; and (a) is also run with our physics step. 28 environments hold 20 GB.
@@ -195,7 +194,7 @@ def make_contenders(
 def measure(
     contenders: Mapping[str, Contender], requests: Sequence[EpisodeRequest], *, rounds: int
 ) -> dict[str, Any]:
-    """Episodes a minute and steps a second of every contender in every round; a first episode in
+    """Episodes per minute and steps per second of each contender and round; a first episode in
     each environment is not counted.
     """
     episodes: dict[str, list[float]] = {name: [] for name in contenders}

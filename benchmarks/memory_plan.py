@@ -3,10 +3,10 @@
     python -m benchmarks.memory_plan
 
 Each case trains a language model of Qwen2.5's architecture and random weights for two optimiser
-steps, as a job's actor does, in a process a rank. The second step is measured, when moments exist:
-resident memory of a rank above what it had before it loaded the model, largest during the passes of
-the update and during the optimiser's step. The plan is `siirl.preflight.rank_memory` for the same
-configuration. Aim: the larger of the two phases within 15 %.
+steps, as a job's actor does, in one process per rank. The second step is measured, when moments
+exist: resident memory of a rank above what it had before it loaded the model, largest during the
+passes of the update and during the optimiser's step. The plan is `siirl.preflight.rank_memory` for
+the same configuration. Aim: the larger of the two phases within 15 %.
 
 Left out: all weights of the largest model, whose training would take 5 GB; rollout, whose engines
 take memory that the configuration sets; vLLM; GPUs, which `siirl gpu-check` measures.

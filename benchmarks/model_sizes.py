@@ -1,4 +1,4 @@
-"""Memory of a rank that loads, saves, resumes and hands on a model, on two and on four CPU ranks.
+"""Memory of a rank that loads, saves, resumes and syncs a model, on two and on four CPU ranks.
 
     python -m benchmarks.model_sizes --before CHECKOUT
 

@@ -1,9 +1,10 @@
-"""One rank of `benchmarks.model_sizes`: loads, saves, resumes and syncs a model, and says how much.
+"""One rank of `benchmarks.model_sizes`: loads, saves, resumes and syncs a model; prints the memory.
 
     python benchmarks/model_sizes_rank.py JOB.json RANK
 
-It runs on the checkout that PYTHONPATH names, also an older one, so it uses only what both have.
-The moments are filled by hand: a backward pass would need more memory than what is measured.
+It runs on the checkout that PYTHONPATH names, also an older one, so it uses only interfaces of both
+revisions. The moments are filled by hand: a backward pass would need more memory than what is
+measured.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Measures whether the shipped model that sees learns to count, and that a blind one does not.
+"""Measures whether the shipped vision-language model learns to count, and a blind one does not.
 
     python -m benchmarks.picture_learning --seeds 1 --steps 100
 

@@ -1,7 +1,6 @@
-"""The straightforward implementations of the field, which `benchmarks.algorithms` compares with:
-written plainly, each in its usual way.
+"""Straightforward implementations, with which `benchmarks.algorithms` compares siirl's.
 
-They follow what trainers of language models do: GAE as a loop over time steps that is vectorised
+They follow common trainers of language models: GAE as a loop over time steps that is vectorised
 over the batch, group statistics with a dict of lists, log-probs and entropy from all logits,
 Karmarkar-Karp on whole tuples of sums.
 """

@@ -1,8 +1,7 @@
-"""The processes of this machine as /proc has them: which live, whose session they are of, who has
-started whom.
+"""Processes of this machine from /proc: state, session and parent of each.
 
-A session of the operating system holds a run's processes together, so that those are found whose
-parent has died.
+A run's processes share a session of the operating system, so that processes whose parent has died
+are found too.
 """
 
 from collections.abc import Collection

@@ -5,9 +5,8 @@ paired.
 
 Each run is `python -m siirl.train` with the shipped defaults but for its length and for
 evaluations, which are left out: they record 4 of 300 episodes, a smaller share than training's 2 of
-96. Both runs of a pair have the same seed, hence the same start states and random numbers; which
-comes first takes turns. The first step, in which simulators and renderers are built, is not
-counted.
+96. Both runs of a pair have the same seed, hence the same start states and random numbers; the
+order alternates. The first step, in which simulators and renderers are built, is not counted.
 
 Measured are wall time and processor time of all processes of the run (drawing, encoding and ffmpeg
 included), each divided by the environment steps, because two policies drift apart by rounding and

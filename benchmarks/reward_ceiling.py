@@ -1,15 +1,15 @@
-"""Why does the reward rank failures as it does? `python -m benchmarks.reward_ceiling` writes
-benchmarks/results/reward_ceiling.json.
+"""Measures what limits the reward's ranking of failures: `python -m benchmarks.reward_ceiling`
+writes benchmarks/results/reward_ceiling.json.
 
-On failures of the shipped policy, several from each scene as in a GRPO group, it measures how far
-the reward's form could come if part of it were perfect. *Perfect state*: positions of hand and
-object instead of an embedding, in the room or relative to where the object stood at the start, with
-the reward's own clusters and distances. *Supervised*: a kernel regression of the oracle's distance,
-an upper bound for what frames or latents hold; never a reward. Beside them the shipped encoder and
-raw pixels. Every row has two correlations with the oracle's distance at the end of the episode:
-over all failures of a task, and within scenes, which is all that a group's advantage uses. Left
-out: expert clips and controls (benchmarks.reward_progress), learning with the reward
-(benchmarks.embodied_learning).
+On failures of the shipped policy, several from each scene as in a GRPO group, it measures the
+ranking that the reward's form could reach if part of it were perfect. *Perfect state*: positions of
+hand and object instead of an embedding, in world coordinates or relative to the object's start,
+with the reward's own clusters and distances. *Supervised*: a kernel regression of the oracle's
+distance, an upper bound for the information in frames or latents; never a reward. For comparison:
+the shipped encoder and raw pixels. Every row has two correlations with the oracle's distance at the
+end of the episode: over all failures of a task, and within scenes, the only part that a group's
+advantage uses. Left out: expert clips and controls (benchmarks.reward_progress), learning with the
+reward (benchmarks.embodied_learning).
 """
 
 # Axes: N episode, M failed episode, F frame of all episodes end to end, E channel.

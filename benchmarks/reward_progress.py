@@ -2,7 +2,7 @@
 
 `python -m benchmarks.reward_progress` writes into benchmarks/results/.
 
-First on failures, of a policy (`--policy FOLDER`) and of disturbed experts: rank correlation of the
+First on failures of a policy (`--policy FOLDER`) and of disturbed experts: rank correlation of the
 reward with the simulator's true distance to the goal. Then on held-out expert clips cut at known
 fractions: correlation with progress, monotonicity, separation of successes from failures, and two
 controls that must score lower, clips run backwards and clips with their frames shuffled. Beside the

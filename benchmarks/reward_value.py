@@ -1,15 +1,14 @@
 """Compares trajectory rewards that learn while they score: `python -m benchmarks.reward_value`
 writes benchmarks/results/reward_value.json.
 
-Episodes of a policy come in steps of four groups of eight rollouts a task, as in training, and each
-reward scores a step before it learns from it: SRPO's clusters with the shipped encoder, and the
-value of frames (`vjepa.success_value`) from pixels and from the shipped encoder. Measured on the
-failures of the later steps: rank correlation with the true distance at the end, over the task and
-within groups, which is all that an advantage uses; the skill that the value measured itself; and
-which share of a step's failures is paid less than a video that achieves nothing
-(`siirl.jobs.idle_videos`).
-Two policies: the shipped one, and `--policy` with `--tasks` of its own. Left out: learning with the
-reward (benchmarks.embodied_learning).
+Episodes of a policy come in steps of four groups of eight rollouts per task, as in training, and
+each reward scores a step before it learns from it: SRPO's clusters with the shipped encoder, and
+the value of frames (`vjepa.success_value`) from pixels and from the shipped encoder. Measured on
+the failures of the later steps: rank correlation with the true distance at the end, over the task
+and within groups, the only part that an advantage uses; the skill that the value measured itself;
+and the share of a step's failures whose reward is below that of a video that achieves nothing
+(`siirl.jobs.idle_videos`). Two policies: the shipped one, and that of `--policy`, with `--tasks`.
+Left out: learning with the reward (benchmarks.embodied_learning).
 """
 
 # Axes: N episode.

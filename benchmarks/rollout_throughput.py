@@ -2,10 +2,10 @@
 
 Part of `python -m benchmarks.env_throughput --policy FOLDER`. Four ways to run the same list of
 episodes (same tasks, seeds and random numbers, one policy thread). Two lockstep loops over
-AsyncVectorEnv with our trick, which start the next batch of episodes when the last one of the batch
-has ended: in the plain one every environment is stepped, and the policy asked for it, until then;
-in the sparing one those that have ended rest. The pool, batch by batch as well. The pool as siirl
-uses it, where a finished episode's slot is refilled at once. Steps of ended episodes do not count.
+AsyncVectorEnv with siirl's chunks start the next batch of episodes when the last one of the batch
+has ended: until then the plain one steps every environment and queries the policy for it; the
+sparing one skips those that have ended. The pool, batch by batch as well. The pool as siirl uses it
+refills a finished episode's slot at once. Steps of ended episodes do not count.
 """
 
 import argparse

@@ -4,14 +4,14 @@
     python -m benchmarks.sandbox_throughput --rounds 1 --seconds 3      # a quick look
 
 One program, ten tests on standard input, as many programs at once as there are cores. Contenders
-take turns in rounds, so that a busy moment of the machine hits all; every ratio is taken within a
+take turns in rounds, so that other load on the machine affects all; every ratio is taken within a
 round.
 
 - `subprocess`: `python -I -S` for each test, isolated from nothing: the strongest simple baseline,
-  and the price of an interpreter.
+  and the cost of an interpreter.
 - `bwrap per test`: the naive sandbox, `bwrap --unshare-all` around that, for each test.
-- `sandbox`: ours as shipped, one sandbox a program and a forked process a test, with system call
-  filter and limits.
+- `sandbox`: ours as shipped, one sandbox per program and a forked process per test, with system
+  call filter and limits.
 - `sandbox, one test each`: ours without sharing a sandbox among a program's tests.
 - `sandbox without walls`: ours with env.isolation=none.
 
@@ -147,7 +147,7 @@ async def check(contenders: dict[str, Contender], problem: Problem, right: str) 
 async def rate(
     run: Contender, problem: Problem, program: str, *, seconds: float, workers: int
 ) -> float:
-    """Tests a second of `workers` programs at a time."""
+    """Tests per second with `workers` programs at a time."""
     begin = time.perf_counter()
 
     async def work() -> int:

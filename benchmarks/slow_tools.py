@@ -1,9 +1,8 @@
 """Tools that answer after a random time: `env=tools` with a service behind the calculator.
 
 A call's answer takes a lognormal time with median 0.5 s and 99th percentile 10 s, spent asleep, so
-that many calls wait at once on few cores. Each environment of a server draws from a generator of
-its
-own, seeded with its number. Left out: latency that depends on load.
+that many calls wait at once on few cores. Each environment of a server has its
+own generator, seeded with its number. Left out: latency that depends on load.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
-"""Tokens a second of the engines that generate text, over size of model and batch, against
-transformers' own `generate`.
+"""Tokens per second of the text engines, over sizes of model and batch, against transformers'
+`generate`.
 
     python -m benchmarks.text_engines --output benchmarks/results/text_engines.json
 
 Every contender continues the same prompts, each for a group of rollouts, on one thread, in one
-sitting, in turns. Two kinds of lengths: `even`, where all continuations have the same length, which
+session, in turns. Two kinds of lengths: `even`, where all continuations have the same length, which
 is the best case of `generate`; and `ragged`, where lengths spread evenly between one token and
-twice the mean, as answers of a policy do: `generate` goes on until the longest has ended. Tokens
-behind a row's own end do not count. Weights are random; speed does not depend on them.
+twice the mean, as answers of a policy do: `generate` continues until the longest has ended. Tokens
+after a row's end do not count. Weights are random; speed does not depend on them.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     # GRPO, PPO and DAPO, three to five minutes each
     python -m benchmarks.text_learning two_digits --seeds 1 2 3
-    # the quick check; its hundred pairs are all there is
+    # the quick check; only a hundred pairs exist
     python -m benchmarks.text_learning one_digit
     # the same steps with hf and with vllm
     python -m benchmarks.text_learning engines --seeds 1

@@ -1,13 +1,14 @@
 """One GRPO step (generate, score, update) of siirl beside TRL's GRPOTrainer: samples per second,
 and peak memory.
 
-    python -m venv /tmp/trl && /tmp/trl/bin/pip install trl==1.16.0 transformers==5.19.0
-    torch==2.13.0 python -m benchmarks.text_throughput --trl /tmp/trl/bin/python
+    python -m venv /tmp/trl
+    /tmp/trl/bin/pip install trl==1.16.0 transformers==5.19.0 torch==2.13.0
+    python -m benchmarks.text_throughput --trl /tmp/trl/bin/python
 
 The same model (an ordinary folder of weights), the same questions, prompts x group, lengths, type
 (float32), optimiser steps and cores; one after the other, in turns, each in its own virtual
-environment and in one process (siirl with cluster=local; its graders are processes of their own,
-and counted). TRL is given the micro-batch of `--micro-batches` that is fastest for it. A step's
+environment and in one process (siirl with cluster=local; its graders are separate processes,
+which count). TRL is given the micro-batch of `--micro-batches` that is fastest for it. A step's
 time is that of the trainer's own step; the first `WARM_UP` of a run are left out. Memory is the
 largest proportional set size of the process with its children.
 

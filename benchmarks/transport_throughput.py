@@ -1,18 +1,18 @@
-"""Answers with 224 x 224 images a second, and their processor time: EnvPool against
+"""Answers with 224 x 224 images per second, and their processor time: EnvPool against
 gymnasium's AsyncVectorEnv with shared memory, and against zmq with out-of-band pickles.
 
     python -m benchmarks.transport_throughput
     python -m benchmarks.transport_throughput --rounds 1 --seconds 2     # a quick look
 
-The environment does nothing (`NullEnv`), so what is left is the transport: an action of one step
+The environment does nothing (`NullEnv`), so only the transport is measured: an action of one step
 goes to a process, and an observation of 150 kB comes back. Every contender has the same
 environments, processes and cores, and in each round they take turns. Ratios are taken within a
-round, so that a machine that others use too favours none; the median over rounds is reported, with
+round, so that other load on the machine favours none; the median over rounds is reported, with
 its range.
 
-- `async_vector`: shared memory; every environment waits for all others. With one environment a
-  process, and with as many as the pool has, whichever is better.
-- `zmq`: processes behind PAIR sockets, pickle protocol 5, arrays as frames of their own.
+- `async_vector`: shared memory; every environment waits for all others. With one environment
+  per process, and with as many as the pool has; the better counts.
+- `zmq`: processes behind PAIR sockets, pickle protocol 5, arrays as separate frames.
 - `pool`: EnvPool on Ray. `pool_two_machines`: the same without shared memory, as it is between
   machines (over the loopback device).
 - `pool_in_process`: EnvPool without servers. Nothing is transported, so this is the cost of the
@@ -223,7 +223,7 @@ def make_contenders(*, num_servers: int, envs_per_server: int) -> dict[str, Cont
 def measure(
     contenders: Mapping[str, Contender], *, rounds: int, seconds: float, ignored: set[int]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Answers a second and processor microseconds an answer, of every contender and round.
+    """Answers per second and processor microseconds per answer, of every contender and round.
 
     `ignored`: processes whose time does not count.
     """

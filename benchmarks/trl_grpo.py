@@ -1,7 +1,7 @@
 """The same GRPO steps with TRL's GRPOTrainer; run by `benchmarks.text_throughput` in a virtual
-environment of TRL's own.
+environment for TRL.
 
-Nothing of siirl is imported here, so that both are measured as their users have them.
+Nothing of siirl is imported here, so that both are measured as users install them.
 """
 
 import argparse
