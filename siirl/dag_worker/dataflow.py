@@ -17,7 +17,7 @@ later joined with the asking node's get the prompts of all rounds. Left out: how
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ from siirl.data_coordinator.protocol.batch import concat, select_rows, texts
 from siirl.data_coordinator.protocol.join import join_batches, positions_in
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeStatus, NodeType, TaskGraph
+from siirl.execution.dag.resource_groups import acts
 from siirl.execution.dag.stage import declared_start
 from siirl.execution.dag.writers import LOADER, Writers, meet
 
@@ -38,6 +39,9 @@ Begin = Callable[[Node, TensorDict], "Future[Any] | None"]
 """Starts a node's work on its input outside this thread; None if the node cannot do that."""
 Draw = Callable[[int, int], TensorDict]
 """This rank's prompts for an agent group: those of the step (0), or its share of further ones."""
+
+RollOut = Callable[[TensorDict], Awaitable[TensorDict]]
+"""Plays the episodes of a batch of prompts; returns their rows."""
 
 
 @dataclass
@@ -104,6 +108,23 @@ class Dataflow:
                     self._run(node, step)
         finally:  # an error elsewhere must not leave a thread behind that uses a closed reward
             wait([begun.work for begun in step.begun.values() if begun.work is not None])
+
+    async def run_beside(self, prompts: TensorDict, *, roll_out: RollOut) -> None:
+        """Run every node once on `prompts`, while other calls of this method wait for episodes.
+
+        Args:
+            prompts: The entry nodes get them.
+            roll_out: Takes the place of the function of nodes that act; nothing else is awaited.
+        """
+        groups = self.graph.agent_groups()
+        step = _Round(frozenset(self.graph.nodes), more=0, prompts=dict.fromkeys(groups, prompts))
+        for node in self.graph.get_nodes():
+            if not acts(node):
+                self._run(node, step)
+                continue
+            batch, writers = self._input(node, step)
+            rows = await roll_out(batch)
+            self._keep(node, step, before=batch, after=rows, writers=writers)
 
     @functools.cached_property
     def _order(self) -> list[tuple[Node, bool]]:

@@ -43,10 +43,10 @@ from siirl.engine.reward_manager import TextRewardManager
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
+from siirl.execution.dag.columns import PROMPT_COLUMNS
 from siirl.models.training_flops import flops_of_rows
 from siirl.reporting.metrics import Value, Weighted
 
-PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 PROMPT_ROW = "prompt_row"
 """Column with the file row of a prompt."""
 EPISODE_COLUMNS = (

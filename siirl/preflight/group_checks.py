@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.resource_groups import GROUPS
-from siirl.params import sizes
 from siirl.params.domains import SERVER, VLLM
 from siirl.params.training_args import SiiRLArguments
 
 PIPELINES_WITH_REFILLS = ("dapo",)
-STREAM = "a stream of rollouts (trainer.max_staleness above 0 without trainer.deterministic)"
 
 
 def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -73,11 +71,4 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"trainer.deterministic=true with trainer.max_staleness={staleness} and "
             f"pipeline={config.dag.pipeline}: which prompts a refill takes depends on timing. "
             "Take algorithm.filter.max_refills=0 with pipeline=grpo, or max_staleness=0."
-        )
-    if config.dag.shipped_graph == "remax" and sizes.streams(
-        config.trainer, config.dag, config.actor_rollout_ref.rollout
-    ):
-        yield ConfigError(
-            f"pipeline=remax answers each prompt greedily before the rollouts, which {STREAM} does "
-            "not do: take actor_rollout_ref.rollout.mode=sync."
         )

@@ -7,9 +7,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from siirl.dag_worker.stages import generate
 from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
-from siirl.execution.dag.resource_groups import ROLLOUT, TRAIN, cut_graph
+from siirl.execution.dag.function_names import describe
+from siirl.execution.dag.resource_groups import ROLLOUT, TRAIN, acts, cut_graph
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import (
     TaskScheduler,
@@ -48,6 +50,8 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
         return ()
     fill_in_sizes(graph, parameters=policy_parameters(config.actor_rollout_ref.model))
     parts = cut_graph(graph, groups=config.dag.groups)
+    if sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout):
+        _check_stream(parts[ROLLOUT])
     given = dict(config.dag.groups)
     config.dag.groups = dict(
         ranks_of_groups(
@@ -69,6 +73,18 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
     return tuple(
         _plan(config.dag, config.trainer, name, part, groups, given) for name, part in parts.items()
     )
+
+
+def _check_stream(part: TaskGraph) -> None:
+    """Refuse an own function for episodes, which would wait for those of one prompt at a time."""
+    for node in part.nodes.values():
+        if acts(node) and node.executable is not None and node.executable is not generate:
+            raise ConfigError(
+                f"Node {node.node_id!r} plays episodes with {describe(node.executable)}. A stream "
+                "of rollouts (trainer.max_staleness above 0 without trainer.deterministic) plays "
+                f"them with {describe(generate)} only: take it, or set "
+                "actor_rollout_ref.rollout.mode=sync."
+            )
 
 
 def scheduled(

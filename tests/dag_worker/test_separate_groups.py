@@ -3,8 +3,12 @@ counted, and a resumed run continues the rollouts that were under way.
 """
 
 import pytest
+import torch
 
+from siirl.dag_worker import stages
 from siirl.dag_worker.separate import training_side
+from siirl.data_coordinator.protocol.batch import select_rows
+from siirl.errors import ConfigError
 from tests.dag_worker.one_process import run, untimed
 from tests.dag_worker.two_groups import TwoGroups, run_groups
 
@@ -42,6 +46,82 @@ def test_lockstep_on_ranks_of_their_own_equals_one_colocated_rank_bit_for_bit(tm
     job = (*job, FIXED, "trainer.total_steps=3")
     colocated = run(tmp_path / "one", (*job, "cluster=local"))
     assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
+OWN = "tests.dag_worker.test_separate_groups"
+BRANCHES = f"""
+nodes:
+  - {{node_id: prompts, node_type: DATA_LOAD, func: "{OWN}:number"}}
+  - {{node_id: double, node_type: CUSTOM, func: "{OWN}:double", dependencies: [prompts]}}
+  - {{node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT, dependencies: [double]}}
+  - {{node_id: fewer, node_type: CUSTOM, func: "{OWN}:drop_first", group: rollout, dependencies: [rollout_actor]}}
+  - {{node_id: all, node_type: CUSTOM, func: "{OWN}:note", group: rollout, dependencies: [rollout_actor]}}
+  - {{node_id: meet, node_type: CUSTOM, func: "{OWN}:check", group: rollout, dependencies: [fewer, all]}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [meet]}}
+  - {{node_id: advantages, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}}
+  - {{node_id: actor_train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [advantages]}}
+"""
+
+
+def number(batch):
+    batch["own_number"] = batch["index"] + 1
+    return batch
+
+
+def double(batch):
+    assert "uid" not in batch.keys()
+    batch["own_number"] = 2 * batch["own_number"]
+    return batch
+
+
+def drop_first(batch):
+    return select_rows(batch, batch["index"].diff(prepend=torch.tensor([-1])) == 0)
+
+
+def note(batch):
+    batch["noted"] = torch.full((len(batch),), len(batch))
+    return batch
+
+
+def check(batch):
+    rows = batch["noted"][0].item()
+    assert len(batch) == rows - rows // 4  # one of four was dropped beside, not before
+    assert torch.equal(batch["own_number"], 2 * (batch["index"] + 1))
+    return batch
+
+
+def branches(folder, *words):
+    (folder / "own.yaml").write_text(BRANCHES)
+    return (*SUMS, f"dag.workflow_file={folder / 'own.yaml'}", "trainer.total_steps=2", *words)
+
+
+def test_a_graph_with_branches_before_its_cut_trains_like_a_colocated_one(tmp_path):
+    job = branches(tmp_path, FIXED)
+    colocated = run(tmp_path / "one", (*job, "cluster=local"))
+    assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
+def test_a_stream_runs_the_nodes_before_and_after_its_rollouts(tmp_path):
+    job = branches(tmp_path, *PAIR, "trainer.max_staleness=1")
+    steps = run_groups(tmp_path / "run", job)
+    assert [step.metrics["actor/updates"] > 0 for step in steps if step.step] == [True, True]
+
+
+def rolls_out(batch, context):
+    return stages.generate(batch=batch, context=context)
+
+
+@pytest.mark.parametrize("words", [["pipeline=remax"], ["pipeline=grpo", "own"]])
+def test_a_stream_refuses_episodes_of_another_function(tmp_path, words):
+    if "own" in words:
+        rollout = f'func: "{OWN}:rolls_out", node_type: MODEL_INFERENCE, node_role: ROLLOUT'
+        train = "node_id: train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [own]"
+        file = tmp_path / "own.yaml"
+        file.write_text(f"nodes:\n- {{node_id: own, {rollout}}}\n- {{{train}}}")
+        words = [words[0], f"dag.workflow_file={file}"]
+    shared = [word for word in SUMS if not word.startswith("pipeline=")]
+    with pytest.raises(ConfigError, match=r"plays episodes with .*rollout\.mode=sync"):
+        TwoGroups(tmp_path / "run", (*shared, *PAIR, "trainer.max_staleness=1", *words))
 
 
 def test_refills_of_dapo_reach_the_rollouts(tmp_path):

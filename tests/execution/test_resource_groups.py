@@ -5,7 +5,7 @@ import pytest
 from pipelines.embodied_srpo import embodied_srpo_pipeline
 from pipelines.grpo import grpo_pipeline
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag import NodeType
+from siirl.execution.dag import NodeType, Pipeline
 from siirl.execution.dag.resource_groups import cut_graph
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import (
@@ -53,7 +53,37 @@ def test_an_unknown_group_is_answered_with_the_known_ones():
 def test_a_node_that_trains_cannot_roll_out():
     graph = grpo_pipeline()
     graph.nodes["actor_train"].group = "rollout"
-    with pytest.raises(ConfigError, match="trains"):
+    with pytest.raises(ConfigError, match=r"'actor_train'.*only the group 'train' has"):
+        cut_graph(graph, groups=BOTH)
+
+
+def passes(batch):
+    return batch
+
+
+def around_a_rollout(**of_entry):
+    """Prompts are prepared, played and scored; another node looks at the prompts."""
+    pipeline = Pipeline("own").add_node("prepare", passes).add_node("watch", passes, **of_entry)
+    pipeline.add_node("rollout", "siirl.dag_worker.stages:generate", ["prepare"])
+    pipeline.add_node("score", passes, ["rollout"]).add_node("end", passes, ["score"])
+    return pipeline.build()
+
+
+def test_what_comes_before_a_rollout_or_gets_the_prompts_runs_on_its_ranks():
+    parts = cut_graph(around_a_rollout(), groups=BOTH)
+    assert list(parts["rollout"].nodes) == ["prepare", "watch", "rollout", "put_rollout"]
+    assert list(parts["train"].nodes) == ["get_rollout", "score", "end"]
+
+
+def test_a_training_rank_has_no_prompts():
+    with pytest.raises(ConfigError, match=r"'watch' gets the prompts.*set group=rollout"):
+        cut_graph(around_a_rollout(group="train"), groups=BOTH)
+
+
+def test_rollout_ranks_have_no_barrier():
+    graph = around_a_rollout()
+    graph.nodes["score"].node_type, graph.nodes["score"].group = NodeType.BARRIER_SYNC, "rollout"
+    with pytest.raises(ConfigError, match=r"'score' \(BARRIER_SYNC/DEFAULT\).*set group=train"):
         cut_graph(graph, groups=BOTH)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag import Node, NodeStatus, NodeType, TaskGraph, columns
+from siirl.execution.dag import Node, NodeStatus, NodeType, Pipeline, TaskGraph, columns
 
 
 def passes(batch):
@@ -209,7 +209,9 @@ def test_what_follows_an_undeclared_node_is_checked_once_that_has_run():
         node("advantage", requires=["reward"]),
     )
     graph.check()
-    with pytest.raises(ConfigError, match=r"required by node 'advantage'.*'reward'.*Known: score"):
+    with pytest.raises(
+        ConfigError, match=r"required by node 'advantage'.*'reward'.*Known: .*score"
+    ):
         graph.run_node("user", batch={})
 
 
@@ -275,3 +277,13 @@ def test_skipping_keeps_what_another_node_provides():
     )
     graph.skip_node("second", reason="not needed")
     assert graph.nodes["train"].required_columns == {"x"}
+
+
+def test_the_prompts_columns_are_there_after_an_own_function_that_declares_others():
+    pipeline = Pipeline("own").add_node("load", count, node_type=NodeType.DATA_LOAD, provides=["n"])
+    pipeline.add_node("rollout", "siirl.dag_worker.stages:generate", ["load"]).build()
+
+
+def count(batch):
+    batch["n"] = len(batch)
+    return batch

@@ -17,8 +17,9 @@ import torch
 from tensordict import TensorDict
 
 from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.events import Event
-from siirl.dag_worker.no_rows import with_columns_of_prompts
+from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.separate.exchange import PROMPT, Evaluation, Report, Weights, Work
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.published_weights import SecondCopy, WeightThread
@@ -30,8 +31,8 @@ from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.workflow import RolloutResult, Trajectory
-from siirl.errors import TooManyFailures
-from siirl.execution.dag import Node, NodeType, TaskGraph
+from siirl.errors import ConfigError, TooManyFailures
+from siirl.execution.dag import Node, NodeOutput, TaskGraph
 from siirl.interrupts import Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.reporting.metrics import Value
@@ -110,6 +111,12 @@ class RolloutWorker:
         on_start: Callable[[], object] | None = None,
     ) -> None:
         self.graph, self.rank, self.line, self.build = graph, rank, line, build
+        self._flow = Dataflow(
+            graph,
+            call=self._run_node,
+            begin=lambda node, batch: None,
+            draw=lambda group, more: self._drawn,
+        )
         self.streaming = streaming
         self.on_start = on_start
         self._parts: RolloutParts | None = None
@@ -234,25 +241,25 @@ class RolloutWorker:
     # Blocks
 
     def _run_block(self, prompts: Sequence[Prompt]) -> None:
-        context = self.parts.context
-        context.step = prompts[0].step
-        batch = self._batch(prompts)
+        self.parts.context.step = prompts[0].step
+        self._drawn = self._batch(prompts)
+        self._prompts = self._of_groups(self._drawn, prompts)
         try:
-            for node in self.graph.get_nodes():
-                batch = self._run_node(node, batch)
+            self._flow.run_step()
         except TooManyFailures:  # no episode of this rank; the training ranks decide over all
-            self.put(batch[:0])
+            self.put(self._drawn[:0])
         self.line.call("put", self.rank, self._take_entries(), self._report({}))
 
     def _batch(self, prompts: Sequence[Prompt]) -> TensorDict:
         loader: Any = self.parts.context.require_loader()
         tasks = loader.prompts_at([prompt.number for prompt in prompts])
-        self._prompts = {task.group_id: prompt for task, prompt in zip(tasks, prompts, strict=True)}
         return Samples2Dict([Sample(task.columns()) for task in tasks])
 
-    def _run_node(self, node: Node, batch: TensorDict) -> TensorDict:
-        if node.node_type is NodeType.DATA_LOAD:
-            return batch
+    def _of_groups(self, batch: TensorDict, prompts: Sequence[Prompt]) -> dict[int, Prompt]:
+        """The prompt of each group of rollouts."""
+        return dict(zip(batch["index"].tolist(), prompts, strict=True))
+
+    def _run_node(self, node: Node, batch: TensorDict, started: Any = None) -> NodeOutput:
         begin = time.perf_counter()
         with OCCUPATION.doing(f"computes node {node.node_id} of step {self.parts.context.step}"):
             output = self.graph.run_node(
@@ -263,9 +270,15 @@ class RolloutWorker:
                 context=self.parts.context,
                 process_group=None,
                 agent_group=node.agent_group,
+                started=started,
+            )
+        if output.more_prompts:
+            raise ConfigError(
+                f"Node {node.node_id!r} of the group 'rollout' asks for more prompts, which only "
+                "training ranks can: set group=train, or leave its group out."
             )
         self._metrics.append({**output.metrics, f"time/{node.node_id}_s": _since(begin)})
-        return output.batch
+        return output
 
     def put(self, batch: TensorDict) -> None:
         """Keep the rows of each prompt for the training ranks; PUT_TO_BUFFER nodes call it."""
@@ -369,26 +382,37 @@ class RolloutWorker:
         return max(0, -(-rollout.inference.at_once // n) + 1 - len(self._groups))
 
     async def _run_prompt(self, prompt: Prompt) -> None:
-        context = self.parts.context
         batch = self._batch([prompt])
-        self._prompts = {}
-        collector = context.collector
-        requests = collector.requests(batch, step=prompt.step)
+
+        def resume() -> None:
+            """Note whose nodes run from here to the next wait for episodes."""
+            self.parts.context.step = prompt.step
+            self._prompts = self._of_groups(batch, [prompt])
+
+        async def roll_out(prompts: TensorDict) -> TensorDict:
+            result = await self._episodes_of(prompts, step=prompt.step)
+            resume()
+            rows = with_columns_of_all(result.batch(), ranks=self.parts.context.ranks)
+            return with_columns_of_prompts(rows, prompts=prompts)
+
+        resume()
+        try:
+            await self._flow.run_beside(batch, roll_out=roll_out)
+        except TooManyFailures:  # no episode of the prompt
+            self.put(batch[:0])
+        entries = self._take_entries()
+        await self.line.acall("put", self.rank, entries, self._due_report())
+
+    async def _episodes_of(self, prompts: TensorDict, *, step: int) -> RolloutResult:
+        collector = self.parts.context.collector
+        requests = collector.requests(prompts, step=step)
         result = await self.parts.rollout.generate_beside(requests)
         self._count(result, episodes=len(requests))
-        collector.recorder.keep(result.trajectories, kind="train", step=prompt.step)
+        collector.recorder.keep(result.trajectories, kind="train", step=step)
         self._result.trajectories.extend(result.trajectories)
         self._result.failed.extend(result.failed)
         self._result.rejected.extend(result.rejected)
-        context.step = prompt.step
-        rows = TensorDict({}, batch_size=[0])
-        if result.trajectories:
-            rows = with_columns_of_prompts(result.batch(), prompts=batch)
-            for node in self.graph.get_nodes():
-                if node.node_type in (NodeType.COMPUTE, NodeType.CUSTOM):
-                    rows = self._run_node(node, rows)
-        samples = Dict2Samples(rows) if len(rows) else []
-        await self.line.acall("put", self.rank, [self._entry(prompt, samples)], self._due_report())
+        return result
 
     def _due_report(self) -> Report | None:
         if _since(self._reported_at) < REPORT_EVERY_S:

@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
+"""Columns of the prompts, which are there before any node has run."""
+
 _ATTRIBUTE = "__batch_columns__"
 _PROVIDERS: dict[str, list[str]] = {}
 

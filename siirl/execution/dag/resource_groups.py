@@ -1,7 +1,8 @@
 """Resource groups: assigns nodes to groups of ranks, and cuts the graph between them.
 
-A node belongs to the group that it names (`group=`), else to the group `rollout` if it acts with
-the policy and the run has that group, else to `train`. `cut_graph` makes a graph for each group: an
+A node belongs to the group that it names (`group=`). Otherwise it belongs to `rollout`, if the run
+has that group, and if it acts with the policy, comes before a node that does, or gets the prompts;
+else to `train`. `cut_graph` makes a graph for each group: an
 edge from one group to another becomes a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER
 node at its end. Pure: graphs in, graphs out. Left out: the number of ranks of a group
 (`siirl.execution.scheduler.task_scheduler`), and the buffer (`siirl.dag_worker.separate`).
@@ -34,13 +35,23 @@ def group_of_node(graph: TaskGraph, node: Node, *, groups: Collection[str]) -> s
                 known=sorted(groups),
             )
         return node.group
-    if ROLLOUT not in groups:
+    if ROLLOUT not in groups or trains(node):
         return TRAIN
-    if node.node_type is NodeType.DATA_LOAD:  # prompts are drawn by the group that rolls out
-        dependents = graph.get_dependents(node.node_id)
-        return group_of_node(graph, dependents[0], groups=groups) if dependents else TRAIN
-    acts = node.node_role is NodeRole.ROLLOUT and node.node_type is not NodeType.BARRIER_SYNC
-    return ROLLOUT if acts else TRAIN
+    after = [other for other in graph.nodes if node.node_id in graph.get_ancestors(other)]
+    leads = any(acts(graph.nodes[other]) for other in (node.node_id, *after))
+    return ROLLOUT if leads or not graph.get_sources(node.node_id) else TRAIN
+
+
+def acts(node: Node) -> bool:
+    """Whether the node plays episodes with the policy."""
+    if node.node_type is NodeType.BARRIER_SYNC:  # takes over new weights
+        return False
+    return node.node_role is NodeRole.ROLLOUT or node.node_type is NodeType.ENV_INTERACT
+
+
+def trains(node: Node) -> bool:
+    """Whether the node changes weights."""
+    return node.node_type is NodeType.MODEL_TRAIN and not node.only_forward_compute
 
 
 def cut_graph(graph: TaskGraph, *, groups: Collection[str]) -> dict[str, TaskGraph]:
@@ -49,8 +60,8 @@ def cut_graph(graph: TaskGraph, *, groups: Collection[str]) -> dict[str, TaskGra
     With the group `train` alone this is the graph itself.
 
     Raises:
-        ConfigError: A group without nodes, a node of `rollout` that trains or reads an output of
-            `train`, or several nodes whose rows pass to `train`.
+        ConfigError: A group without nodes, a node in a group that cannot run it or that reads what
+            only the other has, or several nodes whose rows pass to `train`.
     """
     owner = {
         node.node_id: group_of_node(graph, node, groups=groups) for node in graph.nodes.values()
@@ -95,11 +106,16 @@ def _check_owners(graph: TaskGraph, owner: Mapping[str, str], groups: Collection
                 "it: leave the group out, or give it a node (group=)."
             )
     for node in graph.nodes.values():
-        trains = node.node_type is NodeType.MODEL_TRAIN and not node.only_forward_compute
-        if owner[node.node_id] == ROLLOUT and trains:
+        if owner[node.node_id] == ROLLOUT and not _may_roll_out(node):
+            kind = f"{node.node_type.value}/{node.node_role.value}"
             raise ConfigError(
-                f"Node {node.node_id!r} trains, so it belongs to the group {TRAIN!r}, not to "
-                f"{node.group!r}: leave its group out."
+                f"Node {node.node_id!r} ({kind}) needs the models or the process group that only "
+                f"the group {TRAIN!r} has: set group={TRAIN}, or leave its group out."
+            )
+        if owner[node.node_id] == TRAIN and not graph.get_sources(node.node_id):
+            raise ConfigError(
+                f"Node {node.node_id!r} gets the prompts, which the group {ROLLOUT!r} draws: set "
+                f"group={ROLLOUT}, or leave its group out."
             )
         for before in graph.rev_adj[node.node_id]:
             if owner[node.node_id] == ROLLOUT and owner[before] == TRAIN:
@@ -107,6 +123,12 @@ def _check_owners(graph: TaskGraph, owner: Mapping[str, str], groups: Collection
                     f"Node {node.node_id!r} of the group {ROLLOUT!r} reads {before!r} of the group "
                     f"{TRAIN!r}: rows pass from {ROLLOUT!r} to {TRAIN!r} only. Give both one group."
                 )
+
+
+def _may_roll_out(node: Node) -> bool:
+    """Whether a rank of the group `rollout`, which has the acting policy alone, can run it."""
+    computes = node.node_type in (NodeType.COMPUTE, NodeType.CUSTOM, NodeType.DATA_LOAD)
+    return computes or (acts(node) and not trains(node))
 
 
 def _part(graph: TaskGraph, *, group: str, owner: Mapping[str, str], source: str) -> TaskGraph:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag.columns import column_set, providers_of
+from siirl.execution.dag.columns import PROMPT_COLUMNS, column_set, providers_of
 from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
 from siirl.execution.dag.node_output import NodeOutput
 from siirl.execution.dag.writers import meet
@@ -335,8 +335,8 @@ class TaskGraph:
             walk.append(waits_for)
 
     def _entry_columns(self) -> frozenset[str]:
-        """What the nodes require that get the prompts."""
-        return frozenset().union(
+        """Columns of the prompts, and what else the nodes require that get them."""
+        return frozenset(PROMPT_COLUMNS).union(
             *(
                 node.required_columns
                 for name, node in self.nodes.items()
