@@ -111,6 +111,7 @@ class OverlongArguments:
         "Penalty on the reward at the token limit; 0: none.",
         why="pipeline=dapo sets the paper's 1",
         minimum=0,
+        text_only="episodes of robots are bounded by env.max_episode_steps",
     )
     buffer: int | None = option(
         None,

@@ -190,6 +190,10 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "reward.failure_window=9 is read by reward.name=srpo, video_value and oracle, not by",
         ),
         (
+            "algorithm.overlong.penalty=0.5",
+            "algorithm.overlong.penalty=0.5 is read by text jobs only, and env=metaworld is not",
+        ),
+        (
             "trainer.project_name=mine",
             "trainer.project_name=mine is read by dashboards with projects, and trainer.logger",
         ),
