@@ -81,7 +81,7 @@ class Fault:
     clusters: Sequence[str] = LOCAL_OR_RAY
     least_ranks: int = 1
     separate: bool = False
-    """Whether the job's rollouts and its training have ranks of their own."""
+    """Whether the job's rollouts and its training have separate ranks."""
     words: tuple[str, ...] = ()
     """Further words of the job's command line."""
     disk: Callable[[Path], "contextmanager[Path]"] = plain_folder  # type: ignore[valid-type]

@@ -1,4 +1,4 @@
-"""Settings of every test: one thread a process, headless OpenGL, no Ray telemetry; set before
+"""Settings of every test: one thread per process, headless OpenGL, no Ray telemetry; set before
 torch or MuJoCo is imported.
 
 Tests import packages from the checkout (`pythonpath` in pyproject.toml); processes that tests start

@@ -1,4 +1,4 @@
-"""The folder of a run in which all that others write tries to be part of the page."""
+"""The folder of a run in which every untrusted text tries to inject markup."""
 
 import json
 from pathlib import Path

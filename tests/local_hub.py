@@ -1,6 +1,6 @@
-"""A server on this machine that answers as the Hugging Face Hub does: repositories are folders.
+"""A server on this machine with the Hugging Face Hub's interface: repositories are folders.
 
-It speaks the endpoints that huggingface_hub asks when it reads: repository info, the tree of a
+It has the endpoints that huggingface_hub reads: repository info, the tree of a
 revision, and files. A repository `owner/name` with one commit lies in `root/models/owner/name` or
 `root/datasets/owner/name`.
 """

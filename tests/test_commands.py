@@ -1,4 +1,4 @@
-"""Ctrl-C ends every command with one sentence, in its first seconds and in the middle of its work.
+"""Ctrl-C ends every command with one message, in its first seconds and during its work.
 
 Each command is a real process that signals itself, so that no test depends on the machine's speed.
 Signals to training runs are tested in tests/main_job/test_main_job_signals.py.

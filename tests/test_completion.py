@@ -1,4 +1,4 @@
-"""Shell completion: which words there are, and what real shells answer with them."""
+"""Shell completion: its words, and the completions of real shells."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""The doctor: what is there and what is missing, line by line, and its exit status."""
+"""The doctor: present and missing parts, line by line, and its exit status."""
 
 import importlib.metadata
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_need
     ]
 
 
-def test_what_two_subjects_lack_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_two_subjects_lack_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert examine([Check("weights", absent), Check("memory", absent)]) == 1
     assert capsys.readouterr().out.splitlines()[:2] == [
         "missing  weights      not here. Type: make it.",
@@ -54,7 +54,9 @@ def test_the_label_of_a_build_is_no_other_version() -> None:
     assert installed("no-such-package-anywhere") is None
 
 
-def test_another_version_and_a_missing_package_are_told_with_both_versions(tmp_path: Path) -> None:
+def test_another_version_and_a_missing_package_are_reported_with_both_versions(
+    tmp_path: Path,
+) -> None:
     lock = tmp_path / "requirements.lock"
     lock.write_text(f"numpy=={installed('numpy')}\npillow==0.1\nno-such-package==1.0\n")
     with pytest.raises(MissingAssetError) as lack:

@@ -1,5 +1,5 @@
-"""`python -m siirl.evaluate`: what it measures, what it takes from a run's own configuration, and
-what it refuses.
+"""`python -m siirl.evaluate`: its measurements, the settings that it takes from a run, and
+refusals.
 """
 
 import json
@@ -48,7 +48,7 @@ def evaluation(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def test_returns_are_told_where_there_is_no_success(
+def test_returns_are_reported_without_a_success_flag(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pole stands for 8 to 500 steps, each worth 1."""

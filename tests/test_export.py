@@ -1,4 +1,4 @@
-"""`siirl export`: transformers reads what it writes, and so does siirl, bit for bit."""
+"""`siirl export`: transformers and siirl read the exported folder, bit for bit."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""A request to end: who is woken, and what is finished before; how one command ends at once is in
-tests/main_job.
+"""A request to end: the handlers that are called, and the work that is finished first.
+tests/main_job tests immediate ends.
 """
 
 import fcntl

@@ -1,5 +1,5 @@
-"""The project as a whole: the README tells the truth, imports go one way, names do not clash, a
-wheel is complete.
+"""The project as a whole: facts of the README, directions of imports, unique names, a complete
+wheel.
 """
 
 import ast
@@ -61,7 +61,7 @@ def test_every_folder_and_file_that_the_readme_names_is_there(repository: Path) 
     assert missing == []
 
 
-def test_every_pin_is_exact_and_stands_once(repository: Path) -> None:
+def test_every_pin_is_exact_and_unique(repository: Path) -> None:
     runtime, testing = (
         pins(repository / "requirements.lock"),
         pins(repository / "requirements-test.lock"),
@@ -223,7 +223,7 @@ def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> Non
     assert metadata.read_text("licenses/LICENSE") == (repository / "LICENSE").read_text()
 
 
-def test_the_version_stands_in_one_place_and_the_documents_follow_it(repository: Path) -> None:
+def test_the_version_is_defined_once_and_the_documents_follow_it(repository: Path) -> None:
     assert f"\nversion: {siirl.__version__}\n" in (repository / "CITATION.cff").read_text()
     assert (
         f"siirl-{siirl.__version__}-py3-none-any.whl"

@@ -1,5 +1,5 @@
-"""A recorded episode is simulated again from its seed and its actions, and told apart from one that
-takes another course.
+"""A recorded episode is simulated again from its seed and its actions, and a
+deviation from the recording is detected.
 """
 
 import json
@@ -185,7 +185,7 @@ def test_frames_that_cannot_be_are_refused_before_anything_is_simulated(
     assert expected in capsys.readouterr().err
 
 
-def test_a_video_that_cannot_be_written_is_told(
+def test_a_video_that_cannot_be_written_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (

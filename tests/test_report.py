@@ -1,4 +1,4 @@
-"""report.html: made from what a run leaves in its folder, and complete in itself."""
+"""report.html: made from the files of a run folder, and self-contained."""
 
 import json
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""report.html shows what others wrote, and is nothing of it: by a parser, and in a browser."""
+"""report.html shows untrusted text and never interprets it: by a parser, and in a browser."""
 
 import contextlib
 import html.parser

@@ -1,4 +1,4 @@
-"""`siirl serve`: its words, its token, and a server that a client reaches and Ctrl-C ends."""
+"""`siirl serve`: its arguments, its token, and a server that a client reaches and Ctrl-C ends."""
 
 import asyncio
 import os

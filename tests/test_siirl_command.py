@@ -1,5 +1,5 @@
-"""The `siirl` command: `siirl train` is `python -m siirl.train`, and what a line that names no
-subcommand is answered with.
+"""The `siirl` command: `siirl train` is `python -m siirl.train`, and the
+message for a line without a subcommand.
 """
 
 import os

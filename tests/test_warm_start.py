@@ -1,5 +1,5 @@
-"""The warm start's command: a folder that can be loaded, with the command that made it; what it
-cannot do is said.
+"""The warm start's command: a folder that can be loaded, with the command that made it; and
+messages for unsupported jobs.
 """
 
 import json
@@ -86,7 +86,7 @@ def test_a_flow_is_cloned_by_flow_matching(tmp_path, capsys):
     assert "demonstrated actions within" in told
 
 
-def test_a_model_of_ones_own_tasks_is_made_by_one_command(tmp_path, capsys):
+def test_one_command_makes_a_model_for_the_users_tasks(tmp_path, capsys):
     command = ["--output", str(tmp_path), *SHORT, "env=math", "env.tasks=[sums-1]", SMALL]
     assert main(command) == 0
     notes = json.loads((tmp_path / "warm_start.json").read_text())

@@ -4,9 +4,8 @@ siirl's servers.
     python cleanrl_ppo_on_pool.py --id CartPole-v1
     python cleanrl_ppo_on_pool.py --cluster local --total-steps 20000
 
-Nothing below `train` knows where the environments are: it takes any `gymnasium.vector.VectorEnv`
-with `NEXT_STEP` autoreset, a vector observation and discrete actions. Left out: images, continuous
-actions, checkpoints.
+`train` takes any `gymnasium.vector.VectorEnv` with `NEXT_STEP` autoreset, a vector observation and
+discrete actions. Left out: images, continuous actions, checkpoints.
 
 PPO: Schulman et al. 2017, arXiv 1707.06347. Names: T step of the rollout, E environment, B sample
 of a mini-batch.

@@ -5,8 +5,8 @@ python inference_server.py MODEL_FOLDER 8100
 siirl train pipeline=grpo env=math rollout=server \
     "actor_rollout_ref.rollout.server.urls=[http://127.0.0.1:8100]"
 
-It generates with siirl's own engine on a CPU, in float32. Take it as the description of the
-routes, to put another engine behind them, or to try rollout=server without vLLM. Left out:
+It generates with siirl's own engine on a CPU, in float32. Use it as a description of the
+routes, as a start for another engine, or to try rollout=server without vLLM. Left out:
 authentication, clients beside one run, top-p and top-k.
 """
 

@@ -3,7 +3,7 @@
     siirl serve env=metaworld env.tasks=[reach] port=8000
     python openenv_client.py http://127.0.0.1:8000 ~/.cache/siirl/serve/8000.token
 
-openenv-core's clients speak the same protocol. Their address carries the token as a password:
+openenv-core's clients use the same protocol. Their address contains the token as a password:
 `GenericEnvClient(base_url="http://siirl:TOKEN@127.0.0.1:8000")`.
 """
 
@@ -21,7 +21,7 @@ CHUNK = 8  # actions of one message: fewer messages, and one rendered image
 
 
 def array(value: dict[str, Any]) -> np.ndarray:
-    """An array from its JSON form: C order, little end first."""
+    """An array from its JSON form: C order, little-endian."""
     data = base64.b64decode(value["base64"])
     return np.frombuffer(data, np.dtype(value["dtype"]).newbyteorder("<")).reshape(value["shape"])
 

@@ -1,6 +1,6 @@
 """An OpenEnv server to train on: repeat a word, in three turns.
 
-pip install openenv-core==0.3.0       # in an environment of its own
+pip install openenv-core==0.3.0       # in a separate environment
 python openenv_server.py 8000
 
 siirl train pipeline=grpo env=openenv env.url=http://127.0.0.1:8000
@@ -19,19 +19,19 @@ SESSIONS = 8
 
 
 class Say(Action):
-    """What the model says."""
+    """The model's text."""
 
     text: str
 
 
 class Heard(Observation):
-    """What the model reads."""
+    """The text that the model reads."""
 
     heard: str = ""
 
 
 class Repeat(Environment):
-    """One word an episode; the reward is 1 for repeating it."""
+    """One word per episode; the reward is 1 for repeating it."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

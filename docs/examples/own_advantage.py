@@ -2,8 +2,8 @@
 
     siirl train pipeline=grpo env=math algorithm.adv_estimator=own_advantage:median
 
-An estimator is called by name with what its signature asks for (`ESTIMATOR_ARGUMENTS` of
-`siirl.algos.advantages`) and returns advantages and returns [B, T]. It sees the rows of its rank;
+An estimator is called with keyword arguments for its parameters, among `ESTIMATOR_ARGUMENTS` of
+`siirl.algos.advantages`, and returns advantages and returns [B, T]. It sees the rows of its rank;
 `ranks` gathers those of all, because a group may lie on several ranks.
 """
 
@@ -21,7 +21,7 @@ def median(
     index: torch.Tensor,
     ranks: Ranks,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A = r - median of the group: one lucky sample makes no other look bad."""
+    """A = r - median of the group: a single lucky sample does not shift the baseline."""
     rewards_B, own = ranks.gather_rows(token_level_rewards.sum(-1))
     group_B, _ = ranks.gather_rows(index)
     medians_B = torch.stack([rewards_B[group_B == group].quantile(0.5) for group in group_B])

@@ -32,8 +32,8 @@ def median_advantage(
     index: torch.Tensor,
     ranks: Ranks,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Difference between a rollout's reward and the median of its group: one lucky rollout makes no
-    other look bad.
+    """Difference between a rollout's reward and the median of its group: a single lucky
+    rollout does not shift the baseline.
     """
     rewards_B, own = ranks.gather_rows(token_level_rewards.sum(-1))
     group_B, _ = ranks.gather_rows(index)
@@ -53,7 +53,7 @@ def only_better_loss(
     mask_BT: torch.Tensor,
     clip_ratio_high: float,
 ) -> PolicyLoss:
-    """PPO's loss where things went better than expected; what went worse is left alone."""
+    """PPO's loss for positive advantages; negative ones have no effect."""
     ratio_BT = (
         log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=mask_BT)
         .exp()

@@ -76,7 +76,7 @@ class TwoLayers(Policy):
         self.log_scale = nn.Parameter(torch.full((coding.dimensions,), -1.0))
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
-        """One token that says nothing: this policy reads no instruction."""
+        """One constant token: this policy reads no instruction."""
         return np.zeros(1, np.int64)
 
     def forward(

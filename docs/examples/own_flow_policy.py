@@ -50,11 +50,11 @@ class OwnFlow(Policy):
 
     @property
     def uniforms_per_chunk(self) -> int:
-        """The first noise, the noise of the random step, and which step that is."""
+        """The first noise, the noise of the random step, and that step's index."""
         return 2 * self.tokens_per_chunk + 1
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
-        """One token that says nothing: this policy reads no instruction."""
+        """One constant token: this policy reads no instruction."""
         return np.zeros(1, np.int64)
 
     def forward(

@@ -8,8 +8,8 @@
                     +-> score_brevity ---+                                                 |
                                                                      sync_weights <--------+
 
-The YAML file declares the same graph. `@columns` says what a node reads and adds, so a graph
-without a node that provides a required column is refused before anything starts.
+The YAML file declares the same graph. `@columns` declares the columns that a node reads and adds,
+so a graph without a node that provides a required column is refused before anything starts.
 """
 
 # B sample, T token

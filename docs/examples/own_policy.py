@@ -4,8 +4,8 @@
         actor_rollout_ref.model.policy=own_policy:make_policy \
         actor_rollout_ref.model.options='{width: 32}'
 
-The reference is called with the environment's spec, a path or None, and `model.options`. What it
-returns is a `siirl.models.Policy`: a distribution of chunks of actions from an observation.
+The reference is called with the environment's spec, a path or None, and `model.options`. It
+returns a `siirl.models.Policy`, which maps an observation to a distribution of chunks of actions.
 Sampling, log-probs, updates and checkpoints are siirl's.
 """
 
@@ -20,7 +20,7 @@ from siirl.models import ActionTokenizer, Categorical, Policy
 
 
 class TwoLayers(Policy):
-    """Two layers from the state to the distribution of one action; it looks at nothing else."""
+    """Two layers from the state to the distribution of one action."""
 
     def __init__(self, *, inputs: int, tokenizer: ActionTokenizer, width: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class TwoLayers(Policy):
         )
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
-        """One token that says nothing: this policy reads no instruction."""
+        """One constant token: this policy reads no instruction."""
         return np.zeros(1, np.int64)
 
     def forward(

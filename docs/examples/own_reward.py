@@ -2,8 +2,8 @@
 
     siirl train pipeline=grpo env=math custom_reward_function.name=own_reward:short_and_right
 
-It is called by name, once a sample, in processes of its own. It returns a number, or a dict with
-`score`, whose other numbers are logged, as `reward/part/short_and_right.characters`.
+It is called with keyword arguments, once per sample, in separate processes. It returns a number, or
+a dict with `score`, whose other numbers are logged, as `reward/part/short_and_right.characters`.
 """
 
 from typing import Any

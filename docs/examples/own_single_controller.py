@@ -1,9 +1,9 @@
-"""GRPO with one controlling process and engines in processes of their own: no graph.
+"""GRPO with one controlling process and engines in separate processes: no graph.
 
     python -m own_single_controller
 
 Two processes answer questions, each with a copy of the model; two others train it, each with half
-of the weights. A batch is answered while the one before is trained on, so its answers are one
+of the weights. A batch is answered while training uses the previous one, so its answers are one
 version behind, and the ratio to the policy that acted is clipped.
 """
 

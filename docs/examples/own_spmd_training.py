@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node=2 -m own_spmd_training
 
-Each rank asks questions of its own and trains on its own answers. The engine shards the model and
+Each rank asks its own questions and trains on its own answers. The engine shards the model and
 counts denominators over all ranks, so the gradient is that of one process with all rows.
 """
 

@@ -1,6 +1,6 @@
 """Questions, rewards and the trained model of two scripts without a graph.
 
-`own_single_controller.py` and `own_spmd_training.py` differ in which process does what.
+`own_single_controller.py` and `own_spmd_training.py` assign the work to processes differently.
 """
 
 import asyncio

@@ -3,8 +3,8 @@
     python -m own_text_training
 
 An episode of this script's own workflow is a whole group: eight answers to one question. A group in
-which all are right or all are wrong teaches nothing: the workflow throws it away, and
-`prepare_batch` plays another one for it.
+which all are right or all are wrong gives no signal: the workflow rejects it, and `prepare_batch`
+plays another one.
 """
 
 # B rollout, T token
@@ -20,8 +20,8 @@ MODEL, TASK, ANSWERS = "assets/tiny_lm", "sums-2", 8
 
 
 class MixedGroup(rl.RolloutWorkflow):
-    """`ANSWERS` answers to question number `data`; None, which stands for "rejected", where all of
-    them get the same reward.
+    """`ANSWERS` answers to question number `data`; None (rejected) if all of them get the same
+    reward.
     """
 
     def __init__(self, one: rl.TextWorkflow) -> None:

@@ -5,10 +5,10 @@
     reviser   45,46? 12+34=   ->  46      the last answer counts
 
 A checker that repeats the answer accepts it. The reviser is the solver again: `env.played_by` gives
-both roles to one agent group. Each answer is a role of its own, because a role is one dialogue, and
-GRPO gives all tokens of a dialogue the same advantage: the first answer would be paid for the
-second. The models are small and know digits only, so a hint is a number; a larger model could write
-a sentence.
+both roles to one agent group. Each answer is a separate role, because a role is one dialogue, and
+GRPO gives all tokens of a dialogue the same advantage: the first answer would be rewarded for the
+second. The models are small and write digits only, so a hint is a number; a larger model could
+write a sentence.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ SOLVER, CHECKER, REVISER = range(3)
 
 
 class SolverChecker(Environment):
-    """One question an episode; the last answer counts.
+    """One question per episode; the last answer counts.
 
-    Solver and reviser get 1 each for a right answer of their own. The checker gets half of its
+    Solver and reviser each get 1 for their own right answer. The checker gets half of its
     reward for a right last answer, and half for its verdict: accepting a right answer or sending
     back a wrong one.
     """

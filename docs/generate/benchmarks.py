@@ -1,6 +1,6 @@
 """The page of benchmarks, from the files of benchmarks/results.
 
-A result's own Markdown is taken over; of the others the parts that many share are shown: success
+A result's own Markdown is included. Other results are shown by the parts that many share: success
 before and after, and ratios. The JSON files hold everything else.
 """
 
@@ -18,7 +18,7 @@ PICTURES = "pictures/benchmarks"
 INTRODUCTION = """\
 # Benchmarks
 
-Every number has the command that made it, the machine, the versions and the revision. The files lie
+Every number has the command that made it, the machine, the versions and the revision. The files are
 in `benchmarks/results/` of the repository. Success rates have 95 % intervals (Wilson).
 [Limits](limits.md) says what these numbers do not show.
 

@@ -45,11 +45,11 @@ def page() -> str:
 
 
 LAYOUTS = {
-    Layout.FIXED: "one value or one array of fixed shape a row",
+    Layout.FIXED: "one value or one array of fixed shape per row",
     Layout.TOKEN: "response tokens, padded on the right",
     Layout.CHUNK: "chunks of actions, padded on the right",
     Layout.PROMPT: "prompt tokens, padded on the left",
     Layout.SEQUENCE: "prompt then response, padded on both sides",
     Layout.WORDS: "instruction words, padded on the right",
-    Layout.TEXT: "one string a row",
+    Layout.TEXT: "one string per row",
 }

@@ -25,7 +25,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def signature(name: str, function: Callable[..., Any]) -> str:
-    """The call as a code block, one argument a line if it is long."""
+    """The call as a code block, one argument per line if it is long."""
     parameters = inspect.signature(function)
     line = re.sub(r"(?<=[\[ ,(|])[a-z_]+(?:\.[A-Za-z_]+)*\.(?=[A-Z])", "", f"{name}{parameters}")
     if len(line) > 96:

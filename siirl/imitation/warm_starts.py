@@ -334,7 +334,7 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     print(
         f"Saved {flags.output}: of {measured['questions']} held-out questions "
         f"{measured['greedy']:.0%} right greedily, "
-        f"{measured['sampled']:.0%} sampled, entropy {measured['entropy']:.2f} nats a token."
+        f"{measured['sampled']:.0%} sampled, entropy {measured['entropy']:.2f} nats per token."
     )
 
 

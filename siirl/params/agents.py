@@ -1,5 +1,4 @@
-"""Agent groups: each has its own configuration, which is the run's with its entry of `agents` over
-it.
+"""Agent groups: each has the run's configuration, overridden by its entry of `agents`.
 
     agents: {0: {}, 1: {env: math, actor_rollout_ref: {actor: {optim: {lr: 1e-4}}}}}
 
@@ -37,7 +36,7 @@ OF_THE_WEIGHTS = (
 """Settings of the weights and of the engines that act with them and train them."""
 
 Parse = Callable[[Mapping[str, Any], str], SiiRLArguments]
-"""Configuration of the run with these keys over it, and the place where they were written."""
+"""Parses keys over the run's configuration; the second argument is the keys' place."""
 
 
 def configs_of_entries(config: SiiRLArguments, *, parse: Parse) -> dict[int, SiiRLArguments]:
@@ -82,18 +81,18 @@ def group_configs(config: SiiRLArguments) -> dict[int, SiiRLArguments]:
 
 
 def first_config(config: SiiRLArguments) -> SiiRLArguments:
-    """The configuration of the lowest group, which names and figures of the run describe."""
+    """The configuration of the lowest group, which gives the run's name and figures."""
     groups = group_configs(config)
     return groups[min(groups)]
 
 
 def owners(agents: Mapping[Any, Any]) -> dict[int, int]:
-    """For each group of `agents` that acts with another's weights, which group's."""
+    """For each group of `agents` that acts with another group's weights, that group."""
     return _shares(entries_of(agents))
 
 
 def rows_per_episode(spec: "EnvSpec") -> int:
-    """Rows that an episode gives to an agent group: one if agents have roles, else one an agent."""
+    """Rows of an episode for an agent group: one if agents have roles, else one per agent."""
     return 1 if spec.agent_names else spec.num_agents
 
 
@@ -126,7 +125,7 @@ def check_groups(entries: Collection[int], used: Iterable[int]) -> None:
 
 
 def entries_of(agents: Mapping[Any, Any]) -> dict[int, Mapping[str, Any]]:
-    """Entries by number; those of one number (`agents.1.env=math` beside a file) are one."""
+    """Entries by number; those of one number (`agents.1.env=math` and a file's) are merged."""
     found: dict[int, Mapping[str, Any]] = {}
     for name, entry in agents.items():
         group = _number(name)

@@ -19,7 +19,7 @@ EMBODIED, TEXT = "embodied", "text"
 """Values of model_type: of policies that act, and of language models."""
 
 NODE_IDS = {"dynaminc_sampling": "dynamic_sampling"}
-"""Node ids of the documents."""
+"""Misspelt node ids that siiRL's documentation has."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("env", "mujoco"): (("env", "metaworld"),),
     ("env.name", "mujoco"): (("env.name", "metaworld"),),
 }
-"""(key, value) of documents or earlier versions to the assignments of the same meaning."""
+"""(key, value) of siiRL's documentation or earlier versions to equivalent assignments."""
 
 RENAMED_KEYS = {
     "reward.bank_size": "reward.success_bank_size",

@@ -1,6 +1,4 @@
-"""The flags of the commands; everything else on the line is `group=option` or `key=value` and
-belongs to the parser.
-"""
+"""Flags of the commands; the parser reads the rest of the line (`group=option`, `key=value`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

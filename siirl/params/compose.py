@@ -1,5 +1,5 @@
-"""The groups under configs/, chosen by Hydra's compose API; only this file and `parser` know Hydra
-and OmegaConf.
+"""The groups under configs/, chosen by Hydra's compose API; only this file and `parser`
+import Hydra and OmegaConf.
 
 `@hydra.main` is left out on purpose: it changes the working folder's contents and hides errors
 behind its own messages.

@@ -74,5 +74,5 @@ def hub_place(text: str, *, place: str, kind: str = MODEL) -> HubPlace | None:
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether a text has the form `owner/name`, as a relative path may have, too."""
+    """Whether a text has the form `owner/name`, which a relative path may have too."""
     return _ID.fullmatch(text) is not None and not text.startswith("assets/")

@@ -1,4 +1,4 @@
-"""Keys of the policy: model, acting, update. Re-exports `AlgorithmArguments` for the documents."""
+"""Keys of the policy: model, acting, update. Re-exports `AlgorithmArguments`, as siiRL does."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -274,8 +274,8 @@ class ActorArguments:
     )
     target_kl: float | None = option(
         None,
-        "KL between the acting and the trained policy, in nats a token, that an update aims at, by "
-        "raising or lowering the learning rate between updates; null: by the schedule alone.",
+        "KL between the acting and the trained policy, in nats per token, that an update aims at, "
+        "by raising or lowering the learning rate between updates; null: by the schedule alone.",
         why="a schedule is enough where the rate was tuned; docs/learning.md",
         above=0,
     )

@@ -249,7 +249,7 @@ def _read_override(text: str) -> Assignment:
     return Assignment(override.key_or_group.replace("/", "."), override.value(), COMMAND_LINE)
 
 
-@functools.cache  # Hydra's grammar takes 1 ms; agents read the words of the command again
+@functools.cache  # Hydra's grammar takes 1 ms; each agent group parses the command line again
 def _override(text: str) -> Override:
     override: Override = OverridesParser.create().parse_override(text)
     return override
@@ -289,7 +289,7 @@ def _chooses_group(assignment: Assignment, groups: Mapping[str, Any]) -> bool:
 
 
 def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
-    """Option of each group that was chosen; the command line over the file."""
+    """Option of each chosen group; the command line wins over the file."""
     choices: dict[str, Assignment] = {}
     for assignment in chosen:
         compose.check_choice(assignment.key, assignment.value, source=assignment.source)
@@ -356,8 +356,8 @@ def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
 
 
 def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
-    """The keys of a file without arguments in `env.kwargs` that `env` has too, and a notice for
-    each that was moved.
+    """The keys of a file, with arguments of `env.kwargs` that are keys of `env` moved there; a
+    notice for each.
 
     A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions
     accepted it, and the environment got the value in `env.kwargs`; the config.yaml of such a run

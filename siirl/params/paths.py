@@ -11,8 +11,8 @@ ASSETS = "assets"
 
 def _shipped(name: str) -> Path:
     checkout = PACKAGE.parent / name
-    # `configs` beside site-packages' siirl could be anybody's: the checkout is known by its
-    # pyproject.toml.
+    # `configs` beside site-packages' siirl may belong to another project: a checkout has
+    # a pyproject.toml.
     return checkout if (PACKAGE.parent / "pyproject.toml").is_file() else PACKAGE / "_data" / name
 
 

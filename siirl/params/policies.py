@@ -28,4 +28,4 @@ LANGUAGE_MODEL = "causal_lm"
 """The policy of every text job (siirl.models.language_model)."""
 
 SEEING = ("qwen2_5_vl", "qwen2_vl")
-"""`model_type` of language models that take pictures; transformers builds them by another class."""
+"""`model_type` of vision-language models, for which transformers has a separate class."""

@@ -15,7 +15,7 @@ COMMANDING = (
     "Zl",
     "Zp",
 )  # control characters, halves of surrogate pairs, separators of lines and paragraphs
-# Letters are shown in another order than written: what a line says can be hidden so
+# These change the order in which letters are shown, which can hide a line's content
 # (https://www.unicode.org/reports/tr36/, section 3.1).
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 

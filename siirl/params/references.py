@@ -90,7 +90,7 @@ def check_call(
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # some classes that are written in C do not describe_error
+        return  # some classes that are written in C have no signature
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:

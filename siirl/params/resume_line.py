@@ -15,5 +15,5 @@ def way_on(folder: Path, before: str | None = None) -> str:
         return f"There is no checkpoint yet (trainer.save_freq)\nThe run folder is {folder}"
     name = pointer.read_text(
         errors="replace"
-    ).strip()  # a run's last words do not fail where its disk does
+    ).strip()  # the last message must not fail with the disk
     return f"The last checkpoint is {pointer.parent / name}\nResume with trainer.resume={folder}"

@@ -26,7 +26,7 @@ class ServerArguments:
     deadline_s: float = option(
         600.0,
         "Seconds for one answer, including the time that it waits at the server.",
-        why="8192 tokens at 15 a second",
+        why="8192 tokens at 15 per second",
         above=0,
         text_only=NO_SERVER,
     )

@@ -31,7 +31,7 @@ def gpus_of_rank(rollout: RolloutArguments) -> int:
 
 
 def separate(dag: DagArguments) -> bool:
-    """Whether rollouts have ranks of their own."""
+    """Whether rollouts have separate ranks."""
     return "rollout" in dag.groups
 
 
@@ -48,7 +48,7 @@ def rollout_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
 
 
 def streams(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArguments) -> bool:
-    """Whether episodes are started all the time, instead of step by step."""
+    """Whether episodes are started continuously, instead of step by step."""
     behind = trainer.max_staleness > 0
     wanted = rollout.mode == "async" or (rollout.mode is None and behind)
     return separate(dag) and wanted and not trainer.deterministic
@@ -125,8 +125,8 @@ def needs_reference(actor: ActorArguments, algorithm: AlgorithmArguments) -> boo
 
 
 def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) -> bool:
-    """Whether old log-probs are needed beside those of rollout, which are on-policy and serve every
-    mini-batch of the step.
+    """Whether old log-probs are needed in addition to those of rollout, which are on-policy and
+    serve every mini-batch of the step.
 
     That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
     in the reward needs its own column, and importance weights are the ratio of the two.
@@ -145,13 +145,13 @@ def needs_video(reward: RewardArguments) -> bool:
 
 
 def actions_of_a_pass(model: ModelArguments) -> int:
-    """Actions that a policy decodes from one observation, as far as its configuration says it."""
+    """Actions that a policy decodes from one observation, as far as its configuration states it."""
     usual = 1 if model.policy == "openvla" else USUAL_CHUNK
     return int(model.options.get("chunk_length", usual))
 
 
 def noise_correlation(actor_rollout_ref: ActorRolloutRefArguments) -> float:
-    """`rollout.noise_correlation`; 0 for a policy whose numbers are in another order."""
+    """`rollout.noise_correlation`; 0 for a policy whose random numbers are in another order."""
     if actor_rollout_ref.model.policy == "smolvla":
         return 0.0
     return actor_rollout_ref.rollout.noise_correlation

@@ -105,7 +105,7 @@ class TrainingArguments:
     max_staleness: int = option(
         0,
         "Training steps by which the weights of a sample may be behind; rollouts run ahead by as "
-        "many, on ranks of their own (dag.groups). 0: each step waits for its rollouts.",
+        "many, on separate ranks (dag.groups). 0: each step waits for its rollouts.",
         why="0 is on-policy; AReaL takes 4 to 8 (arXiv 2505.24298, section 7.4)",
         minimum=0,
     )

@@ -10,7 +10,7 @@ from siirl.params.documents import is_name, read_json
 from siirl.params.paths import find
 
 WHOLE_FILE = "model.safetensors"
-# of weights in several files: which of them holds which (Hugging Face's layout)
+# of weights in several files: the file of each weight (Hugging Face's layout)
 INDEX_FILE = f"{WHOLE_FILE}.index.json"
 MOST_HEADER_BYTES = 100_000_000  # the safetensors library reads no longer header either
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header

@@ -1,3 +1,1 @@
-"""Checks and estimates of a run before it starts: refuses jobs that cannot work, and makes the
-plan.
-"""
+"""Checks and estimates of a run before it starts: refuses invalid jobs, and makes the plan."""

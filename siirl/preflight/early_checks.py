@@ -1,4 +1,4 @@
-"""Checks that need neither torch nor the graph; they make most refusals, within a second."""
+"""Checks that need neither torch nor the graph: most refusals, within a second."""
 
 import functools
 import os

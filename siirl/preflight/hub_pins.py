@@ -1,7 +1,7 @@
 """Downloads the Hugging Face Hub locations of a configuration, and pins them to their commits.
 
-Afterwards the keys name `hf://owner/name@COMMIT/path`, so that the run's config.yaml says which
-files were used and a resumed run reads the same. Other processes find the files in the Hub's cache.
+Afterwards the keys name `hf://owner/name@COMMIT/path`, so the run's config.yaml identifies
+the files, and a resumed run reads the same ones. Other processes find the files in the Hub's cache.
 Left out: a language model by its id alone, which transformers reads (siirl.models.hub).
 """
 

@@ -47,13 +47,13 @@ class EnvBytes:
 ENV_BYTES = {
     "metaworld": EnvBytes(
         server=230e6, scene=60e6, simulator=25e6
-    ),  # four tasks: 0.96 GB with one environment a server, 1.85 GB with six
+    ),  # four tasks: 0.96 GB with one environment per server, 1.85 GB with six
     # Three tasks of suite object, 128-pixel images, placeholders for 17 benchmark files: 5.4 GB
-    # with one environment a server, 6.6 GB with two.
+    # with one environment per server, 6.6 GB with two.
     "libero": EnvBytes(server=300e6, scene=700e6, simulator=150e6, bounded=True),
     "libero (stand-in assets)": EnvBytes(
         server=300e6, scene=50e6, simulator=50e6, bounded=True
-    ),  # five tasks: 1.53 GB with one environment a server, 2.0 GB with two
+    ),  # five tasks: 1.53 GB with one environment per server, 2.0 GB with two
 }
 """Unshared memory of two servers by `EnvSpec.name`, measured in November 2026.
 """
@@ -105,7 +105,7 @@ def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
 
 
 def image_bytes_per_trajectory(model: ModelArguments, env_spec: EnvSpec) -> float:
-    """Image bytes of a full-length trajectory: uint8, one set of cameras a chunk."""
+    """Image bytes of a full-length trajectory: uint8, one set of cameras per chunk."""
     space = getattr(env_spec.observation_space, "spaces", {}).get(IMAGES)
     if space is None:
         return 0.0

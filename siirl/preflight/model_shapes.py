@@ -1,9 +1,9 @@
 """Shapes of published models, read from config.json: weights, adapters and activations by formula.
 
-A place is a token or a patch of the sequence that a transformer computes; "bytes a place" are what
-the backward pass keeps for it. The formulas of a block list the tensors that autograd saves in the
-modules of transformers and `siirl.models.openvla_vision`, with an attention kernel that keeps no
-scores; tests count the saved tensors of real modules.
+A place is a token or a patch of the sequence that a transformer computes; "bytes per place" are
+what the backward pass keeps for it. The formulas of a block list the tensors that autograd saves in
+the modules of transformers and `siirl.models.openvla_vision`, with an attention kernel that keeps
+no scores; tests count the saved tensors of real modules.
 
 Left out: mixtures of experts, and architectures that are not in `DECODERS` (no table is made for
 them); adapters' own activations, which are the inputs of their layers again in `rank` channels.
@@ -40,7 +40,7 @@ DECODERS = {
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 LLAMA = {"model_type": "llama", **dict(zip(SIZES, (4096, 11008, 32, 32), strict=True))}
 """Defaults of transformers' LlamaConfig, which the published OpenVLA config.json relies on."""
-PATCH = 14  # pixels a side, of both published encoders
+PATCH = 14  # pixels per side, of both published encoders
 QUESTION_LENGTH = 96
 """Places of a question, the default of `siirl.models.openvla_checkpoint.load_openvla_oft`."""
 ACTION_SIZE, PROPRIOCEPTION_SIZE = 7, 8  # of LIBERO
@@ -50,7 +50,7 @@ ACTION_HEAD_FILE = "action_head--*_checkpoint.pt"
 
 @dataclass(frozen=True)
 class Computing:
-    """Bytes of a number in the passes."""
+    """Bytes per number in the passes."""
 
     compute: int
     """Inputs of products: 2 in bfloat16, 4 in float32."""
@@ -104,22 +104,22 @@ class Stack:
         return products + biases + norms + 2 * self.width * self.scaled
 
     def block_bytes(self, computing: Computing) -> int:
-        """Bytes a place that one block keeps for its backward pass."""
+        """Bytes per place that one block keeps for its backward pass."""
         return self._gated_bytes(computing) if self.gated else self._plain_bytes(computing)
 
     def input_bytes(self, computing: Computing) -> int:
-        """Bytes a place of a block's input, all that is kept where activations are recomputed."""
+        """Bytes per place of a block's input, the only one kept if activations are recomputed."""
         return computing.residual * self.width
 
     def token_bytes(self, compute: int) -> int:
-        """Keys and values of a token in all blocks, of `compute` bytes a number."""
+        """Bytes of keys and values per token in all blocks, at `compute` bytes per number."""
         return 2 * self.blocks * self.key_width * compute
 
     def _gated_bytes(self, computing: Computing) -> int:
         width, compute = self.width, computing.compute
         # RMSNorm: its input in float32, the normalised input for the gradient of the weight
         norms = 2 * (4 + computing.residual) * width
-        # inputs of q, k, v and of gate, up: one copy a product under autocast, else one in all
+        # inputs of q, k, v and of gate, up: one copy per product under autocast, else one in all
         inputs = (5 if computing.casts else 2) * compute * width
         # q, and k and v repeated for the query heads; the kernel's output, and its transpose
         attention = 5 * compute * self.query_width

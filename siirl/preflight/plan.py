@@ -136,7 +136,7 @@ class Plan:
     """Resource groups; none if every rank does everything."""
     max_staleness: int
     streams: bool
-    """Whether episodes are started all the time."""
+    """Whether episodes are started continuously."""
     begins: str | None
     """Checkpoint and step that a resumed run continues from; None for a new run."""
     start: str | None
@@ -149,7 +149,7 @@ class Plan:
     servers: tuple[str, ...] = ()
     """Addresses of the inference servers; none if the ranks generate themselves."""
     way_of_weights: str = ""
-    """Of new weights to the servers, in words."""
+    """Transport of new weights to the servers, in words."""
     decisions: int | None = None
     """Decisions of an environment in a step; None if rows are whole episodes."""
     agents_of_run: "tuple[tuple[str, Plan], ...]" = ()
@@ -238,7 +238,7 @@ def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
 
     Args:
         plans: By agent group.
-        shared: For each group that acts with another's weights, which group's.
+        shared: For each group that acts with another group's weights, that group.
     """
     if len(plans) == 1:
         return next(iter(plans.values()))

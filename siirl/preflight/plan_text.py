@@ -19,7 +19,7 @@ UNGRADED_ROWS = (
 
 
 def render(plan: Plan) -> str:
-    """The plan as text for a terminal, one topic a line."""
+    """The plan as text for a terminal, one topic per line."""
     lines = [
         ("pipeline", f"{plan.pipeline.name}: {plan.pipeline.paths[0]}"),
         *(("join" if " + " in path else "branch", path) for path in plan.pipeline.paths[1:]),
@@ -134,7 +134,7 @@ def _render_staleness(plan: Plan) -> str:
 
 def _render_servers(plan: Plan) -> str:
     servers = ", ".join(plan.servers)
-    return f"{servers} generate, one a rank; new weights go {plan.way_of_weights}"
+    return f"{servers} generate, one per rank; new weights go {plan.way_of_weights}"
 
 
 def _render_step(plan: Plan) -> str:

@@ -48,7 +48,7 @@ class RankMemory:
 
     @property
     def peak(self) -> tuple[str, float]:
-        """The phase that needs most, and the bytes of the rank in it."""
+        """The phase with the largest memory, and the rank's bytes in it."""
         name, parts = max(self.phases, key=lambda phase: total(phase[1]))
         return name, total(self.held) + total(parts)
 
@@ -256,7 +256,7 @@ class PolicyMemory:
 
 
 def compute_bytes(model: ModelArguments) -> int:
-    """Bytes of a number in the passes."""
+    """Bytes per number in the passes."""
     return 4 if model.dtype == "float32" else 2
 
 

@@ -15,7 +15,7 @@ from siirl.params.training_args import TrainingArguments
 
 ROLLOUT = "actor_rollout_ref.rollout"
 SERVER_KEY = f"{ROLLOUT}.server"
-ANSWERS_WITHIN_S = 20.0  # questions that no weights are needed for
+ANSWERS_WITHIN_S = 20.0  # requests that need no weights
 
 
 def server_problems(

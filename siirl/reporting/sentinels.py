@@ -20,7 +20,7 @@ COLLAPSED_SHARE = (
     0.02  # share of the first step's entropy; runs that solve their task end at 0.05 to 0.3
 )
 COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
-STANDING_KL = 1e-5  # nats a token; runs that learn have 1e-3 to 3e-2
+STANDING_KL = 1e-5  # nats per token; runs that learn have 1e-3 to 3e-2
 STANDING_STEPS = 10  # the KL of one step is a noisy estimate
 UNMIXED_STEPS = 10  # with four groups of a task a step: forty without a mixed one
 SOLVED = 0.9  # success above which low entropy is expected
@@ -110,7 +110,7 @@ class StandingPolicy:
             return None
         return (
             f"The updates of the last {self.steps} steps moved the policy by less than "
-            f"{STANDING_KL:.0e} nats a token at a learning rate of {rate:.2g}. Raise "
+            f"{STANDING_KL:.0e} nats per token at a learning rate of {rate:.2g}. Raise "
             "actor_rollout_ref.actor.optim.lr, or set actor_rollout_ref.actor.target_kl, which "
             "adjusts it (0.01)."
         )
@@ -137,7 +137,7 @@ class CollapsedEntropy:
         if self.steps < COLLAPSED_STEPS:
             return None
         return (
-            f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats a token; its "
+            f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats per token; its "
             "rollouts are nearly identical and give little signal. Resume from an earlier "
             "checkpoint (trainer.resume) with a lower actor_rollout_ref.actor.optim.lr, a higher "
             "actor_rollout_ref.rollout.temperature or actor_rollout_ref.actor.entropy_coef above 0."

@@ -1,5 +1,5 @@
-"""Every registered estimator with its options, beside its loop from the paper: the table over which
-most tests of advantages run.
+"""Every registered estimator with its options and its loop from the paper; most tests of advantages
+run over this table.
 """
 
 from collections.abc import Callable

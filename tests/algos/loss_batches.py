@@ -1,4 +1,4 @@
-"""Ragged batches as policy losses take them, and what a loss makes of one."""
+"""Ragged batches as policy losses take them, and the result of a loss on one."""
 
 # B row, T token
 

@@ -1,5 +1,4 @@
-"""Every advantage as a loop over plain numbers, straight from its paper: what the tensor code is
-compared with.
+"""Every advantage as a loop over plain numbers, from its paper: the reference of the tensor code.
 
 Each takes the summed rewards of samples and their groups, or the token rewards of one row, as lists
 of floats.

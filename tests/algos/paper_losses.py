@@ -1,8 +1,8 @@
 """Every policy loss as its paper writes it: one token after the other, in float64, with Python's
 own loops. Slow and plain on purpose.
 
-Each function returns {(row, token): loss of that token}, with gradient in `new`; a loss of a whole
-row stands at each of its tokens.
+Each function returns {(row, token): loss of that token}, with gradient in `new`; the
+loss of a whole row is repeated at each of its tokens.
 """
 
 import math

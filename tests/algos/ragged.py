@@ -1,5 +1,5 @@
-"""Random batches with everything that makes formulas wrong; `test_ragged_batches` counts that each
-of it is in each batch.
+"""Random batches with every edge case of the formulas; `test_ragged_batches` checks that each batch
+has all of them.
 
 Rows of length one, rows that are masked altogether, holes in the mask where tools spoke, groups of
 one, groups whose rewards are equal but for rounding, log-ratios of 60 both ways, NaN wherever the

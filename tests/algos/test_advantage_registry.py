@@ -9,7 +9,7 @@ from siirl.algos.advantages import ADVANTAGES, estimate_advantages, register_adv
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 
-def test_unknown_estimator_is_answered_with_the_known_ones():
+def test_unknown_estimator_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"'grpp'.*'grpo'.*gae, gpg, grpo"):
         estimate_advantages(name="grpp", available={})
 
@@ -64,7 +64,7 @@ def test_a_taken_name_is_refused(registry):
         )
 
 
-def test_an_argument_that_nobody_provides_is_refused_when_registered(registry):
+def test_an_unknown_argument_is_refused_when_registered(registry):
     with pytest.raises(ConfigError, match=r"'reward_model'.*give it a default"):
         register_adv_est("odd")(lambda reward_model: (reward_model, reward_model))
 

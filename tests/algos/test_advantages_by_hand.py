@@ -1,5 +1,5 @@
-"""Advantages of a few samples, with numbers that can be checked by hand, and where an estimator's
-options lie.
+"""Advantages of a few samples, with numbers that can be checked by hand, and the
+arguments of an estimator's options.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Advantages on two real ranks are those of one, however groups and rows are shared among them."""
+"""Advantages on two real ranks equal those of one, for any distribution of groups and rows."""
 
 import pytest
 import torch

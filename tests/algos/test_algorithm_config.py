@@ -77,7 +77,7 @@ def test_the_values_of_keys_are_those_that_the_formulas_know():
     ("asked", "estimator", "loss"),
     [("gspo", "grpo", "gspo"), ("cpgd", "cpgd", "cpgd"), ("opo", "opo", "vanilla")],
 )
-def test_a_name_that_stands_for_an_algorithm_chooses_its_loss_too(asked, estimator, loss):
+def test_the_name_of_an_algorithm_selects_its_loss_too(asked, estimator, loss):
     config = parse([f"algorithm.adv_estimator={asked}"]).config
     assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.loss) == (
         estimator,

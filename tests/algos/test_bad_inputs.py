@@ -1,8 +1,6 @@
-"""Every public function of siirl.algos is given NaN, infinity and shapes that do not fit, one
-tensor at a time: all of it is refused.
-
-What is refused names the tensor and the row. A function that is added without an entry in `GOOD`
-fails the first test.
+"""Every public function of siirl.algos gets NaN, infinity and wrong shapes, one tensor at a time.
+Each is refused with the name of the tensor and the row. A function that is added without an entry
+in `GOOD` fails the first test.
 """
 
 # B row, T token, N token, V entry of the vocabulary, D hidden size

@@ -1,6 +1,4 @@
-"""The benchmark's baselines compute the same values: otherwise its ratios would mean
-nothing.
-"""
+"""The benchmark's baselines compute the same values: otherwise its ratios would be meaningless."""
 
 import pytest
 import torch

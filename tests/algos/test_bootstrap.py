@@ -1,5 +1,5 @@
 """Advantages of rows that were cut or truncated: by hand, against Stable-Baselines3's buffer, and
-what a cut may not change.
+with invariances under cuts.
 """
 
 # B row, T token; here every token is a decision
@@ -39,7 +39,7 @@ def gae(*, rewards, values, behind, gamma, lam, mask=None):
     )
 
 
-def test_the_value_behind_a_cut_stands_for_the_rewards_to_come():
+def test_the_value_after_a_cut_estimates_the_remaining_rewards():
     advantages_BT, returns_BT = gae(
         rewards=[[1.0, 2.0]], values=[[3.0, 4.0]], behind=[8.0], gamma=0.5, lam=0.5
     )
@@ -53,7 +53,7 @@ def test_nothing_follows_a_termination():
     assert advantages_BT.tolist() == [[-2.0]]
 
 
-def test_the_value_stands_behind_the_last_executed_token_of_a_padded_row():
+def test_the_value_follows_the_last_executed_token_of_a_padded_row():
     advantages_BT, _ = gae(
         rewards=[[1.0, 2.0, 0.0]],
         values=[[3.0, 4.0, 0.0]],

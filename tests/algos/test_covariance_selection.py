@@ -1,5 +1,5 @@
-"""Tokens that Clip-Cov and KL-Cov choose: by hand, against sorting, and the same however rows are
-spread over ranks and padded.
+"""Tokens that Clip-Cov and KL-Cov choose: by hand, against sorting, and for any
+distribution of rows over ranks and any padding.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""GAE between decisions of several tokens: by hand, against a loop, and that a text's tokens are
-decisions of their own.
+"""GAE between decisions of several tokens: by hand, against a loop, and with each token of a text
+as one decision.
 """
 
 # B sample, T token
@@ -107,7 +107,7 @@ def test_decisions_of_random_length_are_those_of_a_loop(seed):
         ([[1, 0, 0, 0, 1, 0]], "value_mask is 1 in row 0, token 4, where response_mask is 0"),
     ],
 )
-def test_a_decision_nobody_took_and_a_token_without_decision_are_refused(starts, message):
+def test_inconsistent_masks_of_decisions_are_refused(starts, message):
     with pytest.raises(TensorError, match=message):
         decision_starts(value_mask=torch.tensor(starts), response_mask=MASK)
 

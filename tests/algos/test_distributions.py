@@ -153,7 +153,7 @@ def test_a_distribution_with_a_tensor_outside_of_its_fields_is_refused():
     assert require_distribution(Gaussian(MEAN, LOG_STD), policy="Mine").shape == (1, 3)
 
 
-def test_a_policy_that_returns_logits_is_answered_with_the_remedy():
+def test_a_policy_that_returns_logits_is_refused_with_the_remedy():
     with pytest.raises(ConfigError, match=r"Mine.forward returned a Tensor.*Categorical\(logits\)"):
         require_distribution(torch.zeros(1, 2, 3), policy="Mine")
 

@@ -107,7 +107,7 @@ def test_a_far_reference_stays_finite_in_float32():
     assert bool(torch.isfinite(far).all())
 
 
-def test_unknown_estimator_is_answered_with_the_known_ones():
+def test_unknown_estimator_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"'k4'.*k1.*k3"):
         kl_estimate(
             log_probs_BT=torch.zeros(1, 1),
@@ -142,7 +142,7 @@ def test_adaptive_coefficient_moves_by_at_most_a_fifth_of_the_horizon(current_kl
     assert controller.value == pytest.approx(factor)
 
 
-def test_adaptive_coefficient_goes_on_from_a_checkpoint():
+def test_adaptive_coefficient_continues_from_a_checkpoint():
     one, other = AdaptiveKLController(1.0, 6.0, 10), AdaptiveKLController(0.2, 6.0, 10)
     one.update(9.0, 10)
     other.load_state_dict(one.state_dict())

@@ -1,5 +1,5 @@
-"""Log-probs and entropy from hidden states and output weights against log_softmax of all logits,
-and that these are never made.
+"""Log-probs and entropy from hidden states and output weights against log_softmax of all
+logits, which are never materialised.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Log-probs and entropy against log_softmax, values and gradients, and what is refused."""
+"""Log-probs and entropy against log_softmax, values and gradients, and refused inputs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Aggregations against their definitions, and that pieces of a batch add up to it."""
+"""Aggregations against their definitions; the pieces of a batch add up to the whole."""
 
 import itertools
 
@@ -88,7 +88,7 @@ def test_a_fully_masked_row_is_as_if_it_were_not_there(mode):
     assert whole(loss, mask, mode) == whole(loss[:1], mask[:1], mode)
 
 
-def test_unknown_mode_is_answered_with_the_known_ones():
+def test_unknown_mode_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"'token_mean'.*'token-mean'"):
         aggregation_weight(mask_BT=torch.ones(1, 1), mode="token_mean")
 

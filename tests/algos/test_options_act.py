@@ -1,8 +1,5 @@
-"""Every option of every estimator, loss and selection changes what it is an option of: a key that
-does nothing would be a lie.
-
-That a key which a name would not read is refused is tested with the configuration; here it is that
-what is read matters.
+"""Every option of every estimator, loss and selection changes the result. The tests of the
+configuration check that keys which nothing reads are refused.
 """
 
 import inspect

@@ -1,5 +1,5 @@
-"""KL estimators, filters, aggregations and schedules of the user's own: what they are given, and
-what of their results is refused.
+"""KL estimators, filters, aggregations and schedules of the user: their arguments, and refused
+results.
 """
 
 import pytest
@@ -24,7 +24,7 @@ def test_a_kl_estimator_is_given_what_it_asks_for_and_is_0_where_the_mask_is() -
     assert kl_estimate(**KL_INPUTS, name="mine").tolist() == [[1.5, 0.0]]
 
 
-def test_a_kl_estimator_of_ones_own_may_be_straight_through() -> None:
+def test_a_users_kl_estimator_may_be_straight_through() -> None:
     register_kl_estimator("mine")(lambda log_ratio_BT: log_ratio_BT + 7.0)
     log_probs = KL_INPUTS["log_probs_BT"].clone().requires_grad_()
     kl_BT = kl_estimate(**{**KL_INPUTS, "log_probs_BT": log_probs}, name="mine+")
@@ -68,7 +68,7 @@ def test_what_a_filter_keeps_must_be_a_bool_for_each_trajectory(
         keep_by_name("mine", {"group_B": torch.tensor([0, 1])})
 
 
-def test_an_unknown_filter_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_filter_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"'zero_varience'. Did you mean 'zero_variance'\?"):
         keep_by_name("zero_varience", {})
 

@@ -1,4 +1,4 @@
-"""PPO's loss by hand, the registry of policy losses, their options, and what is refused. Formulas:
+"""PPO's loss by hand, the registry of policy losses, their options, and refusals. Formulas:
 `test_loss_formulas`.
 """
 
@@ -92,7 +92,7 @@ def test_bounds_that_make_no_sense_are_refused(options, message):
         one_token(1.0, 1.0, **options)
 
 
-def test_unknown_loss_is_answered_with_the_known_ones():
+def test_unknown_loss_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"'vanila'. Did you mean 'vanilla'\? Known: .*gspo"):
         policy_loss(name="vanila", available={})
 
@@ -148,12 +148,12 @@ def registry():
     OWN_BOUNDS.update(own_bounds)
 
 
-def test_a_loss_of_the_documents_form_is_told_to_use_the_other_decorator(registry):
+def test_a_loss_with_four_scalars_is_refused_with_the_other_decorator(registry):
     with pytest.raises(ConfigError, match=r"'old_log_prob' of policy loss .* is not provided"):
         register_policy_loss("mine")(lambda old_log_prob, log_prob: None)
 
 
-def test_a_loss_of_ones_own_has_options_and_importance_weights(registry):
+def test_a_users_loss_has_options_and_importance_weights(registry):
     @register_policy_loss("mine", aggregation="seq-mean-token-sum", own_bounds=True)
     def my_loss(*, log_probs_BT, mask_BT, strength=2.0):
         return PolicyLoss(loss_BT=-strength * log_probs_BT * mask_BT)

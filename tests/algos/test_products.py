@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices keep their sums in float32; those of others are left alone."""
+"""Products of 16-bit matrices keep their sums in float32; other products are unchanged."""
 
 import pytest
 import torch

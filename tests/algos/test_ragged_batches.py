@@ -1,6 +1,4 @@
-"""Each of the random batches of these tests holds every case that makes formulas
-wrong.
-"""
+"""Each of the random batches of these tests has every edge case of the formulas."""
 
 import pytest
 import torch

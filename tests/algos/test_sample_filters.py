@@ -1,4 +1,4 @@
-"""Filters of samples, and the reasons that they give."""
+"""Filters of samples, and their reasons."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_zero_variance_keeps_no_group_of_sums_that_differ_in_rounding_only():
     ]
 
 
-def test_zero_variance_drops_what_differs_by_less_than_it_is_told():
+def test_zero_variance_drops_differences_below_the_configured_spread():
     values, groups = torch.tensor([0.0, 0.04, 0.0, 0.06]), torch.tensor([0, 0, 1, 1])
     assert zero_variance_keep(values_B=values, group_B=groups, min_spread=0.05).tolist() == [
         False,
@@ -103,7 +103,7 @@ def test_success_band_keeps_groups_by_their_share():
     assert kept.tolist() == [False] * 4 + [True] * 4
 
 
-def test_success_band_spares_what_it_is_told_to():
+def test_success_band_keeps_spared_rows():
     spared = torch.tensor([True, False])
     kept = success_band_keep(
         success_B=torch.zeros(2), group_B=torch.zeros(2).long(), low=0.5, high=1.0, spared_B=spared

@@ -19,14 +19,14 @@ def test_the_tokens_of_executed_steps_are_kept():
     assert mask.int().tolist() == [[0, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]
 
 
-def test_the_reward_stands_at_the_last_executed_token():
+def test_the_reward_is_at_the_last_executed_token():
     rewards = reward_at_finish(
         rewards_B=torch.tensor([5.0, -1.0]), mask_BT=torch.tensor([[1, 1, 0], [1, 0, 0]])
     )
     assert rewards.tolist() == [[0.0, 5.0, 0.0], [-1.0, 0.0, 0.0]]
 
 
-def test_the_reward_stands_at_the_last_kept_token_behind_a_hole():
+def test_the_reward_is_at_the_last_kept_token_after_a_hole():
     assert reward_at_finish(
         rewards_B=torch.tensor([5.0]), mask_BT=torch.tensor([[1, 0, 1, 0]])
     ).tolist() == [[0.0, 0.0, 5.0, 0.0]]

@@ -1,6 +1,4 @@
-"""Ranks that are threads of one process: what formulas ask of the other ranks, without starting
-processes.
-"""
+"""Ranks that are threads of one process: the collectives of formulas without further processes."""
 
 import threading
 from collections.abc import Callable, Sequence

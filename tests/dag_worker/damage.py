@@ -1,5 +1,5 @@
-"""Damage to a file of JSON: a key missing, a value of another type, bytes that are no
-text, a folder in its place.
+"""Damage to a file of JSON: a key missing, a value of another type, bytes that are not text, a
+folder in its place.
 """
 
 import copy

@@ -1,4 +1,6 @@
-"""Accounting of a step: throughput over its whole time, and the share of it that a rank waits."""
+"""Accounting of a step: throughput over its whole time, and the share of it in which a rank
+waits.
+"""
 
 import pytest
 import torch

@@ -35,7 +35,7 @@ def test_the_policy_below_its_adapters_is_the_reference():
     assert reference.model is policy
 
 
-def test_without_adapters_it_is_a_policy_of_its_own_and_without_a_kl_there_is_none():
+def test_without_adapters_it_is_a_separate_policy_and_without_a_kl_there_is_none():
     reference, policy = reference_of(KL)
     assert reference.engine.module is not policy
     assert reference_of(ADAPTERS)[0] is None

@@ -1,4 +1,4 @@
-"""Agent groups in one process: each trains its own weights, as a run of its own would."""
+"""Agent groups in one process: each trains its own weights, as a separate run would."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The parts of the benchmark of staleness: what it reads from a run, and its slow tools."""
+"""The parts of the staleness benchmark: the metrics that it reads from a run, and its slow
+tools.
+"""
 
 import numpy as np
 import pytest

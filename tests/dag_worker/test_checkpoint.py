@@ -78,7 +78,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_whoever_may_read_the_manifest_may_read_the_weights(tmp_path, umask, mode):
+def test_weights_have_the_permissions_of_the_manifest(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         folder = Job(tmp_path).save()
@@ -217,7 +217,7 @@ def test_a_process_that_is_killed_while_saving_leaves_the_checkpoint_before(tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path):
     """An asynchronous save writes the state at its start."""
     job = Job(tmp_path).train(2)
     expected = weights(job.engine)

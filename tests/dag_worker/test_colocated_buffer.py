@@ -1,4 +1,4 @@
-"""Rows pass from a node that puts to the node that gets, through the redistribution."""
+"""Rows pass from a PUT_TO_BUFFER node to the GET_FROM_BUFFER node, through the redistribution."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The documents' names and argument lists, as a reader of them types them."""
+"""The names and argument lists of siiRL's documentation work as it writes them."""
 
 import inspect
 import math

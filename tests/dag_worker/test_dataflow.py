@@ -1,4 +1,4 @@
-"""A node's input is what its own dependencies put out: rows joined by uid, columns united."""
+"""A node's input is the output of its dependencies: rows joined by uid, with all columns."""
 
 # B row of a batch
 

@@ -2,7 +2,7 @@
 through a real training run.
 
 Two steps of two epochs on CartPole, from the command line's words: rollouts, reward, advantage,
-update. That the numbers are right is tested beside the formulas; here it is that every name reaches
+update. The formulas' tests check the numbers; these check that every name reaches
 the weights.
 """
 

@@ -1,5 +1,5 @@
-"""A run that is asked to end saves what it has trained at any event; the run that resumes from
-there ends like an uninterrupted one.
+"""A run that is asked to end saves its completed steps at any event; the run that resumes from them
+ends like an uninterrupted one.
 """
 
 import signal

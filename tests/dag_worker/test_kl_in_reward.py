@@ -1,5 +1,5 @@
-"""KL in the reward: every estimator takes its share off the scores, and the coefficient follows the
-mean KL over all ranks.
+"""KL in the reward: every estimator's KL is subtracted from the scores, and the coefficient
+follows the mean KL over all ranks.
 """
 
 # B row, T token

@@ -1,5 +1,5 @@
-"""A rank whose episodes all failed: it gets the columns of the others and takes part with no rows;
-where none has any, all stop.
+"""A rank whose episodes all failed: it gets the columns of the other ranks and
+takes part without rows. If no rank has rows, all stop.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""OpenVLA through the whole machine: acting, scoring, training, exporting and acting again, on
+"""Whole runs of OpenVLA: acting, scoring, training, exporting and acting again, on
 LIBERO's stand-ins.
 """
 

@@ -1,5 +1,5 @@
-"""A graph of the user's own, by configuration alone: it takes the place of a pipeline and of its
-defaults. Two steps of the command.
+"""A user's graph, by configuration alone, replaces a pipeline and its defaults. Two steps of the
+command.
 """
 
 from pathlib import Path

@@ -230,7 +230,7 @@ def test_what_does_not_fit_its_key_is_refused_before_anything_starts(
     assert str(caught.value).startswith(f"{place}=own_names:{wrong}: ")
 
 
-def test_a_straight_through_estimator_of_ones_own(own_names: Path) -> None:
+def test_a_users_straight_through_estimator(own_names: Path) -> None:
     load("actor_rollout_ref.actor.kl_loss_type=own_kl+", "user_modules=[own_names]")
 
 

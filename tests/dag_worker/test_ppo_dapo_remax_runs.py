@@ -1,5 +1,5 @@
-"""Whole runs with a critic, with refills and with greedy baselines, on CartPole: exact where they
-can be, and that PPO learns.
+"""Whole runs with a critic, with refills and with greedy baselines, on CartPole: exact
+numbers where possible, and PPO learns.
 """
 
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_a_checkpoint_without_critic_is_no_start_for_ppo(tmp_path):
         train(tmp_path, "pipeline=ppo", "trainer.total_steps=2", f"trainer.resume={tmp_path}")
 
 
-def test_a_policy_of_ones_own_without_features_is_refused_with_the_remedy(tmp_path):
+def test_a_users_policy_without_features_is_refused_with_the_remedy(tmp_path):
     own = (
         "actor_rollout_ref.model.policy=own_policy:make_policy",
         "actor_rollout_ref.model.options={width: 8}",

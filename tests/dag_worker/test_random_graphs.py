@@ -1,4 +1,4 @@
-"""Random graphs give what a plain interpreter of the rules in docs/graphs.md gives.
+"""Random graphs give the results of a plain interpreter of the rules in docs/graphs.md.
 
 The interpreter works on rows as dicts and knows which columns a node writes; `Dataflow` works on
 tensors and finds out.

@@ -28,7 +28,7 @@ def test_a_score_at_the_last_place_of_prompt_and_response_moves_to_the_last_toke
     assert placed([[0, 0, 0, 0, 0.5], [0, 0, 0, 0, 0.25]]) == [[0, 0, 0.5], [0.25, 0, 0]]
 
 
-def test_what_stands_at_a_prompt_a_tool_or_padding_moves_and_the_rest_stays() -> None:
+def test_rewards_at_a_prompt_a_tool_or_padding_move_and_the_rest_stays() -> None:
     assert placed([[1.0, 0, 2.0, 4.0, 8.0], [0, 0, 3.0, 0, 0]]) == [[2.0, 0, 13.0], [3.0, 0, 0]]
 
 

@@ -84,7 +84,7 @@ def batch(*responses, first: int = 0) -> TensorDict:
     )
 
 
-def test_the_weighted_score_stands_at_the_last_token():
+def test_the_weighted_score_is_at_the_last_token():
     output = compute_reward(batch=batch("3", "5", "7"), context=context())
     assert output.batch["token_level_scores"].tolist() == [
         [0.0, 6.0, 0.0],
@@ -97,7 +97,7 @@ def test_the_weighted_score_stands_at_the_last_token():
     assert output.metrics["reward/failed"] == 0.0
 
 
-def test_a_return_stands_where_it_was_earned_and_the_rest_of_the_reward_at_the_end():
+def test_a_return_is_placed_where_it_was_earned_and_the_rest_of_the_reward_at_the_end():
     """Twice the number in the text and half the return: 1 at token 0 and 3 at token 1, 4 at token
     0, and nothing.
     """
@@ -230,7 +230,7 @@ def on_two_ranks():
     return run_on_ranks(of_rank, ((("1", "2", "3"), ("many",)), (("1", "2", "3"), ("many", "few"))))
 
 
-def test_a_rank_whose_every_row_failed_goes_on_without_rows_where_the_others_make_up_for_it(
+def test_a_rank_whose_rows_all_failed_continues_without_rows_if_the_others_compensate(
     on_two_ranks,
 ) -> None:
     rewards = {"u0": 2.0, "u1": 4.0, "u2": 6.0}

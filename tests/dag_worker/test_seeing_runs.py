@@ -1,4 +1,6 @@
-"""GRPO on the questions with pictures of docs/picture_questions.md, by a random tiny Qwen2.5-VL."""
+"""GRPO on the questions with pictures of docs/picture_questions.md, with a random tiny
+Qwen2.5-VL.
+"""
 
 import pytest
 import torch

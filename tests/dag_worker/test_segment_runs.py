@@ -33,7 +33,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
-def test_a_resumed_run_goes_on_in_its_running_episodes_bit_for_bit(tmp_path):
+def test_a_resumed_run_continues_in_its_running_episodes_bit_for_bit(tmp_path):
     whole = train(tmp_path / "whole", "trainer.total_steps=3")
     train(tmp_path / "parts", "trainer.total_steps=2")
     (resumed,) = train(

@@ -1,4 +1,4 @@
-"""Rollouts on a rank of their own: lockstep equals colocated ranks, older weights are bounded and
+"""Rollouts on a separate rank: lockstep equals colocated ranks, older weights are bounded and
 counted, and a resumed run continues the rollouts that were under way.
 """
 

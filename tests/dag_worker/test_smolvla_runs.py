@@ -1,4 +1,4 @@
-"""SmolVLA through the whole machine, at tiny size: acting, scoring, training, acting again."""
+"""Whole runs of SmolVLA, at tiny size: acting, scoring, training, acting again."""
 
 import json
 from pathlib import Path

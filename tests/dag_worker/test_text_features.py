@@ -73,7 +73,7 @@ def test_under_adapters_the_reference_is_the_model_below_them_and_no_second_one(
     assert reference.actor is actor
 
 
-def test_a_reference_of_a_folder_is_a_model_of_its_own_also_under_adapters():
+def test_a_reference_from_a_folder_is_a_separate_model_also_under_adapters():
     reference, model, _ = reference_of(
         KL, "actor_rollout_ref.ref.path=assets/tiny_lm_tools", adapters=LoraArguments(rank=4)
     )
@@ -81,7 +81,7 @@ def test_a_reference_of_a_folder_is_a_model_of_its_own_also_under_adapters():
     assert reference.engine.module is not model
 
 
-def test_otherwise_the_reference_is_a_copy_that_nobody_trains():
+def test_otherwise_the_reference_is_a_frozen_copy():
     reference, model, _ = reference_of(KL)
     assert isinstance(reference, Actor)
     assert reference.engine.optimizer is None

@@ -198,7 +198,7 @@ nodes:
 """
 
 
-def test_a_graph_of_ones_own_begins_with_the_prompts_of_files(tmp_path):
+def test_a_users_graph_begins_with_the_prompts_of_files(tmp_path):
     rows = [
         {"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(8)
     ]

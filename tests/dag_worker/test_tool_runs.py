@@ -1,5 +1,5 @@
-"""Whole runs of env=tools in one process, with tools that are not there: they end, and the last
-sentence says why.
+"""Whole runs of env=tools in one process, with tools that do not start:
+they end, and the last message names the cause.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""Whole training runs in one process, small enough to be exact about: resumed equals uninterrupted,
-steps are bounded, policies load.
+"""Whole training runs in one process, small enough for exact comparisons: resumed equals
+uninterrupted, steps are bounded, policies load.
 """
 
 import json
@@ -113,7 +113,7 @@ def test_evaluation_is_the_same_every_time_and_not_on_training_seeds(tmp_path):
     assert before == after
 
 
-def test_weights_that_are_not_finite_are_told_as_that(tmp_path):
+def test_weights_that_are_not_finite_are_reported(tmp_path):
     policy = build_policy(
         "tiny_vla",
         path=None,

@@ -1,5 +1,5 @@
 """Several training ranks take the rows of a step from the rollout ranks: each its own share, by
-references that only the exchange hands out.
+references from the exchange.
 """
 
 import asyncio

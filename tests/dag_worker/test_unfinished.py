@@ -1,4 +1,4 @@
-"""Files of a killed writer are removed at the next start; those of a living one stay."""
+"""Files of a killed writer are removed at the next start; those of a running one stay."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Evaluation: what is asked, and what is counted; text here, as answers can be written down."""
+"""Evaluation: its requests and its counts, on text, whose answers can be written down."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""A run with separate groups in threads of the test's own process: the real workers and exchange,
+"""A run with separate groups in threads of the test's process: the real workers and exchange,
 without Ray.
 """
 

@@ -1,4 +1,4 @@
-"""Graphs for the walk through all names: GRPO's, with what its shipped form lacks for some of them."""
+"""Graphs for the runs of all names: GRPO's, with the nodes that some names need in addition."""
 
 from siirl.execution.dag import Pipeline, TaskGraph
 

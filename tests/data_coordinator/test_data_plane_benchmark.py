@@ -1,4 +1,4 @@
-"""The parts of the data plane's benchmark: a wrong bound would make a wrong ratio."""
+"""The parts of the data plane's benchmark: a wrong bound would give a wrong ratio."""
 
 from itertools import combinations
 

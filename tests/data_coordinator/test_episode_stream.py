@@ -129,7 +129,7 @@ def test_ranks_together_see_what_one_rank_sees(ranks, prompts, steps):
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
-def test_resumed_stream_goes_on_at_another_number_of_ranks(before, after, steps):
+def test_resumed_stream_continues_at_another_number_of_ranks(before, after, steps):
     whole = loader()
     expected = [whole.draw(whole.prompts_per_step) for _ in range(steps + 2)][steps:]
     interrupted = loader(rank=before - 1, ranks=before)

@@ -1,5 +1,5 @@
-"""A stream that follows success gives tasks at a half more prompts than those that are sure; all
-ranks draw it alike.
+"""A stream that follows success gives tasks with intermediate success more prompts than tasks
+with constant outcomes; all ranks draw the same prompts.
 """
 
 from collections import Counter
@@ -75,7 +75,7 @@ def test_ranks_together_see_what_one_rank_sees(ranks, steps):
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.lists(OUTCOMES, min_size=2, max_size=5), st.data())
-def test_resumed_stream_goes_on_at_another_number_of_ranks(before, after, steps, data):
+def test_resumed_stream_continues_at_another_number_of_ranks(before, after, steps, data):
     cut = data.draw(st.integers(1, len(steps) - 1))
     whole, interrupted = loader(), loader(rank=before - 1, ranks=before)
     for outcomes in steps[:cut]:

@@ -59,7 +59,7 @@ def test_of_rows_with_the_same_work_the_one_with_fewest_bytes_moves():
     assert parts == [0, 1, 0, 1]
 
 
-def test_a_row_that_lies_nowhere_goes_to_the_rank_with_the_least_work():
+def test_a_row_without_a_rank_goes_to_the_rank_with_the_least_work():
     assert divided([9, 5, 4], [0, 1, NOWHERE], 2) == [0, 1, 1]
     assert divided([9, 5, 4], [0, 1, 7], 2) == [0, 1, 1]  # rank 7 gets no part
 

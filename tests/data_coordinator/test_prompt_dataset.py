@@ -1,6 +1,4 @@
-"""Prompts from files: who reads what, in which order, what is left out, and what a resumed run
-sees.
-"""
+"""Prompts from files: the rows of each rank, their order, left-out rows, and resumed runs."""
 
 import dataclasses
 import json
@@ -127,7 +125,7 @@ def test_an_epoch_asks_every_prompt_once(files, name):
     ] == [str(p.trial_id) for p in prompts]
 
 
-def test_each_epoch_has_an_order_of_its_own(files):
+def test_each_epoch_has_its_own_order(files):
     stream = loader(files / "train.jsonl")
     first, second = ([prompt.trial_id for prompt in stream.draw(ROWS)] for _ in range(2))
     assert first != second
@@ -399,7 +397,7 @@ def test_nothing_left_to_train_on_is_refused(tmp_path):
         loader(train, val=[written(tmp_path, [row("asked twice")], name="val.jsonl")])
 
 
-def test_evaluation_asks_the_same_prompts_of_each_source_whoever_asks(tmp_path):
+def test_evaluation_asks_the_same_prompts_of_each_source_on_every_rank(tmp_path):
     train = written(tmp_path, [row("train")])
     val = written(
         tmp_path,
@@ -481,7 +479,7 @@ def test_foreign_columns_are_named_and_not_read(tmp_path, caplog):
     assert "columns that are not read: embedding" in caplog.text
 
 
-def test_what_is_wrong_with_held_out_files_is_told_with_their_own_key(files, tmp_path):
+def test_errors_of_held_out_files_name_their_own_key(files, tmp_path):
     right, broken = files / "train.jsonl", tmp_path / "broken.jsonl"
     broken.write_text("no JSON")
     with pytest.raises(ConfigError, match=rf"^data.val_files: {broken}, line 1: not JSON"):

@@ -1,4 +1,4 @@
-"""Rows change ranks through Ray: real workers, workers that are killed, and one that never comes."""
+"""Rows change ranks through Ray: real workers, workers that are killed, and a missing one."""
 
 import os
 import signal
@@ -144,7 +144,7 @@ def test_rank_that_never_puts_is_named(workers, start):
         ray.get(workers[0].redistribute.remote([3], 0))
 
 
-def test_full_queue_makes_a_producer_wait_and_an_expired_lease_goes_to_whoever_waits(start):
+def test_full_queue_makes_a_producer_wait_and_an_expired_lease_goes_to_a_waiting_worker(start):
     coordinator, key = start(capacity=1, lease_seconds=2.0), QueueKey("stream", 0)
 
     def put(uid):

@@ -1,4 +1,4 @@
-"""Calls that wait in the coordinator's process: only those that can go on are tried."""
+"""Calls that wait in the coordinator's process: only those that can continue are tried."""
 
 import asyncio
 
@@ -151,7 +151,7 @@ def test_a_filter_that_raises_fails_the_call_that_brought_it():
     asyncio.run(scene())
 
 
-def test_a_lease_that_expires_goes_to_whoever_waits():
+def test_an_expired_lease_goes_to_a_waiting_worker():
     async def scene():
         coordinator = actor(lease_seconds=SOON)
         await put(coordinator, "a")

@@ -1,4 +1,4 @@
-"""Every code block of the documents is run, or says why not.
+"""Every code block of the documents is run, or gives a reason.
 
 Commands that train are checked up to the start of the first process: configuration, files,
 environment and graph. `test_commands_train.py` runs them for a step.

@@ -1,4 +1,4 @@
-"""The complete files of the tutorials train, and do what their sentences say."""
+"""The complete files of the tutorials train, and do what they state."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The built site: its links lead somewhere, and it fetches nothing from elsewhere."""
+"""The built site: its links have targets, and it loads nothing from other hosts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
-"""A text engine that says what a script tells it, and a tokenizer with one token a byte: episodes
-that can be followed by hand.
+"""A text engine with scripted answers, and a tokenizer with one token per byte: episodes that can
+be followed by hand.
 
 The tokens are the bytes of the text; END closes a turn, and USER, TOOL and MODEL open one.
 """

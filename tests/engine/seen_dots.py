@@ -1,4 +1,4 @@
-"""A tiny random model that sees, and pictures for it that differ in every place."""
+"""A tiny random vision-language model, and pictures for it that differ in every place."""
 
 import asyncio
 import io

@@ -53,7 +53,7 @@ def test_on_policy_with_a_second_step_is_refused():
         updated(trajectories(4).exclude("old_log_probs"), on_policy=True, ppo_mini_batch_size=2)
 
 
-def test_a_gradient_of_a_kl_that_nobody_provides_is_refused():
+def test_a_kl_without_its_column_is_refused():
     with pytest.raises(
         ConfigError, match=r"needs the column 'ref_log_prob'; the batch has: .*responses"
     ):
@@ -188,7 +188,7 @@ def test_every_metric_is_declared():
         declaration(name)
 
 
-def test_mini_batches_go_on_where_a_checkpoint_left_them():
+def test_mini_batches_continue_where_a_checkpoint_left_them():
     one, other = (make_actor(make_engine(), ppo_mini_batch_size=2, seed=seed) for seed in (1, 2))
     one.update(trajectories(8))
     other.load_state_dict(one.state_dict())

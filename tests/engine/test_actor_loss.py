@@ -65,7 +65,7 @@ def test_clip_ratio_alone_bounds_the_ratio_on_both_sides():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_bound_that_is_given_holds_wherever_it_stands_on_the_line(order):
+def test_a_given_bound_holds_at_any_place_of_the_command_line(order):
     overrides = [f"{LOSS}=gspo", f"{ACTOR}.clip_ratio_high=0.001"][::order]
     assert resolved(*overrides).clip == {"clip_ratio_high": 0.001}
 
@@ -202,7 +202,7 @@ def test_a_loss_of_the_documents_form_gets_importance_weights_as_an_argument(reg
     assert seen[1].shape == (2, 12)
 
 
-def test_a_pipelines_bound_is_no_fault_of_a_loss_of_ones_own_that_does_not_clip(registries):
+def test_a_pipelines_bound_does_not_refuse_a_users_loss_that_does_not_clip(registries):
     @register_own_loss("plain")
     def plain_loss(*, log_probs_BT, advantages_BT):
         return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT)
@@ -216,7 +216,7 @@ def test_a_pipelines_bound_is_no_fault_of_a_loss_of_ones_own_that_does_not_clip(
     )
 
 
-def test_a_loss_of_ones_own_gets_the_bound_that_it_asks_for(registries):
+def test_a_users_loss_gets_the_bound_that_it_asks_for(registries):
     seen = []
 
     @register_own_loss("one_sided")

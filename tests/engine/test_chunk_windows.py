@@ -1,4 +1,4 @@
-"""Micro-batches that cut trajectories by chunk: which chunks pass together, and that nothing else
+"""Micro-batches that cut trajectories by chunk: which chunks pass together; nothing else
 changes.
 """
 
@@ -53,7 +53,7 @@ def two_ranks():
     return run_on_ranks(found_by, 3, OVER_RANKS, ranks=2)
 
 
-def test_a_window_ends_within_a_trajectory_and_the_next_goes_on_there():
+def test_a_window_ends_within_a_trajectory_and_the_next_continues_there():
     batch = trajectories(3)  # 2, 7 and 12 executed tokens: 1, 3 and 4 chunks
     parts = chunk_windows(batch, chunks=2)
     assert [list(part.rows) for part in parts] == [[0, 1], [1], [2], [2]]

@@ -107,7 +107,7 @@ def test_a_policy_without_features_is_refused():
 # Decisions
 
 
-def test_the_first_executed_token_of_each_chunk_stands_for_it():
+def test_the_first_executed_token_of_each_chunk_represents_it():
     batch = trajectories(2)  # two tokens of the first chunk; seven: two chunks and a token
     starts_BT = first_token_of_each_chunk(batch)
     assert [row.nonzero().flatten().tolist() for row in starts_BT] == [[0], [0, 3, 6]]
@@ -203,7 +203,7 @@ def test_bad_numbers_are_refused_before_the_statistics_see_them(name):
     assert not critic.model.has_seen_returns
 
 
-def test_a_nan_where_no_decision_stands_is_nobodys_business():
+def test_a_nan_outside_of_decisions_is_ignored():
     batch = experience(3)
     batch["returns"][1, 4] = torch.nan
     assert make_critic().update(batch)["critic/updates"] == 1.0
@@ -212,7 +212,7 @@ def test_a_nan_where_no_decision_stands_is_nobodys_business():
 # Resuming
 
 
-def test_a_critic_that_was_saved_goes_on_as_if_nothing_had_been(tmp_path):
+def test_a_saved_critic_resumes_unchanged(tmp_path):
     def run(critic, batches):
         for batch in batches:
             critic.update(batch)

@@ -115,7 +115,7 @@ def test_a_greedy_request_takes_the_most_likely_tokens_beside_sampled_ones():
     assert sampled.choices.tolist() == [0, 0]
 
 
-def test_an_episode_draws_the_same_whoever_it_is_batched_with():
+def test_an_episodes_draws_do_not_depend_on_its_batch():
     alone = ask(engine(), request("a", 0.7, [0.3, 0.9]))[0]
     together = ask(
         engine(),
@@ -143,7 +143,7 @@ def test_lockstep_waits_for_every_episode_sorts_by_uid_and_pads():
     assert policy.batches == [[1.0, 2.0, 2.0]]
 
 
-def test_lockstep_goes_on_when_an_episode_ends():
+def test_lockstep_continues_when_an_episode_ends():
     locked = engine(lockstep=True, batch_rows=2)
     locked.expect(episodes=2, at_once=2)
 

@@ -1,4 +1,4 @@
-"""The cores of a machine: simulators have them while episodes run, the rank's own passes
+"""The cores of a machine: simulators use them during episodes, the rank's own passes
 afterwards.
 """
 

@@ -56,7 +56,7 @@ def test_only_chunks_with_an_executed_token_go_through_the_policy():
     assert policy.rows == [int((lengths / TOKENS).ceil().sum())]
 
 
-def test_what_lies_in_padding_does_not_matter():
+def test_contents_of_padding_do_not_matter():
     policy, batch = TinyPolicy(), trajectories(3)
     junk = batch.clone()
     padding = (batch["response_mask"] == 0).unflatten(1, (CHUNKS, TOKENS)).all(-1)

@@ -1,5 +1,5 @@
-"""An embodied episode as a row: which action tokens were executed, and where the simulator's
-rewards stand.
+"""An embodied episode as a row: its executed action tokens, and the places of the simulator's
+rewards.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ def row_of(*script):
     return asyncio.run(workflow.arun_episode(StillEngine(), data)).row
 
 
-def test_reward_of_each_chunk_stands_at_its_last_executed_token():
+def test_reward_of_each_chunk_is_at_its_last_executed_token():
     """Chunks of two actions of two tokens: rewards 3, 0.5 and 2; of the last chunk one action is
     executed.
     """

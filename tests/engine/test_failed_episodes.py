@@ -43,7 +43,7 @@ def words_of(ranks, failures_by_rank):
     return words
 
 
-def test_exactly_the_share_goes_on_and_one_more_stops():
+def test_exactly_the_share_continues_and_one_more_stops():
     check_failures(failed(1), episodes=20, max_failed_share=SHARE, ranks=OneProcess())
     expected = r"2 of 20 episodes .* env.max_failed_share=0.05 allows. The first: 'push' with seed 0: the server died three times"
     with pytest.raises(TooManyFailures, match=expected) as stopped:
@@ -51,7 +51,7 @@ def test_exactly_the_share_goes_on_and_one_more_stops():
     assert isinstance(stopped.value.__cause__, SimulationFailed)
 
 
-def test_a_step_without_episodes_goes_on():
+def test_a_step_without_episodes_continues():
     check_failures(RolloutResult(), episodes=0, max_failed_share=0.0, ranks=OneProcess())
 
 

@@ -172,7 +172,7 @@ def test_gloo_sums_or_averages_alike_in_all_types(two_ranks):
 
 
 @pytest.mark.parametrize(("entry", "factor"), [(6.0, 1.0), (2.0, 3.0)])
-def test_a_sum_and_an_average_are_told_apart(entry, factor):
+def test_a_sum_and_an_average_are_distinguished(entry, factor):
     assert reduction_factor(torch.tensor([entry, entry]), ranks=3) == factor
 
 

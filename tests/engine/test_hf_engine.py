@@ -392,7 +392,7 @@ def test_lockstep_begins_when_every_episode_waits_and_goes_by_uid():
     assert seen == [[ord("x"), ord("y")]]
 
 
-def test_lockstep_goes_on_when_an_episode_ends():
+def test_lockstep_continues_when_an_episode_ends():
     locked = engine(lockstep=True)
     locked.expect(episodes=2, at_once=2)
 

@@ -1,4 +1,4 @@
-"""Loading by parts: what each rank reads, what arrives, and what is refused."""
+"""Loading by parts: the reads of each rank, the loaded weights, and refusals."""
 
 import pytest
 import torch

@@ -36,7 +36,7 @@ def stranger(port: int) -> Iterator[str]:
         process.communicate("\n")
 
 
-def test_a_port_that_was_shut_takes_nobody_and_its_connections_live() -> None:
+def test_a_shut_port_accepts_no_one_and_its_connections_stay() -> None:
     with socket.create_server((LOOPBACK, 0)) as older, contextlib.ExitStack() as stack:
         with guard_new_ports():
             listener = stack.enter_context(socket.create_server((LOOPBACK, 0)))
@@ -71,7 +71,7 @@ def what_is_open(ranks) -> set[tuple[str, bool]]:
     return knocked_at(ports(psutil.Process()))
 
 
-def test_ranks_of_one_machine_listen_on_the_loopback_and_take_nobody_once_they_have_met() -> None:
+def test_ranks_of_one_machine_listen_on_the_loopback_and_accept_no_one_once_connected() -> None:
     assert (
         run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2
     )  # gloo's port of each rank; they met in a file

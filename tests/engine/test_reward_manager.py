@@ -126,6 +126,6 @@ def test_srpo_without_an_encoder_is_refused():
         manager("srpo").score(outcomes([True]))
 
 
-def test_an_unknown_reward_is_answered_with_the_known_ones():
+def test_an_unknown_reward_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match="srpo_released"):
         manager("srpoo")

@@ -149,7 +149,7 @@ def test_a_folder_that_is_not_there_is_refused():
         scores_of("/no/such/folder", "46")
 
 
-def test_a_model_that_nobody_named_is_refused():
+def test_reward_model_without_a_path_is_refused():
     with pytest.raises(
         ConfigError,
         match=r"reward.name=model, and reward_model.path=null: name a sequence classifier",

@@ -1,5 +1,5 @@
-"""Many episodes at once: order, failures, cancellation; and those that go on while the next are
-asked for.
+"""Many episodes at once: order, failures, cancellation; and episodes that continue
+while the next are requested.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ def test_wait_for_more_than_was_submitted_says_so_and_keeps_what_is_there(infere
     assert numbers(inference.wait(1)) == [0]
 
 
-def test_rejected_and_failed_episodes_do_not_count_but_are_told(inference):
+def test_rejected_and_failed_episodes_do_not_count_but_are_reported(inference):
     workflow = Answering(rejected=[0], failing=[1])
     for i in range(5):
         inference.submit((i, 1), workflow)
@@ -227,7 +227,7 @@ def test_prepared_batch_makes_up_for_what_is_rejected(inference):
     assert numbers(inference.prepare_batch(data, Answering(), count=2)) == [6, 7]
 
 
-def test_episodes_ahead_go_on_with_the_next_batch_under_the_new_weights(inference):
+def test_episodes_ahead_continue_with_the_next_batch_under_the_new_weights(inference):
     data, workflow = iter([(0, 1), (1, 1), (2, 50), (3, 50), (4, 1), (5, 1)]), Answering()
     first = inference.prepare_batch(data, workflow, count=2, ahead=2)
     inference.update_weights(1).result()
@@ -270,7 +270,7 @@ def test_fewer_than_one_episode_at_once_is_refused():
 
 
 @pytest.mark.parametrize(("error", "told"), [(KeyboardInterrupt, False), (ValueError, True)])
-def test_only_ctrl_c_in_a_task_that_nobody_waits_for_is_not_told_of(error, told, caplog):
+def test_only_ctrl_c_in_an_unawaited_task_is_not_reported(error, told, caplog):
     """The command says itself that it was interrupted; without this it said so again, with a
     traceback, when the task was forgotten.
     """

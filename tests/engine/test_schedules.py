@@ -70,7 +70,7 @@ def test_a_fall_towards_no_end_is_refused():
         factors("cosine_with_warmup")
 
 
-def test_unknown_schedule_is_answered_with_the_known_ones():
+def test_unknown_schedule_is_refused_with_the_known_ones():
     with pytest.raises(
         UnknownNameError, match=r"'cosin_with_warmup'.*Did you mean 'cosine_with_warmup'"
     ):

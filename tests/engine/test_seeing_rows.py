@@ -1,4 +1,4 @@
-"""Questions with pictures: what acted is what is scored and trained, for a random Qwen2.5-VL."""
+"""Questions with pictures: acting, scoring and training agree, for a random Qwen2.5-VL."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Segments: which decisions they take, which rows they give, and that a running episode goes on.
+"""Segments: their decisions, their rows, and running episodes that continue.
 
 `Counter` is an environment whose observation is the number of its step.
 """
@@ -128,7 +128,7 @@ def observations(rows: list[dict]) -> list[list[float]]:
     return [row["proprioception"][:, 0].tolist() for row in rows]
 
 
-def test_a_segment_goes_on_behind_the_end_of_an_episode_and_in_the_next_segment():
+def test_a_segment_continues_after_the_end_of_an_episode_and_in_the_next_segment():
     first, second = asyncio.run(segments(workflow(Counter(length=3), decisions=4), 2))
     assert observations(first) == [[0, 1, 2], [0]]
     assert observations(second) == [[1, 2], [0, 1]]
@@ -189,7 +189,7 @@ def test_parking_between_segments_changes_no_row(length, decisions, parked):
 
 
 @given(length=st.integers(1, 7), decisions=st.integers(1, 7), before=st.integers(1, 3))
-def test_a_loaded_state_goes_on_as_the_saved_one(length, decisions, before):
+def test_a_loaded_state_continues_like_the_saved_one(length, decisions, before):
     async def rows(*, resumes: bool) -> list[list[list[float]]]:
         found = workflow(Counter(length=length), decisions=decisions)
         result = await segments(found, before)

@@ -1,5 +1,5 @@
-"""Text from an inference server over real HTTP: log-probs as training scores them, new weights and
-their proof, and servers that vanish, hang, forget, or answer nonsense.
+"""Text from an inference server over real HTTP: log-probs as training scores them, new weights
+and their check, and servers that vanish, hang, lose their weights, or answer nonsense.
 """
 
 import asyncio
@@ -211,7 +211,7 @@ def test_weights_go_by_a_collective(playground: Playground, url: str) -> None:
 
 
 @pytest.mark.slow  # an attempt at a deaf port times out: three seconds
-def test_ports_of_the_collective_are_on_one_address_and_take_nobody_else(
+def test_ports_of_the_collective_are_on_one_address_and_accept_no_one_else(
     engine: ServerEngine,
 ) -> None:
     before = ports(psutil.Process())
@@ -219,7 +219,7 @@ def test_ports_of_the_collective_are_on_one_address_and_take_nobody_else(
         assert knocked_at(ports(psutil.Process()) - before) == {("127.0.0.1", False)}
 
 
-def test_a_server_that_does_not_join_the_collective_is_told(
+def test_a_server_that_does_not_join_the_collective_is_reported(
     engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(host: str, port: str, ranks: str) -> None:
@@ -328,7 +328,7 @@ def test_a_bit_that_changes_on_the_way_is_noticed(
         sync(engine)
 
 
-def test_a_server_that_cannot_read_the_folder_is_told(
+def test_a_server_that_cannot_read_the_folder_is_reported(
     engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def elsewhere(file: str, packed: str) -> None:

@@ -1,4 +1,6 @@
-"""Options of sharding and offloading: the same weights after two steps, and where memory is."""
+"""Options of sharding and offloading: the same weights after two steps, and the place of
+tensors.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The shipped model that sees counts as often as its notes say, and guesses without pictures."""
+"""The shipped vision-language model counts as well as its notes state, and guesses without
+pictures.
+"""
 
 import importlib.util
 import json

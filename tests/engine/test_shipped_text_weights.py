@@ -1,5 +1,5 @@
-"""The shipped language models: what an environment brings by default was taught for it, and is as
-good as its notes say.
+"""The shipped language models: an environment's default model was trained for it, and is as good as
+its notes state.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""SmolVLA on FSDP2: gradients, and what each rank reads.
+"""SmolVLA on FSDP2: gradients, and the reads of each rank.
 
 The distribution calls the velocity network after the module's own pass, when FSDP2 has freed the
 blocks' weights.

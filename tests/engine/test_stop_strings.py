@@ -1,5 +1,5 @@
-"""Stop strings in tokens: found when the last token that spells them is there, also across the
-place where a request was interrupted.
+"""Stop strings in tokens: found with the last token that completes them, also across the
+interruption of a request.
 """
 
 from hypothesis import given, settings

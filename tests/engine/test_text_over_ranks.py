@@ -144,7 +144,7 @@ def alone():
     return {kind: one_update(OneProcess(), kind, None) for kind in KINDS}
 
 
-def test_each_block_is_a_unit_of_its_own():
+def test_each_block_is_a_separate_unit():
     model = tiny_model()
     assert repeated_blocks(model) == list(model.causal_lm.model.layers)
 

@@ -447,7 +447,7 @@ def test_a_file_without_a_function_is_refused(functions):
         reward_parts(RewardArguments(), CustomRewardArguments(path=functions))
 
 
-def test_the_rollout_is_told_which_texts_to_provide():
+def test_the_rollout_gets_the_texts_to_provide():
     assert text_columns(parts_of({"name": "return", "data_sources": ["a"]})) == ("data_source",)
     assert "response_text" in text_columns(parts_of({"name": "halving_reward:half"}))
 

@@ -1,5 +1,5 @@
-"""Text episodes on a real model: what was recorded is what training computes, turns, interruptions
-and all.
+"""Text episodes on a real model: recorded log-probs equal those of training,
+with turns and interruptions.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ def test_recorded_log_probs_are_those_of_training_over_several_turns(make, model
     )
 
 
-def test_interrupted_episodes_go_on_with_what_they_had_and_lose_no_log_prob(make, model):
+def test_interrupted_episodes_continue_with_what_they_had_and_lose_no_log_prob(make, model):
     rollout = make(env="scripted_text:ThreeTurnsEnv", max_response_length=60)
     inference = rollout.inference
     for request in requests(4):

@@ -86,7 +86,7 @@ def test_padding_on_either_side_changes_nothing():
     assert not padded.log_probs_BT[:, max(RESPONSES) :].any()
 
 
-def test_what_stands_in_padding_does_not_matter():
+def test_values_in_padding_do_not_matter():
     model, batch = tiny_model(), text_rows()
     junk = batch.clone()
     junk["input_ids"][batch["attention_mask"] == 0] = 17

@@ -1,4 +1,4 @@
-"""Several engines in one environment: who speaks, and in which rounds."""
+"""Several engines in one environment: the agents that act, and their rounds."""
 
 import asyncio
 
@@ -84,7 +84,7 @@ def test_in_lockstep_the_rounds_do_not_depend_on_timing():
     assert second == [["x-a1", "y-a1", "z-a1"]]
 
 
-def test_without_lockstep_a_request_waits_for_nobody():
+def test_without_lockstep_a_request_does_not_wait():
     first, _ = rounds(lockstep=False, delays={"x": 9, "y": 0})
     assert first[0] == ["y-a0"]
 

@@ -66,7 +66,7 @@ def test_a_critic_has_no_weight_without_a_gradient(kind):
 
 
 @pytest.mark.parametrize("kind", ["tied", "separate"])
-def test_a_text_critic_learns_saves_and_goes_on(kind, tmp_path):
+def test_a_text_critic_learns_saves_and_resumes(kind, tmp_path):
     critic, batch = text_critic(kind), text_rows()
     batch["value_mask"] = every_own_token(batch)
     batch["returns"] = (

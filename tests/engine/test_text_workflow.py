@@ -1,5 +1,5 @@
-"""Text episodes, followed token by token: what is trained on, what is masked, and how budgets end
-them.
+"""Text episodes, followed token by token: trained tokens, masked tokens, and budgets
+that end an episode.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ def test_single_turn_is_prompt_and_response_with_everything_trained():
     )
 
 
-def test_record_tells_the_episode_to_a_person():
+def test_record_describes_the_episode():
     record = play(lambda request: "6")[0].trajectories[0].record
     assert record["prompt"] == ROW["prompt"]
     assert record["turns"] == [
@@ -163,7 +163,7 @@ def test_tokens_of_a_tool_are_masked_and_its_own_never_made_anew():
     assert (row["finish_step"], row["complete"], row["truncated"]) == (2, True, False)
 
 
-def test_each_turn_draws_from_a_generator_of_its_own():
+def test_each_turn_has_its_own_generator():
     _, engine = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS)
     assert [made.seed for made in engine.requests] == [(9, 0, 0, 0, 0), (9, 0, 0, 1, 0)]
 
@@ -317,7 +317,7 @@ def interrupted_script(request):
     return "12345"[len(said) :]
 
 
-def test_interrupted_turn_goes_on_behind_its_tokens_with_their_versions():
+def test_interrupted_turn_continues_after_its_tokens_with_their_versions():
     async def interrupt(engine):
         while engine.said < 2:
             await asyncio.sleep(0)
@@ -366,7 +366,7 @@ def test_stop_string_that_an_interruption_splits_ends_the_turn(said):
     assert not row["truncated"]
 
 
-def test_reward_of_each_turn_stands_at_its_last_token():
+def test_reward_of_each_turn_is_at_its_last_token():
     """Turns `ab`, `c` and `def` with their END, each with reward 1; the environment says `More?`
     with a mark before and two behind.
     """
@@ -393,7 +393,7 @@ def more_request():
     )
 
 
-def test_engine_is_told_the_texts_that_end_a_turn():
+def test_engine_gets_the_texts_that_end_a_turn():
     _, engine = play(lambda request: "5", stop=("</answer>",))
     assert engine.requests[0].stop == ("</answer>",)
 
@@ -429,7 +429,7 @@ def arguments_of(pool=None):
     }
 
 
-def test_workflow_of_ones_own_is_made_with_the_same_arguments():
+def test_users_workflow_is_made_with_the_same_arguments():
     workflow = make_text_workflow(f"{__name__}:BestOfTwo", **arguments_of())
     assert isinstance(workflow, RolloutWorkflow)
     assert type(workflow).__name__ == "BestOfTwo"

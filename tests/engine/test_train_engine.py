@@ -205,7 +205,7 @@ def test_uploaded_weights_include_buffers():
     assert make_engine().upload_weights()["scale"].item() == pytest.approx(1 / 255)
 
 
-def test_saved_and_loaded_engines_go_on_alike(tmp_path):
+def test_saved_and_loaded_engines_continue_alike(tmp_path):
     one, other = make_engine(), make_engine(module=TinyPolicy(seed=5))
     make_actor(one).update(trajectories(4))
     one.save(tmp_path)

@@ -1,5 +1,5 @@
-"""The real vLLM on a CPU: log-probs as training scores them, sampling, stops, new weights and their
-proof, interruption.
+"""The real vLLM on a CPU: log-probs as training scores them, sampling, stops, new weights
+and their check, interruption.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ REQUESTS = [
 
 
 @needs_vllm
-def test_ports_of_an_engine_are_on_the_loopback_and_take_nobody(others, engine):
+def test_ports_of_an_engine_are_on_the_loopback_and_accept_no_one(others, engine):
     assert knocked_at(ports(psutil.Process()) - others) == {("127.0.0.1", False)}
 
 
@@ -295,7 +295,7 @@ def test_in_bfloat16_log_probs_are_those_of_training_in_the_mean_and_a_sync_is_p
 
 @needs_vllm
 @pytest.mark.slow  # another process imports vLLM and starts it: 15 s
-def test_vllm_in_a_process_of_its_own_agrees_takes_weights_and_is_interrupted(endless):
+def test_vllm_in_a_separate_process_agrees_takes_weights_and_is_interrupted(endless):
     engine = make_engine("AsyncVLLMEngine", longest_text=110)
     try:
         assert engine.longest == 110  # of the model's 128
@@ -326,7 +326,7 @@ def test_vllm_in_a_process_of_its_own_agrees_takes_weights_and_is_interrupted(en
         engine.close()
 
 
-def test_without_vllm_the_one_command_is_told(monkeypatch):
+def test_without_vllm_the_install_command_is_printed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="make vllm"):
         packages.require_vllm()

@@ -1,5 +1,5 @@
-"""vLLM's real server on a CPU, as docs/inference_server.md starts it: log-probs, new weights and their
-proof, interruption, and a restart.
+"""vLLM's real server on a CPU, as docs/inference_server.md starts it: log-probs, new weights and
+their check, interruption, and a restart.
 """
 
 import asyncio

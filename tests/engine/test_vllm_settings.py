@@ -75,7 +75,7 @@ def test_without_the_texts_of_a_run_vllm_takes_what_fits():
     assert (settings()["max_model_len"], settings(longest_text=None)["max_model_len"]) == (1536, -1)
 
 
-def test_what_vllm_says_is_told_with_the_keys_of_the_run():
+def test_vllms_errors_are_reported_with_the_keys_of_the_run():
     with pytest.raises(RunFailed) as failed, start_errors(settings(kv_cache_gib=0.25)):
         raise ValueError("of several lines\nTo serve one request 0.5 GiB KV cache is needed.")
     assert str(failed.value) == (
@@ -86,7 +86,7 @@ def test_what_vllm_says_is_told_with_the_keys_of_the_run():
     )
 
 
-def test_of_what_pydantic_says_the_message_is_told_and_not_where_to_read_on():
+def test_pydantics_message_is_reported_without_its_link():
     class Settings(BaseModel):
         length: int
 

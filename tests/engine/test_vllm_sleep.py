@@ -1,4 +1,4 @@
-"""When vLLM sleeps: between rollouts, on a GPU, until something needs it."""
+"""vLLM sleeps between rollouts on a GPU, until something needs it."""
 
 from types import SimpleNamespace
 

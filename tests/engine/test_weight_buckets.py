@@ -1,4 +1,4 @@
-"""Weights in buckets: what is packed, how large a bucket is, and the ways to another process."""
+"""Weights in buckets: contents, size, and the transports to another process."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Lets tests and servers import `probe_envs` by name, as they would a user's own module."""
+"""Lets tests and servers import `probe_envs` by name, as they would a user's module."""
 
 import sys
 from pathlib import Path

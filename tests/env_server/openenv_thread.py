@@ -1,4 +1,4 @@
-"""`OpenEnvServer` over a local pool, in a thread of its own, for clients in this process."""
+"""`OpenEnvServer` over a local pool, in a separate thread, for clients in this process."""
 
 import asyncio
 import threading

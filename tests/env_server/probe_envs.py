@@ -1,8 +1,7 @@
 """Environments for the tests of the pool: a cheap deterministic one, and its children that
 misbehave a given number of times.
 
-Servers are processes that get replaced, so a misbehaviour is counted in files: one a time it
-happened.
+Servers are processes that get replaced, so each occurrence of a misbehaviour is a file.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""The connection between a pool and its servers, with real sockets: whole messages, who is let in,
-and the remains of a lost one.
+"""The connection between a pool and its servers, with real sockets: whole messages, accepted
+peers, and the cleanup of a lost connection.
 """
 
 import asyncio
@@ -178,7 +178,7 @@ def test_a_wrong_secret_is_refused_by_both_sides_and_the_right_one_still_gets_in
     assert got == [b"hello"]
 
 
-def test_strangers_who_are_silent_or_leave_keep_nobody_waiting(run):
+def test_silent_or_leaving_strangers_delay_no_one(run):
     with (
         echo_server() as (address, _),
         socket.create_connection(address),
@@ -196,7 +196,7 @@ def test_a_silent_stranger_is_sent_away_after_the_deadline(run):
         assert run(echoed(address, [b"hello"]))[0] == b"hello"
 
 
-def test_after_the_pool_nobody_is_let_in(run):
+def test_a_closed_pool_accepts_no_connection(run):
     async def second(address: Address) -> None:
         inbox = Inbox()
         await inbox.end.connect(address, secret=SECRET)
@@ -211,7 +211,7 @@ def test_after_the_pool_nobody_is_let_in(run):
         run(second(address))
 
 
-def test_whoever_sends_back_what_the_pool_says_is_no_server(run):
+def test_a_peer_that_echoes_the_pool_is_not_a_server(run):
     def mirror(peer: socket.socket) -> None:
         while said := peer.recv(1000):
             peer.sendall(said)
@@ -254,7 +254,7 @@ def test_what_a_pool_said_to_one_server_opens_no_other(run):
     assert got == [b"goodbye"]
 
 
-def test_an_address_where_nobody_is_or_answers_is_an_error(run):
+def test_an_address_without_an_answer_is_an_error(run):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with pytest.raises(ConnectionError, match=r"no answer within 0\.05 s"):
@@ -274,7 +274,7 @@ def unread_bytes(port: int) -> int:
     return max((int(queue.partition(":")[2], 16) for queue in queues), default=0)
 
 
-def test_a_server_that_stops_and_dies_within_a_message_blocks_nobody_and_is_told(run):
+def test_a_server_that_dies_within_a_message_blocks_no_one_and_is_reported(run):
     """It sends more than the system's buffers take while the pool does not read, so that it is
     stopped in the middle.
     """

@@ -244,7 +244,7 @@ def test_what_cannot_be_replayed_fails_at_once_and_says_why(tmp_path, caplog):
     assert not any("is replayed" in record.message for record in caplog.records)
 
 
-def test_an_episode_between_two_calls_is_told_why_its_server_was_replaced(tmp_path):
+def test_an_episode_between_two_calls_gets_the_reason_of_its_servers_replacement(tmp_path):
     async def episodes():
         kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
         async with (
@@ -325,7 +325,7 @@ def test_a_reset_that_fails_too_often_is_given_up_with_its_reason(tmp_path):
     ) and "the simulator is not there" in str(said)
 
 
-def test_a_replay_that_takes_another_course_is_told(tmp_path, caplog):
+def test_a_replay_that_deviates_is_reported(tmp_path, caplog):
     async def episode():
         async with local_pool(
             "probe_envs:FlickeringEnv", {"fault": "raise", "ledger": str(tmp_path)}

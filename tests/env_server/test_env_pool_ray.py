@@ -390,7 +390,7 @@ def test_what_cannot_be_sent_is_an_error_and_not_a_wait(in_a_slot):
 
 
 @pytest.mark.slow  # waits for Ray's word on the server, which is well
-def test_a_server_that_cannot_be_reached_is_told_with_its_address():
+def test_a_server_that_cannot_be_reached_is_reported_with_its_address():
     async def opened():
         transport = RayTransport(env_name=WALK, env_kwargs={}, num_envs=1)
         transport._secret = bytes(32)

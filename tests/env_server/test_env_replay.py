@@ -1,4 +1,4 @@
-"""The record of an episode: what is kept, and what counts as another course."""
+"""The record of an episode: its contents, and deviations of a replay."""
 
 import numpy as np
 from hypothesis import given

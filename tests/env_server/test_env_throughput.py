@@ -1,4 +1,4 @@
-"""The throughput benchmark's own parts: a wrong contender would make a wrong ratio."""
+"""The throughput benchmark's own parts: a wrong contender would give a wrong ratio."""
 
 import asyncio
 

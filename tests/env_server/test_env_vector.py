@@ -133,7 +133,7 @@ def test_a_dict_observation_can_be_had_whole():
     assert observations["instruction"] == ("walk left", "walk right")
 
 
-def test_an_unknown_entry_is_answered_with_the_known_ones():
+def test_an_unknown_entry_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match="Known: instruction, proprioception"):
         make_envs(observation_entry="proprio")
 

@@ -1,5 +1,5 @@
-"""Messages with arrays beside the pickle, the memory that two processes share for them, and the
-memory that goes round in the pool.
+"""Messages with arrays beside the pickle, the memory that two processes share for them, and its
+reuse in the pool.
 """
 
 import gc

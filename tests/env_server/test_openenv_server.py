@@ -157,7 +157,7 @@ def get(server: ServerThread, path: str, **headers: str) -> Any:
         return json.load(response)
 
 
-def test_health_alone_is_told_to_everybody(adder: ServerThread) -> None:
+def test_only_health_needs_no_token(adder: ServerThread) -> None:
     assert get(adder, "/health") == {"status": "healthy"}
     for path in ("/schema", "/metadata"):
         with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -212,7 +212,7 @@ def step(**data: Any) -> dict[str, Any]:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_mistake_is_answered_with_a_sentence_and_the_session_goes_on(
+def test_an_invalid_message_is_answered_with_an_error_and_the_session_continues(
     adder: ServerThread, message: Any, code: str, sentence: str
 ) -> None:
     _, refused, state = conversation(adder, reset(seed=1), message, {"type": "state"})

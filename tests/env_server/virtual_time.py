@@ -1,7 +1,6 @@
-"""An event loop whose clock stands still while anything runs, and jumps to the next timer when
-nothing can.
+"""An event loop whose clock stops while a task runs, and jumps to the next timer when all wait.
 
-Deadlines then expire in the order in which they were set, however busy the machine is. For tests
+Deadlines then expire in the order in which they were set, on any load of the machine. For tests
 whose tasks all run on the loop: it does not wait for threads or processes.
 """
 

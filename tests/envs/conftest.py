@@ -1,4 +1,4 @@
-"""A module of a user's own, importable by name as it would be in a user's project."""
+"""A user's module, importable by name as in a user's project."""
 
 import sys
 import textwrap

@@ -1,4 +1,4 @@
-"""Archives from elsewhere: bounded before they are unpacked, each tried with a real bomb of 600 MB."""
+"""Untrusted archives: bounded before they are unpacked, each tested with a real bomb of 600 MB."""
 
 import json
 import resource
@@ -97,7 +97,7 @@ def test_the_sum_of_all_entries_counts(tmp_path):
         check_archive(tmp_path / "two.zip", most_bytes=2**20)
 
 
-def test_an_archive_that_lies_about_its_size_gives_no_more_than_it_says(tmp_path):
+def test_an_archive_with_a_false_size_yields_no_more_than_that_size(tmp_path):
     """The directory says 10 bytes, and the entry has a million: reading ends there, and the
     checksum does not fit.
     """

@@ -1,4 +1,4 @@
-"""Actions and options: what is taken, and the sentence for what is not."""
+"""Actions and options: accepted values, and the message for others."""
 
 import numpy as np
 import pytest

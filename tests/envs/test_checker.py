@@ -1,6 +1,4 @@
-"""`check_env` catches what it says it checks: each environment here is a good one with one promise
-broken.
-"""
+"""`check_env` detects each violation that it documents: each environment here has one."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Every environment of the registry, a user's own and an adapted class keep the contract;
-`check_env` is the judge.
-"""
+"""Every registered environment, a user's class and an adapted class pass `check_env`."""
 
 import pytest
 from gymnasium import spaces

@@ -1,4 +1,4 @@
-"""Environments by name, by `module:Class` and by decorator; every wrong name is answered."""
+"""Environments by name, by `module:Class` and by decorator, and messages for wrong names."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def test_wrong_name_is_answered(name, sentence):
         make_env(name)
 
 
-def test_unknown_argument_is_answered_with_the_nearest():
+def test_unknown_argument_is_refused_with_the_nearest():
     with pytest.raises(
         ValueError, match=r"'metaworld' has no argument 'imagesize'\. Did you mean 'image_size'\?"
     ):

@@ -1,5 +1,5 @@
-"""Gymnasium environments behind the contract: what becomes of their observations, actions, frames
-and mistakes.
+"""Gymnasium environments behind the contract: their observations, actions, frames and
+errors.
 """
 
 import asyncio
@@ -176,14 +176,14 @@ def test_same_episode_as_gymnasium_itself():
         assert reward == expected_reward
 
 
-def test_unknown_id_is_answered_with_the_nearest():
+def test_unknown_id_is_refused_with_the_nearest():
     with pytest.raises(
         ValueError, match=r"Unknown Gymnasium id 'CartPol-v1'\. Nearest: CartPole-v1"
     ):
         GymnasiumEnv(id="CartPol-v1")
 
 
-def test_unknown_version_is_answered_with_the_known():
+def test_unknown_version_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="CartPole-v1"):
         GymnasiumEnv(id="CartPole-v99")
 
@@ -226,12 +226,12 @@ def test_a_package_that_registers_its_environments_is_imported_as_gymnasium_does
         ),
     ],
 )
-def test_what_a_package_does_not_register_or_lacks_is_told(package, text, wrong, error, sentence):
+def test_missing_ids_and_modules_of_a_package_are_reported(package, text, wrong, error, sentence):
     with pytest.raises(error, match=sentence):
         GymnasiumEnv(id=f"{package(text)}:{wrong}")
 
 
-def test_a_module_that_is_not_there_is_told():
+def test_a_missing_module_is_reported():
     with pytest.raises(
         ValueError, match="'no_such_module:My-v0': there is no module 'no_such_module' to import"
     ):

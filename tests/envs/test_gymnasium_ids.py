@@ -1,9 +1,9 @@
-"""Environments of ten packages go in unchanged: `gymnasium_ids/ids.json` against the contract.
+"""Environments of ten packages pass the contract unchanged (`gymnasium_ids/ids.json`).
 
-siirl's lock does not have the packages, so they are installed into an environment of its own beside
-siirl's. Left out, each for a fault of its own that `check_env` names: mo-gymnasium (a reward of
-several numbers), PandaPush-v3 and gym-xarm (the same seed gives another episode), Meta-World's own
-registration (observations outside their space; env=metaworld has its tasks).
+siirl's lock does not have the packages, so they are installed into a separate environment. Left
+out, each for a fault that `check_env` names: mo-gymnasium (a reward of several numbers),
+PandaPush-v3 and gym-xarm (the same seed gives another episode), Meta-World's own registration
+(observations outside their space; env=metaworld has its tasks).
 """
 
 import json

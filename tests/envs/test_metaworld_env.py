@@ -1,4 +1,4 @@
-"""`env=metaworld`: observations, success, limits, frames, and every wrong argument."""
+"""`env=metaworld`: observations, success, limits, frames, and wrong arguments."""
 
 import asyncio
 import subprocess

@@ -163,7 +163,7 @@ def test_first_backend_whose_library_is_there_is_taken(monkeypatch):
     assert choose_backend() == "osmesa"
 
 
-def test_missing_libraries_are_answered_with_the_command_to_type(monkeypatch):
+def test_missing_libraries_are_refused_with_the_install_command(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
     with pytest.raises(RuntimeError, match=f"looked for EGL and OSMesa.*{APT_COMMAND}"):
@@ -178,7 +178,7 @@ def test_missing_libraries_are_answered_with_the_command_to_type(monkeypatch):
         {"MUJOCO_GL": "osmesa", "PYOPENGL_PLATFORM": "egl"},
     ],
 )
-def test_library_that_does_not_work_is_answered_with_the_command_to_type(broken, repository):
+def test_failing_library_is_refused_with_the_install_command(broken, repository):
     code = "from envs.offscreen import make_context; make_context(8)"
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(repository), **broken}
     result = subprocess.run(

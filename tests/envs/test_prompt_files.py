@@ -160,7 +160,7 @@ def test_number_as_ground_truth_is_taken(tmp_path):
         ({"data_source": None}, "data_source must be text, got None"),
     ],
 )
-def test_wrong_row_is_told_with_file_place_and_remedy(tmp_path, name, changes, sentence):
+def test_wrong_row_is_reported_with_file_place_and_remedy(tmp_path, name, changes, sentence):
     path = write(tmp_path / name, [columns(extra_info=None) | changes])
     with pytest.raises(
         ValueError,
@@ -173,7 +173,7 @@ def test_wrong_row_is_told_with_file_place_and_remedy(tmp_path, name, changes, s
 @pytest.mark.parametrize(
     "truth", [{"ground_truth": None}, {}, {"ground_truth": " "}], ids=["null", "left out", "blank"]
 )
-def test_a_row_may_lack_the_truth_and_whoever_grades_by_it_refuses(tmp_path, name, truth):
+def test_a_row_may_lack_the_truth_and_a_grader_that_needs_it_refuses(tmp_path, name, truth):
     row = open_prompts(
         write(tmp_path / name, [columns(extra_info=None, reward_model={"style": "model", **truth})])
     ).row(0)
@@ -185,7 +185,7 @@ def test_a_row_may_lack_the_truth_and_whoever_grades_by_it_refuses(tmp_path, nam
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_missing_column_is_told_with_what_there_is(tmp_path, name):
+def test_missing_column_is_reported_with_the_present_ones(tmp_path, name):
     entry = columns(extra_info=None)
     entry["prompts"] = entry.pop("prompt")
     with pytest.raises(
@@ -196,7 +196,7 @@ def test_missing_column_is_told_with_what_there_is(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_foreign_columns_are_told_with_the_two_forms(tmp_path, name):
+def test_foreign_columns_are_reported_with_the_two_forms(tmp_path, name):
     with pytest.raises(
         ValueError,
         match=r"has no column 'data_source', 'prompt', 'reward_model'\. It has: text, label\. Prompts need",
@@ -222,20 +222,20 @@ def test_foreign_columns_are_told_with_the_two_forms(tmp_path, name):
         ),
     ],
 )
-def test_broken_file_is_told(tmp_path, name, content, sentence):
+def test_broken_file_is_reported(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
         open_prompts(tmp_path / name)
 
 
-def test_parquet_without_rows_is_told(tmp_path):
+def test_parquet_without_rows_is_reported(tmp_path):
     table = pyarrow.Table.from_pylist([columns(extra_info=None)])
     parquet.write_table(table.slice(0, 0), tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match="has no rows"):
         open_prompts(tmp_path / "rows.parquet")
 
 
-def test_missing_file_is_told(tmp_path):
+def test_missing_file_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file .*none\.parquet to read prompts from"):
         open_prompts(tmp_path / "none.parquet")
 
@@ -252,7 +252,7 @@ def test_missing_file_is_told(tmp_path):
         ({"answer": "#### 1"}, "line 2: 'question' must be text, got None"),
     ],
 )
-def test_wrong_line_of_gsm8k_is_told(tmp_path, entry, sentence):
+def test_wrong_line_of_gsm8k_is_reported(tmp_path, entry, sentence):
     path = write(tmp_path / "train.jsonl", [{"question": "How many?", "answer": "#### 1"}, entry])
     with pytest.raises(ValueError, match=sentence):
         open_prompts(path).rows(0, 2)

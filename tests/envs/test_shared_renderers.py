@@ -33,7 +33,7 @@ class CountedRenderer:
 
 
 @given(st.lists(st.sampled_from(SCENES), max_size=12), st.randoms())
-def test_a_scene_has_one_renderer_as_long_as_somebody_holds_it(taken, random):
+def test_a_scene_has_one_renderer_while_it_has_holders(taken, random):
     shared, held, made = SharedRenderers(), {}, []
 
     def make(context):
@@ -79,7 +79,7 @@ def test_environments_of_a_scene_share_its_renderer_and_each_sees_its_own():
     asyncio.run(play())
 
 
-def test_a_thread_has_renderers_of_its_own():
+def test_each_thread_has_separate_renderers():
     of_the_other = []
     thread = threading.Thread(target=lambda: of_the_other.append(renderers_of_thread()))
     thread.start()

@@ -39,7 +39,7 @@ def test_anything_else_is_no_list_of_messages(messages):
     assert not Messages().contains(messages)
 
 
-def test_observation_has_messages_of_its_own():
+def test_observation_has_its_own_messages():
     said = [message("user", "x")]
     seen = observe(said)[MESSAGES]
     seen[0]["content"] = "y"

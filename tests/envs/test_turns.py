@@ -1,6 +1,4 @@
-"""Environments whose agents take turns: the contract, and what the checker says of those that break
-it.
-"""
+"""Environments whose agents take turns: the contract, and the checker's messages for violations."""
 
 import sys
 from pathlib import Path

@@ -229,7 +229,7 @@ def test_no_question_of_training_is_asked_in_evaluation(package):
     assert not train & heldout
 
 
-def test_an_evaluation_data_set_of_its_own_is_the_held_out_split(package):
+def test_a_separate_evaluation_data_set_is_the_held_out_split(package):
     assert asked("heldout", own_evaluation=True) == {"evaluation"}
     assert "evaluation" not in asked("train", own_evaluation=True)
 

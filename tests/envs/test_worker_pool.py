@@ -60,7 +60,7 @@ def test_process_lives_on_between_calls(workers):
     assert call(pool, None) == call(pool, None)
 
 
-def test_what_a_function_raises_is_told_and_the_process_lives_on(workers):
+def test_an_exception_of_a_function_is_reported_and_its_process_survives(workers):
     pool = workers("raise_lookup")
     for value in ("bread", "milk"):
         with pytest.raises(WorkerRaised, match=f"LookupError: no {value}"):
@@ -86,7 +86,7 @@ def test_power_tower_is_ended_by_its_processor_time(workers):
 @pytest.mark.parametrize(
     ("status", "sentence"), [(3, "ended with status 3"), (0, "ended with status 0")]
 )
-def test_death_in_mid_call_is_told(workers, status, sentence):
+def test_death_in_mid_call_is_reported(workers, status, sentence):
     with pytest.raises(WorkerKilled, match=sentence):
         call(workers("die"), status)
 
@@ -96,7 +96,7 @@ def test_memory_is_bounded(workers):
         call(workers("take_memory", memory_mib=512), 4)
 
 
-def test_result_that_is_no_json_is_told(workers):
+def test_result_that_is_no_json_is_reported(workers):
     with pytest.raises(WorkerRaised, match="not JSON"):
         call(workers("no_json"), None)
 
@@ -115,7 +115,7 @@ def test_lone_surrogates_travel(workers):
         call(workers("raise_lookup"), "\ud800")
 
 
-def test_unknown_function_is_told(workers):
+def test_unknown_function_is_reported(workers):
     with pytest.raises(
         WorkerUnavailable, match=r"tests_envs_workers:no_such cannot be imported: AttributeError"
     ):

@@ -1,8 +1,8 @@
-"""openenv-core 0.3.0 at the other end: its clients against `siirl serve`, and its server, of a
+"""openenv-core 0.3.0 as the peer: its clients against `siirl serve`, and its server, of a
 document, behind env=openenv.
 
 The package has dependencies that siirl's lock does not fit (gradio, fastmcp), so it is installed
-into an environment of its own. An interpreter that has it may be named in OPENENV_PYTHON.
+into a separate environment. An interpreter that has it may be named in OPENENV_PYTHON.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""The example of a user's algorithm runs as its docstring says, and each part does what its
-sentence says.
+"""The example of a user's algorithm runs as its docstring states, and each part does
+what its docstring states.
 """
 
 import math

@@ -28,7 +28,7 @@ OPTIONS = "actor_rollout_ref.model.options"
     ],
     ids=["tokens", "flow", "distribution"],
 )
-def test_a_policy_of_ones_own_is_trained(tmp_path, words):
+def test_a_users_policy_is_trained(tmp_path, words):
     config = parse_config([*COMMAND, *words])
     worker = DAGWorker(
         config=config,

@@ -1,4 +1,4 @@
-"""A buffer is filled before it is taken from."""
+"""A buffer is filled before it is read."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_a_buffer_that_an_earlier_node_fills_passes():
     check_buffers(put_and_get(put="rows", get="rows"))
 
 
-def test_a_buffer_that_nobody_fills_is_refused():
+def test_a_buffer_without_a_producer_is_refused():
     with pytest.raises(ConfigError, match=r"'get'.*takes from buffer 'other', which 0 nodes"):
         check_buffers(put_and_get(put="rows", get="other"))
 

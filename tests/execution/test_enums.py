@@ -1,4 +1,4 @@
-"""The enum of advantage estimators says what siirl ships, and the one name that stands for an
+"""The enum of advantage estimators lists the shipped ones, and the one name that selects an
 advantage and a loss.
 """
 

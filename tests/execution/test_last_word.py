@@ -1,6 +1,4 @@
-"""A process that a timer ended gets a sentence on stderr from its child, and one that ended
-otherwise gets none.
-"""
+"""A child prints a message on stderr for a process that a timer ended, and none otherwise."""
 
 import os
 import subprocess

@@ -233,7 +233,7 @@ def test_filter_plugin_is_imported_for_a_function_that_asks_for_its_node(referen
 
 
 @pytest.mark.parametrize("function", [lambda batch: batch, lambda batch, **kwargs: batch, None])
-def test_filter_plugin_that_nobody_would_call_is_refused(function):
+def test_filter_plugin_that_nothing_would_call_is_refused(function):
     node = Node(
         node_id="score",
         node_type=NodeType.COMPUTE,

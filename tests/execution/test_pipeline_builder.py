@@ -33,7 +33,7 @@ def test_dependencies_are_a_list():
         Pipeline("p").add_node("a", passes, "rollout")
 
 
-def test_unknown_option_is_answered_with_the_nearest():
+def test_unknown_option_is_refused_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"option of node 'a'.*Did you mean 'node_role'\?"):
         Pipeline("p").add_node("a", passes, node_rol=NodeRole.REWARD)
 

@@ -35,7 +35,7 @@ def test_a_long_run_does_not_remember_all_of_its_lines() -> None:
     assert not list(lines.of(message(str(2 * REMEMBERED_LINES - 1), name="rank 1", pid=2)))
 
 
-def test_ray_speaks_under_its_name_without_its_marks() -> None:
+def test_rays_lines_have_its_name_and_no_marks() -> None:
     raylet = message(":info_message:A worker died.", name=None, pid="raylet")
     assert list(Lines().of(raylet)) == ["Ray: A worker died."]
     autoscaler = message("polling", ":event_summary:No room.", name=None, pid="autoscaler")

@@ -1,4 +1,6 @@
-"""Function names are resolved by import, and what is missing is answered with what there is."""
+"""Function names are resolved by import, and the message for a missing one lists
+the existing ones.
+"""
 
 import pytest
 
@@ -68,20 +70,20 @@ def test_callable_is_accepted():
     assert resolve_function(len, owner="x") is len
 
 
-def test_unknown_function_is_answered_with_the_nearest():
+def test_unknown_function_is_refused_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"Did you mean 'compute_custom_reward'\?") as caught:
         checked("user_package.rewards:compute_custom_rewards")
     assert "node 'reward'" in str(caught.value)
 
 
-def test_unknown_method_is_answered_with_the_known_ones():
+def test_unknown_method_is_refused_with_the_known_ones():
     with pytest.raises(
         UnknownNameError, match=r"'user_package.rewards.Stages'.*Known: bound, generate"
     ):
         checked("user_package.rewards:Stages.train")
 
 
-def test_unknown_module_is_answered_with_its_neighbours():
+def test_unknown_module_is_refused_with_its_neighbours():
     with pytest.raises(
         UnknownNameError, match=r"module in 'user_package'.*Did you mean 'rewards'\?"
     ):

@@ -43,7 +43,7 @@ def test_a_node_may_name_its_group():
     assert next(iter(parts["train"].nodes)) == "get_function_reward"
 
 
-def test_an_unknown_group_is_answered_with_the_known_ones():
+def test_an_unknown_group_is_refused_with_the_known_ones():
     graph = grpo_pipeline()
     graph.nodes["function_reward"].group = "rolout"
     with pytest.raises(UnknownNameError, match="rollout"):

@@ -103,7 +103,7 @@ def test_alias_names_the_node_in_dependencies_and_lookups():
     assert graph.get_node("dynaminc_sampling").node_id == "filter"
 
 
-def test_unknown_node_is_answered_with_the_known_ones():
+def test_unknown_node_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match="Known: a, b"):
         graph_of(a=[], b=[]).get_node("c")
 
@@ -151,7 +151,7 @@ def chain(*nodes):
     return graph
 
 
-def test_column_that_nobody_provides_is_refused_with_the_nearest():
+def test_column_without_a_provider_is_refused_with_the_nearest():
     graph = chain(node("rollout", provides=["responses"]), node("reward", requires=["response"]))
     with pytest.raises(
         UnknownNameError, match=r"required by node 'reward'.*'response'. Did you mean 'responses'"

@@ -42,7 +42,7 @@ def assignment(scheduler, graphs, **options):
     }
 
 
-def test_one_graph_goes_to_every_rank_as_a_copy_of_its_own():
+def test_every_rank_gets_its_own_copy_of_the_graph():
     mapping = TaskScheduler(1, 4).schedule_and_assign_tasks([graph("g")])
     assert sorted(mapping) == [0, 1, 2, 3]
     assert len({id(found) for found in mapping.values()}) == 4
@@ -150,7 +150,7 @@ def test_every_rank_is_used_and_every_graph_has_one(sizes, spare, strategy):
     assert min(quotas) >= 1
 
 
-def test_unknown_strategy_is_answered_with_the_known_ones():
+def test_unknown_strategy_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match="Known: even, param_aware"):
         apportion([1], 1, "evn")
 

@@ -1,6 +1,4 @@
-"""A server that listens lives; one that does not is missed after its patience, and the sentence
-names it.
-"""
+"""A server that listens is alive; one that does not is reported by name after its patience."""
 
 import socket
 

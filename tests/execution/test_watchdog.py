@@ -1,6 +1,4 @@
-"""Hangs: a rank that computes gets on within the limit; one that waits may wait while
-any other gets on.
-"""
+"""Hangs: a computing rank must progress within the limit; a rank may wait while another works."""
 
 import time
 from typing import NamedTuple
@@ -113,14 +111,14 @@ def test_a_rank_that_hangs_is_found_though_the_others_wait_for_it():
     )
 
 
-def test_a_rank_that_never_speaks_hangs():
+def test_a_rank_without_reports_hangs():
     assert (
         "lock; last it starts its process, since"
         in judged((0, says(0), None), (50, says(1), None), (61, says(2), None))[-1]
     )
 
 
-def test_a_rank_that_is_stopped_is_told_as_one_that_does_not_answer():
+def test_a_stopped_rank_is_reported_as_one_that_does_not_answer():
     stopped = says(0, waiting=True, text="waits in all_reduce", silent=True)
     verdict = judged(
         (0, stopped, says(0)),
@@ -139,7 +137,7 @@ def test_without_a_limit_nothing_hangs():
     assert judged((0, says(0)), (1e9, says(0)), ranks=1, limit_s=None) == [None, None]
 
 
-def test_an_occupation_is_told_with_what_is_around_it_and_ends_with_its_context():
+def test_nested_occupations_are_reported_and_end_with_their_context():
     clock = Clock()
     occupation = Occupation(clock)
     with occupation.doing("computes node reward"):

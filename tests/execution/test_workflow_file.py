@@ -1,4 +1,4 @@
-"""A YAML file says the same as a pipeline file."""
+"""A YAML file declares the same graph as a pipeline file."""
 
 import pytest
 

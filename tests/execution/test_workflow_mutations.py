@@ -252,7 +252,7 @@ def test_a_text_that_is_no_workflow_is_refused(content, expected, tmp_path):
     assert expected in load(tmp_path, content)
 
 
-def test_a_value_that_stands_for_itself_a_million_times_is_shown_shortly(tmp_path):
+def test_a_value_of_a_million_aliases_is_shown_shortened(tmp_path):
     lists = "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
     assert len(load(tmp_path, f"nodes:\n- &a0 [1]\n{lists}")) < 500
 

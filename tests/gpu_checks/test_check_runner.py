@@ -1,4 +1,4 @@
-"""The runner: one row a check, also if its process dies."""
+"""The runner: one row per check, also if its process dies."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_a_crash_is_a_failed_row_that_keeps_its_figures(rows: dict[str, Row]) ->
     assert row.figures == {"so_far": 1}
 
 
-def test_the_checks_after_a_crash_go_on(rows: dict[str, Row]) -> None:
+def test_the_checks_after_a_crash_continue(rows: dict[str, Row]) -> None:
     assert rows["fine"].status == "OK"
     assert rows["fine"].figures == {"answer": 42}
 

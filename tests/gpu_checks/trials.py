@@ -1,4 +1,4 @@
-"""Checks that a test makes end in each way."""
+"""Checks with each possible outcome."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""The warm start of a language model: what is learnt from, when it ends, and that the same seed
-makes the same model.
+"""The warm start of a language model: its examples, its end, and the same model
+from the same seed.
 """
 
 import json

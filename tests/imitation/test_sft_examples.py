@@ -142,6 +142,6 @@ def test_programs_that_are_taught_do_what_is_asked(wording):
         ("math", {"wording": "bear"}, "Unknown wording 'bear'"),
     ],
 )
-def test_what_nobody_can_teach_is_refused(env, kwargs, told):
+def test_a_job_without_demonstrations_is_refused(env, kwargs, told):
     with pytest.raises(ConfigError, match=told):
         sft_source(EnvArguments(name=env, kwargs=kwargs))

@@ -260,7 +260,7 @@ def test_tables_say_where_fixtures_stand_and_how_images_differ_from_the_official
         ),  # as it was trained: its five tasks, the held-out states
     ],
 )
-def test_suite_that_is_named_is_evaluated_whole_unless_told_otherwise(
+def test_named_suite_is_evaluated_whole_unless_tasks_are_set(
     words: tuple[str, ...], states: str, tasks: tuple[str, ...] | None
 ) -> None:
     env = parse_config([*suite_words(words), *words]).env

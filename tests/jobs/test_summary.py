@@ -1,4 +1,4 @@
-"""The lines that close a run."""
+"""The final lines of a run."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from siirl.reporting.statistics import success_interval
         (126, 141, "all: +5.0 points, the intervals overlap"),
     ],
 )
-def test_a_gain_is_told_with_whether_the_intervals_are_apart(
+def test_a_gain_is_reported_with_the_overlap_of_its_intervals(
     before: int, after: int, expected: str
 ) -> None:
     rates = [

@@ -1,4 +1,4 @@
-"""Environments of a user's own that go wrong when they are stepped; the spec says nothing of it."""
+"""A user's environments that fail when they are stepped; their specs are valid."""
 
 import ctypes
 import os

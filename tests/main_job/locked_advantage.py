@@ -1,6 +1,4 @@
-"""An advantage that keeps the interpreter's lock for ever in its second call of a process, as code
-in C may.
-"""
+"""An advantage that never releases the interpreter's lock in its second call, as code in C may."""
 
 import ctypes
 

@@ -1,8 +1,8 @@
 """Connects to loopback ports like another user of this machine: `python stranger.py PORT...`,
 without the run's environment.
 
-Prints a word for each port: `deaf` where nobody can connect, `token` where Ray refuses whoever has
-none, or `open`.
+Prints a word for each port: `deaf` if no one can connect, `token` if Ray requires its token, or
+`open`.
 """
 
 import socket

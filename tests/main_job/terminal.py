@@ -1,6 +1,6 @@
 """A command in the foreground of a pseudo-terminal, on which a test presses Ctrl-C.
 
-The kernel signals the whole foreground group, as where a user types. A thread reads the screen.
+The kernel signals the whole foreground group, as for a user's key. A thread reads the screen.
 """
 
 import fcntl

@@ -1,5 +1,5 @@
-"""A robot's policy that is trained by LoRA adapters: it resumes from its checkpoint, and that is
-read as a plain policy.
+"""A robot's policy that is trained by LoRA adapters: it resumes from its checkpoint, which
+also loads as a plain policy.
 """
 
 import json
@@ -27,7 +27,7 @@ def files_of(checkpoint):
 
 @pytest.mark.slow  # two runs that import peft, for each number of ranks
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_adapters_train_go_on_and_are_read_as_a_plain_policy(start_run, ranks):
+def test_adapters_train_resume_and_load_as_a_plain_policy(start_run, ranks):
     words = (
         *JOB,
         f"trainer.n_gpus_per_node={ranks}",

@@ -1,4 +1,6 @@
-"""Whole runs on environments that go wrong in mid-run: they end with words, and nothing runs on."""
+"""Whole runs on environments that fail during the run: they end with a message and leave no
+process.
+"""
 
 import json
 import os
@@ -46,7 +48,7 @@ def test_observations_that_are_not_what_the_spec_says_stop_the_run(
 @pytest.mark.parametrize(
     "cluster", ["local", pytest.param("ray", marks=pytest.mark.slow)]
 )  # starts Ray: twenty seconds
-def test_what_an_environment_refuses_is_told_in_its_words(start_run, cluster: str) -> None:
+def test_the_message_of_an_environments_refusal_is_reported(start_run, cluster: str) -> None:
     run = start_run(
         *OWN_ENV, "env.name=bad_envs:RefusingEnv", f"cluster={cluster}", environment=find_envs()
     )

@@ -1,4 +1,4 @@
-"""Two runs at once, and Ray clusters: one that is there already, and addresses where none is."""
+"""Two runs at once, and Ray clusters: a running one, and addresses without one."""
 
 import json
 import os
@@ -76,13 +76,13 @@ def test_auto_is_what_ray_start_wrote_down_and_not_some_run_of_another(
     assert resolve_address("auto") == "10.0.0.2:6379"
 
 
-def test_an_address_where_somebody_listens_passes() -> None:
+def test_an_address_with_a_listener_passes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert list(address_problems(f"127.0.0.1:{listener.getsockname()[1]}")) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_nobody_at_the_address_is_told_with_the_remedy(nobody: str, host: str) -> None:
+def test_address_without_a_server_is_reported_with_the_remedy(nobody: str, host: str) -> None:
     address = f"{host}:{nobody.rpartition(':')[2]}"
     (problem,) = address_problems(address)
     assert str(problem).startswith(f"cluster.address={address}: no answer (")
@@ -102,7 +102,7 @@ def test_a_run_for_a_cluster_that_is_not_there_leaves_nothing(nobody: str, start
 
 
 @pytest.mark.slow  # Ray tries for twenty seconds
-def test_somebody_else_at_the_address_is_refused_and_leaves_nothing(start_run) -> None:
+def test_another_peer_at_the_address_is_refused_and_leaves_nothing(start_run) -> None:
     with socket.create_server(("0.0.0.0", 0)) as listener:
         run = start_run(*SHORT, f"cluster.address=127.0.0.1:{listener.getsockname()[1]}")
         assert run.wait() == REFUSED, run.text

@@ -1,5 +1,5 @@
-"""Ctrl-C on a terminal, in any command and at any time: a sentence or none, never a traceback; no
-process is left.
+"""Ctrl-C on a terminal, in any command and at any time: at most a message,
+never a traceback; no process is left.
 """
 
 import random

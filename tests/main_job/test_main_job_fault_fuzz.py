@@ -1,5 +1,5 @@
-"""A handful of the trials of `benchmarks.fault_fuzz`, each named; what is drawn; and that a wrong
-end is seen as one.
+"""A few named trials of `benchmarks.fault_fuzz`, the drawing of trials, and the detection of wrong
+ends.
 """
 
 import subprocess

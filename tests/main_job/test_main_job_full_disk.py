@@ -1,5 +1,5 @@
-"""A disk that is full, or becomes full or read-only under a run: the run ends with words, nothing
-runs on, the checkpoint before is whole.
+"""A disk that is full, or becomes full or read-only during a run: the run ends with a message,
+leaves no process, and keeps its previous checkpoint.
 
 The disk is a tmpfs of a few megabytes, mounted for the test.
 """

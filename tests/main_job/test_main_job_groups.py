@@ -25,7 +25,7 @@ def after_step(run, step: int) -> None:
     run.wait_until(lambda: re.search(rf"^ +{step}/", run.text, re.MULTILINE) is not None)
 
 
-def test_a_killed_rollout_rank_is_replaced_and_training_goes_on(start_run):
+def test_a_killed_rollout_rank_is_replaced_and_training_continues(start_run):
     run = start_run(*STREAM, "trainer.total_steps=12")
     after_step(run, 3)
     kill_one(run, "ray::_ReplaceableRank")

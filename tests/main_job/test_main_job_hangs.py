@@ -1,6 +1,4 @@
-"""Runs in which nothing gets on any more: they end with who does what since when, and with the
-stack traces of their processes.
-"""
+"""Runs without progress: they end with each rank's work and its start, and with stack traces."""
 
 import os
 import subprocess

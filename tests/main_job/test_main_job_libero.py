@@ -1,5 +1,5 @@
-"""LIBERO by the user's own commands, on stand-in assets: two SRPO steps from the shipped weights,
-and the published protocol cut off.
+"""LIBERO by its commands, on stand-in assets: two SRPO steps from the shipped weights, and an
+interrupted published protocol.
 """
 
 import json
@@ -134,7 +134,7 @@ def drawer_policy(tmp_path: Path) -> Path:
 
 # a warm start, and a hundred episodes of LIBERO: about two minutes of an idle core
 @pytest.mark.slow
-def test_published_protocol_that_is_killed_goes_on_and_ends_with_the_same_table(
+def test_published_protocol_that_is_killed_continues_and_ends_with_the_same_table(
     drawer_policy: Path, tmp_path: Path
 ) -> None:
     whole = _protocol(drawer_policy, tmp_path / "whole")

@@ -1,5 +1,5 @@
-"""A process that a run on Ray needs is killed or stopped: the run ends with a sentence, the line to
-resume, and no traceback.
+"""A process that a run on Ray needs is killed or stopped: the run ends with a
+message, the setting that resumes it, and no traceback.
 """
 
 import os

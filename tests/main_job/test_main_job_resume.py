@@ -1,5 +1,5 @@
-"""A run that is killed in mid-step resumes from its last checkpoint, and ends bit for bit where an
-uninterrupted one ends.
+"""A run that is killed during a step resumes from its last checkpoint, and ends bit for bit like an
+uninterrupted one.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Signals to a real run: it saves what it has trained, says how to go on, and leaves no process; a
-second signal ends it at once.
+"""Signals to a real run: it saves its completed steps, prints how to resume, and leaves no
+process; a second signal ends it at once.
 """
 
 import json

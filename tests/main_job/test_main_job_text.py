@@ -1,6 +1,4 @@
-"""The user's own commands for language models, through Ray: one rank and two make the same step of
-the same answers.
-"""
+"""The commands for language models, through Ray: one rank and two make the same step."""
 
 import contextlib
 import importlib.util
@@ -61,7 +59,7 @@ def answers(folder: Path) -> dict[str, list[int]]:
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
 )
-def test_each_of_two_ranks_has_a_vllm_of_its_own(start_run) -> None:
+def test_each_of_two_ranks_has_its_own_vllm(start_run) -> None:
     vllm = (
         "rollout=vllm",
         "actor_rollout_ref.rollout.mode=async",

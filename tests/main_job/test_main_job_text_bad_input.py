@@ -1,6 +1,4 @@
-"""Bad input of a text job, given to the command as a user gives it: refused in a sentence that says
-where, or taken for what it is.
-"""
+"""Bad input of a text job, on the command line: refused with its place, or read literally."""
 
 import json
 import os
@@ -102,7 +100,9 @@ def test_further_models_that_are_not_there_are_refused_by_their_own_key(
     )
 
 
-def test_a_mistyped_folder_is_told_at_once_where_the_hub_cannot_be_reached(tmp_path: Path) -> None:
+def test_a_mistyped_folder_is_reported_at_once_where_the_hub_cannot_be_reached(
+    tmp_path: Path,
+) -> None:
     """Not offline by a setting, as most users are: nobody listens at the hub's address. Tries over
     again would take minutes, and say so.
     """

@@ -1,5 +1,5 @@
-"""Rows that no environment can grade train with a reward function of the user's own, and the others
-are graded beside them.
+"""Rows that no environment can grade train with a user's reward function, and the other
+rows are graded.
 """
 
 import json
@@ -59,7 +59,7 @@ def own_reward(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_without_a_reward_of_ones_own_they_are_refused_with_key_file_and_row(files, capsys) -> None:
+def test_without_a_users_reward_they_are_refused_with_key_file_and_row(files, capsys) -> None:
     assert main([*JOB, *files]) == FAILED
     said = capsys.readouterr().err
     assert "data.train_files: " in said
@@ -179,7 +179,7 @@ def reward_model(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("reward", "name"), [(own_reward, "even"), (reward_model, "model")])
-def test_an_evaluation_of_a_run_tells_the_reward_that_its_own_validation_told(
+def test_an_evaluation_of_a_run_reports_the_reward_of_its_own_validation(
     files, tmp_path: Path, capsys, reward, name: str
 ) -> None:
     """The run's folder says how it was rewarded; the weights and the questions are those of its

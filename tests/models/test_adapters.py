@@ -119,7 +119,7 @@ def test_what_is_saved_is_a_plain_model_that_says_the_same(kind, tmp_path):
     assert load_language_model(tmp_path).lora is None
 
 
-def test_a_checkpoint_with_adapters_goes_on_with_them(tmp_path):
+def test_a_checkpoint_with_adapters_resumes_with_them(tmp_path):
     from safetensors.torch import save_file
 
     model = adapted()

@@ -132,7 +132,7 @@ def test_a_tokenizer_without_an_end_is_refused(pad):
         chat(None, pad_token=pad, eos_token=None)
 
 
-def test_a_role_that_the_template_refuses_is_told():
+def test_a_role_that_the_template_refuses_is_reported():
     refusing = (
         "{% for m in messages %}"
         "{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -157,12 +157,12 @@ def test_further_stop_tokens_come_from_the_models_generation_config(tmp_path):
     assert load_chat_tokenizer(tmp_path).stop_ids == {END, PAD}
 
 
-def test_a_folder_without_tokenizer_is_told(tmp_path):
+def test_a_folder_without_tokenizer_is_reported(tmp_path):
     with pytest.raises(MissingAssetError, match="holds no tokenizer"):
         load_chat_tokenizer(tmp_path)
 
 
-def test_a_damaged_tokenizer_is_told(tmp_path):
+def test_a_damaged_tokenizer_is_reported(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises((CheckpointError, MissingAssetError), match="tokenizer that can"):

@@ -1,4 +1,4 @@
-"""The checksum of weights: it sees every bit, and neither order nor threads nor cuts."""
+"""The checksum of weights: it depends on every bit, and not on order, threads or cuts."""
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_the_checksum_depends_on_neither_order_nor_cut(most_bytes):
     assert RunningChecksum(reversed(parts)).value == checksum(weights)
 
 
-def test_a_part_of_more_entries_than_are_summed_at_once_counts_from_where_it_stands():
+def test_entries_of_a_large_part_count_from_their_own_places():
     weight = torch.randn(3, 300_000, generator=torch.Generator().manual_seed(0))
     parts = in_rows([("weight", weight)], most_bytes=1_200_000)
     assert RunningChecksum(parts).value == checksum({"weight": weight})

@@ -1,4 +1,4 @@
-"""The specialists' networks: what they return, how states are standardised, what is refused."""
+"""The networks for control tasks: their output, standardised states, refusals."""
 
 import gymnasium
 import numpy as np

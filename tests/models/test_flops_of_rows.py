@@ -1,4 +1,4 @@
-"""Work of a row, against torch's own count of what a pass computes."""
+"""FLOPs of a row, against torch's count of a pass."""
 
 import pytest
 import torch

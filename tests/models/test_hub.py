@@ -149,7 +149,7 @@ def test_a_model_of_the_hub_keeps_its_name(answers: dict) -> None:
         ),
     ],
 )
-def test_where_the_hub_does_not_give_it_the_copy_in_the_cache_is_taken_and_told(
+def test_without_the_hub_the_cached_copy_is_used_with_a_warning(
     answers: dict, name: str, reason: str
 ) -> None:
     folder = Path(answers["found"][name])

@@ -68,7 +68,7 @@ def test_weights_have_the_names_of_transformers():
     ]
 
 
-def test_a_copy_has_weights_of_its_own():
+def test_a_copy_has_separate_weights():
     model = LanguageModel(tiny_causal_lm("tied"))
     recompute_activations(model)
     before = model(IDS, ORDER)
@@ -165,17 +165,17 @@ def test_a_folder_that_is_not_there_says_how_to_make_one(path):
         load_language_model(path)
 
 
-def test_a_file_in_place_of_a_folder_is_told(saved):
+def test_a_file_in_place_of_a_folder_is_reported(saved):
     with pytest.raises(MissingAssetError, match="is a file; give the folder"):
         load_language_model(saved / "config.json")
 
 
-def test_an_unknown_hub_id_is_told():
+def test_an_unknown_hub_id_is_reported():
     with pytest.raises(MissingAssetError, match="nobody/no-such-model"):
         load_language_model("nobody/no-such-model")
 
 
-def test_a_folder_without_config_or_weights_is_told(saved):
+def test_a_folder_without_config_or_weights_is_reported(saved):
     (saved / "model.safetensors").unlink()
     with pytest.raises(MissingAssetError, match="no weights that can be read"):
         load_language_model(saved)
@@ -184,7 +184,7 @@ def test_a_folder_without_config_or_weights_is_told(saved):
         load_language_model(saved)
 
 
-def test_a_truncated_weight_file_is_told(saved):
+def test_a_truncated_weight_file_is_reported(saved):
     whole = (saved / "model.safetensors").read_bytes()
     (saved / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(

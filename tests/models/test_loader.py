@@ -111,7 +111,7 @@ def test_a_policy_of_another_environment_is_refused_before_anything_runs(folder)
         build_policy("tiny_vla", path=str(folder), spec=other, seed=0, options={})
 
 
-def test_an_unknown_policy_is_answered_with_the_known_ones():
+def test_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match="tiny_vla"):
         build_policy("tiny_vlaa", path=None, spec=SPEC, seed=0, options={})
 

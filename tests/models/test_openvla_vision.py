@@ -72,7 +72,7 @@ def test_recomputing_leaves_the_gradient_as_it_is():
         torch.testing.assert_close(one, other)
 
 
-def test_unknown_encoder_is_answered_with_the_known_ones():
+def test_unknown_encoder_is_refused_with_the_known_ones():
     with pytest.raises(
         UnknownNameError,
         match=r"'vit_so400m_patch14_siglip_384'.* Did you mean 'vit_so400m_patch14_siglip_224'",

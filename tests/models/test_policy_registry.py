@@ -45,7 +45,7 @@ def test_a_line_is_all_that_a_new_policy_of_the_house_needs(monkeypatch):
     assert build("house", width=16).config.width == 16
 
 
-def test_an_unknown_policy_is_answered_with_the_known_ones():
+def test_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(
         UnknownNameError,
         match=r"Did you mean 'tiny_vla'\? Known: control_policy, module:name, openvla, "

@@ -337,7 +337,7 @@ def test_new_weights_are_refused():
         build_policy("smolvla", path=None, spec=robot(), seed=0, options={})
 
 
-def test_a_checkpoint_of_an_older_lerobot_is_told_how_to_be_converted(tmp_path):
+def test_a_checkpoint_of_an_older_lerobot_is_refused_with_its_conversion(tmp_path):
     folder = copied(tmp_path, {})
     (folder / "policy_preprocessor.json").unlink()
     with pytest.raises(
@@ -346,7 +346,7 @@ def test_a_checkpoint_of_an_older_lerobot_is_told_how_to_be_converted(tmp_path):
         make(folder)
 
 
-def test_a_checkpoint_without_statistics_of_its_own_features_is_refused(tmp_path):
+def test_a_checkpoint_without_statistics_of_its_features_is_refused(tmp_path):
     """As lerobot/smolvla_base: it has statistics under the names of other robots."""
     folder = copied(tmp_path, {})
     statistics = {"so100.buffer.action.mean": torch.zeros(6)}

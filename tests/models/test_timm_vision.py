@@ -50,7 +50,7 @@ def test_the_published_encoders_have_the_names_and_shapes_of_ours(timm, name):
     }
 
 
-def test_a_timm_that_does_not_load_is_answered_with_the_remedy(monkeypatch):
+def test_a_timm_that_does_not_load_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigError, match=r"timm does not load .* TORCH_BUILD=cuda, or leave"):
         load_timm()

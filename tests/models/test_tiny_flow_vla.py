@@ -124,7 +124,7 @@ def test_discrete_actions_are_refused_with_the_remedy():
         build_policy("tiny_flow_vla", path=None, spec=DISCRETE, seed=0, options={})
 
 
-def test_a_folder_of_the_other_tiny_policy_is_answered_with_its_name(tmp_path):
+def test_a_folder_of_the_other_tiny_policy_is_refused_with_its_name(tmp_path):
     save_policy(build(width=8), tmp_path)
     with pytest.raises(ConfigError, match="holds a tiny_flow_vla: take model=tiny_flow_vla"):
         build_policy("tiny_vla", path=str(tmp_path), spec=SPEC, seed=0, options={})

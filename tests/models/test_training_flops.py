@@ -1,4 +1,4 @@
-"""Work of training passes: chunks, texts, shared prompts and adapters."""
+"""FLOPs of training passes: chunks, texts, shared prompts and adapters."""
 
 import pytest
 import torch

@@ -92,7 +92,7 @@ def test_a_number_must_be_finite_and_above_its_bound(radius: float) -> None:
     assert len(built({"wheel": {"radius": radius}})[1]) == 1
 
 
-def test_an_unknown_key_is_answered_with_the_nearest() -> None:
+def test_an_unknown_key_is_refused_with_the_nearest() -> None:
     assert (
         "Unknown key 'wheel.radios' (config). Did you mean 'wheel.radius'?"
         in built({"wheel": {"radios": 1}})[1][0]
@@ -140,7 +140,7 @@ def test_a_plain_field_of_a_user_is_a_key() -> None:
         (Wheel, "Wheel"),
     ],
 )
-def test_types_are_told_in_words(hint: Any, name: str) -> None:
+def test_types_are_described_in_words(hint: Any, name: str) -> None:
     assert type_name(hint) == name
 
 
@@ -155,7 +155,7 @@ def test_types_are_told_in_words(hint: Any, name: str) -> None:
         ("x", "x"),
     ],
 )
-def test_values_are_told_as_they_are_typed(value: object, text: str) -> None:
+def test_values_are_printed_in_command_line_syntax(value: object, text: str) -> None:
     assert as_text(value) == text
 
 

@@ -98,7 +98,7 @@ def test_help_is_limited_to_a_topic() -> None:
     assert "algorithm.gamma" not in text
 
 
-def test_an_unknown_topic_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_topic_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'trainer'"):
         help_text(usage="", user_groups={}, topic="trainr")
 

@@ -1,5 +1,5 @@
-"""The documents' configuration, section 10.1 of the architecture guide, read as it is written there
-but for its paths.
+"""The configuration of section 10.1 of siiRL's architecture guide is read unchanged, except for its
+paths.
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Command line and files to a configuration: what is understood, what wins, and what is refused
-with which words.
+"""Command line and files to a configuration: accepted forms, precedence, and
+messages of refusals.
 """
 
 import pickle
@@ -41,9 +41,7 @@ def test_no_arguments_give_the_demo_job() -> None:
         ("dag.custom_pipeline_fn=my_package.graphs.mine", "mine"),
     ],
 )
-def test_a_graph_of_ones_own_has_the_keys_own_defaults_and_names_the_run(
-    graph: str, name: str
-) -> None:
+def test_a_users_graph_has_the_keys_own_defaults_and_names_the_run(graph: str, name: str) -> None:
     config, schema = parse_config(["env=metaworld", graph]), SiiRLArguments()
     assert (config.dag.pipeline, config.dag.shipped_graph, config.trainer.experiment_name) == (
         None,
@@ -56,7 +54,7 @@ def test_a_graph_of_ones_own_has_the_keys_own_defaults_and_names_the_run(
     assert parse_config([graph, "trainer.experiment_name=other"]).trainer.experiment_name == "other"
 
 
-def test_a_pipeline_beside_a_graph_of_ones_own_gives_its_defaults() -> None:
+def test_a_pipeline_beside_a_users_graph_gives_its_defaults() -> None:
     config = parse_config(["pipeline=dapo", "env=math", "dag.workflow_file=own.yaml"])
     assert (config.dag.pipeline, config.dag.shipped_graph, config.algorithm.overlong.penalty) == (
         "dapo",
@@ -159,7 +157,7 @@ def test_hydra_and_omegaconf_stop_at_the_parser(repository: Path) -> None:
 # Refusals
 
 
-def test_a_misspelt_key_is_answered_with_the_nearest_and_its_neighbours() -> None:
+def test_a_misspelt_key_is_refused_with_the_nearest_and_its_neighbours() -> None:
     message = refusal("trainer.total_step=3")
     assert (
         "Unknown key 'trainer.total_step' (command line). Did you mean 'trainer.total_steps'?"
@@ -168,19 +166,19 @@ def test_a_misspelt_key_is_answered_with_the_nearest_and_its_neighbours() -> Non
     assert "max_minutes" in message
 
 
-def test_a_misspelt_group_is_answered_with_the_known_ones() -> None:
+def test_a_misspelt_group_is_refused_with_the_known_ones() -> None:
     message = refusal("trainr.total_steps=3")
     assert "Did you mean 'trainer.total_steps'?" in message
     assert "actor_rollout_ref" in message
 
 
-def test_a_key_without_its_group_is_answered_with_its_place() -> None:
+def test_a_key_without_its_group_is_refused_with_its_place() -> None:
     assert "Did you mean 'actor_rollout_ref.actor.optim.lr' or 'critic.optim.lr'?" in refusal(
         "lr=1e-5"
     )
 
 
-def test_a_misspelt_option_is_answered_with_the_known_ones() -> None:
+def test_a_misspelt_option_is_refused_with_the_known_ones() -> None:
     known = "custom, gymnasium, libero, math, metaworld, openenv, reasoning_gym, sandbox, tools, verifiers"
     assert (
         refusal("env=metaworldd")
@@ -234,13 +232,13 @@ def test_values_out_of_bounds_are_refused(override: str, bound: str) -> None:
     assert f"must be {bound}." in message
 
 
-def test_an_unknown_choice_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_choice_is_refused_with_the_known_ones() -> None:
     message = refusal("data.task_sampling=learned")
     assert "learnable" in message
     assert "data.task_sampling" in message
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_everything_that_is_wrong_is_reported_at_once() -> None:
     message = refusal(
         "trainer.nnodes=-1", "env.image_size=big", "actor_rollout_ref.model.dtype=int8"
     )
@@ -379,7 +377,7 @@ def test_an_old_name_that_contradicts_a_new_one_is_refused() -> None:
     )
 
 
-def test_an_unknown_workflow_type_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_workflow_type_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="Known: DAPO, DEFAULT, EMBODIED"):
         parse(["algorithm.workflow_type=DEFUALT"])
 

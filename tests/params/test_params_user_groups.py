@@ -1,4 +1,4 @@
-"""A group of the user's own: a dataclass named by `module:name` becomes an attribute of the
+"""A user's group: a dataclass named by `module:name` becomes an attribute of the
 configuration.
 """
 

@@ -1,4 +1,4 @@
-"""Keys that take plug-ins: what is refused before torch is imported, and the user's modules."""
+"""Keys that take plug-ins: refusals before torch is imported, and the user's modules."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""The threads of a run wait shortly for each other, which has to be said before torch is there."""
+"""The threads of a run wait only briefly for each other, a setting that must precede torch's
+import.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`python -m siirl.train` as a user types it: what is refused leaves with status 2, in words, and
+"""`python -m siirl.train` as a user types it: a refusal has a message and status 2, and
 leaves nothing behind.
 """
 
@@ -121,7 +121,7 @@ def test_other_refusals(
     assert expected in capsys.readouterr().err
 
 
-def test_an_old_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_name_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cfg", "job", "algorithm.workflow_type=EMBODIED"]) == 0
     assert "is read as pipeline=embodied_srpo" in capsys.readouterr().err
 
@@ -243,7 +243,7 @@ def test_a_read_only_output_folder_is_refused_after_the_plan(
     assert "trainer.output_dir=/proc/out cannot be written" in capsys.readouterr().err
 
 
-def test_what_cannot_be_rendered_is_told_with_the_remedy(
+def test_missing_rendering_is_reported_with_the_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--plan", *GYM, "env.kwargs={render_mode: null}"]) == 0

@@ -1,4 +1,4 @@
-"""YAML that expands to more than it is: refused before it is read."""
+"""YAML whose aliases expand beyond a limit is refused before it is read."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The shipped pipelines are what the documents say, and can be built; so are the documents' own."""
+"""The shipped pipelines are as documented, and can be built; so can those of siiRL's
+documentation.
+"""
 
 import ast
 import subprocess
@@ -211,7 +213,7 @@ def test_pipeline_by_name():
     assert load_pipeline(pipeline="grpo").graph_id == "grpo"
 
 
-def test_unknown_pipeline_is_answered_with_the_known_ones():
+def test_unknown_pipeline_is_refused_with_the_known_ones():
     with pytest.raises(
         UnknownNameError, match=r"Unknown pipeline 'embodied_srp'. Did you mean 'embodied_srpo'\?"
     ):

@@ -52,7 +52,7 @@ def parsed(graph: str, agents: str, *words: str):
     )
 
 
-def test_the_plan_tells_what_each_agent_does_and_adds_them_up(two_chains):
+def test_the_plan_describes_each_agent_and_adds_their_needs(two_chains):
     job = parsed(two_chains, "{0:{},1:{data.train_batch_size:16}}")
     plan = prepare(job.config, check_early(job.config, named=job.named)).plan
     text = " ".join(render(plan).split())
@@ -169,14 +169,14 @@ PAIR = ("env.name=solver_checker:SolverChecker", "cluster=local")
         ),
     ],
 )
-def test_roles_that_nobody_can_play_are_refused(agents, words, sentence, two_chains):
+def test_roles_without_a_possible_player_are_refused(agents, words, sentence, two_chains):
     with pytest.raises(SiirlError) as error:
         job = parsed(two_chains, agents, *PAIR, *words)
         check_early(job.config, named=job.named)
     assert sentence in str(error.value)
 
 
-def test_the_plan_tells_who_plays_which_role(two_chains):
+def test_the_plan_names_the_player_of_each_role(two_chains):
     job = parsed(two_chains, "{0:{},1:{}}", *PAIR, "env.played_by=[1,0,1]")
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
     assert "solver played by agent 1, checker played by agent 0, reviser played by agent 1" in text

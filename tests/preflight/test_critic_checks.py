@@ -1,5 +1,5 @@
-"""Critics, baselines, dynamic sampling and the price on length: what is refused, with the remedy,
-and what is only said.
+"""Critics, baselines, dynamic sampling and the length penalty: refusals with
+remedies, and notices.
 """
 
 import re
@@ -126,7 +126,7 @@ def test_a_buffer_that_cannot_be_is_refused(overrides, message):
     assert message in found
 
 
-def test_robots_are_told_that_length_costs_them_nothing():
+def test_a_length_penalty_for_robots_gives_a_notice():
     config = parse_config([MUJOCO, "pipeline=dapo"])
     (notice,) = overlong_notices(config.algorithm, config.env, text=False)
     assert "episodes of env=metaworld" in notice
@@ -154,7 +154,7 @@ def test_a_rule_of_filters_is_refused_where_no_filter_reads_it(pipeline):
     ] == [[], []]
 
 
-def test_a_graph_of_ones_own_may_provide_anything():
+def test_a_users_graph_may_provide_anything():
     own = "dag.custom_pipeline_fn=my_graphs:mine"
     assert (
         problems(
@@ -167,7 +167,7 @@ def test_a_graph_of_ones_own_may_provide_anything():
     )
 
 
-def test_an_estimator_of_ones_own_may_read_the_critics_values():
+def test_a_users_estimator_may_read_the_critics_values():
     assert problems("pipeline=ppo", "algorithm.adv_estimator=mine") == []
 
 
@@ -184,7 +184,7 @@ def test_the_critic_takes_the_actors_sizes_unless_it_has_its_own():
     assert (update.epochs, update.prompts_per_mini_batch, update.micro_batch_size) == (2, 3, 5)
 
 
-def test_the_critics_steps_and_warm_up_are_told():
+def test_the_plan_has_the_critics_steps_and_warm_up():
     config = parse_config(
         [
             "pipeline=ppo",

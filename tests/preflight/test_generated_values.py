@@ -1,5 +1,5 @@
-"""Any value at any key, alone or together: a configuration that can be judged, or a refusal in
-words; never another exception.
+"""Any value at any key, alone or together: a valid configuration, or a refusal with a
+message; never another exception.
 """
 
 import copy

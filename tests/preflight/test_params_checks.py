@@ -1,4 +1,4 @@
-"""Combinations of valid keys that cannot work: each refusal with its value, place and
+"""Invalid combinations of valid keys: each refusal with its value, place and
 remedy.
 """
 

@@ -1,4 +1,4 @@
-"""Files that a job names: missing, truncated, and where to go on from."""
+"""Files that a job names: missing, truncated, and checkpoints to resume from."""
 
 import struct
 from pathlib import Path

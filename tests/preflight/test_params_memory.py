@@ -1,4 +1,4 @@
-"""Memory: what is counted, and what is refused where it is far more than a machine has."""
+"""Memory: its parts, and the refusal of jobs far beyond a machine's memory."""
 
 import dataclasses
 from collections.abc import Sequence

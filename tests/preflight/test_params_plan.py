@@ -110,7 +110,7 @@ def test_two_ranks_share_a_mini_batch() -> None:
     )  # 12 on each rank, 10 at a time
 
 
-def test_ranks_are_told_by_their_machines_and_share_the_cores_of_theirs() -> None:
+def test_ranks_are_distinguished_by_machine_and_share_its_cores() -> None:
     words = [
         "trainer.nnodes=2",
         "trainer.n_gpus_per_node=3",
@@ -221,7 +221,7 @@ def test_tasks_that_the_start_has_not_learnt_are_said(
     assert f"start {said}" in one_line(render(dataclasses.replace(plan_of(), start=said)))
 
 
-def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_or_of_a_run_that_goes_on(
+def test_no_warning_for_weights_of_all_tasks_or_of_unknown_tasks_or_for_a_resumed_run(
     tmp_path: Path,
 ) -> None:
     assert [start_of(tasks, tmp_path) for tasks in (["b", "a"], [], None, "a")] == [None] * 4
@@ -302,7 +302,7 @@ def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones
     assert "measured over the first step" in one_line(render(plan))
 
 
-def test_the_plan_fits_a_terminal_of_80_columns_and_hangs_what_goes_on() -> None:
+def test_the_plan_fits_80_columns_with_a_hanging_indent() -> None:
     lines = render(plan_of()).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line.startswith(" " * 16)]

@@ -1,6 +1,4 @@
-"""A key that does nothing is a lie: every key must be read somewhere, or be refused where nobody
-reads it.
-"""
+"""Every key is read somewhere, or refused where nothing reads it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs by segments that cannot work: each refusal with its value, place and remedy."""
+"""Invalid jobs by segments: each refusal with its value, place and remedy."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A job's inference servers are asked before anything starts; the plan names them."""
+"""A job's inference servers are queried before anything starts; the plan names them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_the_plan_names_the_servers_and_the_way_of_the_weights(tmp_path: Path) -
     machine = Machine(free_memory_bytes=1e12, cores=2)
     plan = make_plan(parse_config(words), graph(), spec, machine=machine, loss="vanilla")
     text = one_line(render(plan))
-    assert "servers http://a:1, http://b:1 generate, one a rank; new weights go through" in text
+    assert "servers http://a:1, http://b:1 generate, one per rank; new weights go through" in text
     words[-1] = "actor_rollout_ref.rollout.server.weights=collective"
     plan = make_plan(parse_config(words), graph(), spec, machine=machine, loss="vanilla")
     assert "new weights go by a collective" in one_line(render(plan))

@@ -1,5 +1,5 @@
-"""A key that is set and read by nothing of the job is refused with what would read it; a default of
-a group never is.
+"""A set key that nothing in the job reads is refused with the condition of its reading; a default
+of a group never is.
 """
 
 import itertools

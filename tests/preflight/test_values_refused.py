@@ -1,6 +1,4 @@
-"""Values that a user may type by mistake, from the command line on: one message with value, place
-and remedy, status 2, no run begun.
-"""
+"""Mistyped values on the command line: one message with value and remedy, status 2, no run."""
 
 from pathlib import Path
 
@@ -222,7 +220,7 @@ def test_what_cannot_be_is_refused_by_value_and_place(
     assert expected in refused(words, capsys)
 
 
-def test_too_many_ranks_are_told_with_the_sizes_that_do_not_fit_them(
+def test_too_many_ranks_are_reported_with_the_sizes_that_do_not_fit_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Else the advice on the batch would be followed for ranks that the machine does not have."""

@@ -1,4 +1,4 @@
-"""Charts of a run: which curves they have, and what is drawn of them."""
+"""Charts of a run: their curves, and the drawn points."""
 
 import json
 import math

@@ -106,7 +106,7 @@ def test_a_silent_minute_in_a_log_file_gets_a_line() -> None:
     assert text_of(console).splitlines() == ["      3/40  step 4, 1:01 since the last line"]
 
 
-def test_the_first_step_tells_how_long_training_takes_and_later_ones_say_nothing() -> None:
+def test_only_the_first_step_prints_the_duration_of_training() -> None:
     clock, console = Clock(), log_file()
     writer = ConsoleWriter(total_steps=21, console=console, clock=clock)
     writer.write(step=0, metrics={})
@@ -278,7 +278,7 @@ def test_a_single_task_stands_for_all() -> None:
     )
 
 
-def test_the_return_stands_for_a_success_that_nobody_reports() -> None:
+def test_the_return_replaces_a_success_that_is_not_reported() -> None:
     assert (
         evaluation_line({"val/Pendulum-v1/return": -862.46, "val/all/return": -862.46})
         == "held out, all: mean return -862.5"
@@ -286,7 +286,7 @@ def test_the_return_stands_for_a_success_that_nobody_reports() -> None:
     assert evaluation_line({"rollout/return": -862.46}) == ""
 
 
-def test_the_reward_stands_beside_the_success_where_some_have_no_grade_and_alone_where_all_have_none() -> (
+def test_the_reward_is_shown_beside_success_if_some_rows_are_ungraded_and_alone_if_all_are() -> (
     None
 ):
     scores = {

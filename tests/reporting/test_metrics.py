@@ -114,7 +114,7 @@ def test_the_mean_does_not_depend_on_how_ranks_share_the_values(shares: list[lis
     assert reduce_metrics(ranks) == expected
 
 
-def test_a_metric_that_nobody_declared_is_its_mean_over_ranks() -> None:
+def test_an_undeclared_metric_is_averaged_over_ranks() -> None:
     assert reduce_metrics([{"own": 1.0}, {"own": 4.0}, {}]) == {"own": 2.5}
 
 

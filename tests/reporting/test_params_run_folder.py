@@ -1,4 +1,4 @@
-"""The run folder: unique, tried out, and gone again where it cannot be used."""
+"""The run folder: unique, tested by writing, and removed if it cannot be used."""
 
 import errno
 import importlib.metadata
@@ -125,7 +125,7 @@ def test_what_was_there_before_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ending", [ConfigError("too late"), KeyboardInterrupt(), ZeroDivisionError("a bug")]
 )
-def test_what_a_run_has_written_stays_and_the_way_on_is_told(
+def test_files_of_a_run_stay_and_the_resume_command_is_printed(
     tmp_path: Path, ending: BaseException
 ) -> None:
     """A refusal in mid-run is a failure; everything else stays what it is."""
@@ -163,7 +163,7 @@ def test_an_interruption_before_anything_is_written_leaves_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-def test_a_disk_that_gives_out_is_told_with_the_remedy(tmp_path: Path, number: int) -> None:
+def test_a_failing_disk_is_reported_with_the_remedy(tmp_path: Path, number: int) -> None:
     with (
         pytest.raises(RunFailed) as caught,
         run_folder(config_for(tmp_path), needed_bytes=0) as folder,

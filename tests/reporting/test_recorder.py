@@ -1,4 +1,4 @@
-"""Videos: written, read back, indexed; and what happens when they cannot be."""
+"""Videos: written, read back, indexed; and failures of writing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rollouts as lines of text: which are kept, what stands in a line, and what a resumed run finds."""
+"""Rollouts as lines of text: the kept ones, the contents of a line, and resumed runs."""
 
 import json
 
@@ -120,7 +120,7 @@ def test_rollouts_are_found_by_step_kind_and_failure(tmp_path):
     assert json.loads((tmp_path / "val/step_000001.jsonl").read_text())["uid"] == "held out"
 
 
-def test_folder_that_cannot_be_written_says_how_to_go_on(tmp_path):
+def test_unwritable_folder_is_reported_with_the_remedy(tmp_path):
     (tmp_path / "rollouts").write_text("a file where the folder should be")
     files = RolloutFiles(tmp_path / "rollouts", count=ALL)
     files.keep([trajectory()], kind="train", step=1)
@@ -159,7 +159,7 @@ def test_rollouts_are_shown_in_the_terminal(tmp_path, capsys):
         (3, "has no rollouts of step 3; its steps are 1"),
     ],
 )
-def test_rollouts_that_are_not_there_are_told(tmp_path, capsys, step, words):
+def test_missing_rollouts_are_reported(tmp_path, capsys, step, words):
     if step is not None:
         files = RolloutFiles(tmp_path / ROLLOUTS_FOLDER, count=ALL)
         files.keep([trajectory()], kind="train", step=1)

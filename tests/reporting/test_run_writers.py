@@ -254,7 +254,7 @@ def test_a_cell_without_a_value_is_empty() -> None:
     assert markdown(Table(("a", "b"), [(None, 0.123456)])).endswith("|  | 0.1235 |")
 
 
-def test_a_video_that_cannot_be_read_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_video_that_cannot_be_read_is_reported_with_the_remedy(tmp_path: Path) -> None:
     record_video(tmp_path, step=1)
     (tmp_path / "videos/val/step_000001/success_a.mp4").write_bytes(b"no video")
     with (

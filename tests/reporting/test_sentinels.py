@@ -1,4 +1,4 @@
-"""Signs in the metrics that a run does not learn, each warned of once."""
+"""Signs in the metrics that a run does not learn; each gives one warning."""
 
 import pytest
 
@@ -148,7 +148,7 @@ STANDING: Step = {"actor/updates": 8.0, "actor/lr": 2e-4, "actor/ppo_kl": -3e-6}
 def test_ten_steps_of_updates_that_hardly_move_the_policy_are_warned_of() -> None:
     [(number, text)] = warnings(*[STANDING] * 25)
     assert number == 10
-    assert "less than 1e-05 nats a token at a learning rate of 0.0002" in text
+    assert "less than 1e-05 nats per token at a learning rate of 0.0002" in text
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_ten_steps_of_updates_that_hardly_move_the_policy_are_warned_of() -> Non
         pytest.param({"actor/ppo_kl": 2e-3}, id="the policy moves"),
     ],
 )
-def test_a_policy_that_stands_for_a_reason_is_not_warned_of(cause: Step) -> None:
+def test_a_policy_that_does_not_move_for_a_known_reason_gives_no_warning(cause: Step) -> None:
     found = warnings({**STANDING, "actor/ppo_kl": 1e-3}, *[{**STANDING, **cause}] * 20)
     assert not [text for _, text in found if "moved the policy" in text]
 

@@ -1,4 +1,4 @@
-"""Success rates: the Wilson interval against published values, and what always holds of it."""
+"""Success rates: the Wilson interval against published values, and its properties."""
 
 import math
 

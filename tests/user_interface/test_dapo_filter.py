@@ -1,5 +1,5 @@
-"""Dynamic sampling: groups that stay, the number of prompts requested, and when it continues with
-what there is.
+"""Dynamic sampling: groups that stay, the number of requested prompts, and steps that continue
+with fewer groups.
 """
 
 # B trajectory
@@ -81,7 +81,7 @@ def test_too_few_groups_ask_for_more_prompts_and_keep_what_there_is():
     }  # kept rows are counted when the step is full
 
 
-def test_after_the_last_refill_the_step_goes_on_with_what_there_is():
+def test_after_the_last_refill_the_step_continues_with_fewer_groups():
     output = sample(
         batch({0: [1.0, 0.0], 1: [1.0, 1.0]}), "algorithm.filter.max_refills=3", round=3
     )

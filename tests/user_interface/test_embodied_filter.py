@@ -1,4 +1,4 @@
-"""The filter node of embodied jobs: what is dropped, and what the reward still learns of it."""
+"""The filter node of embodied jobs: dropped rows, and their use by the reward."""
 
 from types import SimpleNamespace
 
@@ -107,7 +107,7 @@ def test_a_named_rule_takes_the_place_of_the_filters_own():
     assert output.metrics == {"sampling/kept": 3.0, "sampling/dropped_by_filter": 3.0}
 
 
-def test_a_rule_of_ones_own_sees_the_trajectories_of_all_ranks(monkeypatch):
+def test_a_users_rule_sees_the_trajectories_of_all_ranks(monkeypatch):
     seen = {}
 
     def keep_long_ones(group_B, task_B, length_B, return_B, low):

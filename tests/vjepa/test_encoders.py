@@ -57,7 +57,7 @@ def test_shipped_encoders_keep_the_protocol(name: str, pooling: str | None, clip
 
 
 @pytest.mark.parametrize("name", ["tiny", "pixels"])
-def test_an_embedding_over_time_goes_on_moment_by_moment(name: str, clips: Clips) -> None:
+def test_an_embedding_over_time_continues_moment_by_moment(name: str, clips: Clips) -> None:
     encoder = load_video_encoder(name, pooling="over_time")
     still = [clips[1][:1].repeat(16, axis=0), clips[1][:1].repeat(8, axis=0)]
     changed = np.concatenate((still[1], clips[1][8:]))
@@ -99,7 +99,7 @@ def test_shipped_weights_are_small() -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
 
 
-def test_unknown_names_are_answered_with_the_known_ones() -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'tyni'\. Known: pixels, random, tiny"):
         load_video_encoder("tyni")
     with pytest.raises(ValueError, match=r"'median'\. Known: .*last"):

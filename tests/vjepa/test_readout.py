@@ -1,6 +1,4 @@
-"""The read-out on latents whose geometry is known: a position on a line, and a scene that must not
-matter.
-"""
+"""The read-out on latents of known geometry: a position on a line, a scene without influence."""
 
 import numpy as np
 import pytest

@@ -94,7 +94,7 @@ def test_another_architecture_is_refused_with_what_differs(tmp_path: Path) -> No
         load_release(tmp_path / "vitl.pt")
 
 
-def test_an_unknown_architecture_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'mine'\. Known: vitl, vith, vitg, vitg-384"):
         load_release(tmp_path / "mine.pt")
 

@@ -1,4 +1,4 @@
-"""Trajectory reward: points on a line, where distance to success can be read off."""
+"""Trajectory reward: points on a line, whose distance to success is known."""
 
 import logging
 

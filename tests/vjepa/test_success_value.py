@@ -140,7 +140,7 @@ def test_without_a_window_a_step_is_standardised_by_itself() -> None:
     assert abs(np.nanmean(output.z_B)) < 1e-9
 
 
-def test_a_restored_reward_goes_on_bit_for_bit() -> None:
+def test_a_restored_reward_continues_bit_for_bit() -> None:
     reward, columns = trained(), step(7)
     restored = SuccessValueReward(CONFIG)
     restored.load_state_dict(reward.state_dict())

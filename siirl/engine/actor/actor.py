@@ -316,7 +316,7 @@ def log_prob_gap_bound(rollout: RolloutArguments, model: ModelArguments) -> floa
 
 
 def next_rate_factor(factor: float, *, kl: float, target: float) -> float:
-    """Factor of the learning rate after an update with a measured `kl`, in nats a token.
+    """Factor of the learning rate after an update with a measured `kl`, in nats per token.
 
     The effect of a rate depends on the policy: a rate that hardly moves a broad distribution
     overshoots with a sharp one. So the factor rises while the KL between the acting and the trained

@@ -1,7 +1,7 @@
 """Checks environments of other packages: `python check_ids.py < ids.json` prints a sentence for each
 that does not fit the contract.
 
-Episodes are cut at twelve steps; what a package does behind them is its own.
+Episodes are cut at twelve steps; what a package does after them is not checked.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Simulators that the tests of LIBERO share: each takes half a second to build, and stand-ins are
-announced with a warning.
+"""Simulators that the tests of LIBERO share: each takes half a second to build, and stand-ins give
+a warning.
 """
 
 import warnings

@@ -1,5 +1,5 @@
-"""A hub on this machine that serves one folder as LIBERO's repository of assets: what
-`huggingface_hub` asks for a snapshot.
+"""A hub on this machine that serves one folder as LIBERO's repository of assets: the requests of
+`huggingface_hub` for a snapshot.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Put a LIBERO task's goal into effect by hand: objects where the predicates want them, doors and
-knobs as they are asked for.
+"""Reaches a LIBERO task's goal directly: places objects, and sets doors and knobs, as the
+predicates require.
 
 Nothing here knows what a predicate computes: an object is set down in or on its target in the ways
 that a person would try, one after the other, and the benchmark's own predicate is asked once

@@ -1,4 +1,4 @@
-"""Writes tensorflow_images.npz: what TensorFlow makes of a picture. Run by hand.
+"""Writes tensorflow_images.npz: TensorFlow's preparation of a picture. Run by hand.
 
     pip install tensorflow-cpu==2.21.0 && python tests/envs/libero/tensorflow_reference.py
 

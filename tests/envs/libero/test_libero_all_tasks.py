@@ -1,5 +1,5 @@
-"""All 130 tasks on stand-ins: initial states settle, and every goal is reached when things are put
-where it wants them.
+"""All 130 tasks on stand-ins: initial states settle, and every goal is reached when objects are
+placed as it requires.
 
 Slow: 130 models, about ten minutes on an idle core. In parts:
 

@@ -1,4 +1,4 @@
-"""Assets: stand-ins with a loud notice, a folder of the user's, and what a folder lacks."""
+"""Assets: stand-ins with a notice, a user's folder, and missing files of a folder."""
 
 import shutil
 import subprocess
@@ -75,7 +75,7 @@ def test_automatic_choice_downloads_once_from_the_hub_and_then_takes_the_cache(
     assert automatic_choice(HF_HUB_OFFLINE="1").stdout == f"{tmp_path}/libero/assets\n"
 
 
-def test_download_that_breaks_off_ends_with_stand_ins_and_is_told(
+def test_download_that_breaks_off_ends_with_stand_ins_and_is_reported(
     own_folder, automatic_choice, tmp_path
 ):
     with local_hub(own_folder, breaks_at=STUDY) as (address, _):
@@ -86,7 +86,7 @@ def test_download_that_breaks_off_ends_with_stand_ins_and_is_told(
     assert f"The folder {tmp_path}/libero/assets lacks {STUDY}" in later.stderr
 
 
-def test_damaged_cache_ends_with_stand_ins_and_is_told(own_folder, automatic_choice, tmp_path):
+def test_damaged_cache_ends_with_stand_ins_and_is_reported(own_folder, automatic_choice, tmp_path):
     cached = tmp_path / "libero/assets"
     shutil.copytree(own_folder, cached)
     (cached / STUDY).write_text("<mujoco>")
@@ -98,7 +98,7 @@ def test_damaged_cache_ends_with_stand_ins_and_is_told(own_folder, automatic_cho
     )
 
 
-def test_cache_that_cannot_be_made_is_told(monkeypatch):
+def test_cache_that_cannot_be_made_is_reported(monkeypatch):
     monkeypatch.setenv("SIIRL_CACHE", "/dev/null/cache")
     with pytest.raises(
         RuntimeError,

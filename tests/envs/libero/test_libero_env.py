@@ -1,4 +1,4 @@
-"""`env=libero`: observations, success, limits, frames, initial states, and every wrong argument."""
+"""`env=libero`: observations, success, limits, frames, initial states, and wrong arguments."""
 
 import asyncio
 import importlib.util

@@ -1,6 +1,4 @@
-"""The scripted expert: what it grasps, and that it reaches goals of every kind that it can do, from
-true poses alone.
-"""
+"""The scripted expert: its grasps, and goals of every supported kind, from true poses alone."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
-"""Initial states: read without torch, nothing but arrays unpickled, and divided so that training
-and evaluation never meet.
+"""Initial states: read without torch, only arrays unpickled, and divided into training and
+evaluation.
 """
 
 import io

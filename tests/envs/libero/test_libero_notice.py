@@ -1,5 +1,5 @@
-"""Numbers of a run on stand-ins say so: in the spec, in every line of metrics, in every frame of a
-video, and in the report.
+"""Numbers of a run on stand-ins carry a notice: in the spec, in every line of metrics, in every
+frame of a video, and in the report.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_spec_on_stand_ins_has_a_notice_with_the_word() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
-def test_states_that_training_and_evaluation_share_are_told_where_numbers_are_read() -> None:
+def test_states_that_training_and_evaluation_share_are_noted_beside_results() -> None:
     notice = LiberoEnv(assets="stand_in", states="all").spec.notice
     assert (
         notice

@@ -1,4 +1,4 @@
-"""Initial states in which one thing begins inside another, on stand-ins."""
+"""Initial states in which two objects overlap, on stand-ins."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The check at start: silent with the pinned versions, and a warning that says what differs with
+"""The check at start: silent with the pinned versions, and a warning with the difference for
 others.
 """
 
@@ -27,7 +27,7 @@ def test_motion_does_not_depend_on_the_scene(make_simulator):
     )
 
 
-def test_other_version_is_told_with_what_it_may_do(simulator, monkeypatch):
+def test_other_version_is_reported_with_its_effect(simulator, monkeypatch):
     version = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "3.9.0" if name == "mujoco" else version(name)
@@ -39,14 +39,14 @@ def test_other_version_is_told_with_what_it_may_do(simulator, monkeypatch):
         physics.check_physics(simulator)
 
 
-def test_other_resting_height_is_told(monkeypatch):
+def test_other_resting_height_is_reported(monkeypatch):
     monkeypatch.setitem(physics.RECORDED_HEIGHTS_M, "cream_cheese", 0.02)
     assert physics.drop_differences() == [
         "A dropped object (cream_cheese) is at 0.0089 m instead of 0.0200 m."
     ]
 
 
-def test_fall_that_diverges_is_told(monkeypatch):
+def test_fall_that_diverges_is_reported(monkeypatch):
     monkeypatch.setattr(
         physics,
         "drop",
@@ -57,7 +57,7 @@ def test_fall_that_diverges_is_told(monkeypatch):
     ]
 
 
-def test_other_motion_of_the_arm_is_told(simulator, monkeypatch):
+def test_other_motion_of_the_arm_is_reported(simulator, monkeypatch):
     monkeypatch.setattr(physics, "RECORDED_MOTION_M", (0.0488, 0.0409, 0.0))
     [sentence] = physics.motion_differences(simulator)
     assert sentence.startswith("Known actions move the gripper by [0.0488, 0.0409, 0.0648] m")

@@ -1,5 +1,5 @@
-"""A simulation that diverges behind the pool: a failed simulation that is counted, not a failed
-policy, and the server goes on.
+"""A simulation that diverges behind the pool: counted as a failed simulation,
+not as a failed policy; the server continues.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`env=libero` beside LIBERO's own environment in the published loop: equal to the last bit."""
+"""`env=libero` beside LIBERO's own environment in the published loop: equal bit for bit."""
 
 import asyncio
 import xml.etree.ElementTree as ET
@@ -51,7 +51,7 @@ def assert_equal(simulator, loop):
     assert np.array_equal(simulator.proprioception, loop.proprioception)
 
 
-def test_cabinet_stands_where_each_official_episode_has_it(make_simulator):
+def test_cabinet_has_its_place_of_each_official_episode(make_simulator):
     """Read off hf-libero 0.1.4's OffScreenRenderEnv after `env.seed(0)` and one to three resets."""
     simulator = make_simulator("goal", 0)
     cabinet = simulator.model.body("wooden_cabinet_1_main").id

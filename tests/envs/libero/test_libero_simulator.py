@@ -1,5 +1,5 @@
-"""One task's simulator: LIBERO's own physics, episodes that depend on nothing before them, and
-simulations that fail.
+"""One task's simulator: LIBERO's own physics, episodes that do not depend on earlier ones,
+and simulations that fail.
 """
 
 import numpy as np

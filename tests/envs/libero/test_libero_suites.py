@@ -1,4 +1,4 @@
-"""The benchmark's 130 tasks: by name and by number, and every wrong name answered. No simulator is
+"""The benchmark's 130 tasks: by name and by number, and messages for wrong names. No simulator is
 imported.
 """
 

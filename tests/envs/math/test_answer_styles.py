@@ -1,4 +1,4 @@
-r"""The committed styles, case by case, and what holds for every hedge and every number."""
+r"""The committed styles, case by case, and properties of all hedges and numbers."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def test_style_is_graded_as_a_careful_reader_would(grader, case):
     )
 
 
-def test_every_case_has_its_fields_and_stands_once():
+def test_every_case_has_its_fields_and_is_unique():
     assert all(set(case) - {"question"} == KEYS and HALF.fullmatch(case["half"]) for case in STYLES)
     assert max(Counter((case["reference"], case["text"]) for case in STYLES).values()) == 1
 

@@ -1,4 +1,4 @@
-r"""The last marked answer of a text, and what around a mark takes it back."""
+r"""The last marked answer of a text, and retractions around a mark."""
 
 import time
 

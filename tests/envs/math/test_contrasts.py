@@ -22,7 +22,7 @@ from envs.math.quantities import read_quantity
         ("\\sqrt{2} ($x = -\\sqrt{2}$ is rejected)", Contrast("\\sqrt{2}", "-\\sqrt{2}")),
     ],
 )
-def test_denied_value_is_told_from_the_answer(text, contrast):
+def test_denied_value_is_distinguished_from_the_answer(text, contrast):
     assert contrasted(text) == contrast
 
 

@@ -1,4 +1,4 @@
-"""One amount in two units, and the sizes of expressions behind a rounding."""
+"""One amount in two units, and the sizes of expressions after a rounding."""
 
 import math
 from fractions import Fraction

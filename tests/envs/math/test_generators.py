@@ -117,7 +117,7 @@ def test_countdown_can_be_solved(seed):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_story_comes_out_as_told(seed):
+def test_story_has_the_stated_result(seed):
     question = draw("word-sums-4", seed)
     first, *steps = question.words.split(". ")[:-1]
     count = int(re.search(r"has (\d+)", first)[1])

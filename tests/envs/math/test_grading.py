@@ -1,5 +1,5 @@
-r"""Texts against truths: right, wrong with a reason, or a failure; nothing hangs, and a failure is
-never a score.
+r"""Texts against truths: right, wrong with a reason, or a failure, which is never a score;
+nothing hangs.
 """
 
 import asyncio

@@ -183,7 +183,7 @@ def test_point_groups_thousands_where_the_language_has_a_decimal_comma(text, num
         "#### 18 конфет",
     ],
 )
-def test_unit_of_another_language_stands_in_a_box_or_after_a_hash(text):
+def test_unit_of_another_language_may_be_in_a_box_or_after_a_hash(text):
     marked = marked_answer(text)
     assert not marked.spoilt
     assert read_quantity(marked.text).value == 18
@@ -235,5 +235,5 @@ def test_no_unit_and_no_link_is_a_word_that_changes_a_number():
         ("一共卖出了约", True),
     ],
 )
-def test_what_stands_before_the_verb_is_asked_for_unless_it_doubts(lead, changes):
+def test_words_before_the_verb_must_be_known_unless_they_doubt(lead, changes):
     assert lead_changes_elsewhere(lead) is changes

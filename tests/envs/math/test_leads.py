@@ -1,4 +1,6 @@
-"""The words before and around a mark: which lead to the answer, and which to another thing."""
+"""The words before and around a mark: introductions of the answer, and words that lead to another
+value.
+"""
 
 import asyncio
 

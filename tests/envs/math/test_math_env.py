@@ -1,5 +1,5 @@
-"""MathEnv: one question, an answer each, a grade; from generators, files and a user's rows,
-alone and behind servers.
+"""MathEnv: a question, an answer from each agent, a grade; from generators, files and rows, in this
+process and in servers.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ def test_splits_have_no_question_in_common():
     assert not questions["train"] & questions["heldout"]
 
 
-def test_row_of_ones_own_is_asked_and_graded():
+def test_a_given_row_is_asked_and_graded():
     (observation, info), step = play(MathEnv(), "so \\boxed{0.5}", options={"row": ROW})
     assert observation["messages"] == ROW["prompt"]
     assert info == {
@@ -141,7 +141,7 @@ JUDGED = ROW | {"reward_model": {"style": "model", "ground_truth": None}}
 NO_GRADE = {"success": None, "reward_parts": {}, "verdict": "not graded", "answer": None}
 
 
-def test_row_that_cannot_be_graded_gets_no_verdict_where_somebody_else_decides():
+def test_ungradable_row_gets_no_verdict_if_the_reward_needs_none():
     env = MathEnv(ungraded=True)
     assert env.spec.leaves_ungraded
     (observation, info), step = play(env, "#### 1", options={"row": JUDGED})
@@ -155,13 +155,13 @@ def test_row_that_can_be_graded_is_graded_all_the_same():
     assert (step[1], step[4]["success"], step[4]["verdict"]) == (1.5, True, "correct")
 
 
-def test_agents_that_nobody_grades_have_no_success_together():
+def test_ungraded_agents_have_no_joint_success():
     _, step = play(MathEnv(ungraded=True, num_agents=2), ["1", "2"], options={"row": JUDGED})
     assert step[1].tolist() == [0.0, 0.0]
     assert (step[4]["success"], step[4]["agents"]) == (None, [NO_GRADE, NO_GRADE])
 
 
-def test_rows_of_a_file_that_nobody_grades_are_asked_where_somebody_else_decides(tmp_path):
+def test_ungradable_rows_of_a_file_are_asked_if_the_reward_needs_no_grade(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=1, style="model")
     assert play(MathEnv(files=file, heldout_share=0.0, ungraded=True), "1")[1][4]["success"] is None
 
@@ -208,7 +208,7 @@ def test_file_that_is_written_anew_is_read_anew(tmp_path):
     assert asked(play(MathEnv(files=file, heldout_share=0.0))[0]) == "Which?"
 
 
-def test_split_of_a_file_without_rows_is_told(tmp_path):
+def test_split_of_a_file_without_rows_is_reported(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=2)
     with pytest.raises(
         ValueError, match=r"None of the 1 rows of 'source 0' is a heldout one at heldout_share=0\.0"
@@ -216,7 +216,7 @@ def test_split_of_a_file_without_rows_is_told(tmp_path):
         play(MathEnv(files=file, heldout_share=0.0), options={"split": "heldout"})
 
 
-def test_row_of_a_file_that_nobody_grades_is_told_with_its_place(tmp_path):
+def test_ungradable_row_of_a_file_is_reported_with_its_place(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=1, style="model")
     with pytest.raises(
         ValueError, match=r"rows\.jsonl, line 1: .*'model' is not graded here.*Correct the row"
@@ -326,7 +326,7 @@ def test_many_light_environments_run_behind_one_server():
 
 
 @pytest.mark.slow  # starts a grader, which imports sympy, for every replay
-def test_episode_that_cannot_be_graded_is_counted_as_failed_and_the_others_go_on():
+def test_episode_that_cannot_be_graded_is_counted_as_failed_and_the_others_continue():
     outcomes, stats = asyncio.run(episodes_behind_a_server(30, failing=(3,)))
     assert [
         number for number, outcome in enumerate(outcomes) if isinstance(outcome, SimulationFailed)

@@ -1,5 +1,5 @@
-r"""One mathematics in several notations: signs, lists of roots, numerals with a base, dress and
-marks.
+r"""One mathematics in several notations: signs, lists of roots, numerals with a base, formatting
+and marks.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-r"""Numbers with units: after the number only what is known to leave it alone."""
+r"""Numbers with units: after the number only words that do not change it."""
 
 from fractions import Fraction
 
@@ -170,7 +170,7 @@ def test_no_unit_is_a_word_that_changes_a_number():
     ),
 )
 @settings(derandomize=True, max_examples=400, deadline=None)
-def test_word_that_changes_a_number_never_stands_after_one(number, word):
+def test_word_that_changes_a_number_is_never_allowed_after_one(number, word):
     assert read_quantity(f"{number} {word}") is None
     assert read_quantity(f"{number} {word} apples") is None or word in (
         "more",

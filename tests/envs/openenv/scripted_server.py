@@ -1,4 +1,4 @@
-"""A server of OpenEnv's protocol that answers as a test wants, in a thread of its own.
+"""A server of OpenEnv's protocol with scripted answers, in a separate thread.
 
 Answers are texts, bytes, None (silence), or `CLOSE`; a dict is sent as JSON. Left out:
 environments.

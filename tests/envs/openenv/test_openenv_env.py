@@ -1,4 +1,4 @@
-"""`env=openenv` as text: against a server that says what each test wants."""
+"""`env=openenv` as text: against a server with scripted answers."""
 
 import asyncio
 import json
@@ -204,7 +204,7 @@ def test_a_faulty_answer_fails_the_episode_with_one_sentence(answer: Any, senten
     assert sentence in text and "\n" not in text
 
 
-def test_a_late_answer_is_not_taken_for_that_of_the_next_episode() -> None:
+def test_a_late_answer_does_not_reach_the_next_episode() -> None:
     steps = []
 
     def late(message: Message) -> Message | None:
@@ -317,6 +317,6 @@ def test_an_address_that_is_none_is_refused(url: str | None, sentence: str) -> N
         OpenEnvEnv(url=url)  # type: ignore[arg-type]
 
 
-def test_an_unknown_field_of_the_action_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_field_of_the_action_is_refused_with_the_known_ones() -> None:
     with ScriptedServer(Echo()) as server, pytest.raises(ValueError, match="known: message"):
         OpenEnvEnv(url=server.url, action_field="text")

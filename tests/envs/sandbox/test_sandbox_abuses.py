@@ -1,8 +1,6 @@
-"""Programs that use up what they can reach. Each is ended, nothing of it is left, and the next
-program is judged as ever.
-
-Every abuse is bounded by itself as well (so many forks, so many mebibytes), so that a hole would
-not take the machine down.
+"""Programs that exhaust resources. Each is ended, nothing of it is left, and the next program is
+judged as usual. Every abuse is bounded itself (a number of forks, of mebibytes), so that a failing
+isolation would not bring the machine down.
 """
 
 from dataclasses import replace

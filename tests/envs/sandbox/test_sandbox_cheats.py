@@ -1,5 +1,5 @@
-"""Programs that want the score without the answer. What is expected never enters the sandbox, and
-the verdict is reached outside.
+"""Programs that want the score without the answer. Expected outputs never enter the
+sandbox, and the verdict is decided outside.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""The environment: contract, options, verdict and failures; behind servers and the pool as
-simulators are.
+"""The environment: contract, options, verdict and failures; in servers and the pool, like
+simulators.
 """
 
 import asyncio

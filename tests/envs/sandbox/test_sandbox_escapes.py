@@ -1,5 +1,5 @@
-"""Programs that try to get out. Each says `through` if it did; what it did to the outside is looked
-at from the outside.
+"""Programs that try to escape. Each prints `through` on success; effects on the machine are checked
+from outside.
 
 That each would say so is tried out, too: the harmless ones are run where there are no walls, the
 others' form is.

@@ -138,12 +138,12 @@ def test_problems_that_cannot_be_judged_are_left_out_and_counted(tmp_path):
         ),
     ],
 )
-def test_file_that_cannot_be_read_is_told(tmp_path, rows, sentence):
+def test_file_that_cannot_be_read_is_reported(tmp_path, rows, sentence):
     with pytest.raises(ValueError, match=sentence):
         read_problems(write(tmp_path / "a.jsonl", *rows))
 
 
-def test_missing_file_is_told(tmp_path):
+def test_missing_file_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file .*none\.jsonl"):
         read_problems(str(tmp_path / "none.jsonl"))
 
@@ -165,7 +165,7 @@ def test_splits_of_a_file_are_disjoint_and_complete(tmp_path):
     assert 4 <= len(asked["heldout"]) <= 20
 
 
-def test_split_or_task_that_a_file_lacks_is_told(tmp_path):
+def test_split_or_task_that_a_file_lacks_is_reported(tmp_path):
     file = write(tmp_path / "a.jsonl", APPS)
     with pytest.raises(ValueError, match="None of the 1 problems of 'apps' is a heldout one"):
         FileProblems([file], tasks=None, heldout_share=0.0).draw("apps", split="heldout", seed=0)

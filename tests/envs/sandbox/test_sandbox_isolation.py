@@ -1,5 +1,5 @@
-"""Walls and the ordinary life behind them: system calls by number, isolation that is tried first,
-input, output, packages.
+"""Isolation and ordinary programs in it: system calls by number, the test before use, input,
+output, packages.
 """
 
 import asyncio
@@ -251,7 +251,7 @@ def test_megabytes_go_in_and_come_out(small):
     assert execution.output == given[::-1]
 
 
-def test_input_that_nobody_reads_is_no_fault(small):
+def test_unread_input_is_not_an_error(small):
     (execution,) = executions(small, "print(1)", (b"x" * 1_000_000,))
     assert (execution.output, execution.exit_status) == (b"1\n", 0)
 
@@ -337,7 +337,7 @@ def test_sandbox_that_does_not_start_is_no_verdict(small):
         executions(LocalSandbox(Broken(), SMALL), "print(1)")
 
 
-def test_sandbox_that_is_silent_is_told_with_its_deadline(monkeypatch):
+def test_silent_sandbox_is_reported_with_its_deadline(monkeypatch):
     class Silent(NoIsolation):
         @contextlib.contextmanager
         def launch(self):

@@ -1,5 +1,5 @@
-"""Tests as ground truth, and the generator: bad tests are refused, problems are sound, held-out
-ones are others.
+"""Tests as ground truth, and the generator: bad tests are refused, problems are
+sound, and held-out ones differ from training ones.
 """
 
 import json
@@ -171,7 +171,7 @@ def test_known_problem_by_hand():
     assert specification.apply([[1, 2, 4], [3], []]) == [6, 0, 0]
 
 
-def test_split_without_problems_is_told(monkeypatch):
+def test_split_without_problems_is_reported(monkeypatch):
     monkeypatch.setattr(generator, "MAX_DRAWS", 50)
     with pytest.raises(
         ValueError, match="No heldout problem of 'lists-2' in 50 draws: heldout_share is 0"

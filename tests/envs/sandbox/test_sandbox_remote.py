@@ -135,7 +135,7 @@ def test_no_expected_answer_is_sent(service):
     )
 
 
-def test_end_of_time_is_told(service):
+def test_timeout_is_reported(service):
     (execution,) = executions(RemoteSandbox(service, SMALL), "while True: pass")
     assert execution.ending is Ending.WALL_TIME
 
@@ -178,7 +178,7 @@ def test_failure_of_the_service_is_tried_again(service, faults):
         ),
     ],
 )
-def test_service_that_goes_on_failing_is_no_wrong_answer(
+def test_service_that_keeps_failing_is_not_a_wrong_answer(
     service, seven, faults, requests, sentence
 ):
     Service.faults = list(faults)

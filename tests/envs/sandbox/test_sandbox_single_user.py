@@ -1,5 +1,5 @@
-"""The sandbox in a user namespace with a single user, as rootless containers and `unshare -Ur`
-make: used, and no weaker.
+"""The sandbox in a user namespace with a single user, as in rootless containers and with
+`unshare -Ur`: accepted, and no weaker.
 """
 
 import os
@@ -70,5 +70,5 @@ def test_nothing_gets_out_in_a_namespace_with_a_single_user(namespace, repositor
         ("     65534       1000          1\n", True),
     ],
 )
-def test_nobody_is_found_in_a_map_of_users(id_map, expected):
+def test_the_user_nobody_is_detected_in_a_map_of_users(id_map, expected):
     assert _maps_nobody(id_map) is expected

@@ -1,6 +1,4 @@
-"""The sandbox as a tool of the model: real programs in real walls, through the environment that
-calls them.
-"""
+"""The sandbox as a tool of the model: real programs in the real sandbox, called in episodes."""
 
 import asyncio
 
@@ -74,7 +72,7 @@ def test_model_reads_what_its_program_prints(answers_of):
     assert answers_of("print(sum(range(101)))\nprint('done')") == ["5050\ndone"]
 
 
-def test_program_that_prints_nothing_is_told_so(answers_of):
+def test_program_without_output_is_reported(answers_of):
     assert answers_of("x = 1") == ["(printed nothing)"]
 
 
@@ -83,13 +81,13 @@ def test_network_is_refused(answers_of):
     assert answer.startswith("refused: [Errno ")
 
 
-def test_exception_is_told_as_text_after_what_was_printed(answers_of):
+def test_exception_is_reported_as_text_after_what_was_printed(answers_of):
     (answer,) = answers_of("print('before')\nprint(1 / 0)")
     assert answer.startswith("before\nTraceback (most recent call last):")
     assert answer.endswith("ZeroDivisionError: division by zero\n(exit status 1)")
 
 
-def test_endless_loop_is_ended_and_told(answers_of):
+def test_endless_loop_is_ended_and_reported(answers_of):
     assert answers_of("print('begun', flush=True)\nwhile True: pass") == [
         "begun\n(ended: out of processor time)"
     ]

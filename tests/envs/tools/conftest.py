@@ -1,4 +1,4 @@
-"""Modules and servers of a user's own, found by name."""
+"""A user's modules and servers, found by name."""
 
 import shutil
 import sys

@@ -1,5 +1,5 @@
-"""An MCP server over stdio that keeps notes, and dies, hangs, fails and talks nonsense when asked
-to.
+"""An MCP server over stdio that stores notes, and dies, hangs, fails or answers nonsense on
+request.
 """
 
 import os

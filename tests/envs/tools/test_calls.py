@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: what is one, what is none, and that nothing breaks the reader."""
+"""Tool calls in a model's text: valid calls, other texts, and arbitrary input."""
 
 import json
 import re

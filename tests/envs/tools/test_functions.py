@@ -81,14 +81,14 @@ def test_results_come_back_as_text(tools):
         ("weekday", {"day": "someday"}, "wrong arguments: day"),
     ],
 )
-def test_wrong_arguments_are_told_without_a_process(tools, name, arguments, sentence):
+def test_wrong_arguments_are_reported_without_a_process(tools, name, arguments, sentence):
     toolset = tools(name)
     with pytest.raises(ToolError, match=sentence):
         call(toolset, name, **arguments)
     assert toolset._workers is None
 
 
-def test_exception_and_death_are_told_and_the_next_call_works(tools):
+def test_exception_and_death_are_reported_and_the_next_call_works(tools):
     toolset = tools("fail", "die", "add")
     assert call(toolset, "add", first=1) == "1"
     with pytest.raises(ToolError, match="LookupError: no bread"):
@@ -98,7 +98,7 @@ def test_exception_and_death_are_told_and_the_next_call_works(tools):
     assert call(toolset, "add", first=1) == "1"
 
 
-def test_hang_is_cut_off_and_told(tools):
+def test_hang_is_cut_off_and_reported(tools):
     with pytest.raises(ToolError, match="it was stopped: no answer within 1 s"):
         call(tools("hang", deadline_s=1.0), "hang")
 

@@ -65,7 +65,7 @@ def test_a_server_that_went_away_is_an_error_and_one_that_came_back_is_used_agai
         assert with_tools(play, server) == "hello"
 
 
-def test_each_episode_that_calls_a_tool_has_a_session_of_its_own() -> None:
+def test_each_episode_that_calls_a_tool_has_its_own_session() -> None:
     async def play(tools: MCPTools) -> None:
         for _ in range(3):
             await tools.start_episode()

@@ -1,5 +1,5 @@
-"""Tools of a real MCP server process over its standard streams, also one that dies, hangs, talks
-nonsense and complains at length.
+"""Tools of a real MCP server process over its standard streams, also one that dies,
+hangs, answers nonsense or fills its standard error.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def test_tools_are_described_and_called_and_their_errors_told(notes_server):
 
 
 @pytest.mark.parametrize("way", ["die", "babble"])
-def test_server_that_dies_in_mid_call_is_told_and_starts_anew(notes_server, way):
+def test_server_that_dies_during_a_call_is_reported_and_restarts(notes_server, way):
     async def play(tools):
         return [
             await told(tools, "remember", note="a"),
@@ -149,7 +149,7 @@ def test_server_that_is_silent_is_waited_for_until_its_deadline():
     assert told.endswith("The end of its standard error:\nloading a large index")
 
 
-def test_server_that_dies_when_asked_for_its_tools_is_told_with_its_last_words(
+def test_server_that_dies_while_listing_tools_is_reported_with_its_standard_error(
     plain_server, tmp_path
 ):
     path = tmp_path / "short_lived.py"
@@ -174,7 +174,7 @@ def test_server_that_dies_when_asked_for_its_tools_is_told_with_its_last_words(
     assert told.endswith("LookupError: the list is gone")
 
 
-def test_server_that_writes_megabytes_to_its_standard_error_goes_on(plain_server):
+def test_server_with_megabytes_of_standard_error_continues(plain_server):
     async def play(tools):
         return [await told(tools, "flood") for _ in range(2)]
 
@@ -186,7 +186,7 @@ def test_ten_mebibytes_are_a_result(plain_server):
     assert len(text) == 10 << 20
 
 
-def test_of_megabytes_on_standard_error_the_end_is_told():
+def test_the_end_of_a_long_standard_error_is_reported():
     program = "import sys; sys.stderr.write('x' * 8_000_000); raise LookupError('in the end')"
     told = complaint([sys.executable, "-S", "-c", program])
     assert told.endswith("LookupError: in the end")
@@ -264,7 +264,7 @@ def test_notification_that_is_no_mcp_is_one_of_these_lines(plain_server, tmp_pat
     assert len(caplog.records) == 1 and caplog.records[0].exc_info is None
 
 
-def test_server_that_writes_something_else_and_dies_is_told_with_the_number_of_lines(tmp_path):
+def test_server_that_writes_other_lines_and_dies_is_reported_with_their_number(tmp_path):
     told = complaint(
         [sys.executable, "-S", "-c", "print('one'); print('two'); raise SystemExit('no licence')"]
     )

@@ -106,7 +106,7 @@ def test_announcement_joins_a_system_message_that_is_there():
     assert len(play(make(announce=False), options={"row": row})[0][0]["messages"]) == 2
 
 
-def test_row_that_cannot_be_graded_has_tools_and_no_verdict_where_somebody_else_decides():
+def test_ungradable_row_has_tools_and_no_verdict_if_the_reward_needs_none():
     row = {
         "data_source": "mine",
         "prompt": [{"role": "user", "content": "Is 2+2 a nice sum?"}],
@@ -151,14 +151,14 @@ def test_several_calls_of_a_turn_are_answered_in_order():
         (compute("1/0"), r"Error: NoExpression: division by zero\."),
     ],
 )
-def test_what_goes_wrong_is_told_and_the_episode_goes_on(text, answer):
+def test_errors_are_reported_and_the_episode_continues(text, answer):
     _, called, final = play(make(), text, "#### 0")
     assert re.match(answer, said(called)[0])
     assert (called[4]["tool_calls"], called[4]["tool_errors"]) == (1, 1)
     assert final[2]
 
 
-def test_tool_that_hangs_is_cut_off_and_the_episode_goes_on(tool_module):
+def test_tool_that_hangs_is_cut_off_and_the_episode_continues(tool_module):
     env = make(tools=[f"{tool_module}:hang", CALCULATOR], tool_deadline_s=1.0)
     _, called, final = play(env, write_call(ToolCall("hang", {})), "#### 0")
     assert said(called) == ["Error: it was stopped: no answer within 1 s."]
@@ -373,7 +373,7 @@ def test_argument_that_cannot_work_is_refused(arguments, sentence):
         make(**arguments)
 
 
-def test_tokenizer_that_is_not_there_is_told(tmp_path):
+def test_missing_tokenizer_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"give a tokenizer\.json, or its folder"):
         make(max_tokens=5, tokenizer=str(tmp_path))
 
