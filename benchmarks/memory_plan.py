@@ -179,7 +179,7 @@ def _work(case: Case, *, rank: int, folder: Path) -> None:
     from siirl.preflight.rank_memory import rank_memory
 
     config = configuration(case, folder / "model")
-    table = rank_memory(config, QUESTIONS, on_gpu=False)
+    table = rank_memory(config, QUESTIONS)
     assert table is not None
     planned = {
         "phases": {name: total(table.held) + total(parts) for name, parts in table.phases},

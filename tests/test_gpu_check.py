@@ -54,6 +54,11 @@ def test_every_check_that_ran_has_figures(rows: dict[str, dict]) -> None:
     assert all(row["figures"] for name, row in rows.items() if name not in SKIPPED)
 
 
+def test_updates_tell_the_memory_that_the_plan_has_for_them(rows: dict[str, dict]) -> None:
+    for name in ("vla_lora", "vla_full", "text_update"):
+        assert 0 < rows[name]["figures"]["planned_gb"] < 1
+
+
 def test_one_process_and_a_forced_group_have_the_same_gradient(rows: dict[str, dict]) -> None:
     assert rows["reduction"]["figures"]["factor_1"] == 1
     assert rows["reduction"]["figures"]["gradient_1"] < 1e-6

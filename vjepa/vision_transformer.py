@@ -66,7 +66,9 @@ class VideoTransformerConfig:
         return math.prod(self.grid)
 
 
-def rotary_table(*, grid: tuple[int, int, int], head_width: int) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    *, grid: tuple[int, int, int], head_width: int, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine [N, E] of each token: a third of the head's channels for time, rows and
     columns; the rest is not rotated.
 
@@ -75,10 +77,11 @@ def rotary_table(*, grid: tuple[int, int, int], head_width: int) -> tuple[Tensor
     """
     axis_width = 2 * (head_width // 3 // 2)
     frequencies = ROPE_BASE ** (
-        -torch.arange(axis_width // 2, dtype=torch.float32) / (axis_width / 2)
+        -torch.arange(axis_width // 2, dtype=torch.float32, device=device) / (axis_width / 2)
     )
     positions = torch.stack(
-        torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij"), dim=-1
+        torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij"),
+        dim=-1,
     ).reshape(-1, 3)
     angles = positions[:, :, None] * frequencies  # [N, 3, axis_width / 2]
     angles = torch.cat((angles, angles), dim=-1).flatten(1)
@@ -178,7 +181,9 @@ class VideoTransformer(nn.Module):
         cosine, sine = (
             table.to(x_BND)
             for table in rotary_table(
-                grid=grid, head_width=self.config.width // self.config.num_heads
+                grid=grid,
+                head_width=self.config.width // self.config.num_heads,
+                device=x_BND.device,
             )
         )
         if keep_BN is not None:

@@ -95,8 +95,8 @@ class FlowDistribution(ActionDistribution):
                 "chunk, and demonstrations have values of the chunk alone: fine-tune this policy "
                 "with the library that published it."
             )
-        noise_NT = torch.randn(values_NT.shape, generator=generator)
-        time_N1 = torch.rand((len(values_NT), 1), generator=generator)
+        noise_NT = torch.randn(values_NT.shape, generator=generator).to(values_NT.device)
+        time_N1 = torch.rand((len(values_NT), 1), generator=generator).to(values_NT.device)
         x_NT = time_N1 * values_NT + (1 - time_N1) * noise_NT
         v_NT = self.velocity(self.context, x_NT[:, None], time_N1)[:, 0]
         return (v_NT.float() - (values_NT - noise_NT)).square().mean()

@@ -127,13 +127,15 @@ def build_components(
     return WorkerComponents(context, rollouts.rollout, validator, rollouts.episode_log, manager)
 
 
-def build_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
-    """Build the components that evaluate the policy of a folder.
+def build_evaluation(
+    *, config: SiiRLArguments, run_folder: Path, ranks: Collectives, device: torch.device
+) -> Evaluation:
+    """Build the components that evaluate the policy of a folder on `device`.
 
     The job's reward is built only if the environment may leave rows ungraded.
     """
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
-    make = builder_of(config, pool.spec, ranks=ranks, device=torch.device("cpu"))
+    make = builder_of(config, pool.spec, ranks=ranks, device=device)
     rollouts = make.rollouts(
         make.evaluated(), pool=pool, ranks=ranks, folder=run_folder, trains=False
     )

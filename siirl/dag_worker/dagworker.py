@@ -37,7 +37,7 @@ from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
-from siirl.engine.training.rank_device import device_of_rank, set_deterministic
+from siirl.engine.training.rank_device import prepare_device
 from siirl.errors import (
     ConfigError,
     InvariantError,
@@ -404,8 +404,7 @@ class DAGWorker:
 
 def prepare_process(trainer: TrainingArguments) -> torch.device:
     """Set determinism and threads of a rank's process; returns its device."""
-    set_deterministic(trainer.deterministic)
-    device = device_of_rank()
+    device = prepare_device(deterministic=trainer.deterministic)
     torch.set_num_threads(sizes.threads_of_rank(trainer, cores=len(os.sched_getaffinity(0))))
     return device
 

@@ -67,7 +67,15 @@ class EmbodiedBuilder(RankBuilder):
 
     def initial(self, path: str | None) -> Policy:
         """See `RankBuilder`; large weights are read later (`siirl.models.weights.materialise`)."""
-        return self._policy(path, weights=False)
+        path = path or self.model.path
+        return build_policy(
+            self.model.policy,
+            path=None if path is None else str(find(path)),
+            spec=self.spec,
+            seed=self.config.trainer.seed,
+            options=self.model.options,
+            weights=False,
+        )
 
     def critic(self) -> Critic:
         """See `RankBuilder`."""
@@ -127,7 +135,10 @@ class EmbodiedBuilder(RankBuilder):
 
     def evaluated(self) -> Policy:
         """See `RankBuilder`."""
-        return self._policy(None, weights=True).eval()
+        policy = self.initial(None)
+        move_to(policy, self.device)
+        materialise(policy, self.device)
+        return policy.eval()
 
     def rollouts(
         self,
@@ -189,17 +200,6 @@ class EmbodiedBuilder(RankBuilder):
             recorder=rollouts.recorder,
             ranks=ranks,
             measure=rollouts.measure,
-        )
-
-    def _policy(self, path: str | None, *, weights: bool) -> Policy:
-        path = path or self.model.path
-        return build_policy(
-            self.model.policy,
-            path=None if path is None else str(find(path)),
-            spec=self.spec,
-            seed=self.config.trainer.seed,
-            options=self.model.options,
-            weights=weights,
         )
 
     def _rollout(

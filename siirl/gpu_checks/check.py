@@ -75,6 +75,11 @@ class Trial:
         """Type of the passes: bfloat16 on a GPU, float32 on a CPU."""
         return torch.bfloat16 if self.on_gpu else torch.float32
 
+    @property
+    def dtype_name(self) -> str:
+        """`dtype` as configurations name it."""
+        return str(self.dtype).removeprefix("torch.")
+
     def left_s(self) -> float:
         """Seconds until the process is killed."""
         return self.ends_at - time.monotonic()

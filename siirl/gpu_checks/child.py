@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 
 import torch
 
-from siirl.engine.training.rank_device import device_of_rank
+from siirl.engine.training.rank_device import prepare_device
 from siirl.gpu_checks.check import CheckFailed, CheckSkipped, Trial
 
 FAILED = 1
@@ -25,7 +25,8 @@ def main(folder: Path, checks: Sequence[str]) -> int:
     for word in checks:
         name, function, seconds = word.split("=")
         file = folder / f"{name}.json"
-        trial = Trial(device=device_of_rank(), ends_at=time.monotonic() + float(seconds), file=file)
+        device = prepare_device(deterministic=False)
+        trial = Trial(device=device, ends_at=time.monotonic() + float(seconds), file=file)
         torch.manual_seed(0)
         try:
             resolve_name(function)(trial)

@@ -66,19 +66,24 @@ def encoders_of(trial: Trial) -> tuple[str, ...]:
     return ENCODERS_7B if trial.on_gpu else tuple(SMALL_ENCODERS)
 
 
-def openvla(trial: Trial, *, recompute: bool = False) -> OpenVLAOFT:
-    """OpenVLA-OFT 7B in float32 on the device; small on a CPU."""
+def openvla_config(trial: Trial) -> dict[str, Any]:
+    """What the config.json of OpenVLA-OFT 7B says; small on a CPU."""
     openvla_vision.ENCODERS.update(SMALL_ENCODERS)  # of this process, which does one check
     text = LLAMA_7B if trial.on_gpu else {**SMALL, "vocab_size": 32064}
+    return {
+        "text_config": {**text, "pad_token_id": PAD},
+        "timm_model_ids": list(encoders_of(trial)),
+        "pad_token_id": PAD,
+    }
+
+
+def openvla(trial: Trial, *, recompute: bool = False) -> OpenVLAOFT:
+    """OpenVLA-OFT 7B in float32 on the device; small on a CPU."""
     ranges = Quantiles(np.zeros(NUMBERS), np.ones(NUMBERS), np.ones(NUMBERS, bool))
     of_actions = Quantiles(np.zeros(ACTIONS), np.ones(ACTIONS), np.ones(ACTIONS, bool))
     with torch.device(trial.device):
         parts = Parts(
-            config={
-                "text_config": {**text, "pad_token_id": PAD},
-                "timm_model_ids": list(encoders_of(trial)),
-                "pad_token_id": PAD,
-            },
+            config=openvla_config(trial),
             preprocessor={"means": [[0.5] * 3] * 2, "stds": [[0.5] * 3] * 2},
             tokenizer=Tokenizer(WordLevel({"?": 0}, unk_token="?")),
             question_length=QUESTION,
@@ -96,6 +101,11 @@ def openvla(trial: Trial, *, recompute: bool = False) -> OpenVLAOFT:
     return policy.eval().to(trial.device)
 
 
+def decoder_config(trial: Trial) -> dict[str, Any]:
+    """What the config.json of Qwen2.5-7B says; small on a CPU."""
+    return {"model_type": "qwen2", **(QWEN_7B if trial.on_gpu else {**SMALL, "vocab_size": 300})}
+
+
 def language_model(trial: Trial, *, lora: LoraArguments | None = None) -> LanguageModel:
     """Qwen2.5-7B on the device, small on a CPU; weights in the type of the passes to act, in
     float32 to train adapters.
@@ -105,9 +115,9 @@ def language_model(trial: Trial, *, lora: LoraArguments | None = None) -> Langua
     from siirl.models.adapters import add_adapters
 
     dtype = trial.dtype if lora is None else torch.float32
-    shape = QWEN_7B if trial.on_gpu else {**SMALL, "vocab_size": 300}
+    config = Qwen2Config.from_dict(decoder_config(trial))
     with torch.device(trial.device):
-        causal_lm = Qwen2ForCausalLM._from_config(Qwen2Config(**shape), dtype=dtype).eval()
+        causal_lm = Qwen2ForCausalLM._from_config(config, dtype=dtype).eval()
     if lora is not None:
         add_adapters(causal_lm, lora)
     model = LanguageModel(causal_lm.to(trial.device), lora=lora).eval()

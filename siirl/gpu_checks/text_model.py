@@ -11,11 +11,14 @@ from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import Trial
-from siirl.gpu_checks.shapes import language_model, texts
+from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
+from siirl.gpu_checks.shapes import decoder_config, language_model, texts
 from siirl.gpu_checks.updates import engine_of, timed_update
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.flops import ADAPTERS, decoder_flops
-from siirl.params.model_args import LoraArguments
+from siirl.params.data_args import DataArguments
+from siirl.params.model_args import LoraArguments, ModelArguments
+from siirl.preflight.model_shapes import decoder_shape
 
 TINY_LM = "assets/tiny_lm"  # for the tokens that end a turn
 
@@ -49,8 +52,8 @@ def generation(trial: Trial) -> None:
 
 def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> float:
     """Seconds of the second of two updates of adapters."""
-    rank = 32 if trial.on_gpu else 2
-    model = language_model(trial, lora=LoraArguments(rank=rank))
+    lora = LoraArguments(rank=32 if trial.on_gpu else 2)
+    model = language_model(trial, lora=lora)
     engine = engine_of(
         model, text_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=1
     )
@@ -64,15 +67,17 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
     flops = ADAPTERS * decoder_flops(
         model.config, tokens=rows * length, pairs=rows * length**2, head_tokens=rows * answer
     )
-    trial.note(
-        tokens_per_s=rows * length / seconds,
-        tflops=flops / seconds / 1e12,
-        peak_bytes=trial.peak_bytes(),
-    )
+    trial.note(tokens_per_s=rows * length / seconds, tflops=flops / seconds / 1e12)
     peak = peak_of(trial.device, trial.dtype)
     if peak is not None:
         trial.note(mfu=flops / seconds / peak)
     trial.require(metrics["actor/updates"] == 1, f"the update was skipped: {metrics}")
+    planned = planned_bytes(
+        decoder_shape(decoder_config(trial)),
+        ModelArguments(dtype=trial.dtype_name, gradient_checkpointing=True, lora=lora),
+        data=DataArguments(max_prompt_length=prompt, max_response_length=answer),
+    )
+    compare_with_peak(trial, planned)
     return seconds
 
 

@@ -6,23 +6,24 @@ from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import CheckSkipped, Trial
+from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
 from siirl.gpu_checks.shapes import (
     QUESTION,
     observations,
     openvla,
+    openvla_config,
     trajectories,
 )
 from siirl.gpu_checks.updates import act_all, engine_of, requests_of, timed_update
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
 from siirl.models.openvla_oft import OpenVLAOFT
 from siirl.models.openvla_policy import openvla_flops
-from siirl.params.model_args import LoraArguments
+from siirl.params.model_args import LoraArguments, ModelArguments
+from siirl.preflight.model_shapes import openvla_shape
 
 PICTURE = (1, 224, 224, 3)
 BATCHES = (1, 4, 16, 64)
 RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
-# float32 weight, gradient and two moments; a frozen weight only itself
-TRAINED_BYTES, FROZEN_BYTES = 16, 4
 
 
 def acting(trial: Trial) -> None:
@@ -54,22 +55,22 @@ def acting(trial: Trial) -> None:
 
 def lora_update(trial: Trial) -> None:
     """An update of adapters, on one GPU."""
+    lora = LoraArguments(rank=RANK if trial.on_gpu else 2)
     policy = openvla(trial, recompute=True)
-    policy.adapt(LoraArguments(rank=RANK if trial.on_gpu else 2), seed=0)
-    _update(trial, policy, passes=ADAPTERS)
+    policy.adapt(lora, seed=0)
+    _update(trial, policy, passes=ADAPTERS, planned=_planned(trial, lora))
 
 
 def full_update(trial: Trial) -> None:
-    """An update of all weights, where weights, gradients and moments fit."""
+    """An update of all weights, where the plan says that it fits."""
+    planned = _planned(trial, LoraArguments())
     if trial.on_gpu:
-        needed = 7.6e9 * TRAINED_BYTES
         free, _ = torch.cuda.mem_get_info(trial.device)
-        if needed > free:
+        if planned > free:
             raise CheckSkipped(
-                f"weights, gradients and moments take {needed / 1e9:.0f} GB, and "
-                f"{free / 1e9:.0f} GB are free"
+                f"the plan has {planned / 1e9:.0f} GB for it, and {free / 1e9:.0f} GB are free"
             )
-    _update(trial, openvla(trial, recompute=True), passes=TRAINED_WEIGHTS)
+    _update(trial, openvla(trial, recompute=True), passes=TRAINED_WEIGHTS, planned=planned)
 
 
 @torch.inference_mode()
@@ -78,25 +79,31 @@ def _forward(policy: OpenVLAOFT, inputs: dict[str, torch.Tensor]) -> torch.Tenso
     return policy(**{**inputs, "proprioception": state}).logits
 
 
-def _update(trial: Trial, policy: OpenVLAOFT, *, passes: int) -> None:
-    rows, chunks = (2, 8) if trial.on_gpu else (2, 1)
+def _chunks(trial: Trial) -> int:
+    """Of a trajectory, which is a micro-batch."""
+    return 8 if trial.on_gpu else 1
+
+
+def _planned(trial: Trial, lora: LoraArguments) -> float:
+    options = {"question_length": QUESTION, "recompute": True}
+    return planned_bytes(
+        openvla_shape(openvla_config(trial), images=1),
+        ModelArguments(policy="openvla_oft", dtype=trial.dtype_name, options=options, lora=lora),
+        episode_steps=_chunks(trial) * OpenVLAOFT.chunk_length,
+    )
+
+
+def _update(trial: Trial, policy: OpenVLAOFT, *, passes: int, planned: float) -> None:
+    rows, chunks = 2, _chunks(trial)
     engine = engine_of(
         policy, embodied_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=1
     )
     batch = trajectories(policy, rows=rows, chunks=chunks, shape=PICTURE)
     metrics, seconds = timed_update(trial, engine, batch)
-    forward = openvla_flops(policy, question=QUESTION)
-    flops = passes * rows * chunks * forward
-    trained = sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
-    frozen = sum(weight.numel() for weight in policy.parameters()) - trained
-    trial.note(
-        chunks_per_s=rows * chunks / seconds,
-        tflops=flops / seconds / 1e12,
-        states_gb=(trained * TRAINED_BYTES + frozen * FROZEN_BYTES) / 1e9,
-    )
-    peak_bytes, peak = trial.peak_bytes(), peak_of(trial.device, trial.dtype)
-    if peak_bytes is not None:
-        trial.note(peak_gb=peak_bytes / 1e9)
+    flops = passes * rows * chunks * openvla_flops(policy, question=QUESTION)
+    trial.note(chunks_per_s=rows * chunks / seconds, tflops=flops / seconds / 1e12)
+    peak = peak_of(trial.device, trial.dtype)
     if peak is not None:
         trial.note(mfu=flops / seconds / peak)
     trial.require(metrics["actor/updates"] == 1, f"the update was skipped: {metrics}")
+    compare_with_peak(trial, planned)

@@ -23,6 +23,7 @@ from siirl.dag_worker.assembly import build_evaluation
 from siirl.dag_worker.components import Evaluation
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.rank_device import prepare_device
 from siirl.errors import ConfigError
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.jobs.cluster_session import session
@@ -301,7 +302,10 @@ def started(config: SiiRLArguments, folder: Path) -> Iterator[Evaluation]:
         stack.enter_context(session(config.cluster))
         stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config.trainer), folder=traces))
         with OCCUPATION.doing("starts simulators and loads the policy"):
-            evaluation = build_evaluation(config=config, run_folder=folder, ranks=OneProcess())
+            device = prepare_device(deterministic=config.trainer.deterministic)
+            evaluation = build_evaluation(
+                config=config, run_folder=folder, ranks=OneProcess(), device=device
+            )
             stack.callback(evaluation.close)
             evaluation.rollout.start()
         with OCCUPATION.doing("evaluates"):

@@ -41,6 +41,7 @@ from siirl.engine.rollout.rollout import check_failures, requests_for_prompts
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout
 from siirl.engine.rollout.workflow import ENCODER_STREAM, Trajectory
 from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.rank_device import prepare_device
 from siirl.errors import ConfigError
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.jobs.cluster_session import session
@@ -164,7 +165,8 @@ def _started(config: SiiRLArguments, folder: Path) -> Iterator["RewardCheck"]:
         stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config.trainer), folder=traces))
         with OCCUPATION.doing("starts simulators and loads the policy"):
             pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
-            make = builder_of(config, pool.spec, ranks=ranks, device=torch.device("cpu"))
+            device = prepare_device(deterministic=config.trainer.deterministic)
+            make = builder_of(config, pool.spec, ranks=ranks, device=device)
             assert isinstance(make, EmbodiedBuilder)
             rollouts = make.rollouts(make.evaluated(), pool=pool, ranks=ranks, folder=folder)
             rollout, reward = rollouts.rollout, make.reward()

@@ -5,10 +5,7 @@ An environment whose observations are chat messages is text; all others are robo
 
 from collections.abc import Collection
 
-import gymnasium
-
 from envs.base import EnvSpec
-from envs.text import MESSAGES
 
 ACTION_ENGINE = "embodied"
 VLLM = "vllm"
@@ -20,6 +17,8 @@ REWARD_MODEL = "model"  # siirl.engine.reward_manager.reward_model
 
 def observation_parts(spec: EnvSpec) -> Collection[str]:
     """Names of the parts of an observation."""
+    import gymnasium  # a machine without it checks its GPUs too
+
     return (
         spec.observation_space.spaces
         if isinstance(spec.observation_space, gymnasium.spaces.Dict)
@@ -29,4 +28,6 @@ def observation_parts(spec: EnvSpec) -> Collection[str]:
 
 def is_text(spec: EnvSpec) -> bool:
     """Whether observations are chat messages."""
+    from envs.text import MESSAGES  # imports gymnasium
+
     return MESSAGES in observation_parts(spec)

@@ -33,8 +33,6 @@ from siirl.preflight.model_shapes import (
 )
 
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
-# AdamW's update of many tensors at once makes one temporary of their size
-OPTIMISER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,7 @@ class RankMemory:
 
 
 def rank_memory(
-    config: SiiRLArguments,
-    spec: EnvSpec,
-    *,
-    shape: ModelShape | None = None,
-    on_gpu: bool = True,
+    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None = None
 ) -> RankMemory | None:
     """The table of a rank; None for a model whose shape is unknown.
 
@@ -66,7 +60,6 @@ def rank_memory(
         config: Of the job.
         spec: Of the environment.
         shape: Of the model; None: as in the folder of `actor_rollout_ref.model.path`.
-        on_gpu: Whether AdamW moves many weights at once; on a CPU it moves one after the other.
     """
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     if shape is None or bool(shape.images) == is_text(spec):
@@ -76,7 +69,7 @@ def rank_memory(
         policy=config.actor_rollout_ref,
         shape=shape,
         data=config.data,
-        spec=spec,
+        episode_steps=None if is_text(spec) else spec.max_episode_steps,
         ranks=ranks,
         episodes=ceil(
             sizes.slots(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)) / ranks
@@ -84,7 +77,7 @@ def rank_memory(
         in_group=ranks > 1 or config.trainer.force_process_group,
         needs_reference=sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm),
     )
-    return policy.table(encoder=encoder_bytes(config.reward), on_gpu=on_gpu)
+    return policy.table(encoder=encoder_bytes(config.reward))
 
 
 def model_shape(model: ModelArguments) -> ModelShape | None:
@@ -99,7 +92,8 @@ class PolicyMemory:
     policy: ActorRolloutRefArguments
     shape: ModelShape
     data: DataArguments
-    spec: EnvSpec
+    episode_steps: int | None
+    """Longest episode of a robot; None for text."""
     ranks: int
     episodes: int
     """Of a rank at the same time."""
@@ -108,8 +102,8 @@ class PolicyMemory:
     needs_reference: bool
     """Whether a KL to a reference has a weight."""
 
-    def table(self, *, encoder: float, on_gpu: bool) -> RankMemory:
-        """All parts, with an encoder of `encoder` bytes; see `rank_memory` for `on_gpu`."""
+    def table(self, *, encoder: float = 0.0) -> RankMemory:
+        """All parts, with an encoder of `encoder` bytes."""
         actor, shape = self.policy.actor, self.shape
         trained = self.adapters or shape.parameters
         sharing = actor.fsdp_size or self.ranks
@@ -136,7 +130,6 @@ class PolicyMemory:
         )
         step = (
             ("gradients", WEIGHT_BYTES * sharded),
-            ("temporary", OPTIMISER_BYTES * sharded if on_gpu else 0.0),
             *(moments if offloads else ()),
         )
         return RankMemory(
@@ -153,6 +146,11 @@ class PolicyMemory:
         """Types of the passes."""
         compute = compute_bytes(self.policy.model)
         return Computing(compute=compute, residual=compute if self.in_group else 4)
+
+    @property
+    def text(self) -> bool:
+        """Whether the policy is a language model."""
+        return self.episode_steps is None
 
     @property
     def adapters(self) -> int:
@@ -177,7 +175,7 @@ class PolicyMemory:
         """
         if self.in_group or not self.computing.casts:
             return 0.0
-        shape, text = self.shape, is_text(self.spec)
+        shape, text = self.shape, self.text
         blocks = shape.parameters - shape.other_parameters
         kept = shape.largest_block if recomputes(self.policy.model, text=text) else blocks
         # the head of a robot policy has few words
@@ -205,7 +203,7 @@ class PolicyMemory:
     def activations(self) -> float:
         """Activations of a micro-batch: of every block, or the inputs of all and of one block."""
         computing = self.computing
-        again = recomputes(self.policy.model, text=is_text(self.spec))
+        again = recomputes(self.policy.model, text=self.text)
         places, observations = self.places()
         counts = (*(observations * number for number in self.shape.images), places)
         kept = 0.0
@@ -224,12 +222,12 @@ class PolicyMemory:
     def places(self) -> tuple[int, int]:
         """Places of the decoder, and observations, of a micro-batch of the longest rows."""
         actor, data = self.policy.actor, self.data
-        if is_text(self.spec):
+        if self.episode_steps is None:
             row = data.max_prompt_length + data.max_response_length
             return actor.micro_batch_tokens or actor.micro_batch_size * row, 0
         model = self.policy.model
         actions = sizes.actions_of_a_pass(model)
-        whole = actor.micro_batch_size * ceil(self.spec.max_episode_steps / actions)
+        whole = actor.micro_batch_size * ceil(self.episode_steps / actions)
         observations = actor.micro_batch_chunks or whole
         question = model.options.get("question_length", QUESTION_LENGTH)
         places = openvla_places(images=_images(model), question=question, actions=actions)

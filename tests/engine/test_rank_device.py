@@ -6,15 +6,22 @@ import pytest
 import torch
 
 from siirl.engine.training import collectives
-from siirl.engine.training.rank_device import CUBLAS_WORKSPACE, device_of_rank, set_deterministic
+from siirl.engine.training.rank_device import (
+    CUBLAS_WORKSPACE,
+    device_of_rank,
+    prepare_device,
+    set_deterministic,
+)
 from siirl.errors import InvariantError
 from siirl.params import TrainingArguments
 
 
 @pytest.fixture(autouse=True)
 def _as_before():
+    rounded = torch.backends.cudnn.allow_tf32
     yield
     torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.allow_tf32 = rounded
 
 
 def test_a_deterministic_rank_has_a_fixed_cublas_workspace(monkeypatch):
@@ -44,6 +51,12 @@ def test_a_run_that_need_not_repeat_leaves_the_environment_alone(monkeypatch):
 def test_a_device_has_a_number_on_a_gpu():
     device = device_of_rank()
     assert device.type == "cpu" or device.index == 0
+
+
+def test_float32_convolutions_of_a_gpu_keep_all_bits_of_their_factors_as_products_do():
+    assert prepare_device(deterministic=False) == device_of_rank()
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_collective_calls_wait_longer_than_the_longest_watchdog():

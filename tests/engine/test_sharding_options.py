@@ -9,7 +9,7 @@ from tiny_training import largest_difference, make_actor, make_engine, trajector
 from torch.distributed.tensor import DTensor
 
 from siirl.engine.training.collectives import OneProcess
-from siirl.engine.training.offload import Offloaded
+from siirl.engine.training.offload import Offloaded, powers_of_two
 from siirl.engine.training.sharding import Sharding
 from siirl.errors import ConfigError
 
@@ -89,6 +89,22 @@ def test_views_of_a_storage_come_back_together():
     with idle.resident(), idle.resident():
         assert part.tolist() == [2.0, 3.0]
     assert whole.untyped_storage().nbytes() == 0
+
+
+def test_a_matrix_of_qwen_7b_takes_no_more_host_memory_than_it_has():
+    """18,944 x 3,584 entries of float32 are 259 MiB, which PyTorch alone would round to 512."""
+    mib = 1 << 20
+    assert powers_of_two(18_944 * 3_584 * 4) == [256 * mib, 2 * mib, mib]
+    assert powers_of_two(3 * mib + 5) == [2 * mib, mib, 5]
+    assert powers_of_two(7) == [7]
+
+
+def test_what_is_away_in_parts_comes_back_whole():
+    numbers = torch.arange(400_000.0)  # 1.5 MiB: 1 MiB and a rest
+    idle = Offloaded(lambda: [numbers])
+    idle.leave()
+    with idle.resident():
+        assert torch.equal(numbers, torch.arange(400_000.0))
 
 
 def layout(ranks):

@@ -1,5 +1,8 @@
 """vLLM reserves room for the texts of the run, not for the longest that the model could hold."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from pydantic import BaseModel
@@ -69,6 +72,18 @@ def test_a_gpu_reads_long_prompts_in_parts():
     asked = settings(on_cpu=False, longest_text=6144)
     assert asked["max_model_len"] == 6144
     assert not {"max_num_batched_tokens", "enable_chunked_prefill"} & asked.keys()
+
+
+def test_vllm_starts_on_a_gpu_of_which_training_holds_half():
+    request_memory = pytest.importorskip("vllm.v1.worker.utils").request_memory
+    gib = 1 << 30
+    gpu = SimpleNamespace(device_="cuda:0", total_memory=80 * gib, free_memory=40 * gib)
+    asked = settings(on_cpu=False)
+    cache = SimpleNamespace(gpu_memory_utilization=asked["gpu_memory_utilization"])
+    assert request_memory(gpu, cache) == math.ceil(0.8 * gib)
+    cache.gpu_memory_utilization = 0.92  # vLLM's own
+    with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
+        request_memory(gpu, cache)
 
 
 def test_without_the_texts_of_a_run_vllm_takes_what_fits():

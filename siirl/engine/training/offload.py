@@ -5,11 +5,13 @@ The tensors stay the same objects: their storage is freed and allocated again, s
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from siirl.models.stored_tensors import local_part
+
+LEAST_BYTES = 1 << 20  # of host memory that is allocated apart: less is not worth a copy
 
 
 class Resident:
@@ -35,7 +37,7 @@ class Offloaded(Resident):
 
     def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
         self._tensors = tensors
-        self._away: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._away: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         self._depth = 0
 
     @contextlib.contextmanager
@@ -59,17 +61,39 @@ class Offloaded(Resident):
             if tensor.ndim
         }
         for part in storages.values():
-            device = torch.empty(0, dtype=torch.uint8, device=part.device)
-            bytes_ = device.set_(part.untyped_storage())
-            host = torch.empty(
-                len(bytes_), dtype=torch.uint8, pin_memory=part.device.type == "cuda"
-            )
-            host.copy_(bytes_)
+            empty = torch.empty(0, dtype=torch.uint8, device=part.device)
+            bytes_ = empty.set_(part.untyped_storage())
+            host = [
+                torch.empty(size, dtype=torch.uint8, pin_memory=part.device.type == "cuda")
+                for size in powers_of_two(len(bytes_))
+            ]
+            _copy(bytes_, host, to_host=True)
             self._away.append((bytes_, host))
             bytes_.untyped_storage().resize_(0)
 
     def _come_back(self) -> None:
         while self._away:
             bytes_, host = self._away.pop()
-            bytes_.untyped_storage().resize_(len(host))
-            bytes_.copy_(host)
+            bytes_.untyped_storage().resize_(len(bytes_))
+            _copy(bytes_, host, to_host=False)
+
+
+def powers_of_two(length: int) -> list[int]:
+    """Sizes that add up to `length`: powers of two, and a rest below `LEAST_BYTES`.
+
+    PyTorch rounds pinned memory up to a power of two: a matrix of Qwen2.5-7B (259 MiB) would take
+    512 MiB.
+    """
+    sizes = []
+    while length >= LEAST_BYTES:
+        sizes.append(1 << (length.bit_length() - 1))
+        length -= sizes[-1]
+    return [*sizes, length] if length else sizes
+
+
+def _copy(bytes_: torch.Tensor, host: Sequence[torch.Tensor], *, to_host: bool) -> None:
+    for part, there in zip(bytes_.split([len(each) for each in host]), host, strict=True):
+        if to_host:
+            there.copy_(part)
+        else:
+            part.copy_(there)

@@ -27,7 +27,11 @@ def decayed_names(module: nn.Module) -> set[str]:
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.optim.AdamW:
-    """AdamW over the weights of `module` that require gradients."""
+    """AdamW over the weights of `module` that require gradients.
+
+    On a GPU one kernel moves all weights: PyTorch's other way there makes a temporary of their
+    size.
+    """
     decayed = decayed_names(module)
     trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
     groups = [
@@ -44,6 +48,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.op
         [group for group in groups if group["params"]],
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
+        fused=all(weight.is_cuda for _, weight in trained) or None,
     )
 
 

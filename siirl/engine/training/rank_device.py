@@ -21,6 +21,20 @@ def device_of_rank() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def prepare_device(*, deterministic: bool) -> torch.device:
+    """The device of this process, prepared; call it before the first CUDA computation.
+
+    cuDNN would round the factors of float32 convolutions to 10 bits (TF32), which matrix products
+    do not: float32 means the same on both devices.
+
+    Raises:
+        InvariantError: See `set_deterministic`.
+    """
+    set_deterministic(deterministic)
+    torch.backends.cudnn.allow_tf32 = False
+    return device_of_rank()
+
+
 def set_deterministic(wanted: bool) -> None:
     """Make PyTorch's kernels deterministic, or not; call it before the first CUDA computation.
 

@@ -145,11 +145,15 @@ def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | N
     moments: dict[str, torch.Tensor] = {}
     if has_moments:
         trained = dict(trained_parameters(module))
+        fused = optimizer.defaults["fused"]  # its kernel reads the counts
         for kind in MOMENTS:
             names = {f"{kind}/{name}": weight for name, weight in trained.items()}
             source.require(f"{kind}/", {name: weight.shape for name, weight in names.items()})
             moments |= {name: torch.zeros_like(weight) for name, weight in names.items()}
-        counts = {f"step/{name}": torch.zeros(()) for name in trained}
+        counts = {
+            f"step/{name}": torch.zeros((), device=weight.device if fused else None)
+            for name, weight in trained.items()
+        }
         source.require("step/", {name: count.shape for name, count in counts.items()})
         moments |= counts
     source.read_into(weights | moments)

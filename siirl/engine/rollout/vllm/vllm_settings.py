@@ -35,6 +35,10 @@ Measured: 5e-7 in float32 and 6e-3 in bfloat16.
 """
 GIB = 1 << 30
 BATCHED_TOKENS = 2048  # of a pass, vLLM's default for a CPU; more if one text may be longer
+# Share of a GPU that must be free when vLLM starts, 92 % by default. Training holds its weights there
+# by then; the memory of vLLM itself is stated (kv_cache_gib), and planned with
+# (siirl.preflight.rank_memory).
+LEAST_FREE_SHARE = 0.01
 # vLLM's code for: the model's length, or the length that fits into the key-value memory
 WHAT_FITS = -1
 
@@ -85,12 +89,14 @@ def engine_settings(
         sleeps: Whether it frees its memory between rollouts; not on a CPU.
     """
     length = text_length(model_length=model_length, longest_text=longest_text)
-    passes: dict[str, Any] = {"enforce_eager": on_cpu}
+    device: dict[str, Any] = {"enforce_eager": on_cpu}
     if on_cpu:
-        passes |= {
+        device |= {
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(BATCHED_TOKENS, length, max_running),
         }
+    else:
+        device["gpu_memory_utilization"] = LEAST_FREE_SHARE
     return {
         "dtype": str(dtype).removeprefix("torch."),
         # logits as in training (siirl.algos.products)
@@ -98,7 +104,7 @@ def engine_settings(
         "max_model_len": WHAT_FITS if longest_text is None else length,
         "max_num_seqs": max_running,
         "kv_cache_memory_bytes": int(kv_cache_gib * GIB),
-        **passes,
+        **device,
         "tensor_parallel_size": num_gpus,
         "logprobs_mode": "raw_logprobs",
         "generation_config": "vllm",  # the folder's would change the sampling of every request

@@ -1,0 +1,53 @@
+"""Memory of an update as the plan computes it (`siirl.preflight.rank_memory`), and as it was."""
+
+from siirl.gpu_checks.check import Trial
+from siirl.params.data_args import DataArguments
+from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, ModelArguments
+from siirl.preflight.model_shapes import ModelShape
+from siirl.preflight.rank_memory import PolicyMemory
+
+LARGEST_ERROR = 0.15  # of what was measured
+
+
+def planned_bytes(
+    shape: ModelShape | None,
+    model: ModelArguments,
+    *,
+    data: DataArguments | None = None,
+    episode_steps: int | None = None,
+) -> float:
+    """Bytes of an update on one rank, by the plan's table.
+
+    Args:
+        shape: Of the model.
+        model: Its adapters, recomputation and types.
+        data: Lengths of text.
+        episode_steps: Of a robot's trajectory, which is a micro-batch; None for text.
+    """
+    assert shape is not None, "the shapes of the checks are known"
+    memory = PolicyMemory(
+        policy=ActorRolloutRefArguments(model=model, actor=ActorArguments(micro_batch_size=1)),
+        shape=shape,
+        data=data or DataArguments(),
+        episode_steps=episode_steps,
+        ranks=1,
+        episodes=0,
+        in_group=False,
+        needs_reference=False,
+    )
+    return memory.table().peak[1]
+
+
+def compare_with_peak(trial: Trial, planned: float) -> None:
+    """Note both, and fail if the plan is further than `LARGEST_ERROR` from the peak."""
+    trial.note(planned_gb=planned / 1e9)
+    peak = trial.peak_bytes()
+    if peak is None:
+        return
+    error = planned / peak - 1
+    trial.note(peak_gb=peak / 1e9, plan_error_percent=100 * error)
+    trial.require(
+        abs(error) <= LARGEST_ERROR,
+        f"the plan has {planned / 1e9:.1f} GB for this update, which took {peak / 1e9:.1f} GB "
+        f"({error:+.0%}; at most {LARGEST_ERROR:.0%} are right)",
+    )
