@@ -91,12 +91,13 @@ def estimated_minutes(
     """Minutes of training and of `val_episodes` evaluation episodes on `cores` CPU cores of
     `speed` (`measured_speed`).
 
-    None without a comparable measurement.
+    None without a comparable measurement: answers to prompts of files may be of any length.
     """
     trainer, cost = config.trainer, COSTS.get(config.env.name)
     if trainer.total_steps is None:
         return trainer.max_minutes
-    if cost is None or policy_parameters(config.actor_rollout_ref.model) > MEASURED_PARAMETERS:
+    large = policy_parameters(config.actor_rollout_ref.model) > MEASURED_PARAMETERS
+    if cost is None or large or config.data.train_files:
         return None
     episode = (
         cost.limit_share

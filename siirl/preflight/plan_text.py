@@ -207,8 +207,8 @@ def _render_memory(plan: Plan) -> str:
 def _render_time(plan: Plan) -> str:
     if plan.needs.minutes is None:
         return (
-            "measured over the first step, and printed after it: no benchmark has "
-            f"env={plan.env} with a model of this size"
+            "measured over the first step, and printed after it: no benchmark has this model, "
+            f"env={plan.env} and these prompts"
         )
     measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.2g}x, measured now)"
     return (

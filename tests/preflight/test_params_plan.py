@@ -302,6 +302,16 @@ def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones
     assert "measured over the first step" in one_line(render(plan))
 
 
+def test_time_of_answers_to_prompts_of_files_is_not_made_up() -> None:
+    """They may be twenty times as long as those to the generated sums that were measured."""
+    sums, files = (
+        plan_of(["env=math", "pipeline=grpo", *words], spec=dataclasses.replace(SPEC, name="math"))
+        for words in ([], ["data.train_files=[train.jsonl]"])
+    )
+    assert sums.needs.minutes is not None
+    assert files.needs.minutes is None
+
+
 def test_the_plan_fits_80_columns_with_a_hanging_indent() -> None:
     lines = render(plan_of()).splitlines()
     assert max(map(len, lines)) <= 80
