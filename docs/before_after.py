@@ -1,11 +1,15 @@
-"""Moving picture of episodes before and after training: docs/pictures/before_after.webp.
+r"""Moving picture of episodes before and after training: docs/pictures/before_after.webp.
 
-    siirl train env=metaworld trainer.record_val_episodes=24
-    siirl replay RUN val-000000-sampled-000001 --size 256 --every 3 --output before_1.mp4
-    siirl replay RUN val-000020-sampled-000001 --size 256 --every 3 --output after_1.mp4
-    python -m docs.before_after before_1.mp4 before_2.mp4 before_3.mp4 after_1.mp4 after_2.mp4 after_3.mp4
+    siirl evaluate checkpoint=assets/tiny_vla env=metaworld actions=sampled \
+        trainer.val_episodes=8 trainer.record_val_episodes=24
+    siirl evaluate checkpoint=RUN env=metaworld actions=sampled \
+        trainer.val_episodes=8 trainer.record_val_episodes=24
+    siirl replay FIRST val-000000-sampled-000013 --size 256 --every 3 --output before_1.mp4
+    siirl replay SECOND val-000000-sampled-000013 --size 256 --every 3 --output after_1.mp4
+    python -m docs.before_after before_{1,2,3}.mp4 after_{1,2,3}.mp4
 
-The first half of the videos is the upper row. An episode that has ended shows its last frame.
+RUN is a run of the demo job, FIRST and SECOND are the folders that the evaluations print. The first
+half of the videos is the upper row. An episode that has ended shows its last frame.
 """
 
 import sys

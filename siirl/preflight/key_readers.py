@@ -30,6 +30,7 @@ SPREADS = (
 )  # embodied_srpo sets algorithm.min_group_spread for its estimator, dapo's filter reads it
 WITHOUT_TAGS = {"console", "jsonl"}  # loggers that show no tags
 WITHOUT_PROJECTS = {*WITHOUT_TAGS, "tensorboard"}  # and those that sort runs by nothing
+ASKING = ("math", "tools", "sandbox", "reasoning_gym")  # environments with questions as tasks
 NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
@@ -251,6 +252,15 @@ ROWS: tuple[Row, ...] = (
             _not(_is("env.perturb", None)),
             "with env.perturb, and it is null: name factors such as env.perturb=[camera], or leave "
             "it out.",
+        ),
+    ),
+    (
+        "env",
+        ("tasks",),
+        Reader(
+            lambda config: not config.data.train_files or config.env.name not in ASKING,
+            "by environments that generate or choose questions, and here data.train_files has "
+            "them: leave one of the two out.",
         ),
     ),
     ("data", ("val_files", "heldout_share", "num_loader_workers"), FILES),

@@ -194,6 +194,10 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "algorithm.overlong.penalty=0.5 is read by text jobs only, and env=metaworld is not",
         ),
         (
+            "env=math pipeline=grpo env.tasks=[sums-3] data.train_files=[train.jsonl]",
+            "env.tasks=[sums-3] is read by environments that generate or choose questions, and",
+        ),
+        (
             "trainer.project_name=mine",
             "trainer.project_name=mine is read by dashboards with projects, and trainer.logger",
         ),
