@@ -39,12 +39,18 @@ def training_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
     """Ranks that train; `siirl.preflight.group_placement` has filled in the numbers of
     `dag.groups`.
     """
-    return dag.groups["train"] or 1 if separate(dag) else ranks(trainer)
+    return _ranks_of_group(dag, "train") if separate(dag) else ranks(trainer)
 
 
 def rollout_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
     """Ranks that roll out; see `training_ranks`."""
-    return dag.groups["rollout"] or 1 if separate(dag) else ranks(trainer)
+    return _ranks_of_group(dag, "rollout") if separate(dag) else ranks(trainer)
+
+
+def _ranks_of_group(dag: DagArguments, name: str) -> int:
+    """One while the number is open, or wrong (`siirl.preflight.group_checks` refuses it)."""
+    number = dag.groups.get(name)
+    return number if isinstance(number, int) and number > 0 else 1
 
 
 def streams(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArguments) -> bool:
