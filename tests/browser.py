@@ -1,6 +1,6 @@
 """A headless Chromium whose keyboard a test presses.
 
-`Browser` speaks the DevTools protocol over two pipes (`--remote-debugging-pipe`: messages of JSON
+`Browser` uses the DevTools protocol over two pipes (`--remote-debugging-pipe`: messages of JSON
 that end with a zero byte), so it needs no port and no driver.
 """
 
@@ -26,7 +26,7 @@ KEY_CODES = {"Tab": 9, "ArrowRight": 39, "ArrowDown": 40}
 
 
 def browser_command(home: Path) -> list[str]:
-    """The browser without a window and without requests of its own."""
+    """The command of a browser without a window that starts no requests itself."""
     assert BROWSER is not None
     headless = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
     quiet = (

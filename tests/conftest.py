@@ -17,7 +17,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# A busy machine is no fault of a property; limits of tests are for hangs.
+# A busy machine must not fail a property; limits of tests are for hangs.
 hypothesis.settings.register_profile("siirl", deadline=None)
 hypothesis.settings.load_profile("siirl")
 

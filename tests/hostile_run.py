@@ -99,6 +99,6 @@ def filmed_twice(texts: tuple[str, ...]) -> list[dict]:
 
 
 def write_lines(file: Path, rows: list[dict]) -> None:
-    """One JSON object a line."""
+    """One JSON object per line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -64,7 +64,7 @@ class Case:
 
 
 def outcome(name: str, loop: Callable[[Numbers], list[float]], **options: Any) -> Case:
-    """A case whose loop gives one number a sample."""
+    """A case whose loop gives one number per sample."""
     return Case(name, lambda n: at_kept_tokens(loop(n), n.masks), options)
 
 

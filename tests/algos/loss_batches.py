@@ -24,8 +24,7 @@ class LossBatch(Ragged):
 
 
 def loss_batch(seed: int, **options: Any) -> LossBatch:
-    """A batch with everything that makes formulas wrong (see `ragged`); a third of its tokens is
-    selected.
+    """A batch with every edge case of the formulas (see `ragged`); a third of its tokens is chosen.
 
     The advantages of row 4, of a group with equal rewards, are 0: neither good nor bad.
     """

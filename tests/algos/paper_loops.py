@@ -142,7 +142,7 @@ def whitening_loop(rows, masks, *, how="unbiased", epsilon=1e-8):
 
 
 def at_kept_tokens(numbers, masks):
-    """One number a sample, at each of its kept tokens."""
+    """One number per sample, at each of its kept tokens."""
     return [
         [number if keep else 0.0 for keep in mask]
         for number, mask in zip(numbers, masks, strict=True)

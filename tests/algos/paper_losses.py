@@ -142,7 +142,7 @@ def sapo(batch, new):
 
 
 def clip_cov(batch, new):
-    """arXiv 2505.22617: PPO's clip without the dual one; selected tokens have no part."""
+    """arXiv 2505.22617: PPO's clip without the dual one; selected tokens are left out."""
     losses = {}
     for b, t in tokens(batch):
         loss = -ppo(ratio(batch, new, b, t), batch.advantages_BT[b, t].item())
@@ -151,7 +151,7 @@ def clip_cov(batch, new):
 
 
 def kl_cov(batch, new):
-    """arXiv 2505.22617: no clip; selected tokens pay for |log r|."""
+    """arXiv 2505.22617: no clip; selected tokens have the penalty |log r|."""
     losses = {}
     for b, t in tokens(batch):
         loss = -ratio(batch, new, b, t) * batch.advantages_BT[b, t].item()

@@ -101,5 +101,5 @@ class Half:
 
 
 def as_ranks(half: Half) -> Ranks:
-    """The type checker's proof that `Half` is what formulas ask for."""
+    """Type-checks that `Half` has the interface that formulas use."""
     return half

@@ -142,7 +142,7 @@ def test_a_distribution_with_a_tensor_outside_of_its_fields_is_refused():
     """FSDP2 would not find it in a module's output, and would not reduce gradients."""
 
     class Own(Gaussian):
-        """A user's, who forgot the decorator."""
+        """A user's distribution without the decorator."""
 
         def __init__(self, mean: torch.Tensor) -> None:
             super().__init__(mean, torch.zeros(()))

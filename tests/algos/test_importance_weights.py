@@ -54,7 +54,7 @@ def test_weights_are_those_of_a_loop(level, bound, seed):
 
 
 def weights_by_hand(level, bound, **bounds):
-    """Two tokens: one became twice and the other three times as likely."""
+    """Two tokens, which became twice and three times as likely."""
     return importance_weights(
         old_log_probs_BT=torch.tensor([[2.0, 3.0]]).log(),
         rollout_log_probs_BT=torch.zeros(1, 2),

@@ -11,7 +11,7 @@ from siirl.reporting.metrics import Weighted
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that a test sets, in seconds."""
 
     now = 0.0
 

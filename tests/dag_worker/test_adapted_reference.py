@@ -19,8 +19,8 @@ KL, ADAPTERS = "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.mo
 
 
 def reference_of(*words):
-    """The reference of a job, and its policy, which only says that it has adapters: to make real
-    ones takes fifteen seconds of imports.
+    """The reference of a job, and its policy, which only states that it has adapters: real ones
+    need fifteen seconds of imports.
     """
     config, spec = parse_config([*CARTPOLE, *words]), env_spec("gymnasium", id="CartPole-v1")
     make = EmbodiedBuilder(config, spec, ranks=OneProcess(), device=torch.device("cpu"))

@@ -90,7 +90,7 @@ def test_weights_have_the_permissions_of_the_manifest(tmp_path, umask, mode):
 
 
 def go_on_and_save(ranks, from_one, from_two):
-    """On two ranks: go on from a checkpoint of one rank, and leave one that was trained on two."""
+    """On two ranks: resume from a checkpoint of one rank, and save one that was trained on two."""
     resumed = Job(from_one, ranks, seed=3).resume().train(2)
     job = Job(from_two, ranks).train(2)
     job.save()
@@ -239,7 +239,7 @@ class Stuck(CheckpointManager):
 
 
 def die_in_an_asynchronous_save(folder):
-    """A process that trains on while it saves, and is killed before the checkpoint is complete."""
+    """A process that trains while it saves, and is killed before the checkpoint is complete."""
     torch.set_num_threads(1)
     job = Job(folder).train(1)
     job.save()

@@ -10,7 +10,7 @@ from siirl.errors import ConfigError
 
 
 class Reversed(StayOnRank):
-    """Gives the rows back in the other order, and remembers for whom."""
+    """Returns the rows in reverse order, and records their buffer."""
 
     def redistribute(self, batch, *, node, step):
         self.asked = (node, step)

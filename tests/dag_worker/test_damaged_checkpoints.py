@@ -93,7 +93,7 @@ def test_a_damaged_pointer_is_read_or_refused_by_name(whole: Path, content: byte
             assert str(pointer.parent) in str(error)
         assert way_on(whole).endswith(
             f"Resume with trainer.resume={whole}"
-        )  # a run's last words never fail
+        )  # the last message of a run never fails
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.pt", "actor/model.safetensors"])
@@ -109,9 +109,7 @@ def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path: Path, name: st
 @MANY
 @given(data=strategies.data())
 def test_damaged_state_is_refused_by_name(whole: Path, data: strategies.DataObject) -> None:
-    """Also where somebody has put its digest into the manifest: what torch says of it is told as a
-    CheckpointError.
-    """
+    """Also if the manifest has its digest: torch's error becomes a CheckpointError."""
     folder = resolve_checkpoint(whole)
     file, manifest = folder / "state.pt", folder / "manifest.json"
     content = file.read_bytes()

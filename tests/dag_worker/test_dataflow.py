@@ -26,7 +26,7 @@ from siirl.execution.dag.stage import declared_start
 
 
 class Flow:
-    """Runs a pipeline on two prompts a step; remembers what each node got."""
+    """Runs a pipeline on two prompts per step; records each node's input."""
 
     def __init__(self, pipeline):
         self.graph = pipeline.build()
@@ -352,7 +352,7 @@ def test_a_skipped_node_hands_its_input_on():
 
 
 def slow_reward_with(work):
-    """A reward whose work `work` is begun ahead."""
+    """A reward whose work `work` starts early."""
 
     @stage(NodeType.COMPUTE, NodeRole.REWARD, provides=["reward"], start=lambda *, batch: work)
     def slow_reward(batch, started=None):

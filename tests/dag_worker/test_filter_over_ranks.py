@@ -29,7 +29,7 @@ SETTINGS = ClusterSettings(address=None, env_vars={"OMP_NUM_THREADS": "1"})
 
 
 def short(info: SampleInfo) -> bool:
-    """A user's filter: what is longer than three tokens is not trained on."""
+    """A user's filter: drops rows of more than three tokens."""
     return info.response_length <= 3
 
 

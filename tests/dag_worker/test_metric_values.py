@@ -74,7 +74,7 @@ def test_a_weighted_mean_may_be_of_any_numbers() -> None:
 
 
 class Stubborn(float):
-    """A number of the user's own that is of no use as one, nor as a name."""
+    """A user's number that can neither be converted nor printed."""
 
     def __float__(self) -> float:
         raise RuntimeError("not now")
@@ -87,14 +87,14 @@ class Stubborn(float):
 
 
 class StubbornList(list[float]):
-    """A list of the user's own that cannot be read."""
+    """A user's list that cannot be read."""
 
     def __iter__(self) -> Iterator[float]:
         raise RuntimeError("not now")
 
 
 class StubbornMapping(dict[str, float]):
-    """A mapping of the user's own that cannot be read."""
+    """A user's mapping that cannot be read."""
 
     def items(self) -> Any:
         raise RuntimeError("not now")

@@ -28,7 +28,7 @@ MASK = [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
 
 
 class NumberInText:
-    """Scores a text with the number that it is, and fails where it is none."""
+    """Scores a text with its number, and fails if it is not a number."""
 
     def score(self, outcomes, rows, *, most_failures):
         scores = PartScores()
@@ -204,9 +204,7 @@ def test_a_penalty_is_in_what_is_trained_on_and_not_in_the_score():
 
 
 def of_rank(ranks, scenarios):
-    """For each scenario what the stage leaves of a rank's rows, and what it tells; or what it
-    raises.
-    """
+    """For each scenario a rank's remaining rows and the metrics, or the error."""
     return [one_step(ranks, responses[ranks.rank]) for responses in scenarios]
 
 

@@ -49,7 +49,7 @@ CASES = {
 
 
 def work(rank: int, folder: str) -> None:
-    """One rank's walk through every case; what it reported is left in a file."""
+    """One rank's run of every case; its reports are written to a file."""
     torch.set_num_threads(1)
     reported, streams = {}, {}
     for number, (name, overrides) in enumerate(CASES.items()):

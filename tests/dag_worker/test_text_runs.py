@@ -46,9 +46,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pipeline, tmp_pat
 
 
 def test_prompts_follow_what_can_be_learnt_and_a_resumed_run_follows_the_same(tmp_path):
-    """The shipped model adds two digits now and then, and four digits never: so most prompts come
-    to be of the first.
-    """
+    """The shipped model sometimes adds two digits and never four, so it gets mostly the former."""
     job = ("pipeline=grpo", "env.tasks=[sums-2,sums-4]", "data.task_sampling=learnable", *EIGHT)
     whole = train(tmp_path / "whole", *job, "trainer.total_steps=3")
     shares = [

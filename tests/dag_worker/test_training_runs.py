@@ -67,8 +67,8 @@ def test_the_weights_move_and_the_policy_version_counts_optimiser_steps(tmp_path
 
 
 def test_without_a_flag_of_success_no_success_is_reported(tmp_path):
-    """A pole that falls has not failed: only the return counts, and 0 % would be a number for what
-    nobody measured.
+    """A pole that falls has not failed: only the return counts, and a rate of 0 % would not be
+    measured.
     """
     (event,) = train(tmp_path / "run", "trainer.total_steps=1")
     assert [

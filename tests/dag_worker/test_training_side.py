@@ -132,7 +132,7 @@ def test_rows_that_died_with_their_rank_are_rolled_out_again_before_any_rank_tra
 
 
 def test_each_rank_of_a_resumed_run_knows_the_steps_of_versions_before_it(line):
-    """Rank 1 has to say how old the rows are that waited in the checkpoint."""
+    """Rank 1 reports the age of the rows in the checkpoint."""
     ledger = RolloutLedger(batch=BATCH, max_staleness=0, ranks=1, streaming=False)
     state = {"rollouts": {"ledger": ledger.state_dict(), "rows": [], "versions": {42: 21}}}
 

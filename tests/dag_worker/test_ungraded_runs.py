@@ -58,7 +58,7 @@ def words_of(case: str, folder: Path) -> list[str]:
 
 
 def work(rank: int, folder: str) -> None:
-    """One rank's walk through every case; what it reported is left in a file."""
+    """One rank's run of every case; its reports are written to a file."""
     torch.set_num_threads(1)
     reported = {}
     for number, case in enumerate(CASES):

@@ -29,7 +29,7 @@ from siirl.reporting.statistics import pass_at_k
 
 
 class Kept:
-    """A recorder that remembers what it was given."""
+    """A recorder that records its calls."""
 
     def __init__(self):
         self.trajectories = []
@@ -189,9 +189,7 @@ class Filmed(RolloutWorkflow):
 
 
 class Shown(Kept):
-    """A recorder that keeps nothing longer than it is told to, and remembers whose video it was
-    asked for.
-    """
+    """A recorder that releases episodes on request, and records the requested videos."""
 
     def __init__(self):
         super().__init__()

@@ -38,7 +38,7 @@ class WatchedLine(ThreadLine):
 
 
 class TwoGroups:
-    """A training rank in the caller's thread, and rollout ranks in threads of their own."""
+    """A training rank in the caller's thread, and rollout ranks in separate threads."""
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         self.errors: list[BaseException] = []

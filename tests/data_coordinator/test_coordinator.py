@@ -15,7 +15,7 @@ KEY = QueueKey("actor_train", 7)
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that a test advances."""
 
     def __init__(self):
         self.now = 100.0
@@ -396,7 +396,7 @@ def test_one_full_node_does_not_block_another():
 
 
 def test_oldest_step_is_never_blocked_by_ranks_that_are_ahead():
-    """Rank 0 is a step ahead; were rank 1's share of the older step refused, neither could go on."""
+    """Rank 0 is a step ahead; if rank 1's share of the older step were refused, both would wait."""
     coordinator = DataCoordinator(capacity=2)
     put(coordinator, "a", "b", source=0, sources=2)
     assert not put(coordinator, "c", "d", key=QueueKey("actor_train", 8), source=0, sources=2)

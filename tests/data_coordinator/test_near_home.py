@@ -38,7 +38,7 @@ def loads(part_N, work, parts):
 
 @st.composite
 def many_rows(draw):
-    """Enough rows a rank that a row is at most 2 % of its load, as the moved surplus needs."""
+    """Enough rows per rank that a row is at most 2 % of its load, as the moved surplus needs."""
     parts = draw(st.integers(1, 6))
     counts = draw(st.lists(st.integers(100, 160), min_size=parts, max_size=parts))
     seed = draw(st.integers(0, 2**32 - 1))

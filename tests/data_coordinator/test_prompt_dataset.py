@@ -36,7 +36,7 @@ ROWS = 23
 
 
 def encode(messages):
-    """A token a character: lengths can be counted by eye."""
+    """One token per character: lengths can be counted by eye."""
     return tuple("".join(entry["content"] for entry in messages).encode())
 
 

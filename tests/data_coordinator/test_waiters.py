@@ -32,13 +32,13 @@ def take(coordinator, count=1, accepts=None, timeout=LATE):
 
 
 async def turn():
-    """Lets all that can go on do so."""
+    """Let all waiters that can continue do so."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class Counted:
-    """An attempt that says how often it was made."""
+    """An attempt that counts its calls."""
 
     def __init__(self):
         self.made, self.result = 0, None

@@ -39,7 +39,7 @@ def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) 
 def work_on_ranks(
     work: Callable[..., None], arguments: tuple[Any, ...], *, ranks: int
 ) -> list[Any]:
-    """Run `work(rank, *arguments)` in one process a rank; return the ended processes.
+    """Run `work(rank, *arguments)` in one process per rank; return the ended processes.
 
     They end with this process.
     """

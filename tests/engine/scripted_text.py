@@ -45,8 +45,8 @@ class ByteTokenizer:
 
 
 class ScriptedEngine:
-    """Says `script(request)`, and END after it; the log-prob of a token is -1/100 of its number in
-    the request.
+    """Generates `script(request)`, and END after it; the log-prob of a token is -1/100 of its
+    number in the request.
 
     Args:
         script: The text of a turn.
@@ -163,7 +163,7 @@ class TwoAgentsEnv(MathEnv):
 
 
 class RelayEnv(Environment):
-    """Says a number to the first agent, whose text goes to the second, whose text goes back to the
+    """Sends a number to the first agent, whose text goes to the second, whose text goes back to the
     first; then each gets its own reward, 1 and 2.
     """
 
@@ -207,7 +207,7 @@ class RelayEnv(Environment):
 
 
 class EarlyRewardEnv(RelayEnv):
-    """Rewards the second agent before it has said anything."""
+    """Rewards the second agent before its first text."""
 
     def rewards(self, done):
         return np.array([0.0, 2.0])

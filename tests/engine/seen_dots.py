@@ -29,7 +29,7 @@ def picture(seed: int, *, height: int = 48, width: int = 80) -> PictureSource:
 
 
 def seeing_model():
-    """Weights that tell tokens and pictures apart, and hardly ever end a text."""
+    """Weights that distinguish tokens and pictures, and hardly ever end a text."""
     model = new_tiny_vlm(seed=0, shape=SHAPE)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

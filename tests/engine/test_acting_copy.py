@@ -22,7 +22,7 @@ TEMPERATURE = 1.3  # of tiny_training's engine
 
 def gap(ranks, folder):
     """Largest difference between acting and training log-probs on this rank, and the copy's bytes
-    a weight.
+    per weight.
     """
     openvla_vision.ENCODERS.update(ENCODERS)  # of a separate process, which ends with the test
     spec = env_spec("libero", assets="stand_in", camera="agentview")

@@ -12,7 +12,7 @@ from siirl.models.action_tokenizer import ActionTokenizer
 
 
 class Chunks:
-    """The part of a policy that says how many numbers choose a chunk."""
+    """The part of a policy that gives the number of random numbers per chunk."""
 
     action_tokenizer = ActionTokenizer(bins=3, low=(-1.0, -1.0), high=(1.0, 1.0))
     chunk_length = 4

@@ -58,7 +58,7 @@ class StillPolicy(Policy):
 
 
 class StillEngine:
-    """Says token 0 four times."""
+    """Chooses token 0 four times."""
 
     policy_version = 0
 

@@ -28,9 +28,7 @@ def failed(count):
 
 
 def words_of(ranks, failures_by_rank):
-    """Result of each case on this rank: the text of the refusal, or None if the run goes
-    on.
-    """
+    """Result of each case on this rank: the text of the refusal; None if the run continues."""
     words = []
     for failures in failures_by_rank:
         try:

@@ -99,8 +99,8 @@ def test_a_greedy_answer_is_that_of_transformers_generate(model):
     assert generated[0, len(ids) :].tolist() == answer.tokens.tolist()
 
 
-def test_a_picture_token_that_the_policy_says_is_text(model):
-    """It is not taken for a picture: neither when generation resumes nor in training."""
+def test_a_picture_token_that_the_policy_generates_is_text(model):
+    """It does not count as a picture, neither when generation resumes nor in training."""
     ids, pictures = prompt_of(WORDS, picture(1))
     begun = (model.sight.eyes.token, 72, model.sight.eyes.token)
     [rest] = answered(model, [(ids, pictures)], tokens=6, begun=begun)

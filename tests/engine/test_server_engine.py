@@ -410,7 +410,7 @@ BAD = {
     "an older vLLM": (answer(None, [-1.0]), "it lacks `token_ids`"),
     "no tokens": (answer([], []), "it has no token"),
     "too many tokens": (answer([49] * 9, [-1.0] * 9, "length"), "it has 9 tokens, and at most 8"),
-    "a limit of its own": (answer([49], [-1.0], "length"), "cut after 1 of 8 tokens"),
+    "a shorter limit": (answer([49], [-1.0], "length"), "cut after 1 of 8 tokens"),
     "another reason": (answer([49], [-1.0], "error"), "finish_reason='error' is not one of"),
     "another form": (JSONResponse({"text": "4"}), "it lacks `choices`"),
     "a list": (JSONResponse([]), "it lacks `choices`"),

@@ -25,7 +25,7 @@ GAP = 1e-4  # rounding in float32
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Random weights: what it says is nonsense, of many lengths."""
+    """Random weights: its texts are nonsense, of many lengths."""
     folder = tmp_path_factory.mktemp("random_lm")
     new_tiny_lm(
         seed=3, shape=TinyLMShape(width=32, layers=2, heads=2, feed_forward=48, max_length=256)

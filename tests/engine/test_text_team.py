@@ -53,7 +53,7 @@ def asks(episode: str, agent: int) -> GenerationRequest:
 
 
 def rounds(*, lockstep: bool, delays: dict[str, int]) -> tuple[list, list]:
-    """Steps of two engines, whose agents 0 and 1 speak in turn in each of these episodes."""
+    """Steps of two engines, whose agents 0 and 1 act in turn in each of these episodes."""
     engines = [Recorder(7, lockstep=lockstep), Recorder(8, lockstep=lockstep)]
     team = TextTeam(engines, lockstep=lockstep)
 

@@ -312,7 +312,7 @@ def test_an_agent_that_was_never_asked_has_no_trajectory():
 
 
 def interrupted_script(request):
-    """Goes on where it is: the text of the episode is `12345`, whatever of it has been said."""
+    """Continues at the request's place: the text of the episode is `12345`."""
     said = bytes(token for token in request.input_ids[7:] if token < 256)
     return "12345"[len(said) :]
 

@@ -30,13 +30,17 @@ CONFIGS = {
     "biased head": lambda: PhiConfig(**SIZES),
 }
 PROMPTS, RESPONSES = (5, 1, 3, 7, 2, 4), (4, 6, 0, 1, 3, 2)  # lengths; the third row says nothing
-TOOL_TOKENS = ((0, 1), (0, 2), (4, 1))  # (row, place) of response tokens that somebody else said
+TOOL_TOKENS = (
+    (0, 1),
+    (0, 2),
+    (4, 1),
+)  # (row, place) of response tokens that the policy did not choose
 
 
 def tiny_model(
     kind: str = "tied", *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> LanguageModel:
-    """A model of two blocks with weights that tell tokens apart, the same for the same seed."""
+    """A model of two blocks with weights that distinguish tokens, the same for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         causal_lm = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()

@@ -83,7 +83,7 @@ def echo_server(host: str = "127.0.0.1", **options: float) -> Iterator[tuple[Add
 
 @contextmanager
 def fake_server(behave: Callable[[socket.socket], None]) -> Iterator[Address]:
-    """Somebody else at a server's address; `behave` gets the first connection."""
+    """Another program at a server's address; `behave` gets the first connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -29,7 +29,7 @@ def local_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **chang
 
 
 async def run_episode(pool, seed, *, chunk=4, options=None):
-    """One episode with actions drawn from its seed; everything that the environment said."""
+    """One episode with actions drawn from its seed; all of the environment's answers."""
     random = np.random.default_rng(1000 + seed)
     said = []
     async with pool.slot() as slot:

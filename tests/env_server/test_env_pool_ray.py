@@ -41,8 +41,8 @@ def make_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **change
 
 
 async def run_episode(pool, seed, *, after_chunk=None):
-    """One episode with actions drawn from its seed; what the environment said, and the processes
-    that said it.
+    """One episode with actions drawn from its seed; the environment's answers, and the processes of
+    the answers.
     """
     random, said, processes = np.random.default_rng(1000 + seed), [], []
     async with pool.slot() as slot:

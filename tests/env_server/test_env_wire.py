@@ -251,7 +251,7 @@ def test_the_memory_is_the_owners_and_its_size_is_fixed():
 
 
 def test_another_file_or_another_servers_memory_is_refused(tmp_path):
-    """As when the process number means another process, in another container."""
+    """As if the process number belonged to another process, in another container."""
     (tmp_path / "file").write_bytes(bytes(1 << 16))
     with shared_area(64) as (own, _), (tmp_path / "file").open("rb") as other:
         with pytest.raises(OSError):

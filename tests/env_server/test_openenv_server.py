@@ -62,7 +62,7 @@ def actions_of(env: Environment, *, chunks: int, chunk: int) -> list[list[Any]]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality to the last bit, of types as well."""
+    """Equality bit for bit, of types as well."""
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):

@@ -19,7 +19,7 @@ SCENES = ("kitchen", "study", "living room")
 
 
 class CountedRenderer:
-    """Draws nothing; knows whether it was freed."""
+    """Draws nothing; records whether it was freed."""
 
     def __init__(self, context):
         self.context, self.freed = context, False

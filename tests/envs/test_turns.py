@@ -29,7 +29,7 @@ class NobodyActs(RelayEnv):
 
 
 class TakesAnyTurn(RelayEnv):
-    """Takes the first action as the caller's, whoever gave it."""
+    """Takes the first action, from any agent."""
 
     async def step(self, action):
         if self.turns == 0:

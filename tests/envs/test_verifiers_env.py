@@ -318,7 +318,7 @@ print("the real package keeps the contract")
 
 @pytest.mark.slow
 def test_the_real_package_keeps_the_contract(tmp_path):
-    """In a folder of its own, beside this environment's packages."""
+    """In a separate folder, beside this environment's packages."""
     (tmp_path / "real_sums.py").write_text(REAL_ENVIRONMENTS)
     (tmp_path / "play.py").write_text(REAL_TEST)
     folder = os.environ.get("SIIRL_VERIFIERS_FOLDER") or str(tmp_path / "site")

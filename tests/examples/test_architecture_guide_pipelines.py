@@ -42,7 +42,7 @@ def snippets() -> list[str]:
 
 
 def work(rank: int, folder: str) -> None:
-    """One rank's walk through the four pipelines; what it reported is left in a file."""
+    """One rank's run of the four pipelines; its reports are written to a file."""
     torch.set_num_threads(1)
     sys.path.insert(0, folder)
     reported = {}

@@ -33,7 +33,7 @@ def test_it_has_fifty_lines_at_most_and_one_import_of_the_platform():
 
 
 def code_lines(module) -> list[str]:
-    """Lines that say something, without comments and docstrings."""
+    """Lines of code, without comments and docstrings."""
     text = Path(module.__file__).read_text()
     told: set[int] = set()
     for node in ast.walk(ast.parse(text)):

@@ -10,7 +10,7 @@ LIMIT_S = 60.0
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0

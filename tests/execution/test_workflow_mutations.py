@@ -134,7 +134,7 @@ def load(folder, content):
 
 
 def may_be(place, value):
-    """Whether the workflow still says something with this value there."""
+    """Whether the workflow is still valid with this value."""
     if "config" in place[:-1]:
         return True  # the node's own business
     key = place[-1] if place else ""

@@ -269,7 +269,7 @@ def test_the_lerobot_package_reads_what_siirl_writes(
     """LEROBOT_PYTHON_V30 and _V21 name interpreters with lerobot 0.4.4 and 0.3.3."""
     python = os.environ.get(f"LEROBOT_PYTHON_{version.replace('.', '').upper()}")
     if python is None:
-        pytest.skip("lerobot needs an environment of its own: see make_lerobot.py")
+        pytest.skip("lerobot needs a separate environment: see make_lerobot.py")
     done = subprocess.run(
         [
             *python.split(),

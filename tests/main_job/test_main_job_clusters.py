@@ -184,9 +184,7 @@ def test_a_cluster_that_is_there_is_used_and_stays(
 
 @pytest.fixture
 def second_machine(cluster: str, ray_home: Path) -> str:
-    """Address of a second machine of the cluster, as far as Ray can tell: a raylet of its own, at
-    another address of the loopback.
-    """
+    """Address of a second machine, as Ray sees it: a raylet at another address of the loopback."""
     address = "127.0.0.2"
     words = [
         "start",
@@ -204,9 +202,7 @@ def second_machine(cluster: str, ray_home: Path) -> str:
 def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     cluster: str, second_machine: str, ray_home: Path, tmp_path: Path
 ) -> None:
-    """With and without GPUs, and in the command's folder; GPUs that others hold are waited for, and
-    that is said.
-    """
+    """With and without GPUs, in the command's folder; a message states a wait for GPUs."""
     command = [sys.executable, str(Path(__file__).with_name("placed_ranks.py")), cluster]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)} | credentials()
     process = subprocess.run(

@@ -84,7 +84,7 @@ def test_of_several_ranks_a_rollout_rank_is_replaced_and_a_training_rank_ends_th
     os.kill(ranks_of(ray_home, "ray::_ReplaceableRank")[-1], signal.SIGKILL)
     run.wait_until(lambda: "another takes its place" in run.text)
     done = last_saved(run)
-    run.wait_until(lambda: last_saved(run) > done + 3)  # training goes on
+    run.wait_until(lambda: last_saved(run) > done + 3)  # training continues
     os.kill(ranks_of(ray_home, "ray::_Rank")[-1], signal.SIGKILL)
     assert run.wait() == 1, run.text
     assert re.search(r"The process of rank [01] died", " ".join(run.text.split()))

@@ -33,7 +33,7 @@ not_callable = 3
 def plan(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str]]:
-    """Plans a job in an empty folder; returns the exit status and what was said."""
+    """Plans a job in an empty folder; returns the exit status and the output."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words: str, pipeline: str = "grpo") -> tuple[int, str]:
@@ -103,8 +103,8 @@ def test_further_models_that_are_not_there_are_refused_by_their_own_key(
 def test_a_mistyped_folder_is_reported_at_once_where_the_hub_cannot_be_reached(
     tmp_path: Path,
 ) -> None:
-    """Not offline by a setting, as most users are: nobody listens at the hub's address. Tries over
-    again would take minutes, and say so.
+    """Without an offline setting, as most users are: nothing listens at the hub's address. Retries
+    would take minutes and print messages.
     """
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and never listens

@@ -181,7 +181,7 @@ def test_the_memory_table_counts_the_weights_of_the_published_config(
     manifest = read_manifest(name)
     shape = read_shape(write_headers(manifest, tmp_path / name), images=1)
     assert shape is not None
-    proprioception = 4096 * 8 + 4096 + 4096 * 4096 + 4096  # a file of its own
+    proprioception = 4096 * 8 + 4096 + 4096 * 4096 + 4096  # a separate file
     built = {
         "openvla_oft_7b": sum(weight.numel() for weight in openvla.parameters()) + proprioception,
         "qwen2_5_7b": manifest.content["parameters"],

@@ -92,7 +92,7 @@ def write_checkpoint(folder, *, state=False, head=False, seed=0):
 
 
 def random_module(shapes, *, seed):
-    """Weights of a module that is saved in a file of its own, behind DistributedDataParallel."""
+    """Weights of a module that DistributedDataParallel saved in a separate file."""
     generator = torch.Generator().manual_seed(seed)
     return {
         f"module.{name}": 0.3 * torch.randn(shape, generator=generator)

@@ -18,7 +18,7 @@ JOB = ("pipeline=dapo", "env=math", "actor_rollout_ref.actor.use_kl_loss=true")
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the path for modules of the user's own, which are forgotten afterwards."""
+    """A folder on the path for a user's modules, which are unloaded afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     yield tmp_path

@@ -61,7 +61,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Writes a module of the user's own and returns its name, which no other test has imported."""
+    """Writes a user's module and returns its name, which no other test has imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(text: str) -> str:

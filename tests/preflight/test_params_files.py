@@ -259,7 +259,7 @@ def test_a_file_of_the_users_own_assets_folder_comes_first(
     assert find("assets") == Path("assets")
 
 
-# Where to go on from
+# Checkpoints to resume from
 
 
 def resume(output_dir: Path, value: str) -> Path | None:

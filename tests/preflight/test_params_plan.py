@@ -183,9 +183,7 @@ def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(
 def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> (
     None
 ):
-    """4 bytes a weight that is kept, 16 with gradient and Adam's moments; a reference of its own
-    weights is another 4.
-    """
+    """4 bytes per frozen weight, 16 with gradient and moments, 4 for a separate reference."""
 
     def bytes_of(*overrides: str) -> float:
         return dict(plan_of(overrides).needs.memory_parts)["policy and Adam"] / 2_200_000
@@ -249,7 +247,7 @@ def test_more_memory_than_is_free_is_said() -> None:
 
 
 def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> None:
-    """Two videos of 300 kB a step; six minutes have at most 360 steps, however many are allowed."""
+    """Two videos of 300 kB per step; six minutes have at most 360 steps, for any allowed number."""
     some, many = (
         plan_of(
             ["trainer.record_val_episodes=0", "trainer.max_minutes=6", f"trainer.total_steps={n}"]

@@ -160,7 +160,7 @@ def saved_bytes(config: dict[str, Any], dtype: torch.dtype, autocast: bool, *, p
 
 
 def test_inputs_of_blocks_at_65_chunks_are_the_published_eleven_gib() -> None:
-    """32 blocks of 4096 numbers in float32, for 350 places a chunk."""
+    """32 blocks of 4096 numbers in float32, for 350 places per chunk."""
     llama = Stack(blocks=32, width=4096, hidden=11008, query_width=4096, key_width=4096, gated=True)
     kept = 65 * 350 * 32 * llama.input_bytes(Computing(compute=2, residual=4))
     assert kept / GIB == pytest.approx(11.1, abs=0.1)
@@ -238,7 +238,7 @@ def test_fewer_chunks_a_pass_need_less_memory_and_are_a_remedy(folder: Any) -> N
 
 @pytest.mark.parametrize(("trainer", "gib"), [("gpu_libero_one", 42.1), ("gpus_libero", 39.9)])
 def test_presets_of_libero_fit_80_gb_with_openvla_7b(folder: Any, trainer: str, gib: float) -> None:
-    """The figure is the one that the preset's file tells."""
+    """The figure is that of the preset's comment."""
     config = libero(folder(OPENVLA), trainer=trainer)
     table = rank_memory(config, LIBERO_10)
     assert table is not None

@@ -25,7 +25,7 @@ def sample(uid: str, *, success: bool | None = False, step: int = 3) -> VideoSam
 
 
 def moving_square(count: int, size: int) -> Frames:
-    """A white square that walks over black ground, one pixel a frame."""
+    """A white square that moves over black ground, one pixel per frame."""
     images = np.zeros((count, size, size, 3), np.uint8)
     for i, image in enumerate(images):
         image[i : i + 8, i : i + 8] = 255

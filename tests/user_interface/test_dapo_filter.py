@@ -16,7 +16,7 @@ from siirl.user_interface.filter_interface.dapo import dynamic_sampling, prompts
 
 
 def batch(rewards_by_group, *, penalties=None, truncated=()):
-    """Two tokens a trajectory; the score stands at the second, penalties are in the reward alone."""
+    """Two tokens per trajectory; the score is at the second, penalties are in the reward alone."""
     rows = [(group, reward) for group, rewards in rewards_by_group.items() for reward in rewards]
     scores_BT = torch.tensor([[0.0, reward] for _, reward in rows]).reshape(-1, 2)
     penalties_BT = (

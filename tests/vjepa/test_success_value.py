@@ -24,7 +24,7 @@ GROUP = 8
 
 
 def episode(end: float, *, seed: int) -> np.ndarray:
-    """Features of an episode that moves from 0 to `end` and shows a scene of its own."""
+    """Features of an episode that moves from 0 to `end` in its own scene."""
     rng = np.random.default_rng(seed)
     way = np.linspace(0, end, MOMENTS)[:, None]
     return np.hstack((way, 0.1 * rng.normal(size=(MOMENTS, 1)))).ravel()

@@ -22,7 +22,7 @@ TRUNCATED = ((6, 1), (7, 2), (11, 2))
 
 
 def main() -> None:
-    """Write what goes into the buffer, and what it computes."""
+    """Write the buffer's inputs and its results."""
     draw = np.random.default_rng(0)
     rewards, values, behind = (draw.normal(size=(STEPS, ENVIRONMENTS)).round(3) for _ in range(3))
     terminated, truncated = (np.zeros((STEPS, ENVIRONMENTS), bool) for _ in range(2))

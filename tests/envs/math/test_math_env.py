@@ -28,7 +28,7 @@ UNGRADABLE = ROW | {
 
 
 def play(env, *texts, seed=0, options=None):
-    """Reset, one step a text, close; all results."""
+    """Reset, one step per text, close; all results."""
 
     async def episode():
         results = [await env.reset(seed=seed, options=options)]
@@ -291,8 +291,8 @@ def test_words_of_the_question_may_stand_after_the_number():
 
 
 async def episodes_behind_a_server(count, *, failing):
-    """Outcomes of episodes of sums, and of the rows whose seeds are in `failing`, which nobody can
-    grade; statistics of the pool.
+    """Outcomes of episodes of sums, and of the rows whose seeds are in `failing`, whose grading
+    fails; statistics of the pool.
     """
     async with EnvPool(
         "math",

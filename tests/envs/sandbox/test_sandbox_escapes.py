@@ -137,8 +137,8 @@ FINDINGS = {
     "import the grader": "[n for n in ('envs', 'siirl', 'gymnasium', 'pip') if __import__('importlib.util').util.find_spec(n)]",
 }
 # Signals to the first process of a namespace may be sent, and the kernel drops them: that the
-# supervisor lives on, and so answers, is the wall. Besides, there is nobody. `within` keeps the
-# machine safe, were there a hole.
+# supervisor lives on, and so answers, is the isolation. No other process exists. `within` keeps the
+# machine safe if the isolation fails.
 BLOWS = {
     "kill the supervisor": "within() and os.kill(1, 9)",
     "stop the supervisor": "within() and os.kill(1, 19)",
@@ -227,7 +227,7 @@ def test_attempt_to_get_out_is_held(small, seven, outside, name):
     assert (execution.output, execution.exit_status) == (b"held\n", 0), execution
     assert all(unvisited(listener) for listener in listeners)
     assert victim.poll() is None
-    assert verdict(small, seven, RIGHT).success  # the service goes on
+    assert verdict(small, seven, RIGHT).success  # the service continues
 
 
 # Without walls the same programs do say `through`. Left out are those that would change this

@@ -33,9 +33,7 @@ open('/tmp/trace', 'w').write('here')
 
 @pytest.fixture(scope="module")
 def answers_of(small):
-    """Plays one episode that calls `python` with each program in a turn of its own: what the model
-    reads. Depends on walls that hold.
-    """
+    """Plays an episode that calls `python` with each program in its own turn; needs isolation."""
 
     def play(*programs, in_one_turn=False):
         calls = [write_call(ToolCall("python", {"program": program})) for program in programs]

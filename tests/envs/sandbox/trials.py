@@ -13,7 +13,7 @@ from envs.sandbox.problems import Problem, encoded_tests
 from envs.sandbox.scoring import judge
 from envs.text import message
 
-# Small, so that an abuse would not disturb the machine even if a wall had a hole.
+# Small, so that an abuse would not disturb the machine even if the isolation failed.
 SMALL = Limits(
     cpu_s=1,
     wall_s=10.0,
@@ -43,7 +43,7 @@ def executions(sandbox, program, inputs=(b"",), function=None):
 
 
 def verdict(sandbox, asked, program, *, stop_early=False):
-    """The scorer's word."""
+    """The scorer's verdict."""
     return asyncio.run(judge(sandbox, asked, program, stop_early=stop_early))
 
 

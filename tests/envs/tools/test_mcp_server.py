@@ -107,7 +107,7 @@ def test_episodes_share_nothing_unless_asked_to(notes_server, fresh, answers):
 
 
 def complaint(command, **settings):
-    """Why a server that does not start cannot be had."""
+    """The error of a server that does not start."""
 
     async def play(tools):
         with pytest.raises(ToolsMissing) as caught:

@@ -41,7 +41,7 @@ def make(**arguments):
 
 
 def play(env, *texts, seed=0, options=None):
-    """Reset, one step a text, close; all results."""
+    """Reset, one step per text, close; all results."""
 
     async def episode():
         results = [await env.reset(seed=seed, options=options)]
@@ -198,7 +198,7 @@ def test_last_turn_may_be_the_final_answer():
 
 
 def tokenizer(folder):
-    """A tokenizer with one token a character."""
+    """A tokenizer with one token per character."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     made = Tokenizer(models.WordLevel({"x": 0, "?": 1}, unk_token="?"))
