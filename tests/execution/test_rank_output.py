@@ -1,6 +1,11 @@
 """Lines of the processes of a run on Ray, as the command prints them."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from siirl.execution.scheduler.rank_output import REMEMBERED_LINES, Lines
 
@@ -40,3 +45,14 @@ def test_rays_lines_have_its_name_and_no_marks() -> None:
     assert list(Lines().of(raylet)) == ["Ray: A worker died."]
     autoscaler = message("polling", ":event_summary:No room.", name=None, pid="autoscaler")
     assert list(Lines().of(autoscaler)) == ["Ray: No room."]
+
+
+@pytest.mark.slow  # a separate Ray session with two ranks
+def test_the_command_prints_what_ranks_write_without_a_word_of_rays(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("talking_ranks.py")
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stderr.splitlines()) == ["loaded by rank 0", "rank 1: loaded by rank 1"]
+    (said,) = done.stdout.splitlines()
+    assert said in ("said by all", "rank 1: said by all")
