@@ -2,6 +2,8 @@
 
     python -m benchmarks.any_tasks --half find --seeds 11
     python -m benchmarks.any_tasks --half kept --arms defaults success --seeds 1 2 3
+    # ten minutes of training on two cores, in a result file of its own
+    python -m benchmarks.any_tasks --half kept --arms defaults --seeds 1 --steps 120 --work ten
 
 Eight trios of Meta-World's tasks: those whose scripted expert succeeds within the demo's 120 steps
 in nine of ten episodes (`any_tasks_experts.json`), without the five that the shipped policies were
@@ -228,8 +230,10 @@ def write(flags: argparse.Namespace) -> None:
         "runs": chosen,
     }
     table = markdown(chosen)
-    (RESULTS / f"any_tasks_{flags.half}.json").write_text(json.dumps(summary, indent=1) + "\n")
-    (RESULTS / f"any_tasks_{flags.half}.md").write_text(table)
+    length = "" if flags.steps is None else f"_{flags.steps}_steps"
+    file = RESULTS / f"any_tasks_{flags.half}{length}.json"
+    file.write_text(json.dumps(summary, indent=1) + "\n")
+    file.with_suffix(".md").write_text(table)
     print(table)
 
 
