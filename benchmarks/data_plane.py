@@ -45,7 +45,7 @@ from benchmarks.env_throughput import RESULTS
 from benchmarks.measured_on import describe_machine
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
 from siirl.data_coordinator.coordinator import DataCoordinator
-from siirl.data_coordinator.near_home import TOLERANCE
+from siirl.data_coordinator.partition import TOLERANCE
 from siirl.data_coordinator.queues import PartitionRequest, QueueKey, Share
 from siirl.data_coordinator.ray_edge import CoordinatorActor
 from siirl.data_coordinator.sample_info import SampleInfo

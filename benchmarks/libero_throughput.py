@@ -47,7 +47,7 @@ from benchmarks.throughput_envs import finished
 from envs.libero.assets import StandInWarning
 from envs.libero.suites import choose_tasks
 from siirl.engine.rollout.workflow import EpisodeRequest
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session
+from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 from siirl.models import load_policy
 from siirl.params.paths import find
 

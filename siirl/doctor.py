@@ -240,7 +240,7 @@ def memory() -> str:
 
 def ray() -> str:
     """Start and end Ray."""
-    from siirl.execution.scheduler.launch import ClusterSettings, ray_session
+    from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 
     begin = time.monotonic()
     with ray_session(ClusterSettings(address=None, env_vars={})):

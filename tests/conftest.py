@@ -106,7 +106,7 @@ def ray_in_this_process() -> Iterator[None]:
     """
     import ray
 
-    from siirl.execution.scheduler.launch import read_environment_again
+    from siirl.execution.scheduler.ray_session import read_environment_again
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")

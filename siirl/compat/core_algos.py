@@ -19,15 +19,15 @@ New code uses `siirl.algos` directly. Results differ from the documented listing
 
 # B row, T token
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from siirl.algos.advantages import ADVANTAGES, Estimator, register_adv_est
-from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
-from siirl.algos.call import check_arguments, definition, name_of, named_arguments, same_definition
+from siirl.algos.aggregation import aggregate_loss, aggregation_weight
+from siirl.algos.call import name_of
 from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
 from siirl.algos.log_probs import token_scores
 from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_whiten
@@ -42,11 +42,16 @@ from siirl.algos.policy_losses import (
     select_tokens,
     vanilla_policy_loss,
 )
-from siirl.algos.policy_losses import register_policy_loss as register_token_loss
 from siirl.algos.policy_losses.loss_registry import check_loss_options, loss_options
 from siirl.algos.ranks import ALONE
 from siirl.algos.tensor_checks import as_bool_mask, require_same_shape
 from siirl.algos.value_loss import clipped_value_loss
+from siirl.compat.loss_registration import (
+    POLICY_LOSS_REGISTRY,
+    SCALARS,
+    PolicyLossFn,
+    register_policy_loss,
+)
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.scheduler.enums import AdvantageEstimator
 
@@ -81,26 +86,8 @@ __all__ = [
     "register_policy_loss",
 ]
 
-PolicyLossFn = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
-
 ADV_ESTIMATOR_REGISTRY = ADVANTAGES
-POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
-
-_LOSS_ARGUMENTS = (
-    "old_log_prob",
-    "log_prob",
-    "advantages",
-    "response_mask",
-    "loss_agg_mode",
-    "config",
-    "rollout_is_weights",
-)
 LOSS_MODE = "loss_mode"  # verl's `policy_loss` also holds the loss's name
-_SCALARS = (
-    "pg_clipfrac",
-    "ppo_kl",
-    "pg_clipfrac_lower",
-)  # order of the results of documented losses
 
 
 def __getattr__(name: str) -> Estimator:
@@ -123,79 +110,6 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str
     )
 
 
-def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Register a policy loss of verl's form for `actor_rollout_ref.actor.loss=name`.
-
-    The function takes `(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config,
-    rollout_is_weights)` and returns `(pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)`. If it
-    aggregates with `agg_loss` and the given mode, its gradient does not depend on the
-    micro-batches: the mean over a micro-batch is converted back to a sum and divided by the whole
-    batch.
-    """
-
-    def decorator(function: PolicyLossFn) -> PolicyLossFn:
-        if name in POLICY_LOSS_REGISTRY and not same_definition(
-            POLICY_LOSS_REGISTRY[name], function
-        ):
-            raise ConfigError(
-                f"Policy loss {name!r} is already {name_of(POLICY_LOSS_REGISTRY[name])}: choose "
-                "another name."
-            )
-        check_arguments(function, known=_LOSS_ARGUMENTS, kind="policy loss")
-        register_token_loss(name)(_per_token(function))
-        POLICY_LOSS_REGISTRY[name] = function
-        return function
-
-    return decorator
-
-
-def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
-    """A loss of verl's form as a loss per token: equal shares that add up to the scalar's sum."""
-
-    def loss(
-        *,
-        log_probs_BT: torch.Tensor,
-        old_log_probs_BT: torch.Tensor,
-        advantages_BT: torch.Tensor,
-        mask_BT: torch.Tensor,
-        loss_agg_mode: str,
-        config: Any,
-        importance_weights_BT: torch.Tensor | None = None,
-    ) -> PolicyLoss:
-        kept_BT = as_bool_mask(mask_BT)
-        shares_BT = kept_BT.to(log_probs_BT.dtype)
-        available = {
-            "old_log_prob": old_log_probs_BT,
-            "log_prob": log_probs_BT,
-            "advantages": advantages_BT,
-            "response_mask": shares_BT,
-            "loss_agg_mode": loss_agg_mode,
-            "config": config,
-            "rollout_is_weights": importance_weights_BT,
-        }
-        returned: Any = function(**named_arguments(function, available, kind="Policy loss"))
-        if not isinstance(returned, tuple | list) or len(returned) != 1 + len(_SCALARS):
-            raise ConfigError(
-                f"Policy loss {name_of(function)} must return (pg_loss, {', '.join(_SCALARS)}), "
-                f"and returned a {type(returned).__name__}."
-            )
-        scalar, *shares = returned
-        aggregation = AGGREGATIONS[loss_agg_mode]
-        total = aggregation.rows_B(shares_BT, kept_BT).sum()
-        weight = aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode)
-        shares_BT = shares_BT * torch.where(total > 0, weight / total, total)
-        if aggregation.needs_horizon:
-            shares_BT = shares_BT * kept_BT.shape[-1]  # divisor of agg_loss
-        metrics = dict(zip(_SCALARS, shares, strict=True))
-        return PolicyLoss(
-            loss_BT=shares_BT * scalar,
-            metrics_BT=metrics,
-        )
-
-    loss.__module__, loss.__qualname__ = definition(function)
-    return loss
-
-
 def _scalars(
     result: PolicyLoss, mask: torch.Tensor, mode: str, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -203,7 +117,7 @@ def _scalars(
     zero = torch.zeros((), device=mask.device)
     shares = [
         masked_mean(result.metrics_BT[name], mask) if name in result.metrics_BT else zero
-        for name in _SCALARS
+        for name in SCALARS
     ]
     return agg_loss(loss_BT, mask, mode), shares[0], shares[1], shares[2]
 

@@ -7,9 +7,7 @@ yielded as events, so the worker runs unchanged in a Ray actor and in a debugger
 
 import copy
 import functools
-import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -37,12 +35,11 @@ from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
-from siirl.engine.training.rank_device import prepare_device
-from siirl.errors import (
-    ConfigError,
-    InvariantError,
-    TooManyFailures,
+from siirl.engine.training.rank_device import (
+    prepare_process,
+    require_run_folder,
 )
+from siirl.errors import ConfigError, InvariantError, TooManyFailures
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.execution.dag.stage import declared_start
 from siirl.interrupts import STOP, Interrupted
@@ -50,7 +47,6 @@ from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
 from siirl.params.build import as_text
-from siirl.params.training_args import TrainingArguments
 
 
 class DAGWorker:
@@ -400,21 +396,3 @@ class DAGWorker:
             return nullcontext()
         folder = self.run_folder / "profile"
         return traced_step(folder, step=self.global_steps, ranks=self.ranks)
-
-
-def prepare_process(trainer: TrainingArguments) -> torch.device:
-    """Set determinism and threads of a rank's process; returns its device."""
-    device = prepare_device(deterministic=trainer.deterministic)
-    torch.set_num_threads(sizes.threads_of_rank(trainer, cores=len(os.sched_getaffinity(0))))
-    return device
-
-
-def require_run_folder(run_folder: Path, *, rank: int) -> None:
-    """Raise ConfigError if this machine does not have the run folder."""
-    if run_folder.is_dir():
-        return
-    raise ConfigError(
-        f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: "
-        "with several machines trainer.output_dir= "
-        "must be in a folder that they share, for recordings and checkpoints."
-    )

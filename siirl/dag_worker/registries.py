@@ -22,7 +22,7 @@ from siirl.algos.filters import (
 from siirl.algos.kl import KL_ESTIMATORS, KL_NAMES, is_kl_estimator, register_kl_estimator
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, SELECTIONS
 from siirl.algos.policy_losses import register_policy_loss as register_token_loss
-from siirl.compat.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+from siirl.compat.loss_registration import POLICY_LOSS_REGISTRY, register_policy_loss
 from siirl.engine.training.schedules import SCHEDULES, register_schedule
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag import TaskGraph

@@ -28,7 +28,7 @@ from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager, RewardScores
-from siirl.engine.reward_manager.text_rewards import TEXT_COLUMNS
+from siirl.engine.reward_manager.text_parts import TEXT_COLUMNS
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import TensorError, TooManyFailures
 from siirl.reporting.metrics import Value

@@ -1,20 +1,259 @@
 """Divides the samples of a step among ranks with equal work and few transfers, on request with
 equal counts and whole groups; computes each rank's transfers.
+
+Only the surplus moves. A rank may have up to 2 % more work than the mean. A rank above that gives
+away the rows with the fewest bytes that bring it below; they go to the ranks with the least work.
+If whole rows do not fit so closely, heavy and light ranks exchange some. If a rank still has more
+work than 2 % above the mean and more than Karmarkar and Karp's method gives, which ignores where
+rows are, that method's parts are taken, each by the rank that holds most of it. Plain numbers in
+and out; no torch, deterministic.
+
+Left out: machines. A row that moves to a neighbouring rank costs as much here as one that moves to
+another machine.
 """
 
+# N row, M row of one rank
+
+import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from siirl.data_coordinator.near_home import NOWHERE, Integers, partition_near_home
+from siirl.data_coordinator.balance import (
+    EXCHANGES_PER_PART,
+    exchange_rows,
+    get_seqlen_balanced_partitions,
+    pairs_to_try,
+)
 from siirl.data_coordinator.queues import Entry, PartitionRequest, Transfers
 from siirl.errors import ConfigError
 
 GROUP = "index"  # the column that holds the group id
 # The summed FLOPs of a step's rows are scaled to this many units, so that sums are exact in 64 bits
 WORK_UNITS = 2**40
+Integers = NDArray[np.int64]
+# A step waits for the rank with the most work. Balancing more closely than this share costs more
+# than it saves, because a row's bytes are packed, sent and unpacked.
+TOLERANCE = 0.02
+NOWHERE = -1
+"""Home of a row that no rank holds: it moves in any case."""
+# largest number of rows of a rank for which pairs of rows are tried too; larger ranks have enough
+# single rows
+PAIRS_UP_TO = 64
+
+
+def partition_near_home(
+    *,
+    work_N: Integers,
+    bytes_N: Integers,
+    home_N: Integers,
+    parts: int,
+    equal_counts: bool = False,
+) -> Integers:
+    """The part of each row, int64 [N].
+
+    Args:
+        work_N: Work of each row, none negative.
+        bytes_N: Bytes to send if a row moves.
+        home_N: The part that holds a row, or `NOWHERE`.
+        parts: Number of parts.
+        equal_counts: Whether each part gets N / `parts` rows; N must be a multiple then.
+    """
+    cap = largest_load(work_N, parts=parts)
+    part_N = _move_surplus(
+        work_N=work_N,
+        bytes_N=bytes_N,
+        home_N=home_N,
+        parts=parts,
+        cap=cap,
+        quota=len(work_N) // parts if equal_counts else None,
+    )
+    heaviest = _loads(part_N, work_N, parts=parts).max(initial=0)
+    if heaviest <= cap:
+        return part_N
+    by_work = get_seqlen_balanced_partitions(work_N.tolist(), parts, equal_counts)
+    balanced_N = _nearest_labels(by_work, bytes_N=bytes_N, home_N=home_N, parts=parts)
+    at_best = _loads(balanced_N, work_N, parts=parts).max(initial=0)
+    return part_N if heaviest <= at_best else balanced_N
+
+
+def largest_load(work_N: Integers, *, parts: int) -> int:
+    """Work that no part should exceed: `TOLERANCE` above the mean, or the heaviest row."""
+    mean = int(work_N.sum()) / parts
+    return max(int(mean * (1 + TOLERANCE)), -int(-mean // 1), int(work_N.max(initial=0)))
+
+
+def fewest_bytes(work_M: Integers, bytes_M: Integers, *, need: int) -> Integers:
+    """Positions of rows with at least `need` work together and few bytes.
+
+    Rows with much work per byte are taken first, until one more would be too much. The missing work
+    then comes from one more row, or from one that replaces another. Single rows and pairs that
+    suffice alone are considered too.
+    """
+    order_M = np.lexsort((-work_M, bytes_M / np.maximum(work_M, 1)))
+    taken, left, missing = [], [], need
+    for row, work in zip(order_M.tolist(), work_M[order_M].tolist(), strict=True):
+        if 0 < work <= missing:
+            taken.append(row)
+            missing -= work
+        else:
+            left.append(row)
+    if missing <= 0:
+        return np.array(taken, np.int64)
+    choices = [
+        *_one_more(taken, left, work_M, bytes_M, missing),
+        *_replaced(taken, left, work_M, bytes_M, missing),
+        *_one_or_two(work_M, bytes_M, need),
+    ]
+    return np.array(min(choices, key=lambda rows: int(bytes_M[rows].sum())), np.int64)
+
+
+def _one_more(
+    taken: list[int], left: list[int], work_M: Integers, bytes_M: Integers, missing: int
+) -> Iterable[list[int]]:
+    left_L = np.array(left, np.int64)
+    enough = left_L[work_M[left_L] >= missing]
+    if len(enough):
+        yield [*taken, int(enough[bytes_M[enough].argmin()])]
+
+
+def _replaced(
+    taken: list[int], left: list[int], work_M: Integers, bytes_M: Integers, missing: int
+) -> Iterable[list[int]]:
+    if not taken or not left:
+        return
+    gained = work_M[left][None, :] - work_M[taken][:, None]
+    cost = np.where(
+        gained >= missing, bytes_M[left][None, :] - bytes_M[taken][:, None], np.iinfo(np.int64).max
+    )
+    out, in_ = np.unravel_index(int(cost.argmin()), cost.shape)
+    if gained[out, in_] >= missing:
+        yield [*taken[:out], *taken[out + 1 :], left[in_]]
+
+
+def _one_or_two(work_M: Integers, bytes_M: Integers, need: int) -> Iterable[list[int]]:
+    enough = np.flatnonzero(work_M >= need)
+    if len(enough):
+        yield [int(enough[bytes_M[enough].argmin()])]
+    if not 2 <= len(work_M) <= PAIRS_UP_TO:
+        return
+    first, second = np.triu_indices(len(work_M), k=1)
+    fits = np.flatnonzero(work_M[first] + work_M[second] >= need)
+    if len(fits):
+        best = fits[(bytes_M[first] + bytes_M[second])[fits].argmin()]
+        yield [int(first[best]), int(second[best])]
+
+
+def _move_surplus(
+    *,
+    work_N: Integers,
+    bytes_N: Integers,
+    home_N: Integers,
+    parts: int,
+    cap: int,
+    quota: int | None,
+) -> Integers:
+    part_N = np.where((home_N >= 0) & (home_N < parts), home_N, NOWHERE)
+    loads = _loads(part_N, work_N, parts=parts)
+    for part, rows in enumerate(_rows_of_parts(part_N, parts=parts)):
+        if quota is not None and len(rows) > quota:
+            given = _window(work_N[rows], count=len(rows) - quota, wanted=int(work_N.sum()) / parts)
+        elif quota is None and loads[part] > cap:
+            given = fewest_bytes(work_N[rows], bytes_N[rows], need=int(loads[part]) - cap)
+        else:
+            continue
+        part_N[rows[given]] = NOWHERE
+    _place(part_N, work_N, parts=parts, quota=quota)
+    return _exchange(part_N, work_N, parts=parts, cap=cap, equal_counts=quota is not None)
+
+
+def _window(work_M: Integers, *, count: int, wanted: float) -> Integers:
+    """`count` rows of adjacent work whose removal brings the rest closest to `wanted`."""
+    order = np.argsort(work_M, kind="stable")
+    before = np.concatenate([[0], np.cumsum(work_M[order])])
+    stays = before[-1] - (before[count:] - before[:-count])
+    start = int(np.abs(stays - wanted).argmin())
+    return order[start : start + count]
+
+
+def _place(part_N: Integers, work_N: Integers, *, parts: int, quota: int | None) -> None:
+    """Give each row without a part, heaviest first, to the least loaded part that has room."""
+    homeless = np.flatnonzero(part_N == NOWHERE)
+    placed_N = part_N[part_N != NOWHERE]
+    room = np.full(parts, len(part_N)) if quota is None else quota - _counts(placed_N, parts=parts)
+    loads = _loads(part_N, work_N, parts=parts)
+    lightest = [(int(loads[part]), part) for part in range(parts) if room[part] > 0]
+    heapq.heapify(lightest)
+    for row in homeless[np.argsort(-work_N[homeless], kind="stable")].tolist():
+        load, part = heapq.heappop(lightest)
+        part_N[row] = part
+        room[part] -= 1
+        if room[part] > 0:
+            heapq.heappush(lightest, (load + int(work_N[row]), part))
+
+
+def _exchange(
+    part_N: Integers, work_N: Integers, *, parts: int, cap: int, equal_counts: bool
+) -> Integers:
+    """Exchange rows between heavy and light parts until all are below `cap` or none helps."""
+    sums = _loads(part_N, work_N, parts=parts)
+    if sums.max(initial=0) <= cap:
+        return part_N
+    rows = [part.tolist() for part in _rows_of_parts(part_N, parts=parts)]
+    for _ in range(EXCHANGES_PER_PART * parts):
+        if sums.max() <= cap or not any(
+            exchange_rows(rows, sums, work_N, heavy, light, equal_size=equal_counts)
+            for heavy, light in pairs_to_try(sums)
+        ):
+            break
+    for part, members in enumerate(rows):
+        part_N[members] = part
+    return part_N
+
+
+def _nearest_labels(
+    by_work: Sequence[Sequence[int]], *, bytes_N: Integers, home_N: Integers, parts: int
+) -> Integers:
+    """Number parts so that ranks get those of which they hold most bytes, greedily."""
+    group_N = np.empty(len(bytes_N), np.int64)
+    for group, rows in enumerate(by_work):
+        group_N[list(rows)] = group
+    at_home = np.flatnonzero((home_N >= 0) & (home_N < parts))
+    pairs, place = np.unique(group_N[at_home] * parts + home_N[at_home], return_inverse=True)
+    held = np.bincount(place, weights=bytes_N[at_home], minlength=len(pairs))
+    label: dict[int, int] = {}
+    free = set(range(parts))
+    for pair in pairs[np.lexsort((pairs, -held))].tolist():
+        group, home = divmod(pair, parts)
+        if group not in label and home in free:
+            label[group] = home
+            free.discard(home)
+    rest = iter(sorted(free))
+    return np.array(
+        [label[group] if group in label else next(rest) for group in range(parts)], np.int64
+    )[group_N]
+
+
+def _rows_of_parts(part_N: Integers, *, parts: int) -> list[Integers]:
+    """Ascending rows of each part; rows that no rank holds are in no part."""
+    order = np.argsort(part_N, kind="stable")
+    ends = np.searchsorted(part_N[order], np.arange(parts + 1))
+    return [order[begin:end] for begin, end in pairwise(ends.tolist())]
+
+
+def _loads(part_N: Integers, work_N: Integers, *, parts: int) -> Integers:
+    loads = np.zeros(parts, np.int64)
+    placed = part_N != NOWHERE
+    np.add.at(loads, part_N[placed], work_N[placed])
+    return loads
+
+
+def _counts(part_N: Integers, *, parts: int) -> Integers:
+    return np.bincount(part_N, minlength=parts)
 
 
 def divide(

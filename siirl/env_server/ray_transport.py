@@ -27,7 +27,6 @@ import asyncio
 import itertools
 import logging
 import os
-import pickle
 import secrets
 import struct
 import sys
@@ -44,10 +43,19 @@ from ray.util import get_node_ip_address
 from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
 from siirl import stacks
 from siirl.env_server import connection
-from siirl.env_server.connection import Address, ClientEnd, ServerEnd
-from siirl.env_server.server import Answered, Answers, EnvServer, Raised, Request
+from siirl.env_server.connection import Address, ClientEnd
+from siirl.env_server.server import Answered, EnvServer, Raised, Request
 from siirl.env_server.shared_area import AreaHandle, SharedArea, room_of_answer
-from siirl.env_server.wire import UNPICKLABLE, AnswerReader, AnswerWriter, Order, pickled
+from siirl.env_server.wire import (
+    NUMBER,
+    PART,
+    UNPICKLABLE,
+    AnswerReader,
+    AnswerWriter,
+    Order,
+    Serving,
+    pickled,
+)
 from siirl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -63,14 +71,6 @@ RAY_WAS_SHUT_DOWN = (
 # Ray detects the end of a process within a second; that of a node after half a minute, which is too
 # long to wait
 REASON_S = 5.0
-NUMBER = struct.Struct(">Q")
-"""Before a message to the server: its number."""
-PART = struct.Struct(">QI")
-"""Before a message of answers: number of the message that they answer, and how many; the positions
-there follow, four bytes each.
-"""
-# An environment that has not answered after this time awaits something.
-AWAITS_S = 0.001
 
 
 class Opened(NamedTuple):
@@ -139,72 +139,9 @@ class EnvServerActor:
         with self._loop.run_until_complete(
             connection.accept(self._listener, secret=self._secret)
         ) as pool:
-            serving = _Serving(self._server, pool, writer)
+            serving = Serving(self._server, pool, writer)
             self._loop.run_until_complete(serving.answer_all())
             self._loop.run_until_complete(self._server.close())
-
-
-class _Serving:
-    """Answers the messages of a connection.
-
-    No method of the actor may be asynchronous, or Ray would run all of them on a loop of its own.
-    """
-
-    def __init__(self, server: EnvServer, pool: ServerEnd, writer: AnswerWriter) -> None:
-        self._server, self._pool, self._writer = server, pool, writer
-
-    async def answer_all(self) -> None:
-        """Answer messages until the connection ends.
-
-        While nothing is under way, the thread waits in the connection itself, which takes the least
-        time; otherwise another thread waits there.
-        """
-        messages = self._pool.messages()
-        reading: asyncio.Future[bytes | None] | None = None
-        running: set[asyncio.Future[None]] = set()
-        while True:
-            if reading is None and not running:
-                message = next(messages, None)
-            else:
-                reading = reading or asyncio.ensure_future(asyncio.to_thread(next, messages, None))
-                either: set[asyncio.Future[Any]] = {reading, *running}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                running = _rest(running)
-                if not reading.done():
-                    continue
-                message, reading = reading.result(), None
-            if message is None:
-                break
-            running.add(asyncio.ensure_future(self._answer(message)))
-            await asyncio.wait(running, timeout=AWAITS_S, return_when=asyncio.FIRST_COMPLETED)
-            running = _rest(running)
-        for task in running:
-            task.cancel()
-
-    async def _answer(self, message: bytes) -> None:
-        (number,) = NUMBER.unpack_from(message)
-        order: Order = pickle.loads(memoryview(message)[NUMBER.size :])
-
-        def send(positions: Sequence[int], answers: Answers) -> None:
-            part = Order(
-                [order.requests[position] for position in positions],
-                [order.place_is_free[position] for position in positions],
-            )
-            content, arrays = self._writer.message_of(answers, part)
-            head = PART.pack(number, len(positions)) + struct.pack(
-                f">{len(positions)}I", *positions
-            )
-            self._pool.send(head + content, *arrays)
-
-        await self._server.handle(order.requests, send)
-
-
-def _rest(tasks: set[asyncio.Future[None]]) -> set[asyncio.Future[None]]:
-    """Those that are not done; an error of the server's own is raised."""
-    for task in tasks:
-        if task.done():
-            task.result()
-    return {task for task in tasks if not task.done()}
 
 
 class RayTransport:

@@ -4,7 +4,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 
 from siirl import stacks
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session
+from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.threads import short_waits
 from siirl.preflight.ray_address import resolve_address

@@ -7,7 +7,7 @@ from siirl.dag_worker.text_components import (
 )
 from siirl.data_coordinator.prompts.joined_files import open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
-from siirl.engine.reward_manager.text_rewards import FunctionPart
+from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub

@@ -31,9 +31,10 @@ from siirl.engine.rollout.workflow import RolloutResult, RolloutWorkflow
 from siirl.engine.training.collectives import Collectives, join
 from siirl.engine.training.rank_device import device_of_rank
 from siirl.engine.training.weight_sync import checksum, receive_weights
-from siirl.execution.scheduler.launch import ClusterSettings, MeetingPoint, ray_session
+from siirl.execution.scheduler.launch import MeetingPoint
 from siirl.execution.scheduler.placement import machines
 from siirl.execution.scheduler.process_group_manager import choose_backend
+from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 from siirl.params.threads import short_waits
 
 MakeRollout = Callable[[], InferenceEngine]

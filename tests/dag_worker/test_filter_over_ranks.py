@@ -18,8 +18,9 @@ from siirl.data_coordinator.ray_redistribution import RayRedistribution
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.training.collectives import join, leave
 from siirl.execution.dag import Node, NodeType
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
+from siirl.execution.scheduler.launch import run_on_ray
 from siirl.execution.scheduler.placement import Layout
+from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 
 LENGTHS = (
     (1, 6, 2, 6),

@@ -10,7 +10,7 @@ import torch
 from one_process import run
 
 from envs.registry import env_spec
-from siirl.engine.reward_manager.embodied_rewards import Memoryless, RewardScores
+from siirl.engine.reward_manager.reward_contract import Memoryless, RewardScores
 from siirl.models.policy_loader import build_policy
 from tests.models.tiny_openvla import CONFIG, know_tiny_encoders, write_checkpoint
 

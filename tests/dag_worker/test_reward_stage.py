@@ -17,7 +17,7 @@ from siirl.dag_worker.stages import PROMPT_COLUMNS, compute_reward, load_prompts
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.reward_manager import TextRewardManager
 from siirl.engine.reward_manager.embodied_rewards import SuccessReward
-from siirl.engine.reward_manager.text_rewards import EnvironmentPart, PartScores
+from siirl.engine.reward_manager.text_parts import EnvironmentPart, PartScores
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import TooManyFailures
 from siirl.execution.dag import load_workflow_file

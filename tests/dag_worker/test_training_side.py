@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from siirl.dag_worker.separate.exchange import PROMPT, Exchange, Weights
-from siirl.dag_worker.separate.line import LOST, ThreadLine
+from siirl.dag_worker.separate.exchange import PROMPT, Exchange
+from siirl.dag_worker.separate.line import LOST, Weights
 from siirl.dag_worker.separate.training_side import TrainingSide
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt, RolloutLedger
 from tests.algos.thread_ranks import ThreadRanks, on_threads
+from tests.dag_worker.two_groups import ThreadLine
 
 BATCH, RANKS = 4, 2
 

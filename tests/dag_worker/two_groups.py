@@ -7,10 +7,10 @@ import functools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from siirl.dag_worker.events import Event, Ready, StepDone
 from siirl.dag_worker.separate.exchange import Exchange
-from siirl.dag_worker.separate.line import ThreadLine
 from siirl.dag_worker.separate.workers import WorkerFactory
 from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.execution.dag.resource_groups import GET
@@ -22,6 +22,31 @@ from siirl.preflight.prepare import load_graph
 
 LOADING = threading.Lock()
 """transformers loads a model in one thread at a time."""
+
+
+class ThreadLine:
+    """Connects threads of one process; the exchange lives on `loop`, which another thread runs."""
+
+    def __init__(self, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
+        self.exchange, self.loop = exchange, loop
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """See `Line`."""
+        coroutine = getattr(self.exchange, method)(*arguments)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    async def acall(self, method: str, *arguments: Any) -> Any:
+        """See `Line`."""
+        coroutine = getattr(self.exchange, method)(*arguments)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def store(self, thing: Any) -> Any:
+        """See `Line`."""
+        return thing
+
+    def fetch(self, references: Sequence[Any]) -> list[Any]:
+        """See `Line`."""
+        return list(references)
 
 
 class WatchedLine(ThreadLine):

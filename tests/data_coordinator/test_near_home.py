@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
-from siirl.data_coordinator.near_home import (
+from siirl.data_coordinator.partition import (
     NOWHERE,
     TOLERANCE,
     fewest_bytes,

@@ -6,7 +6,8 @@ from tiny_training import largest_difference, make_actor, make_engine, trajector
 
 from siirl.algos.aggregation import AGGREGATIONS
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES
-from siirl.compat.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
+from siirl.compat.core_algos import agg_loss
+from siirl.compat.loss_registration import POLICY_LOSS_REGISTRY, register_policy_loss
 from siirl.engine.actor.actor_loss import TIMES_ADVANTAGE
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 from siirl.reporting.metrics import declaration

@@ -14,7 +14,8 @@ from siirl.algos.policy_losses import (
     policy_loss,
 )
 from siirl.algos.policy_losses import register_policy_loss as register_own_loss
-from siirl.compat.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
+from siirl.compat.core_algos import agg_loss
+from siirl.compat.loss_registration import POLICY_LOSS_REGISTRY, register_policy_loss
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 from siirl.params import ActorArguments

@@ -18,10 +18,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from siirl.env_server.connection import MAX_MESSAGE_BYTES
-from siirl.env_server.recycled import MAX_SIZE, NUM_KEPT, NUM_SIZES, RecycledMemory
 from siirl.env_server.server import Answers, Raised, Request
 from siirl.env_server.shared_area import LARGE, AreaHandle, SharedArea, aligned
-from siirl.env_server.wire import UNPICKLABLE, AnswerReader, AnswerWriter, Order
+from siirl.env_server.wire import (
+    MAX_SIZE,
+    NUM_KEPT,
+    NUM_SIZES,
+    UNPICKLABLE,
+    AnswerReader,
+    AnswerWriter,
+    Order,
+    RecycledMemory,
+)
 
 ROOM = 4 * LARGE
 NUM_ENVS = 3

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from siirl.errors import ConfigError
 from siirl.execution.scheduler import placement
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
+from siirl.execution.scheduler.launch import run_on_ray
 from siirl.execution.scheduler.placement import (
     Layout,
     Placement,
@@ -22,6 +22,7 @@ from siirl.execution.scheduler.placement import (
     require_machines,
     servers_of_cluster,
 )
+from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 from siirl.execution.scheduler.vitals import Vitals
 
 HELD_S = 2.0

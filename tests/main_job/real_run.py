@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.processes import RAY_AGENTS, descendants_of, living_processes, processes_of_session
-from siirl.execution.scheduler.launch import TIMED_OUT
+from siirl.execution.scheduler.ray_session import TIMED_OUT
 
 __all__ = [
     "RAY_AGENTS",

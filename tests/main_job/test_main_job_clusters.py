@@ -15,8 +15,8 @@ import pytest
 from real_run import RAY, RAY_AGENTS, descendants_of, living_processes, start_ray
 
 from siirl.errors import ConfigError
-from siirl.execution.scheduler.launch import credentials
 from siirl.execution.scheduler.placement import Layout, Machine, require_machines
+from siirl.execution.scheduler.ray_session import credentials
 from siirl.preflight.ray_address import address_problems, resolve_address
 
 REFUSED = 2

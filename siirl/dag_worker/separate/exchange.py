@@ -13,82 +13,20 @@ None after `WAIT_S`, so that its caller can check for a stop request. Left out: 
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from siirl.dag_worker.separate.line import Evaluation, Report, Taken, Weights, Work
 from siirl.data_coordinator.coordinator import DataCoordinator
 from siirl.data_coordinator.leases import Lease
 from siirl.data_coordinator.queues import QueueKey
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Finished, Prompt, RolloutLedger
 from siirl.errors import InvariantError
-from siirl.reporting.metrics import Value
 
 WAIT_S = 0.5
 HOLDER = "train"
 PROMPT = "prompt"
 """Key of `SampleInfo.dict_info`: number of the prompt whose rows the entry has."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A command to evaluate."""
-
-    call: int
-    step: int
-    greedy: bool
-    record: bool
-
-
-@dataclass(frozen=True)
-class Work:
-    """The next work of a rollout rank."""
-
-    prompts: tuple[Prompt, ...] = ()
-    weights_step: int | None = None
-    """Step whose weights must act on `prompts`; None: the newest."""
-    evaluation: Evaluation | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """Rewards by uid since the last call, for recordings."""
-    rewarded_step: int = -1
-    """Step up to which all rewards are known."""
-    over: bool = False
-    """Whether the run has ended."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Published weights: buckets by reference."""
-
-    step: int
-    version: int
-    """Optimiser steps, as samples are marked."""
-    buckets: tuple[tuple[tuple[Any, ...], Any], ...]
-    """Packed entries and reference of each bucket (siirl.engine.training.weight_buckets)."""
-    checksum: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """Metrics of a rollout rank since its last report."""
-
-    metrics: Mapping[str, Value]
-    episodes: int = 0
-    failed: tuple[str, ...] = ()
-    """Reasons of the episodes that could not be simulated."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Prompts for a training step; `Exchange.references` has the references of their rows."""
-
-    prompts: tuple[Finished, ...]
-    infos: tuple[SampleInfo, ...]
-    """One per prompt."""
-    reports: tuple[tuple[int, Report], ...]
-    """Rollout rank and report, since the last call."""
-    discarded: int
-    """Prompts dropped because they were too old, since the last call."""
 
 
 class Exchange:

@@ -24,8 +24,8 @@ from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.published_weights import WeightPublisher
-from siirl.dag_worker.separate.rollout_ranks import RolloutRanks
-from siirl.dag_worker.separate.rollout_worker import Recording, RolloutParts
+from siirl.dag_worker.separate.rollout_ranks import Recording, RolloutRanks
+from siirl.dag_worker.separate.rollout_worker import RolloutParts
 from siirl.dag_worker.separate.training_side import (
     DistantCollector,
     DistantLoader,

@@ -1,13 +1,15 @@
-"""Connection of a rank to the exchange and the stored rows: protocol, and version for threads.
+"""Connection of a rank to the exchange and the stored rows, and the messages on it.
 
 Left out: processes (`siirl.dag_worker.separate.ray_exchange`).
 """
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from siirl.dag_worker.separate.exchange import Exchange
+from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.engine.rollout.ledger import Finished, Prompt
+from siirl.reporting.metrics import Value
 
 LOST = object()
 """Result of fetching an object whose owner died."""
@@ -29,26 +31,62 @@ class Line(Protocol):
         """The objects behind the references; `LOST` if the owner died."""
 
 
-class ThreadLine:
-    """Connects threads of one process; the exchange lives on `loop`, which another thread runs."""
+@dataclass(frozen=True)
+class Evaluation:
+    """A command to evaluate."""
 
-    def __init__(self, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
-        self.exchange, self.loop = exchange, loop
+    call: int
+    step: int
+    greedy: bool
+    record: bool
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """See `Line`."""
-        coroutine = getattr(self.exchange, method)(*arguments)
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    async def acall(self, method: str, *arguments: Any) -> Any:
-        """See `Line`."""
-        coroutine = getattr(self.exchange, method)(*arguments)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+@dataclass(frozen=True)
+class Work:
+    """The next work of a rollout rank."""
 
-    def store(self, thing: Any) -> Any:
-        """See `Line`."""
-        return thing
+    prompts: tuple[Prompt, ...] = ()
+    weights_step: int | None = None
+    """Step whose weights must act on `prompts`; None: the newest."""
+    evaluation: Evaluation | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards by uid since the last call, for recordings."""
+    rewarded_step: int = -1
+    """Step up to which all rewards are known."""
+    over: bool = False
+    """Whether the run has ended."""
 
-    def fetch(self, references: Sequence[Any]) -> list[Any]:
-        """See `Line`."""
-        return list(references)
+
+@dataclass(frozen=True)
+class Weights:
+    """Published weights: buckets by reference."""
+
+    step: int
+    version: int
+    """Optimiser steps, as samples are marked."""
+    buckets: tuple[tuple[tuple[Any, ...], Any], ...]
+    """Packed entries and reference of each bucket (siirl.engine.training.weight_buckets)."""
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Metrics of a rollout rank since its last report."""
+
+    metrics: Mapping[str, Value]
+    episodes: int = 0
+    failed: tuple[str, ...] = ()
+    """Reasons of the episodes that could not be simulated."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Prompts for a training step; `Exchange.references` has the references of their rows."""
+
+    prompts: tuple[Finished, ...]
+    infos: tuple[SampleInfo, ...]
+    """One per prompt."""
+    reports: tuple[tuple[int, Report], ...]
+    """Rollout rank and report, since the last call."""
+    discarded: int
+    """Prompts dropped because they were too old, since the last call."""

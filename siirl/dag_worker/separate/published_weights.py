@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from siirl.dag_worker.separate.exchange import Weights
-from siirl.dag_worker.separate.line import LOST, Line
+from siirl.dag_worker.separate.line import LOST, Line, Weights
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send

@@ -1,14 +1,17 @@
-"""Collectives of the rollout ranks for small objects, through the run's exchange.
+"""What rollout ranks have in place of a colocated rank's collectives and recorder.
 
 They share no process group: a dead rank is replaced while the others continue, and its replacement
-runs the current evaluation from the start.
+runs the current evaluation from the start. Collectives of small objects go through the run's
+exchange. Rewards come later, from the training ranks.
 """
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from siirl.dag_worker.separate.line import Line
+from siirl.engine.rollout.workflow import Trajectory
 from siirl.occupation import OCCUPATION
 
 Thing = TypeVar("Thing")
@@ -61,3 +64,38 @@ class RolloutRanks:
         parts = self.gather_objects(rows)
         start = sum(len(part) for part in parts[: self.rank])
         return torch.cat(parts), slice(start, start + len(rows))
+
+
+class Recording:
+    """Recordings of training episodes whose rewards come later, from another process.
+
+    Args:
+        recorder: Writes the recordings; has a list `waiting` of (trajectory, kind, step).
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
+        """See `Recorder`."""
+        self.recorder.keep(trajectories, kind=kind, step=step)
+
+    def write(self, rewards: Any) -> None:
+        """Write episodes of evaluations, whose rewards are complete."""
+        self._write(rewards, [entry for entry in self.recorder.waiting if entry[1] == "val"])
+
+    def write_up_to(self, step: int, rewards: Any) -> None:
+        """Write training episodes with a reward, and those up to step `step`, which get none."""
+        ready = [
+            entry
+            for entry in self.recorder.waiting
+            if entry[1] == "train" and (entry[0].row["uid"] in rewards or entry[2] <= step)
+        ]
+        self._write(rewards, ready)
+
+    def _write(self, rewards: Any, ready: list[Any]) -> None:
+        chosen = {id(entry[0]) for entry in ready}
+        rest = [entry for entry in self.recorder.waiting if id(entry[0]) not in chosen]
+        self.recorder.waiting = ready
+        self.recorder.write(rewards)
+        self.recorder.waiting = rest

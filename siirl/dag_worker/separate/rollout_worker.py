@@ -20,9 +20,10 @@ from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
-from siirl.dag_worker.separate.exchange import PROMPT, Evaluation, Report, Weights, Work
-from siirl.dag_worker.separate.line import Line
+from siirl.dag_worker.separate.exchange import PROMPT
+from siirl.dag_worker.separate.line import Evaluation, Line, Report, Weights, Work
 from siirl.dag_worker.separate.published_weights import SecondCopy, WeightThread
+from siirl.dag_worker.separate.rollout_ranks import Recording
 from siirl.dag_worker.separate.training_side import columns_of
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.protocol.batch import shallow_copy
@@ -30,7 +31,7 @@ from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt
 from siirl.engine.rollout.rollout import Rollout
-from siirl.engine.rollout.workflow import RolloutResult, Trajectory
+from siirl.engine.rollout.workflow import RolloutResult
 from siirl.errors import ConfigError, TooManyFailures
 from siirl.execution.dag import Node, NodeOutput, TaskGraph
 from siirl.interrupts import Interrupted
@@ -38,41 +39,6 @@ from siirl.occupation import OCCUPATION
 from siirl.reporting.metrics import Value
 
 REPORT_EVERY_S = 1.0  # in stream mode: counts over shorter times are noise
-
-
-class Recording:
-    """Recordings of training episodes whose rewards come later, from another process.
-
-    Args:
-        recorder: Writes the recordings; has a list `waiting` of (trajectory, kind, step).
-    """
-
-    def __init__(self, recorder: Any) -> None:
-        self.recorder = recorder
-
-    def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
-        """See `Recorder`."""
-        self.recorder.keep(trajectories, kind=kind, step=step)
-
-    def write(self, rewards: Any) -> None:
-        """Write episodes of evaluations, whose rewards are complete."""
-        self._write(rewards, [entry for entry in self.recorder.waiting if entry[1] == "val"])
-
-    def write_up_to(self, step: int, rewards: Any) -> None:
-        """Write training episodes with a reward, and those up to step `step`, which get none."""
-        ready = [
-            entry
-            for entry in self.recorder.waiting
-            if entry[1] == "train" and (entry[0].row["uid"] in rewards or entry[2] <= step)
-        ]
-        self._write(rewards, ready)
-
-    def _write(self, rewards: Any, ready: list[Any]) -> None:
-        chosen = {id(entry[0]) for entry in ready}
-        rest = [entry for entry in self.recorder.waiting if id(entry[0]) not in chosen]
-        self.recorder.waiting = ready
-        self.recorder.write(rewards)
-        self.recorder.waiting = rest
 
 
 @dataclass

@@ -21,8 +21,8 @@ from tensordict import TensorDict
 from envs.base import EnvSpec
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.rollout_collector import refuse_segments
-from siirl.dag_worker.separate.exchange import PROMPT, Report, Taken
-from siirl.dag_worker.separate.line import LOST, Line
+from siirl.dag_worker.separate.exchange import PROMPT
+from siirl.dag_worker.separate.line import LOST, Line, Report, Taken
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
 from siirl.data_coordinator.prompts.prompt_loader import PromptLoader

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
-from siirl.dag_worker.dagworker import DAGWorker, prepare_process, require_run_folder
+from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.separate.group_components import build_rollout, build_training
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.rollout_worker import RolloutWorker
 from siirl.data_coordinator.redistribution import Redistribution
+from siirl.engine.training.rank_device import prepare_process, require_run_folder
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import PUT
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager

@@ -1,12 +1,11 @@
 """Rewards of finished episodes: one manager for each `reward.name`."""
 
-from siirl.engine.reward_manager.embodied_rewards import (
-    REWARD_MANAGERS,
+from siirl.engine.reward_manager.embodied_rewards import REWARD_MANAGERS, make_reward_manager
+from siirl.engine.reward_manager.reward_contract import (
     EpisodeOutcomes,
     Memoryless,
     RewardManager,
     RewardScores,
-    make_reward_manager,
 )
 from siirl.engine.reward_manager.text_rewards import TextRewardManager, make_text_reward_manager
 

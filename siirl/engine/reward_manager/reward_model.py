@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from envs.text import Message
-from siirl.engine.reward_manager.embodied_rewards import EpisodeOutcomes
-from siirl.engine.reward_manager.text_rewards import MODEL_COLUMNS, PartScores, column_of
+from siirl.engine.reward_manager.reward_contract import EpisodeOutcomes
+from siirl.engine.reward_manager.text_parts import MODEL_COLUMNS, PartScores, column_of
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.sharding import repeated_blocks, shard
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError

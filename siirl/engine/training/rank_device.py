@@ -1,13 +1,17 @@
-"""Device of a rank, and process settings that must precede its first CUDA call.
+"""Process of a rank: its device, determinism, threads and folder.
 
 Ray shows a rank only its own GPUs (CUDA_VISIBLE_DEVICES), so the first one is the rank's.
 """
 
 import os
+import socket
+from pathlib import Path
 
 import torch
 
-from siirl.errors import InvariantError
+from siirl.errors import ConfigError, InvariantError
+from siirl.params import sizes
+from siirl.params.training_args import TrainingArguments
 
 # cuBLAS picks a workspace per stream at run time, and sums in another order with another one,
 # unless it has a fixed one when its handle is made
@@ -54,3 +58,21 @@ def set_deterministic(wanted: bool) -> None:
                 f"CUDA starts, and it is {value!r}: set it in the environment of the command."
             )
     torch.use_deterministic_algorithms(wanted)
+
+
+def prepare_process(trainer: TrainingArguments) -> torch.device:
+    """Set determinism and threads of a rank's process; returns its device."""
+    device = prepare_device(deterministic=trainer.deterministic)
+    torch.set_num_threads(sizes.threads_of_rank(trainer, cores=len(os.sched_getaffinity(0))))
+    return device
+
+
+def require_run_folder(run_folder: Path, *, rank: int) -> None:
+    """Raise ConfigError if this machine does not have the run folder."""
+    if run_folder.is_dir():
+        return
+    raise ConfigError(
+        f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: "
+        "with several machines trainer.output_dir= "
+        "must be in a folder that they share, for recordings and checkpoints."
+    )
