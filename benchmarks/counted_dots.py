@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from envs.prompt_files import PromptRow, write_prompts
+from envs.prompt_files import write_prompts
+from envs.prompt_rows import PromptRow
 from envs.question_pictures import PLACEHOLDER, PictureSource
 from envs.text import message
 

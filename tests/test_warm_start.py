@@ -14,7 +14,7 @@ from siirl.imitation.warm_starts import check_target_noise, demonstrations_of_ea
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
-from siirl.models.tiny_backbone import load_tiny
+from siirl.models.tiny_checkpoint import load_tiny
 from siirl.models.tiny_flow_vla import TinyFlowVLA
 from siirl.warm_start import main
 

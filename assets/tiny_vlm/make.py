@@ -15,7 +15,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from benchmarks.counted_dots import dots_rows
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.imitation.sft import NOTES_FILE, measure_answers, train_sft
 from siirl.models.chat import ChatTokenizer

@@ -19,7 +19,7 @@ import numpy as np
 from envs.base import Environment, Info, StepResult, checked_turns
 from envs.math.grading import GRADING_CPU_S, Grader
 from envs.math.math_env import asked_row, grade_info, opening_info, question_source
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.text import REWARD_PARTS, VERDICT, TextObservation, message, observe, text_spec
 
 ROLES = ("solver", "checker", "reviser")

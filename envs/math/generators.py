@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from envs.names import listed, nearest
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.text import message
 
 Split = Literal["train", "heldout"]

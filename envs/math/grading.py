@@ -27,7 +27,7 @@ from envs.math.agreement import Comparison, agreement
 from envs.math.answers import MAX_ANSWER_CHARACTERS, MarkedAnswer, marked_answer
 from envs.math.conclusions import concluded_answer
 from envs.math.expressions import NoExpression, compute
-from envs.prompt_files import require_truth
+from envs.prompt_rows import require_truth
 from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
 

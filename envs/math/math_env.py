@@ -36,7 +36,7 @@ from envs.math.question_sources import (
     can_grade,
     check_row,
 )
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.text import (
     GRADED,
     GROUND_TRUTH,

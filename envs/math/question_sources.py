@@ -14,7 +14,8 @@ import numpy as np
 
 from envs.math.generators import WORDINGS, GeneratedTask, draw_question, held_out, prompt_row
 from envs.math.grading import check_truth
-from envs.prompt_files import PromptFile, PromptRow, open_prompts
+from envs.prompt_files import open_prompts
+from envs.prompt_rows import PromptFile, PromptRow
 
 LUCKY_DRAWS = 200  # rows tried at random before all are searched
 

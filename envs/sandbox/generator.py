@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from envs.names import listed, nearest
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.sandbox.problems import STYLE, encoded_tests
 from envs.text import message
 

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from envs.archives import MEBIBYTE
-from envs.prompt_files import PromptRow, json_object, open_prompts
+from envs.prompt_files import open_prompts
+from envs.prompt_rows import PromptRow, json_object
 from envs.sandbox.generator import INSTRUCTION, held_out
 from envs.sandbox.problems import STYLE, Problem, encoded_tests
 from envs.text import message, shortened

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.prompt_files import PromptRow, require_truth
+from envs.prompt_rows import PromptRow, require_truth
 from envs.sandbox.limits import ProgramRun
 from envs.text import shortened
 

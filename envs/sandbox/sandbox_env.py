@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, Protocol, get_args
 
 from envs.arguments import checked_seed, checked_tasks, read_options
 from envs.base import Environment, EpisodeFailed, Info, StepResult
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.sandbox.generator import SPLITS, WORDINGS, GeneratedTask, draw_row
 from envs.sandbox.isolation import Bubblewrap, NoIsolation
 from envs.sandbox.limits import Limits, Sandbox, SandboxFailed

@@ -25,7 +25,7 @@ from envs.math.math_env import (
     question_source,
 )
 from envs.math.question_sources import any_row, can_grade, check_row
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.text import (
     REWARD_PARTS,
     VERDICT,

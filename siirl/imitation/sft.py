@@ -18,7 +18,7 @@ import torch
 from rich.progress import Progress
 from tensordict import TensorDict
 
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from siirl.algos.log_probs import TokenScores
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.batch_loss import LossSum

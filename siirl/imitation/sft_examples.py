@@ -11,7 +11,7 @@ from typing import Any
 
 from envs.math.math_env import DEFAULT_TASKS as MATHS_TASKS
 from envs.math.math_env import HELDOUT_SHARE, question_source
-from envs.prompt_files import PromptRow, require_truth
+from envs.prompt_rows import PromptRow, require_truth
 from envs.sandbox import generator as programs
 from envs.sandbox.problems import STYLE as CODE
 from envs.sandbox.sandbox_env import DEFAULT_TASKS as SANDBOX_TASKS

@@ -29,15 +29,8 @@ from siirl.algos.distributions import ActionDistribution, Categorical, Gaussian
 from siirl.algos.ranks import Ranks
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.flops import linear_flops
-from siirl.models.tiny_backbone import (
-    TinyConfig,
-    TinyPolicy,
-    make_tiny,
-    observed_sizes,
-    require_sizes,
-    stored_bounds,
-    stored_sizes,
-)
+from siirl.models.tiny_backbone import TinyConfig, TinyPolicy, observed_sizes, require_sizes
+from siirl.models.tiny_checkpoint import make_tiny, stored_bounds, stored_sizes
 
 CONTROL_POLICY = "control_policy"
 HIDDEN_GAIN, HEAD_GAIN = math.sqrt(2), 0.01

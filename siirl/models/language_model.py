@@ -13,7 +13,6 @@ needs no second copy in memory.
 
 import contextlib
 import functools
-import inspect
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +33,7 @@ from siirl.models.adapters import (
     name_without_adapters,
     stored_adapters,
 )
+from siirl.models.architecture_check import supports_masks, try_out
 from siirl.models.pretrained import (
     miniature,
     plan_causal_lm,
@@ -50,9 +50,6 @@ from siirl.params.model_args import LoraArguments
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 NO_LIMIT = 1 << 20  # for models without position embeddings, which have no length limit
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-# For 16 bits: rounding changes a hidden state by percents, a leak between rows by its own size.
-ROUGH_TOLERANCE = 0.1
 
 
 class LanguageModel(Adaptable):
@@ -300,8 +297,8 @@ def load_language_model(
     if planned is not None:
         small = miniature(config, trust_remote_code=trust_remote_code)
         asked = LanguageModel(small, sight=sight)
-    _try_out(asked, source)
-    model.shares_prompts = _supports_masks(asked)
+    try_out(asked, source)
+    model.shares_prompts = supports_masks(asked)
     if gradient_checkpointing:
         recompute_activations(model)
     return model
@@ -347,81 +344,6 @@ def _forward_that_recomputes(block: Any, *arguments: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*arguments, **named)
     return checkpoint(forward, *arguments, use_reentrant=False, **named)
-
-
-@torch.no_grad()
-def _try_out(model: LanguageModel, source: str) -> None:
-    """Test on a few tokens that logits are hidden states times output weights, and rows separate.
-
-    Raises:
-        ConfigError: The head does more than a product, or packed rows attend to each other.
-    """
-    name = type(model.causal_lm).__name__
-    if "position_ids" not in inspect.signature(model.causal_lm.base_model.forward).parameters:
-        raise ConfigError(
-            f"{source}: {name} takes no position_ids, which separate packed rows. Take another "
-            "architecture."
-        )
-    ids_1S = torch.arange(1, 7)[None] % model.vocab_size
-    positions_1S = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    together = model(ids_1S, positions_1S)
-    alone = torch.cat(
-        [model(ids_1S[:, row], positions_1S[:, row]) for row in (slice(0, 3), slice(3, 6))], dim=1
-    )
-    tolerance = TOLERANCE.get(alone.dtype, ROUGH_TOLERANCE)
-    if _relative_difference(together, alone) > tolerance:
-        raise ConfigError(
-            f"{source}: in {name} packed rows see each other (recurrent or convolutional layers "
-            "ignore position ids), so log-probs would be wrong. Take an architecture with "
-            "attention only."
-        )
-    logits = model.causal_lm(
-        input_ids=ids_1S[:, :3], position_ids=positions_1S[:, :3], use_cache=False
-    ).logits
-    product = alone[:, :3] @ model.output_weight.T
-    if model.output_bias is not None:
-        product = product + model.output_bias
-    if _relative_difference(product, logits) > tolerance:
-        raise ConfigError(
-            f"{source}: the logits of {name} are not hidden states times output weights (they are "
-            "scaled or capped), and log-probs without whole logits support only that product. "
-            "Take another architecture."
-        )
-
-
-@torch.no_grad()
-def _supports_masks(model: LanguageModel) -> bool:
-    """Whether two answers behind one prompt equal each alone, on a few tokens.
-
-    A sliding window is longer than these tokens and would be lost under a custom mask, and
-    attention functions other than torch's take other masks; such models are not tested and get
-    False.
-    """
-    config = model.config.get_text_config()
-    has_window = getattr(config, "sliding_window", None) is not None
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if (
-        has_window
-        or layer_types - {"full_attention"}
-        or model.config._attn_implementation != "sdpa"
-    ):
-        return False
-    ids_S = torch.arange(1, 8) % model.vocab_size  # three of the prompt, then two answers of two
-    positions_S = torch.tensor([0, 1, 2, 3, 4, 3, 4])
-    sees_SS = torch.ones(7, 7, dtype=torch.bool).tril()
-    sees_SS[5:, 3:5] = False
-    together = model(ids_S[None], positions_S[None], sees_SS[None, None])[0]
-    rows = (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 1, 2, 5, 6]))
-    tolerance = TOLERANCE.get(together.dtype, ROUGH_TOLERANCE)
-    return all(
-        _relative_difference(together[row], model(ids_S[None, row], positions_S[None, row])[0])
-        <= tolerance
-        for row in rows
-    )
-
-
-def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-12))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

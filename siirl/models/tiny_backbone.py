@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,18 +28,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
+from siirl.errors import CheckpointError
 from siirl.models.policy import Policy
-from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights, plan_weights
-from siirl.params.documents import is_count, read_object
-from siirl.params.policies import POLICIES
-from siirl.params.weight_files import weight_files
+from siirl.models.weights import CONFIG_FILE
 
 if TYPE_CHECKING:
     import gymnasium
 
 PADDING = 0  # id behind the last word of an instruction
-MOST_WORDS = 4096  # of an instruction; those of robots' tasks have a dozen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,48 +102,6 @@ def _shape(space: gymnasium.Space[Any]) -> Any:
             f"An observation of the space {space} has no shape, so no policy can be made for it."
         )
     return space.shape
-
-
-def stored_sizes(values: Mapping[str, Any], *, other: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of `TinyConfig` in a config.json, checked.
-
-    Args:
-        values: The object.
-        other: Further counts and their minimum.
-
-    Raises KeyError, TypeError or ValueError for values that do not describe a tiny policy.
-    """
-    names = [field.name for field in dataclasses.fields(TinyConfig)]
-    shape = values["image_shape"]
-    # the only size that no weight's shape confirms
-    if values["instruction_length"] > MOST_WORDS:
-        raise ValueError(
-            f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} words."
-        )
-    least = {"proprioception_size": 0, **other}
-    counts = {
-        **{name: values[name] for name in names if name != "image_shape"},
-        **{name: values[name] for name in other},
-        **{f"image_shape[{place}]": size for place, size in enumerate(shape or ())},
-    }
-    for name, size in counts.items():
-        if not is_count(size, least=least.get(name, 1)):
-            raise ValueError(
-                f"{name}={size!r} must be a whole number of at least {least.get(name, 1)}."
-            )
-    fields = {name: values[name] for name in names}
-    return {**fields, "image_shape": tuple(shape) if shape else None}
-
-
-def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    """`low` and `high` of an action coding in a config.json, checked."""
-    low = tuple(coding["low"])
-    high = tuple(coding["high"])
-    if len(low) != len(high) or not all(
-        type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)
-    ):
-        raise ValueError(f"low={low} and high={high} must be as many finite numbers.")
-    return {"low": low, "high": high}
 
 
 class TinyPolicy(Policy):
@@ -297,100 +251,6 @@ class ConvEncoder(nn.Module):
         features = self.convolutions(images.to(self.scale_and_shift.weight.dtype) / 127.5 - 1.0)
         scale, shift = self.scale_and_shift(condition_NW)[:, :, None, None].chunk(2, dim=1)
         return self.project(features * (1 + scale) + shift)
-
-
-Tiny = TypeVar("Tiny", bound=TinyPolicy)
-
-
-def make_tiny(
-    kind: type[Tiny], spec: EnvSpec, path: str | None, *, options: Mapping[str, Any]
-) -> Tiny:
-    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
-
-    Its weights are always read: they are small.
-
-    Raises:
-        ConfigError: A policy that does not fit the environment.
-        ValueError: An invalid option (`for_env` of the configuration).
-        TypeError: An unknown option.
-    """
-    wanted = kind.config_class.for_env(spec, **options)
-    if path is None:
-        return kind(wanted)
-    policy = load_tiny(path, kind)
-    require_fit(policy, wanted, spec, path=path)
-    return policy
-
-
-def load_tiny(folder: str | Path, kind: type[Tiny]) -> Tiny:
-    """Read a folder with config.json and model.safetensors as a policy of this class.
-
-    Raises:
-        MissingAssetError: The folder or one of its two files is missing.
-        CheckpointError: A truncated file, a missing part of several, or weights of another model.
-    """
-    folder = Path(folder)
-    description = describe_folder(folder)
-    stored = description.get("policy")
-    if isinstance(stored, str) and stored != kind.name:
-        if stored in POLICIES:
-            raise ConfigError(f"{folder} holds a {stored}: take model={stored}.")
-        raise UnknownNameError.of(
-            kind=f"policy class in {folder / CONFIG_FILE}", name=stored, known=[kind.name]
-        )
-    try:
-        config = kind.config_class.from_json(description["config"])
-        # shapes are checked against the weights before memory is allocated
-        with torch.device("meta"):
-            planned = kind(config)
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}."
-        ) from error
-    plan_weights(planned, folder)
-    policy = kind(config)
-    load_weights(policy, folder)
-    return policy
-
-
-def describe_folder(folder: Path) -> dict[str, Any]:
-    """The config.json of a policy folder.
-
-    Raises:
-        MissingAssetError: The folder or one of its two files is missing.
-        ConfigError: An OpenVLA's folder.
-    """
-    for name, there in (
-        (CONFIG_FILE, (folder / CONFIG_FILE).is_file()),
-        (WEIGHTS_FILE, bool(weight_files(folder))),
-    ):
-        if not there:
-            raise MissingAssetError(
-                f"No {name} in the policy folder {folder}. Set actor_rollout_ref.model.path to a "
-                f"folder with {CONFIG_FILE} and {WEIGHTS_FILE}, or make one: python -m "
-                "siirl.warm_start."
-            )
-    description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
-    if description.get("model_type") == "openvla":
-        raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft, or model=openvla.")
-    return description
-
-
-def require_fit(policy: TinyPolicy, wanted: TinyConfig, spec: EnvSpec, *, path: str) -> None:
-    """Raise ConfigError unless stored weights fit the environment."""
-    for field in ("image_shape", "proprioception_size"):
-        if getattr(policy.config, field) != getattr(wanted, field):
-            raise ConfigError(
-                f"The policy in {path} has {field}={getattr(policy.config, field)}, but "
-                f"environment {spec.name!r} has {getattr(wanted, field)}: choose another "
-                "actor_rollout_ref.model.path, or set env.image_size to fit."
-            )
-    stored, needed = policy.action_tokenizer, wanted.option("action_tokenizer")
-    if type(stored) is not type(needed) or (stored.low, stored.high) != (needed.low, needed.high):
-        raise ConfigError(
-            f"The policy in {path} acts in {stored}, but environment {spec.name!r} in "
-            f"{spec.action_space}."
-        )
 
 
 def hash_words(text: str, *, length: int, buckets: int) -> NDArray[np.int64]:

@@ -30,12 +30,10 @@ from siirl.models.tiny_backbone import (
     TinyConfig,
     TinyPolicy,
     conv_flops,
-    make_tiny,
     observed_sizes,
     require_sizes,
-    stored_bounds,
-    stored_sizes,
 )
+from siirl.models.tiny_checkpoint import make_tiny, stored_bounds, stored_sizes
 
 TINY_FLOW_VLA = "tiny_flow_vla"
 FREQUENCIES = 4  # of a time's embedding: half a period to four periods in [0, 1]

@@ -23,13 +23,10 @@ from siirl.models.tiny_backbone import (
     TinyConfig,
     TinyPolicy,
     conv_flops,
-    load_tiny,
-    make_tiny,
     observed_sizes,
     require_sizes,
-    stored_bounds,
-    stored_sizes,
 )
+from siirl.models.tiny_checkpoint import load_tiny, make_tiny, stored_bounds, stored_sizes
 
 TINY_VLA = "tiny_vla"
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from envs.math.question_sources import FileQuestions
-from envs.prompt_files import PromptRow, write_prompts
+from envs.prompt_files import write_prompts
+from envs.prompt_rows import PromptRow
 from envs.registry import env_spec
 from envs.text import message
 from siirl.data_coordinator.prompts import (

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from envs.prompt_files import PromptRow, open_prompts, write_prompts
+from envs.prompt_files import open_prompts, write_prompts
+from envs.prompt_rows import PromptRow
 from envs.question_pictures import PictureSource
 from envs.text import message
 from siirl.data_coordinator.prompts.index import question_number

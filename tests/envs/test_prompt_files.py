@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from envs import prompt_files
-from envs.prompt_files import PromptRow, open_prompts, require_truth, write_prompts
+from envs import parquet_prompts
+from envs.prompt_files import open_prompts, write_prompts
+from envs.prompt_rows import PromptRow, require_truth
 from envs.text import message
 
 READ_AND_TELL = """
@@ -355,7 +356,7 @@ def test_rows_of_one_text_are_unpacked_a_few_at_a_time(tmp_path):
 
 
 def test_a_row_group_that_declares_more_than_its_bound_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(prompt_files, "MAX_GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet_prompts, "MAX_GROUP_BYTES", 1 << 20)
     rows = [row(number, extra_info={"text": f"{number}" * 1000}) for number in range(1000)]
     write_prompts(tmp_path / "rows.parquet", rows)
     with pytest.raises(

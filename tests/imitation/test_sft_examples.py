@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.registry import make_env
 from envs.text import message
 from siirl.errors import ConfigError

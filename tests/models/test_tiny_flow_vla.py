@@ -11,7 +11,7 @@ from siirl.algos.flow_distributions import FlowNoise, FlowSDE
 from siirl.errors import CheckpointError, ConfigError
 from siirl.models import ContinuousActions, Policy, save_policy
 from siirl.models.policy_loader import build_policy
-from siirl.models.tiny_backbone import load_tiny
+from siirl.models.tiny_checkpoint import load_tiny
 from siirl.models.tiny_flow_vla import TinyFlowVLA, embed_time
 
 SPEC = env_spec("gymnasium", id="Pendulum-v1")

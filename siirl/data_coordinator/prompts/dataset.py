@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from siirl.data_coordinator.prompts.index import PromptIndex, question_number
 from siirl.data_coordinator.prompts.joined_files import PromptFiles
 from siirl.data_coordinator.task_stream import EpisodeTask, training_seed

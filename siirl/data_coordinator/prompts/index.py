@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.question_pictures import pictures_digest
 from siirl.data_coordinator.prompts.joined_files import CheckRow, PromptFiles, has_truth
 from siirl.data_coordinator.prompts.read_ahead import in_order

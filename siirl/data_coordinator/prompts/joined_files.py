@@ -12,7 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from envs.prompt_files import PromptFile, PromptRow, open_prompts, require_truth
+from envs.prompt_files import open_prompts
+from envs.prompt_rows import PromptFile, PromptRow, require_truth
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.hub_files import local_copy
 from siirl.params.hub_place import DATASET, hub_place

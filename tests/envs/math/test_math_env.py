@@ -10,7 +10,8 @@ import pytest
 
 from envs.math.grading import GradingFailed
 from envs.math.math_env import MathEnv
-from envs.prompt_files import PromptRow, write_prompts
+from envs.prompt_files import write_prompts
+from envs.prompt_rows import PromptRow
 from envs.text import message
 from siirl.env_server.pool import EnvPool
 from siirl.errors import SimulationFailed

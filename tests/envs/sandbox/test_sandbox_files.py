@@ -9,7 +9,8 @@ import zlib
 import pytest
 from trials import verdict
 
-from envs.prompt_files import PromptRow, write_prompts
+from envs.prompt_files import write_prompts
+from envs.prompt_rows import PromptRow
 from envs.sandbox.problem_files import FileProblems, read_problems
 from envs.sandbox.problems import encoded_tests
 from envs.text import message

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trials import problem
 
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.sandbox import generator
 from envs.sandbox.generator import (
     KINDS,

@@ -7,7 +7,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from envs.prompt_files import PromptRow
+from envs.prompt_rows import PromptRow
 from envs.sandbox.limits import MEBIBYTE, Limits, ProgramRun
 from envs.sandbox.problems import Problem, encoded_tests
 from envs.sandbox.scoring import judge
