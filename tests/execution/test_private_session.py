@@ -126,7 +126,7 @@ IMPORTED_BEFORE = """
 import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
-from siirl.execution.scheduler.launch import ClusterSettings, prepare_environment
+from siirl.execution.scheduler.ray_session import ClusterSettings, prepare_environment
 
 def read():
     token = AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
