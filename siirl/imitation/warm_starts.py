@@ -36,8 +36,8 @@ from siirl.params.domains import observation_parts
 from siirl.params.env_spec import describe_env
 from siirl.params.references import MISTAKES, describe_error, load_reference
 from siirl.params.training_args import TrainingArguments
+from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
-from siirl.preflight.prepare import check_policy
 
 # Scripted expert, and the first seed of demonstrations. metaworld: the last tenth of the evaluation
 # seeds (0 to 999,999, siirl.data_coordinator.task_stream), which no evaluation reaches. LIBERO has

@@ -46,14 +46,14 @@ from siirl.jobs.training_run import places_to_look
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
-from siirl.params.model_args import RolloutArguments
 from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.params.weight_files import weight_files
+from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
-from siirl.preflight.prepare import check_policy
 from siirl.preflight.ungraded_rows import rate_by_grade
 from siirl.reporting.console import (
     cell,

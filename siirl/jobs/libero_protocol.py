@@ -29,7 +29,7 @@ from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Traje
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError
 from siirl.params import EnvArguments
-from siirl.params.model_args import RolloutArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.reporting.console import narrow_table
 from siirl.reporting.jsonl import JsonlFile, read_rows

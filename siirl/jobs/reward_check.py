@@ -50,9 +50,9 @@ from siirl.jobs.policy_place import configuration
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
+from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
-from siirl.preflight.prepare import check_policy
 from siirl.reporting.console import cell
 from siirl.reporting.progress import Progress
 from siirl.reporting.run_folder import run_folder

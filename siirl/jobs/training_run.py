@@ -42,9 +42,9 @@ from siirl.params.agents import group_configs
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
-from siirl.params.model_args import RolloutArguments
 from siirl.params.parser import to_tree
 from siirl.params.printable import printable
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.group_placement import scheduled
 from siirl.preflight.machine import device_slots

@@ -17,10 +17,10 @@ from siirl.params.model_args import (
     OptimizerArguments,
     RefArguments,
     RewardModelArguments,
-    RolloutArguments,
 )
 from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
 __all__ = [

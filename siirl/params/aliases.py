@@ -4,11 +4,13 @@ Two keys are aliases of a group: `algorithm.workflow_type` of `pipeline=`,
 `actor_rollout_ref.model.model_type` of `env=`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from siirl.errors import UnknownNameError
+from siirl.params.build import as_text
+from siirl.params.env_args import POOL_KEYS
 
 WORKFLOW_TYPE = "algorithm.workflow_type"
 MODEL_TYPE = "actor_rollout_ref.model.model_type"
@@ -20,6 +22,7 @@ EMBODIED, TEXT = "embodied", "text"
 
 NODE_IDS = {"dynaminc_sampling": "dynamic_sampling"}
 """Misspelt node ids that siiRL's documentation has."""
+ENV_KWARGS = "env.kwargs"
 
 
 @dataclass(frozen=True)
@@ -126,3 +129,35 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
         if assignment.key == SUITE
     ]
     return [*implied, *translated], list(dict.fromkeys(notices))
+
+
+def environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
+    """The keys of a file, with arguments of `env.kwargs` that are keys of `env` moved there; a
+    notice for each.
+
+    A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions
+    accepted it, and the environment got the value in `env.kwargs`; the config.yaml of such a run
+    keeps that meaning.
+    """
+    own = next(
+        (leaf for leaf in leaves if leaf.key == ENV_KWARGS and isinstance(leaf.value, Mapping)),
+        None,
+    )
+    if own is None:
+        return list(leaves), []
+    given = {
+        leaf.key.removeprefix("env.")
+        for leaf in leaves
+        if leaf.key.startswith("env.") and leaf.value is not None
+    }
+    twice = {name: value for name, value in own.value.items() if name in given - set(POOL_KEYS)}
+    rest = {name: value for name, value in own.value.items() if name not in twice}
+    values = {ENV_KWARGS: rest, **{f"env.{name}": value for name, value in twice.items()}}
+    notices = [
+        f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the "
+        "file has too: the environment got it before."
+        for name, value in twice.items()
+    ]
+    return [
+        Assignment(leaf.key, values.get(leaf.key, leaf.value), leaf.source) for leaf in leaves
+    ], notices

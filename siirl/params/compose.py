@@ -7,7 +7,7 @@ behind its own messages.
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.params.aliases import Assignment
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
 from siirl.params.paths import config_dir
 from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.params.yaml_text import check_expansion
+
+OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 
 
 def check_choice(group: str, option: str | None, *, source: str) -> None:
@@ -116,3 +119,59 @@ def load_file(path: Path) -> DictConfig:
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")
     return loaded
+
+
+def chooses_group(assignment: Assignment, groups: Mapping[str, Any]) -> bool:
+    """Whether the assignment selects an option of a group."""
+    return assignment.key in groups and not isinstance(assignment.value, Mapping)
+
+
+def choices_of(chosen: Iterable[Assignment]) -> dict[str, str | None]:
+    """Option of each chosen group; the command line wins over the file."""
+    choices: dict[str, Assignment] = {}
+    for assignment in chosen:
+        check_choice(assignment.key, assignment.value, source=assignment.source)
+        earlier = choices.get(assignment.key)
+        if (
+            earlier is not None
+            and earlier.source == assignment.source
+            and earlier.value != assignment.value
+        ):
+            raise ConfigError(
+                f"{assignment.key} is chosen twice, {earlier.value} and {assignment.value} "
+                f"({assignment.source}): choose one."
+            )
+        choices[assignment.key] = assignment
+    return {group: assignment.value for group, assignment in choices.items()}
+
+
+def named_graph(assignments: Iterable[Assignment]) -> str | None:
+    """The setting that names a user's graph; None if none does."""
+    named = {
+        assignment.key: assignment.value
+        for assignment in assignments
+        if assignment.key in OWN_GRAPHS
+    }
+    return next((str(value) for value in named.values() if value), None)
+
+
+def name_of_graph(own_graph: str) -> str:
+    """The stem of a file, or the function of a reference: the folder of runs of this graph."""
+    return (
+        Path(own_graph).stem
+        if own_graph.endswith((".yaml", ".yml"))
+        else re.split(r"[.:/]", own_graph)[-1]
+    )
+
+
+def choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
+    """Groups that were `chosen` on the command line win over the file's keys."""
+    for assignment in chosen:
+        if assignment.value is not None:
+            try:
+                tree.merge_with(load_option(assignment.key, assignment.value))
+            except OmegaConfBaseException as error:  # a list in the file where keys belong
+                raise ConfigError(
+                    f"{assignment.key}={assignment.value} cannot be set over the file's keys: "
+                    f"{error}"
+                ) from error

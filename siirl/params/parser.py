@@ -9,7 +9,6 @@ sweeps over several values.
 
 import functools
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,11 +30,12 @@ from siirl.params.aliases import (
     TEXT,
     WORKFLOW_TYPES,
     Assignment,
+    environment_arguments_once,
     translate,
 )
 from siirl.params.build import as_text, build
+from siirl.params.compose import choices_of, choose_again, chooses_group, name_of_graph, named_graph
 from siirl.params.config_groups import options
-from siirl.params.env_args import POOL_KEYS
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
@@ -46,9 +46,7 @@ logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
-ENV_KWARGS = "env.kwargs"
 TRAIN_FILES = "data.train_files"
-OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
 # What a choice of an entry of `agents` replaces; the run's settings of it do not fit another
@@ -155,21 +153,21 @@ def _parse(given: Sequence[Assignment], *, from_file: bool, typed_at: str = COMM
     )
     notices += _choose_environment_of_files(assignments)
     groups = options()
-    chosen = [assignment for assignment in assignments if _chooses_group(assignment, groups)]
-    tree = _defaults(_choices(chosen), own_graph=_own_graph(assignments))
+    chosen = [assignment for assignment in assignments if chooses_group(assignment, groups)]
+    tree = _defaults(choices_of(chosen), own_graph=named_graph(assignments))
 
-    keys = [assignment for assignment in assignments if not _chooses_group(assignment, groups)]
+    keys = [assignment for assignment in assignments if not chooses_group(assignment, groups)]
     user_groups = _add_user_groups(tree, keys)
     known = known_keys(user_groups)
     keys = [leaf for assignment in keys for leaf in _leaves(assignment, known)]
     refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
 
     typed = [leaf for leaf in keys if leaf.source == typed_at]
-    written, said = _environment_arguments_once([leaf for leaf in keys if leaf.source != typed_at])
+    written, said = environment_arguments_once([leaf for leaf in keys if leaf.source != typed_at])
     notices += said
     _assign(tree, written)
     if from_file:
-        _choose_again(tree, [choice for choice in chosen if choice.source == typed_at])
+        choose_again(tree, [choice for choice in chosen if choice.source == typed_at])
     _assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
     return Parsed(config, user_groups, tuple(notices), frozenset(leaf.key for leaf in typed))
@@ -284,39 +282,6 @@ def _choose_environment_of_files(assignments: list[Assignment]) -> list[str]:
     return [f"{TRAIN_FILES} ({files.source}) without env= is read as env=math."]
 
 
-def _chooses_group(assignment: Assignment, groups: Mapping[str, Any]) -> bool:
-    return assignment.key in groups and not isinstance(assignment.value, Mapping)
-
-
-def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
-    """Option of each chosen group; the command line wins over the file."""
-    choices: dict[str, Assignment] = {}
-    for assignment in chosen:
-        compose.check_choice(assignment.key, assignment.value, source=assignment.source)
-        earlier = choices.get(assignment.key)
-        if (
-            earlier is not None
-            and earlier.source == assignment.source
-            and earlier.value != assignment.value
-        ):
-            raise ConfigError(
-                f"{assignment.key} is chosen twice, {earlier.value} and {assignment.value} "
-                f"({assignment.source}): choose one."
-            )
-        choices[assignment.key] = assignment
-    return {group: assignment.value for group, assignment in choices.items()}
-
-
-def _own_graph(assignments: Iterable[Assignment]) -> str | None:
-    """The setting that names a user's graph; None if none does."""
-    named = {
-        assignment.key: assignment.value
-        for assignment in assignments
-        if assignment.key in OWN_GRAPHS
-    }
-    return next((str(value) for value in named.values() if value), None)
-
-
 def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> DictConfig:
     """Defaults of the dataclasses, overridden by those of the groups. A user's graph has no
     pipeline defaults, unless a pipeline is chosen.
@@ -328,63 +293,9 @@ def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> Di
     written = _at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
     if own_graph is not None and written == NAMED_BY_PIPELINE:
         tree.trainer.experiment_name = "".join(
-            sign if sign.isalnum() or sign in "-_" else "_" for sign in _last_name(own_graph)
+            sign if sign.isalnum() or sign in "-_" else "_" for sign in name_of_graph(own_graph)
         )
     return tree
-
-
-def _last_name(own_graph: str) -> str:
-    """The stem of a file, or the function of a reference: the folder of runs of this graph."""
-    return (
-        Path(own_graph).stem
-        if own_graph.endswith((".yaml", ".yml"))
-        else re.split(r"[.:/]", own_graph)[-1]
-    )
-
-
-def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
-    """Groups that were `chosen` on the command line win over the file's keys."""
-    for assignment in chosen:
-        if assignment.value is not None:
-            try:
-                tree.merge_with(compose.load_option(assignment.key, assignment.value))
-            except OmegaConfBaseException as error:  # a list in the file where keys belong
-                raise ConfigError(
-                    f"{assignment.key}={assignment.value} cannot be set over the file's keys: "
-                    f"{error}"
-                ) from error
-
-
-def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
-    """The keys of a file, with arguments of `env.kwargs` that are keys of `env` moved there; a
-    notice for each.
-
-    A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions
-    accepted it, and the environment got the value in `env.kwargs`; the config.yaml of such a run
-    keeps that meaning.
-    """
-    own = next(
-        (leaf for leaf in leaves if leaf.key == ENV_KWARGS and isinstance(leaf.value, Mapping)),
-        None,
-    )
-    if own is None:
-        return list(leaves), []
-    given = {
-        leaf.key.removeprefix("env.")
-        for leaf in leaves
-        if leaf.key.startswith("env.") and leaf.value is not None
-    }
-    twice = {name: value for name, value in own.value.items() if name in given - set(POOL_KEYS)}
-    rest = {name: value for name, value in own.value.items() if name not in twice}
-    values = {ENV_KWARGS: rest, **{f"env.{name}": value for name, value in twice.items()}}
-    notices = [
-        f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the "
-        "file has too: the environment got it before."
-        for name, value in twice.items()
-    ]
-    return [
-        Assignment(leaf.key, values.get(leaf.key, leaf.value), leaf.source) for leaf in leaves
-    ], notices
 
 
 def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, type]:

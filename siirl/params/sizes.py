@@ -7,14 +7,10 @@ from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import (
-    ActorArguments,
-    ActorRolloutRefArguments,
-    ModelArguments,
-    RolloutArguments,
-)
+from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, ModelArguments
 from siirl.params.references import is_reference
 from siirl.params.reward_args import VIDEO_REWARDS, RewardArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 
 USUAL_CHUNK = 8  # actions: the shipped policy's, and OpenVLA-OFT's (arXiv 2502.19645, section V)

@@ -14,7 +14,7 @@ from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.estimator_names import that_take
-from siirl.params.model_args import RolloutArguments
+from siirl.params.rollout_args import RolloutArguments
 
 WITH_CRITIC = "ppo"
 PROVIDED = {

@@ -19,13 +19,14 @@ from siirl.params.domains import (
     is_text,
 )
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import ActorRolloutRefArguments, RolloutArguments
+from siirl.params.model_args import ActorRolloutRefArguments
 from siirl.params.packages import require_vllm
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference
 from siirl.params.reward_args import RewardArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
-from siirl.preflight.key_readers import asks_a_model
+from siirl.preflight.key_conditions import asks_a_model
 from siirl.preflight.server_checks import server_problems
 from siirl.preflight.ungraded_rows import grading_problems
 

@@ -19,7 +19,8 @@ from siirl.preflight.agent_checks import (
     sharing_problems,
     unread_of_agents,
 )
-from siirl.preflight.config_checks import config_problems, environment_problems
+from siirl.preflight.config_checks import config_problems
+from siirl.preflight.environment_checks import environment_problems
 from siirl.preflight.hub_pins import names_of_hub, pin_hub_places
 from siirl.preflight.machine import (
     compile_problems,

@@ -17,12 +17,9 @@ from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import VLLM
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import (
-    ActorArguments,
-    ActorRolloutRefArguments,
-    RolloutArguments,
-)
+from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments
 from siirl.params.refusals import refuse
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.terminal_lines import say
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import (

@@ -13,7 +13,8 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import ModelArguments, RolloutArguments
+from siirl.params.model_args import ModelArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.weight_files import parameters_in
 

@@ -7,48 +7,34 @@ import importlib.util
 import inspect
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-
-from envs.archives import DAMAGE
 from envs.base import EnvSpec
 from siirl.algos.advantages import ADVANTAGES
 from siirl.dag_worker.critic_components import needs_critic
-from siirl.dag_worker.embodied_components import make_encoder
 from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.stages import single_decisions
 from siirl.engine.actor.actor_loss import ActorLoss
-from siirl.engine.critic.value_model import PolicyFeatures
-from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import ConfigError
 from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
 from siirl.execution.dag.buffers import check_buffers
 from siirl.execution.dag.job_graph import check_one_policy, skip_unused, sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
-from siirl.models import ActionTokenizer, ContinuousActions
-from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import check_groups, config_of_group, group_configs, owners
 from siirl.params.algorithm_args import AlgorithmArguments
-from siirl.params.build import as_text
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
-from siirl.params.paths import find
-from siirl.params.references import (
-    MISTAKES,
-    check_call,
-    describe_error,
-    is_reference,
-    load_reference,
-)
 from siirl.params.refusals import refuse
-from siirl.params.reward_args import RewardArguments
 from siirl.params.training_args import TrainingArguments
-from siirl.params.weight_files import parameters_in
+from siirl.preflight.check_embodied import (
+    check_demonstrations,
+    check_encoder,
+    check_policy,
+    check_reward,
+)
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
 from siirl.preflight.duration import measured_speed
@@ -64,11 +50,6 @@ from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import Machine, Plan, make_plan, together
 from siirl.reporting.metric_writers import check_loggers
-
-POLICY = "actor_rollout_ref.model.policy"
-# parameters: smaller policies are also built before the start, which takes at most a second
-BUILT_TWICE = 100_000_000
-LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # the same limit for a video encoder
 
 WHOLE_EPISODES = "rows are whole episodes (actor_rollout_ref.rollout.n_steps)"
 
@@ -271,147 +252,6 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
 def _columns_of_estimator(algorithm: AlgorithmArguments) -> list[str]:
     parameters = inspect.signature(ADVANTAGES[algorithm.adv_estimator]).parameters
     return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-
-
-def check_policy(
-    config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False
-) -> None:
-    """Build the policy before any process starts, to refuse one that does not fit.
-
-    Large weights are not loaded twice. For an OpenVLA, names and shapes are compared; for a user's
-    policy with large weights, the reference is imported and its signature checked.
-
-    Raises:
-        ConfigError: A policy that does not fit the environment, unknown options, or user code that
-            raises.
-        CheckpointError: Weights of another model.
-    """
-    model = config.actor_rollout_ref.model
-    own = is_reference(model.policy)
-    path = None if model.path is None else str(find(model.path))
-    large = path is not None and parameters_in(path) > BUILT_TWICE
-    place = f"{POLICY}={model.policy}"
-    if own:
-        make = load_reference(model.policy, place=POLICY)
-        check_call(make, (spec, path), model.options, place=place, call="(spec, path, **options)")
-        if large:
-            return
-    place += f" actor_rollout_ref.model.options={as_text(model.options)}"
-    try:
-        policy = build_policy(
-            model.policy,
-            path=path,
-            spec=spec,
-            seed=config.trainer.seed,
-            options=model.options,
-            weights=not large,
-        )
-        if path is not None:
-            policy.check_options(spec, options=model.options, path=path)
-        check_actions(policy.action_tokenizer, spec, place=place)
-        policy.distribution.check_settings(
-            temperature=config.actor_rollout_ref.rollout.temperature,
-            top_p=config.actor_rollout_ref.rollout.top_p,
-            entropy_coef=config.actor_rollout_ref.actor.entropy_coef,
-        )
-        if with_critic:
-            PolicyFeatures(policy)  # refuses one without features
-        if with_adapters:
-            policy.check_adapters(model.lora)
-    except SiirlError:
-        raise
-    except MISTAKES as error:
-        if own:
-            raise ConfigError(
-                f"{place}: building it for env={config.env.name} raised {describe_error(error)}."
-            ) from error
-        if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
-            raise
-        raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
-
-
-def check_actions(
-    coding: ActionTokenizer | ContinuousActions, spec: EnvSpec, *, place: str
-) -> None:
-    """Check that the lowest and highest coded actions are actions of the environment.
-
-    Raises:
-        ConfigError: An action lies outside the action space.
-    """
-    for action in coding.extremes():
-        if not spec.action_space.contains(action):
-            raise ConfigError(
-                f"{place} can act with {action}, which is outside the action space "
-                f"{spec.action_space} of environment {spec.name!r}: "
-                "give its action_tokenizer the environment's bounds "
-                "(siirl.models.ActionTokenizer.for_space)."
-            )
-
-
-def check_reward(reward: RewardArguments) -> None:
-    """Import a user's reward and check its signature.
-
-    Raises:
-        ConfigError: It does not exist, its import raises, or it does not take the reward's
-            arguments.
-    """
-    name = reward.name
-    if is_reference(name):
-        make = load_reference(name, place="reward.name")
-        check_call(make, (reward,), {}, place=f"reward.name={name}", call="(config.reward)")
-
-
-def check_encoder(reward: RewardArguments) -> None:
-    """Load the reward's video encoder if that takes at most a second; workers resolve hub ids.
-
-    Raises:
-        ConfigError: It is not an encoder.
-    """
-    name = reward.encoder
-    if name is None or not sizes.needs_video(reward):
-        return
-    path = Path(name)
-    if ("/" in name and not path.exists()) or _weights_bytes(path) > LOADED_TWICE_BYTES:
-        return
-    try:
-        make_encoder(reward, device=torch.device("cpu"))
-    except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see "
-            "vjepa.encoders."
-        ) from error
-
-
-def _weights_bytes(path: Path) -> int:
-    files = path.glob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def check_demonstrations(reward: RewardArguments, spec: EnvSpec) -> None:
-    """Open the file of demonstration clips.
-
-    Raises:
-        ConfigError: It holds no clips, or none of the job's tasks.
-    """
-    file = reward.demonstrations
-    if file is None:
-        return
-    place = f"reward.demonstrations={file}"
-    try:
-        tasks = load_demonstration_clips(
-            str(find(file)), tasks=spec.tasks, every=reward.frame_every
-        )
-    except (AttributeError, MemoryError, ValueError, *DAMAGE) as error:
-        raise ConfigError(
-            f"{place} holds no clips ({error}): make some with python -m siirl.warm_start "
-            "--clips FILE, or name a LeRobot data set."
-        ) from error
-    if not tasks.keys() & set(spec.tasks):
-        raise ConfigError(
-            f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, and this job has the "
-            f"tasks {', '.join(spec.tasks)}: "
-            "take demonstrations of these, or leave it out."
-        )
 
 
 def _without_videos(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> list[str]:

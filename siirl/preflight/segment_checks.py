@@ -10,7 +10,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
-from siirl.params.model_args import RolloutArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments
 
 N_STEPS = "actor_rollout_ref.rollout.n_steps"

@@ -9,7 +9,8 @@ from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
-from siirl.params.model_args import ModelArguments, RolloutArguments
+from siirl.params.model_args import ModelArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import TrainingArguments
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from siirl.errors import ConfigError
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import check_policy
+from siirl.preflight.check_embodied import check_policy
 
 SMALL = (
     "env=gymnasium", "env.id=Pendulum-v1", "cluster=local", "model=tiny_flow_vla", "actor_rollout_ref.model.path=null",

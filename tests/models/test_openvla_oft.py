@@ -14,7 +14,7 @@ from envs.libero.openvla import policy_image
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models import save_policy
 from siirl.models.policy_loader import build_policy, load_policy
-from siirl.preflight.prepare import check_actions
+from siirl.preflight.check_embodied import check_actions
 from tests.models.tiny_openvla import (
     ACTION,
     CONFIG,

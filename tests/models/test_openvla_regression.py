@@ -13,7 +13,7 @@ from siirl.models.openvla_checkpoint import ACTION_STD
 from siirl.models.openvla_oft import OpenVLARegression
 from siirl.models.policy_loader import build_policy
 from siirl.params.model_args import LoraArguments
-from siirl.preflight.prepare import check_actions
+from siirl.preflight.check_embodied import check_actions
 from tests.models.test_openvla_oft import observed, spec_of
 from tests.models.tiny_openvla import WIDTH, know_tiny_encoders, write_checkpoint
 

@@ -8,7 +8,8 @@ import pytest
 
 from envs.registry import env_spec
 from siirl.params.parser import Parsed, known_keys, parse
-from siirl.preflight.config_checks import config_problems, environment_problems
+from siirl.preflight.config_checks import config_problems
+from siirl.preflight.environment_checks import environment_problems
 from siirl.preflight.unread import unread_in_domain
 
 GUIDE_10_1 = """
@@ -153,8 +154,9 @@ def test_defaults_are_those_of_table_10_2(place: str, default: object) -> None:
 
 def test_the_classes_are_importable_from_the_files_that_the_guide_names() -> None:
     from siirl.params.embodied_args import EmbodiedArguments
-    from siirl.params.model_args import ActorArguments, AlgorithmArguments, RolloutArguments
+    from siirl.params.model_args import ActorArguments, AlgorithmArguments
     from siirl.params.profiler_args import ProfilerArguments
+    from siirl.params.rollout_args import RolloutArguments
     from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
     classes = (

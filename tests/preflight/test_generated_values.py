@@ -23,7 +23,8 @@ from siirl.params.env_spec import describe_env
 from siirl.params.parser import known_keys, parse, to_tree
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.config_checks import config_problems, environment_problems, warnings_of
+from siirl.preflight.config_checks import config_problems, warnings_of
+from siirl.preflight.environment_checks import environment_problems
 from siirl.preflight.machine import process_problems
 from siirl.preflight.needed_files import file_problems
 from siirl.preflight.unread import unread_in_domain, unread_problems

@@ -15,7 +15,8 @@ from siirl.errors import ConfigError
 from siirl.params.domains import is_text
 from siirl.params.parser import parse, parse_config
 from siirl.params.reward_args import RewardArguments
-from siirl.preflight.config_checks import config_problems, environment_problems, warnings_of
+from siirl.preflight.config_checks import config_problems, warnings_of
+from siirl.preflight.environment_checks import environment_problems
 from siirl.preflight.unread import unread_in_domain, unread_problems
 from vjepa.reward_settings import TrajectoryRewardConfig
 

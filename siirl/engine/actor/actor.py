@@ -30,7 +30,8 @@ from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import ConfigError, InvariantError, TensorError
 from siirl.params import ActorArguments
 from siirl.params.domains import SERVER, VLLM
-from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments, RolloutArguments
+from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
+from siirl.params.rollout_args import RolloutArguments
 
 Metrics = dict[str, float]
 RATE_STEP = 1.5  # Schulman et al. 2017, section 4: the choice of such factors hardly matters

@@ -46,8 +46,8 @@ from siirl.models.checksum import RunningChecksum
 from siirl.models.language_model import LanguageModel
 from siirl.models.weight_rows import Rows, in_rows
 from siirl.occupation import OCCUPATION
-from siirl.params.model_args import RolloutArguments
 from siirl.params.packages import require_vllm
+from siirl.params.rollout_args import RolloutArguments
 
 MEGABYTE = 1 << 20
 SLEEP_LEVEL = 1  # weights go to the host; level 2 would drop them

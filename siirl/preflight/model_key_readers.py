@@ -1,0 +1,200 @@
+"""Table of the keys of actor, rollout, reference and critic that are read only under a condition
+(`siirl.preflight.key_readers`).
+"""
+
+from siirl.params import sizes
+from siirl.params.critic_args import CriticArguments
+from siirl.params.schema import keys_of
+from siirl.params.server_args import ServerArguments
+from siirl.preflight.key_conditions import (
+    ACTOR,
+    CRITIC,
+    KL_LOSS,
+    ROLLOUT,
+    Reader,
+    Row,
+    any_of,
+    has_value,
+    needs_reference,
+    negated,
+    warmup_rows,
+)
+
+KL = "algorithm.kl_ctrl"
+LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
+VLLM = Reader(
+    has_value(f"{ROLLOUT}.name", "vllm"),
+    f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it "
+    "out.",
+)
+OTHER_WEIGHTS = Reader(
+    has_value(f"{ROLLOUT}.name", "vllm", "server"),
+    f"by rollout=vllm and rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take one of "
+    "them, or leave it out.",
+)
+SERVERS = Reader(
+    has_value(f"{ROLLOUT}.name", "server"),
+    f"by rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=server, or leave "
+    "it out.",
+)
+
+MODEL_ROWS: tuple[Row, ...] = (
+    (
+        LORA,
+        ("alpha", "target_modules"),
+        Reader(
+            negated(has_value(f"{LORA}.rank", 0)),
+            f"with {LORA}.rank above 0: set it, or leave this out.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("clip_ratio",),
+        Reader(
+            any_of(
+                has_value(f"{ACTOR}.clip_ratio_low", None),
+                has_value(f"{ACTOR}.clip_ratio_high", None),
+            ),
+            f"only if {ACTOR}.clip_ratio_low or clip_ratio_high is null, and they are "
+            f"{{{ACTOR}.clip_ratio_low}} and "
+            f"{{{ACTOR}.clip_ratio_high}}: set these two instead.",
+        ),
+    ),
+    (
+        f"{ACTOR}.importance",
+        ("bound", "high", "low"),
+        Reader(
+            negated(has_value(f"{ACTOR}.importance.level", None)),
+            f"with {ACTOR}.importance.level: set it, or leave this out.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("micro_batch_size",),
+        Reader(
+            has_value(f"{ACTOR}.micro_batch_tokens", None),
+            f"only if {ACTOR}.micro_batch_tokens is null, and it is "
+            f"{{{ACTOR}.micro_batch_tokens}}: set that one, or make it null.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("micro_batch_size",),
+        Reader(
+            has_value(f"{ACTOR}.micro_batch_chunks", None),
+            f"only if {ACTOR}.micro_batch_chunks is null, and it is "
+            f"{{{ACTOR}.micro_batch_chunks}}: set that one, or make it null.",
+        ),
+    ),
+    (
+        "critic",
+        ("micro_batch_size",),
+        Reader(
+            has_value(f"{ACTOR}.micro_batch_chunks", None),
+            f"only if {ACTOR}.micro_batch_chunks is null, and it is "
+            f"{{{ACTOR}.micro_batch_chunks}}: set that one, or make it null.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("target_kl",),
+        Reader(
+            lambda config: (
+                sizes.optimiser_steps_per_step(config.data, config.actor_rollout_ref) > 1
+            ),
+            "if an update has several optimiser steps: the KL is measured before each, and is 0 "
+            f"before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("target_kl",),
+        Reader(
+            negated(has_value(f"{ACTOR}.loss", "gpg")),
+            f"by losses with a ratio, which measure the KL, not by {ACTOR}.loss=gpg: leave it out.",
+        ),
+    ),
+    (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),
+    *warmup_rows(f"{ACTOR}.optim"),
+    (
+        ROLLOUT,
+        (
+            "tensor_model_parallel_size",
+            "kv_cache_gib",
+            "sleep",
+        ),
+        VLLM,
+    ),
+    (ROLLOUT, ("update_weights_bucket_megabytes",), OTHER_WEIGHTS),
+    (f"{ROLLOUT}.server", tuple(key.place for key in keys_of(ServerArguments)), SERVERS),
+    (
+        f"{ROLLOUT}.server",
+        ("weights_folder",),
+        Reader(
+            has_value(f"{ROLLOUT}.server.weights", "folder"),
+            f"with {ROLLOUT}.server.weights=folder: take that, or leave it out.",
+        ),
+    ),
+    (
+        "actor_rollout_ref.ref",
+        ("path",),
+        Reader(
+            needs_reference,
+            f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
+            "or leave it out.",
+        ),
+    ),
+    (
+        EMBODIED,
+        ("recorder_every", "recorder_size"),
+        Reader(
+            any_of(
+                negated(has_value("trainer.record_episodes", 0)),
+                negated(has_value("trainer.record_val_episodes", 0)),
+            ),
+            "only if videos are recorded, and trainer.record_episodes=0 and "
+            "trainer.record_val_episodes=0: leave it out.",
+        ),
+    ),
+    ("critic", tuple(key.place for key in keys_of(CriticArguments)), CRITIC),
+    (ROLLOUT, ("n_steps",), CRITIC),
+    (
+        ROLLOUT,
+        ("noise_correlation",),
+        Reader(
+            negated(has_value("actor_rollout_ref.model.policy", "smolvla")),
+            "by policies that draw numbers for executed actions only; model=smolvla also draws "
+            "some for padding, in another order: leave it out.",
+        ),
+    ),
+    *warmup_rows("critic.optim"),
+    (
+        ROLLOUT,
+        ("mode",),
+        Reader(
+            any_of(lambda config: sizes.separate(config.dag), has_value(f"{ROLLOUT}.name", "vllm")),
+            "by separate rollout ranks and by rollout=vllm: set dag.groups, or leave it out.",
+        ),
+    ),
+    (
+        ACTOR,
+        ("reshard_after_forward", "reduce_once", "fsdp_size"),
+        Reader(
+            lambda config: (
+                sizes.training_ranks(config.trainer, config.dag) > 1
+                or config.trainer.force_process_group
+            ),
+            "by sharded training, and this job trains on one rank: leave it out.",
+        ),
+    ),
+    (
+        "actor_rollout_ref.ref",
+        ("offload",),
+        Reader(
+            needs_reference,
+            f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
+            "or leave it out.",
+        ),
+    ),
+)
+"""Group, keys in it, and their condition."""
