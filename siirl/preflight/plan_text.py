@@ -206,9 +206,11 @@ def _render_memory(plan: Plan) -> str:
 
 def _render_time(plan: Plan) -> str:
     if plan.needs.minutes is None:
+        limit = plan.length.max_minutes
+        bound = "" if limit is None else f"at most {limit:g} minutes of training; "
         return (
-            "measured over the first step, and printed after it: no benchmark has this model, "
-            f"env={plan.env} and these prompts"
+            f"{bound}an estimate is measured over the first step and printed after it, because no "
+            f"benchmark has env={plan.env} with this model and these prompts"
         )
     measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.2g}x, measured now)"
     return (
