@@ -1,6 +1,6 @@
 """Writes questions about pictures as parquet, in verl's layout and that of the Hub.
 
-python -m docs.examples.own_pictures dots
+`python own_pictures.py dots` writes the folder `dots`.
 """
 
 import io

@@ -70,6 +70,8 @@ def test_a_page_shows_the_files_that_its_commands_name() -> None:
         and f"examples/{files[name]})" not in page
     ]
     assert missing == []
+    of_a_checkout = [str(block) for block in ALL if "docs.examples" in block.code]
+    assert of_a_checkout == []
 
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
