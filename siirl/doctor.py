@@ -10,7 +10,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -165,11 +164,13 @@ def gpu() -> str:
     """GPUs that torch can use."""
     import torch
 
+    from siirl.preflight.machine import has_nvidia_driver
+
     if torch.cuda.device_count():
         return ", ".join(
             torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
         )
-    if shutil.which("nvidia-smi") is not None:
+    if has_nvidia_driver():
         raise MissingAssetError(
             "the GPU driver is installed, but torch is the CPU build. Type: make "
             "setup TORCH_BUILD=cuda."

@@ -8,6 +8,12 @@ CHECKS = (
         "device", "device, driver, matrix products", f"{_HERE}.device_speed:device", at_most_s=30
     ),
     Check(
+        "attention",
+        "attention with a dense mask, and without",
+        f"{_HERE}.device_speed:masked_attention",
+        20,
+    ),
+    Check(
         "checksum",
         "checksum equal on CPU and device",
         f"{_HERE}.weight_transfer:equal_checksums",

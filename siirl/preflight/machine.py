@@ -1,6 +1,6 @@
 """Checks of this machine: devices, memory, OpenGL, the Ray cluster's address.
 
-Probes are cheap; torch is imported only if nvidia-smi exists.
+Probes are cheap; torch is imported only where NVIDIA's driver is.
 """
 
 import importlib.util
@@ -31,6 +31,7 @@ from siirl.preflight.memory import (
 from siirl.preflight.ray_address import address_problems
 
 GIB = 1 << 30
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 DRAWING_ENVS = ("metaworld", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
@@ -85,12 +86,17 @@ def machine_problems(cluster: ClusterArguments, env: EnvArguments) -> list[Siirl
 
 def device_slots() -> tuple[int, str]:
     """Number of ranks that fit on this machine, and their device: GPUs, or CPUs without GPUs."""
-    if shutil.which("nvidia-smi") is not None:
+    if has_nvidia_driver():
         import torch  # slow to import
 
         if torch.cuda.device_count() > 0:
             return torch.cuda.device_count(), "GPU"
     return len(os.sched_getaffinity(0)), "CPU core"
+
+
+def has_nvidia_driver(driver: Path = NVIDIA_DRIVER) -> bool:
+    """Whether this machine has NVIDIA's driver; a container may have it without nvidia-smi."""
+    return driver.is_dir() or shutil.which("nvidia-smi") is not None
 
 
 def gpu_bytes(cluster: ClusterArguments, trainer: TrainingArguments) -> float | None:
@@ -255,8 +261,7 @@ def compile_problems(
 def has_compilers() -> bool:
     """Whether torch.compile finds a C++ compiler here, and Triton if there is a GPU."""
     found = shutil.which(os.environ.get("CXX", "g++")) is not None
-    without_gpu = shutil.which("nvidia-smi") is None
-    return found and (without_gpu or importlib.util.find_spec("triton") is not None)
+    return found and (not has_nvidia_driver() or importlib.util.find_spec("triton") is not None)
 
 
 def tensor_parallel_problems(

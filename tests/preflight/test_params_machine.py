@@ -14,6 +14,7 @@ from siirl.preflight.machine import (
     device_problems,
     device_slots,
     free_memory_bytes,
+    has_nvidia_driver,
     offload_problems,
     opengl_problems,
     process_problems,
@@ -29,6 +30,10 @@ def test_a_core_carries_a_rank_where_there_is_no_gpu() -> None:
     assert slots >= 1
     assert kind in ("CPU core", "GPU")
     assert kind == "GPU" or slots <= (os.cpu_count() or 1)
+
+
+def test_a_driver_is_found_where_nvidia_smi_is_not_installed(tmp_path: Path) -> None:
+    assert has_nvidia_driver(tmp_path)
 
 
 def devices(*overrides: str) -> list[SiirlError]:

@@ -1,0 +1,53 @@
+"""Whole runs whose rank has a pretended GPU (`pretended_gpu`): rollouts, rewards, updates, weight
+syncs, evaluations and checkpoints make no tensor on a wrong device.
+"""
+
+from pathlib import Path
+
+import pytest
+from one_process import run
+from pretended_gpu import GPU, OnGpu, pretended_gpu
+
+from envs.registry import env_spec
+from siirl.dag_worker import dagworker
+from siirl.dag_worker.embodied_components import EmbodiedBuilder
+from siirl.engine.training.collectives import OneProcess
+from siirl.params.parser import parse_config
+
+SHORT = (
+    "cluster=local", "env.num_servers=1", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.total_steps=1", "trainer.max_minutes=null",
+    "trainer.val_episodes=1", "trainer.save_freq=1",
+)  # fmt: skip
+ROBOT = (*SHORT, "env.envs_per_server=6", "trainer.record_episodes=0")
+RUNS = {
+    "values and numbers": (
+        *ROBOT, "pipeline=ppo", "env=gymnasium", "env.id=CartPole-v1", "env.max_episode_steps=40", "trainer.deterministic=true",
+        "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
+    ),
+    "videos": (*ROBOT, "pipeline=embodied_srpo", "env=metaworld", "env.max_episode_steps=16"),
+    "text with a reference": (*SHORT, "pipeline=grpo", "env=math", "actor_rollout_ref.actor.use_kl_loss=true"),
+}  # fmt: skip
+
+
+UPDATES = {"values and numbers": 4.0, "videos": 0.0, "text with a reference": 1.0}
+"""Of the step; episodes of sixteen actions fail alike, so their videos teach nothing."""
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_has_every_tensor_where_it_belongs(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(dagworker, "prepare_process", lambda trainer: GPU)
+    with pretended_gpu():
+        steps = run(tmp_path / "run", RUNS[kind])
+    assert [step.metrics.get("actor/updates") for step in steps] == [None, UPDATES[kind]]
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+
+
+def test_an_evaluated_policy_is_on_the_device_of_its_rank(tmp_path: Path):
+    words = ("pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1")
+    spec = env_spec("gymnasium", id="CartPole-v1")
+    with pretended_gpu() as gpu:
+        make = EmbodiedBuilder(parse_config(words), spec, ranks=OneProcess(), device=gpu)
+        weights = list(make.evaluated().parameters())
+    assert weights
+    assert all(isinstance(weight.data, OnGpu) for weight in weights)
