@@ -217,7 +217,8 @@ class Dataflow:
             )
             for column, writer in joined.items()
         }
-        return join_batches(batches, source=source), joined
+        unwritten = [column for column, writer in joined.items() if writer == LOADER]
+        return join_batches(batches, source=source, unwritten=unwritten), joined
 
     def _keep(
         self,

@@ -176,6 +176,21 @@ def test_an_entry_node_gets_the_prompts_of_its_agent_group():
     assert flow.seen["b"]["index"].tolist() == [10, 11]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_rows_of_two_agents_are_joined_only_if_their_prompts_are_the_same(same):
+    pipeline = Pipeline("agents").add_node("a", rollout).add_node("b", hint, agent_group=1)
+    flow = Flow(pipeline.add_node("join", passes, ["a", "b"]))
+    flow.flow.draw = lambda group, more: TensorDict(
+        {"index": torch.arange(2), "seed": torch.tensor([5, 7 if same else 7 + group])},
+        batch_size=[2],
+    )
+    if same:
+        assert flow.step().seen["join"]["hint"].tolist() == [1, 2]
+        return
+    with pytest.raises(ConfigError, match=r"column .seed. of their prompts.*data\.seed"):
+        flow.step()
+
+
 def test_a_load_node_gets_the_prompts_whatever_it_depends_on():
     pipeline = Pipeline("load").add_node("a", rollout)
     pipeline.add_node("load", passes, ["a"], node_type=NodeType.DATA_LOAD)

@@ -9,7 +9,7 @@ dropped from the join. Left out: which batch gives a column that several have
 # B row of the join
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,24 +23,30 @@ from siirl.data_coordinator.protocol.batch import (
 )
 from siirl.data_coordinator.protocol.batch_columns import column
 from siirl.data_coordinator.protocol.padding import RAGGED, Extent
-from siirl.errors import InvariantError
+from siirl.errors import ConfigError, InvariantError
 
 SAMPLE, PROMPT = "uid", "index"
 """Columns that identify a sample, and the prompt that it answers."""
 
 
-def join_batches(batches: Sequence[TensorDict], *, source: Mapping[str, int]) -> TensorDict:
+def join_batches(
+    batches: Sequence[TensorDict], *, source: Mapping[str, int], unwritten: Iterable[str] = ()
+) -> TensorDict:
     """Rows that all `batches` have, in the order of the first that has samples.
 
     Args:
         batches: Of the same samples, or of samples and their prompts.
         source: For each column of the result the position of the batch that gives it.
+        unwritten: Columns that hold what the prompts held.
 
     Raises:
+        ConfigError: Rows of one id belong to different prompts.
         InvariantError: A row has no id, two rows of one batch have the same id, or columns of the
             same axis differ in width within one batch.
     """
     aligned = _aligned(batches)
+    for name in unwritten:
+        _check_prompts(name, [batch[name] for batch in aligned if name in batch.keys()])
     extents = [Extent.of_shapes(tensor_shapes(batch)) for batch in aligned]
     widest = Extent.widest(extents)
     joined: dict[str, Any] = {}
@@ -85,6 +91,18 @@ def _aligned(batches: Sequence[TensorDict]) -> list[TensorDict]:
         _in_order(batch, [place[keys[name][row]] for row in rows])
         for batch, name, place in zip(batches, names, places, strict=True)
     ]
+
+
+def _check_prompts(name: str, values: Sequence[Any]) -> None:
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return
+    for other in values[1:]:
+        if not torch.equal(values[0], other):
+            raise ConfigError(
+                f"Rows of one id differ in the column {name!r} of their prompts: agent groups draw "
+                "prompts of their own. Give them the same environment, data.seed and "
+                "data.train_batch_size, or do not join their rows."
+            )
 
 
 def _in_order(batch: TensorDict, rows: list[int]) -> TensorDict:
