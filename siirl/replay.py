@@ -64,6 +64,37 @@ Outcome = tuple[bool | None, int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
+    flags = _parser().parse_intermixed_args(argv)
+    try:
+        check_frames(flags)
+        rows = recorded(flags.folder)
+        if flags.lerobot is not None:
+            if flags.uid is not None and "=" in flags.uid:  # all episodes, and an override
+                flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]
+            from siirl.jobs.recorded_data_set import write_recorded  # pyarrow takes a while
+
+            return write_recorded(flags, rows, recording_of=recording_of)
+        if flags.uid is None:
+            show(rows)
+            return 0
+        return replay(
+            flags.folder,
+            _find(rows, flags.uid),
+            flags.overrides,
+            FrameRequest(flags.every, flags.size),
+            flags.output,
+        )
+    except REFUSALS as error:
+        return end(REFUSED, str(error), error)
+    except BrokenPipeError:
+        return end_without_reader()
+    except (SiirlError, OSError, ValueError, RuntimeError) as error:
+        return end(FAILED, f"the replay failed: {error}", error)
+    except KeyboardInterrupt as interrupt:
+        return end(interrupted(interrupt), "interrupted", interrupt)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m siirl.replay",
         description=__doc__,
@@ -99,34 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--fps", type=int, default=FRAMES_PER_SECOND, help="its frames a second (20)"
     )
-    flags = parser.parse_intermixed_args(argv)
-    try:
-        check_frames(flags)
-        rows = recorded(flags.folder)
-        if flags.lerobot is not None:
-            if flags.uid is not None and "=" in flags.uid:  # all episodes, and an override
-                flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]
-            from siirl.jobs.recorded_data_set import write_recorded  # pyarrow takes a while
-
-            return write_recorded(flags, rows, recording_of=recording_of)
-        if flags.uid is None:
-            show(rows)
-            return 0
-        return replay(
-            flags.folder,
-            _find(rows, flags.uid),
-            flags.overrides,
-            FrameRequest(flags.every, flags.size),
-            flags.output,
-        )
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except BrokenPipeError:
-        return end_without_reader()
-    except (SiirlError, OSError, ValueError, RuntimeError) as error:
-        return end(FAILED, f"the replay failed: {error}", error)
-    except KeyboardInterrupt as interrupt:
-        return end(interrupted(interrupt), "interrupted", interrupt)
+    return parser
 
 
 def check_frames(flags: argparse.Namespace) -> None:

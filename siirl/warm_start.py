@@ -145,6 +145,15 @@ def _parser() -> argparse.ArgumentParser:
         help="robots: standardise proprioception to the mean and deviation of the demonstrations; "
         "for values that move by centimetres",
     )
+    _add_sources(parser)
+    parser.add_argument(
+        "overrides", nargs="*", help="group=option and key=value, as for siirl.train"
+    )
+    return parser
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    """Where demonstrations come from and go to."""
     parser.add_argument(
         "--clips",
         type=Path,
@@ -165,10 +174,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,NAME",
         help="its cameras in the environment's order; by default the first ones",
     )
-    parser.add_argument(
-        "overrides", nargs="*", help="group=option and key=value, as for siirl.train"
-    )
-    return parser
 
 
 def whole_number(text: str) -> int:

@@ -134,19 +134,7 @@ class TrajectoryReward:
                 window = self._window(task, embeddings_BD[failed_B], clusters[task])
                 z_B[rows_B] = standardise(distance=distance_B[rows_B], window=window)
                 reward_B[failed_B] = srpo_failure_reward(z=z_B[failed_B], alpha=self.config.alpha)
-        for task in sorted(set(tasks_B)):
-            self._remember(
-                self.bank,
-                task,
-                embeddings_BD[(task_B == task) & success_B],
-                limit=self.config.success_bank_size,
-            )
-            self._remember(
-                self.failures,
-                task,
-                embeddings_BD[(task_B == task) & ~success_B],
-                limit=self.config.failure_window,
-            )
+        self._remember_step(embeddings_BD, success_B=success_B, task_B=task_B)
         defined_B = success_B | np.isfinite(distance_B)
         metrics = {
             **reward_metrics(
@@ -161,6 +149,22 @@ class TrajectoryReward:
             "reward/window": float(sum(map(len, self.failures.values()))),
         }
         return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
+
+    def _remember_step(self, embeddings_BD: Array, *, success_B: Array, task_B: Array) -> None:
+        """Keep the step's successes and failures, as many as the configuration says."""
+        for task in sorted(set(task_B)):
+            self._remember(
+                self.bank,
+                task,
+                embeddings_BD[(task_B == task) & success_B],
+                limit=self.config.success_bank_size,
+            )
+            self._remember(
+                self.failures,
+                task,
+                embeddings_BD[(task_B == task) & ~success_B],
+                limit=self.config.failure_window,
+            )
 
     def remember_successes(self, *, task: str, embeddings_ND: Array) -> None:
         """Add successes that are not scored, for example of groups that a filter dropped."""

@@ -5,16 +5,20 @@
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
 from envs.base import EnvSpec
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
-    Evaluation,
+    Closeable,
     Learner,
     RankBuilder,
+    Rollouts,
     WorkerComponents,
     make_kl_controller,
     make_pool,
@@ -22,9 +26,12 @@ from siirl.dag_worker.components import (
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.embodied_components import EmbodiedBuilder
 from siirl.dag_worker.text_components import TextBuilder
+from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.redistribution import Redistribution
+from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import WeightSync
+from siirl.env_server.pool import EnvPool
 from siirl.errors import InvariantError
 from siirl.params import SiiRLArguments
 from siirl.params.domains import is_text
@@ -76,31 +83,14 @@ def build_components(
     make = builder_of(config, pool.spec, ranks=ranks, device=device)
     if (shares is not None or sharers) and not isinstance(make, TextBuilder):
         raise InvariantError("Agent groups of robots have weights of their own.")
+    place = _Place(pool=pool, ranks=ranks, folder=run_folder, first_step=first_step)
     if shares is None:
-        module = make.load()
-        rollouts = make.rollouts(
-            make.acting(module), pool=pool, ranks=ranks, folder=run_folder, first_step=first_step
-        )
-        learner = make.learner(module, with_critic=with_critic, sharers=sharers)
-        weights = WeightSync(
-            trained=learner.actor.engine,
-            acting=rollouts.acting,
-            engine=rollouts.rollout.engine,
-            ranks=ranks,
+        rollouts, learner, weights = _with_own_weights(
+            make, place, with_critic=with_critic, sharers=sharers
         )
     else:
         assert isinstance(make, TextBuilder)
-        owner, weights = shares.context, shares.context.weights
-        module = owner.actor.engine.module
-        rollouts = make.rollouts_of(
-            shares.rollout.engine,  # type: ignore[arg-type]
-            module,
-            pool=pool,
-            ranks=ranks,
-            folder=run_folder,
-            first_step=first_step,
-        )
-        learner = Learner(module, make.actor(owner.actor.engine), owner.critic, owner.reference)
+        rollouts, learner, weights = _with_shared_weights(make, place, owner=shares)
     loader, reward = make.loader(ranks), make.reward()
     context = StageContext(
         config=config,
@@ -121,10 +111,63 @@ def build_components(
         engines=learner.engines(ending) if shares is None else {},
         ranks=ranks,
         asynchronous=config.trainer.async_save,
-        export=lambda checkpoint: make.describe(module, checkpoint / f"actor{ending}"),
+        export=lambda checkpoint: make.describe(learner.module, checkpoint / f"actor{ending}"),
     )
     validator = make.validator(rollouts, ranks=ranks, loader=loader, reward=reward)
     return WorkerComponents(context, rollouts.rollout, validator, rollouts.episode_log, manager)
+
+
+class _Place(TypedDict):
+    """Arguments that builders of rollouts have in common."""
+
+    pool: EnvPool
+    ranks: Collectives
+    folder: Path
+    first_step: int
+
+
+def _with_own_weights(
+    make: RankBuilder, place: _Place, *, with_critic: bool, sharers: Sequence[SiiRLArguments]
+) -> tuple[Rollouts, Learner, WeightSync]:
+    module = make.load()
+    rollouts = make.rollouts(make.acting(module), **place)
+    learner = make.learner(module, with_critic=with_critic, sharers=sharers)
+    weights = WeightSync(
+        trained=learner.actor.engine,
+        acting=rollouts.acting,
+        engine=rollouts.rollout.engine,
+        ranks=place["ranks"],
+    )
+    return rollouts, learner, weights
+
+
+def _with_shared_weights(
+    make: TextBuilder, place: _Place, *, owner: WorkerComponents
+) -> tuple[Rollouts, Learner, WeightSync]:
+    """Acts with and trains the weights of `owner`, with an actor of its own."""
+    context = owner.context
+    engine = context.actor.engine
+    rollouts = make.rollouts_of(owner.rollout.engine, engine.module, **place)  # type: ignore[arg-type]
+    learner = Learner(engine.module, make.actor(engine), context.critic, context.reference)
+    return rollouts, learner, context.weights
+
+
+@dataclass
+class Evaluation:
+    """Components of an evaluation; nothing is trained."""
+
+    rollout: Rollout
+    validator: Validator
+    episode_log: Closeable
+    reward: Closeable | None = None
+    """Scores episodes that the environment leaves ungraded."""
+
+    def close(self) -> None:
+        """Close environments, files and reward functions; safe to call twice."""
+        with ExitStack() as stack:  # closes the others if one raises
+            for part in (self.rollout, self.episode_log, self.reward):
+                if part is not None:
+                    stack.callback(part.close)
 
 
 def build_evaluation(

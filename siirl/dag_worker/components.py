@@ -7,7 +7,6 @@
 import abc
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,24 +112,6 @@ class WorkerComponents:
         self.episode_log.close()
         self.context.reward.close()
         self.context.require_loader().close()
-
-
-@dataclass
-class Evaluation:
-    """Components of an evaluation; nothing is trained."""
-
-    rollout: Rollout
-    validator: Validator
-    episode_log: Closeable
-    reward: Closeable | None = None
-    """Scores episodes that the environment leaves ungraded."""
-
-    def close(self) -> None:
-        """Close environments, files and reward functions; safe to call twice."""
-        with ExitStack() as stack:  # closes the others if one raises
-            for part in (self.rollout, self.episode_log, self.reward):
-                if part is not None:
-                    stack.callback(part.close)
 
 
 def make_pool(env: EnvArguments, *, cluster: str, ranks: Collectives) -> EnvPool:

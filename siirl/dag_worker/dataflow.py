@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.data_coordinator.protocol.batch import concat, select_rows, texts
-from siirl.data_coordinator.protocol.join import join_batches, positions_in
+from siirl.data_coordinator.protocol.join import join_batches, positions_in, same_rows, together
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeStatus, NodeType, TaskGraph
 from siirl.execution.dag.resource_groups import acts
@@ -367,7 +366,7 @@ def writers_after(
         if value is before.get(name):
             continue
         places = positions_in(before, of=after) if places is None else places
-        if places is None or not _same_rows(before, after, name, places):
+        if places is None or not same_rows(before, after, name, places):
             found[name] = node.node_id
     return found
 
@@ -385,21 +384,3 @@ def _place(value: Any) -> int | None:
     """Address of a column's numbers; None if there are none."""
     numbers = isinstance(value, torch.Tensor) and value.numel() > 0
     return value.untyped_storage().data_ptr() if numbers else None
-
-
-def together(kept: TensorDict, new: TensorDict) -> TensorDict:
-    """Rows of the previous rounds and the new one; an empty batch may lack columns."""
-    return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)
-
-
-def _same_rows(before: TensorDict, after: TensorDict, name: str, places: list[int]) -> bool:
-    if not len(after):
-        return True
-    if not isinstance(after.get(name), torch.Tensor):
-        old = texts(before, name)
-        return [old[place] for place in places] == texts(after, name)
-    chosen = select_rows(TensorDict({name: before[name]}, batch_size=[len(before)]), places)[name]
-    new = after[name]
-    if chosen.shape != new.shape or chosen.dtype != new.dtype:
-        return False
-    return bool(((chosen == new) | ((chosen != chosen) & (new != new))).all())

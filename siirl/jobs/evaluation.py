@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from siirl import interrupts, stacks
-from siirl.dag_worker.assembly import build_evaluation
-from siirl.dag_worker.components import Evaluation
+from siirl.dag_worker.assembly import Evaluation, build_evaluation
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.rank_device import prepare_device

@@ -114,28 +114,11 @@ def load_smolvla(
     features = {**config["input_features"], **config["output_features"]}
     cameras = [name for name, feature in features.items() if feature["type"] == CAMERA]
     seen = len(cameras) if images is None else images
-    executed = config["n_action_steps"] if chunk_length is None else chunk_length
-    if not is_count(executed, least=1) or executed > config["chunk_size"]:
-        raise ValueError(
-            f"chunk_length={executed!r} must be from 1 to {config['chunk_size']}, the actions that "
-            "the checkpoint denoises at once."
-        )
-    sampled = config["num_steps"] if steps is None else steps
-    if not is_count(sampled, least=1):
-        raise ValueError(f"steps={sampled!r} must be a whole number of at least 1.")
+    executed, sampled = _counts(config, chunk_length=chunk_length, steps=steps)
     sizes = {name: features[name]["shape"][0] for name in (STATE, ACTION)}
     _check_environment(spec, images=seen, cameras=cameras, sizes=sizes, folder=folder)
     vlm_folder = _vlm_folder(folder, config, vlm)
-    reading = Reading(
-        images=seen,
-        view=published_image if spec.name == "libero" else lambda image: image,
-        state=read_scale(folder, STATE, config=config, size=sizes[STATE]),
-        tokenizer=_tokenizer(vlm_folder),
-        instruction_length=config["tokenizer_max_length"],
-        truncation_side=_truncation_side(vlm_folder),
-        chunk_size=config["chunk_size"],
-        chunk_length=executed,
-    )
+    reading = _reading(folder, vlm_folder, spec, config, images=seen, executed=executed)
     bounds = ContinuousActions.for_space(spec.action_space)
     vlm_config = SmolVLMConfig(**read_object(vlm_folder / CONFIG_FILE, remedy="Download it again."))
     with init_empty_weights(include_buffers=False):
@@ -160,11 +143,8 @@ def load_smolvla(
     asked = {
         "train_expert_only": train_expert_only,
         "freeze_vision_encoder": freeze_vision_encoder,
-        "train_state_proj": None,
     }
-    freeze(
-        policy.model, {name: config[name] if flag is None else flag for name, flag in asked.items()}
-    )
+    freeze(policy.model, _frozen(config, asked))
     policy.planned = plan_weights(
         policy,
         folder,
@@ -174,6 +154,51 @@ def load_smolvla(
     if weights:
         materialise(policy, torch.device("cpu"))
     return policy
+
+
+def _counts(
+    config: Mapping[str, Any], *, chunk_length: int | None, steps: int | None
+) -> tuple[int, int]:
+    """Executed actions of a chunk and steps of denoising: as asked for, or the checkpoint's."""
+    executed = config["n_action_steps"] if chunk_length is None else chunk_length
+    if not is_count(executed, least=1) or executed > config["chunk_size"]:
+        raise ValueError(
+            f"chunk_length={executed!r} must be from 1 to {config['chunk_size']}, the actions that "
+            "the checkpoint denoises at once."
+        )
+    sampled = config["num_steps"] if steps is None else steps
+    if not is_count(sampled, least=1):
+        raise ValueError(f"steps={sampled!r} must be a whole number of at least 1.")
+    return executed, sampled
+
+
+def _frozen(config: Mapping[str, Any], asked: Mapping[str, bool | None]) -> dict[str, bool]:
+    """Flags of `freeze`: as asked for, or the checkpoint's."""
+    flags = {**asked, "train_state_proj": None}
+    return {name: config[name] if flag is None else flag for name, flag in flags.items()}
+
+
+def _reading(
+    folder: Path,
+    vlm_folder: Path,
+    spec: EnvSpec,
+    config: Mapping[str, Any],
+    *,
+    images: int,
+    executed: int,
+) -> Reading:
+    """How the policy reads observations and instructions."""
+    size = config["input_features"][STATE]["shape"][0]
+    return Reading(
+        images=images,
+        view=published_image if spec.name == "libero" else lambda image: image,
+        state=read_scale(folder, STATE, config=config, size=size),
+        tokenizer=_tokenizer(vlm_folder),
+        instruction_length=config["tokenizer_max_length"],
+        truncation_side=_truncation_side(vlm_folder),
+        chunk_size=config["chunk_size"],
+        chunk_length=executed,
+    )
 
 
 def make_smolvla(

@@ -15,6 +15,7 @@ from siirl.dag_worker import stages
 from siirl.dag_worker.assembly import builder_of
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
+    Learner,
     WorkerComponents,
     compute_dtype,
     make_kl_controller,
@@ -24,8 +25,7 @@ from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.published_weights import WeightPublisher
-from siirl.dag_worker.separate.rollout_ranks import Recording, RolloutRanks
-from siirl.dag_worker.separate.rollout_worker import RolloutParts
+from siirl.dag_worker.separate.rollout_ranks import Recording, RolloutParts, RolloutRanks
 from siirl.dag_worker.separate.training_side import (
     DistantCollector,
     DistantLoader,
@@ -80,20 +80,9 @@ def build_training(
     make = builder_of(config, spec, ranks=ranks, device=device)
     learner = make.learner(make.load(), with_critic=with_critic)
     stream = make.loader(OneProcess())
-    publisher = WeightPublisher(
-        trained=learner.actor.engine,
-        ranks=ranks,
-        line=line,
-        acting_dtype=acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag),
-    )
+    side = _training_side(config, learner, ranks=ranks, line=line)
+    publisher = side.publisher
     publisher.step = max(first_step - 1, 0)
-    side = TrainingSide(
-        line=line,
-        ranks=ranks,
-        publisher=publisher,
-        max_failed_share=config.env.max_failed_share,
-        max_staleness=config.trainer.max_staleness,
-    )
     checkpoints = CheckpointManager(
         folder=run_folder / "checkpoints",
         engines=learner.engines(),
@@ -127,6 +116,24 @@ def build_training(
         cast(Any, DistantValidator(side=side, kinds=make.kinds)),
         NothingShown(),
         checkpoints,
+    )
+
+
+def _training_side(
+    config: SiiRLArguments, learner: Learner, *, ranks: Collectives, line: Line
+) -> TrainingSide:
+    publisher = WeightPublisher(
+        trained=learner.actor.engine,
+        ranks=ranks,
+        line=line,
+        acting_dtype=acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag),
+    )
+    return TrainingSide(
+        line=line,
+        ranks=ranks,
+        publisher=publisher,
+        max_failed_share=config.env.max_failed_share,
+        max_staleness=config.trainer.max_staleness,
     )
 
 

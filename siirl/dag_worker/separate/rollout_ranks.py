@@ -6,11 +6,15 @@ exchange. Rewards come later, from the training ranks.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.separate.line import Line
+from siirl.dag_worker.validator import Validator
+from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.workflow import Trajectory
 from siirl.occupation import OCCUPATION
 
@@ -99,3 +103,16 @@ class Recording:
         self.recorder.waiting = ready
         self.recorder.write(rewards)
         self.recorder.waiting = rest
+
+
+@dataclass
+class RolloutParts:
+    """Components of a rollout rank."""
+
+    context: StageContext
+    rollout: Rollout
+    validator: Validator
+    recording: Recording
+    acting: torch.nn.Module
+    closes: Sequence[Any]
+    """Further objects with `close`."""

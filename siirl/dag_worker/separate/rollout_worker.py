@@ -10,27 +10,22 @@ two forward passes, so that running episodes continue with them. Left out: train
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 
-from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.separate.exchange import PROMPT
 from siirl.dag_worker.separate.line import Evaluation, Line, Report, Weights, Work
 from siirl.dag_worker.separate.published_weights import SecondCopy, WeightThread
-from siirl.dag_worker.separate.rollout_ranks import Recording
+from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.training_side import columns_of
-from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt
-from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.workflow import RolloutResult
 from siirl.errors import ConfigError, TooManyFailures
 from siirl.execution.dag import Node, NodeOutput, TaskGraph
@@ -39,19 +34,6 @@ from siirl.occupation import OCCUPATION
 from siirl.reporting.metrics import Value
 
 REPORT_EVERY_S = 1.0  # in stream mode: counts over shorter times are noise
-
-
-@dataclass
-class RolloutParts:
-    """Components of a rollout rank."""
-
-    context: StageContext
-    rollout: Rollout
-    validator: Validator
-    recording: Recording
-    acting: torch.nn.Module
-    closes: Sequence[Any]
-    """Further objects with `close`."""
 
 
 class RolloutWorker:

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from siirl.data_coordinator.protocol.batch import (
+    concat,
     pad_together,
     select_rows,
     tensor_shapes,
@@ -146,3 +147,22 @@ def _keys(batch: TensorDict, name: str) -> list[Any]:
         return []
     value = batch.get(name)
     return value.tolist() if isinstance(value, torch.Tensor) else texts(batch, name)
+
+
+def together(kept: TensorDict, new: TensorDict) -> TensorDict:
+    """Rows of the previous rounds and the new one; an empty batch may lack columns."""
+    return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)
+
+
+def same_rows(before: TensorDict, after: TensorDict, name: str, places: list[int]) -> bool:
+    """Whether a column of `after` has the entries of `before` at these places."""
+    if not len(after):
+        return True
+    if not isinstance(after.get(name), torch.Tensor):
+        old = texts(before, name)
+        return [old[place] for place in places] == texts(after, name)
+    chosen = select_rows(TensorDict({name: before[name]}, batch_size=[len(before)]), places)[name]
+    new = after[name]
+    if chosen.shape != new.shape or chosen.dtype != new.dtype:
+        return False
+    return bool(((chosen == new) | ((chosen != chosen) & (new != new))).all())
