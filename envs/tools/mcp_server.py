@@ -6,7 +6,7 @@ share no state; at an address it has its own session. A server that dies or hang
 replaced at the next call, and the model gets an error; for one at an address, the next call
 reconnects. An unreachable server fails its episode (`ToolsMissing`); the message has the end of its
 standard error. A process's children end with it (`supervisor`), and its output outside MCP is
-dropped (`garbage`). The client refuses requests to the user (sampling, elicitation).
+dropped (`mcp_links`). The client refuses requests to the user (sampling, elicitation).
 """
 
 import asyncio

@@ -56,10 +56,10 @@ from siirl.reporting.console import (
     success_table,
 )
 from siirl.reporting.graph_drawing import write_graph
-from siirl.reporting.live_report import LiveReport
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.metrics import Reduced
 from siirl.reporting.recorder import VIDEOS_FOLDER
+from siirl.reporting.report_page import LiveReport
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores

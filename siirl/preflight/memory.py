@@ -1,5 +1,5 @@
 """Estimates a job's memory (simulators, images, workers, weights) and checks it against the
-machine.
+machine; estimates the disk space of its checkpoints, videos and logs.
 
 Training, evaluation and warm start use the same estimate.
 """
@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from envs.base import IMAGES, EnvSpec
+from siirl.dag_worker.manifest import KEPT_CHECKPOINTS
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ModelArguments
 from siirl.params.rollout_args import RolloutArguments
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import parameters_in
 
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
@@ -27,6 +28,10 @@ ROUGHLY = 1.5  # error factor of the estimate
 
 Parts = tuple[tuple[str, float], ...]
 """Name and bytes of each part."""
+MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
+VIDEO_BYTES = 300e3  # a few seconds of 256x256 mp4
+LOG_BYTES = 20e6
+SHORTEST_STEP_S = 1.0  # with videos; bounds their number if max_minutes ends the run
 
 
 @dataclass(frozen=True)
@@ -260,3 +265,46 @@ def _fewer_simulators(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> 
     if servers * env.envs_per_server > 1 or not remedies:
         remedies.insert(0, "lower env.num_servers or env.envs_per_server")
     return remedies
+
+
+def disk_bytes(
+    trainer: TrainingArguments,
+    model: ModelArguments,
+    *,
+    models: int,
+    trajectories: int,
+    val_episodes: int,
+    evaluations: int | None,
+) -> float:
+    """Bytes of checkpoints, videos and logs.
+
+    Args:
+        trainer: How often a run saves and records.
+        model: Its policy.
+        models: 2 with a critic, else 1.
+        trajectories: Of a step.
+        val_episodes: Of one evaluation.
+        evaluations: Of the run; None if its number of steps is open.
+    """
+    steps = _steps_at_most(trainer)
+    written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
+    # the oldest is deleted after the newest is written
+    checkpoints = min(written, KEPT_CHECKPOINTS + 1)
+    # one after each step, one before training, one at the end
+    evaluations = min(evaluations or 1, steps + 2)
+    of_a_step = min(trainer.record_episodes, trajectories)  # a large number records all
+    videos = steps * of_a_step + evaluations * min(trainer.record_val_episodes, val_episodes)
+    trained = models - int(model.lora.rank > 0)
+    weights = models * BYTES_PER_PARAMETER + trained * MOMENTS_BYTES_PER_PARAMETER
+    parameters = policy_parameters(model)
+    return checkpoints * parameters * weights + videos * VIDEO_BYTES + LOG_BYTES
+
+
+def _steps_at_most(trainer: TrainingArguments) -> int:
+    """Upper bound of the run's steps; 0 if only max_minutes bounds it."""
+    steps = trainer.total_steps or 0
+    return (
+        steps
+        if trainer.max_minutes is None
+        else min(steps, math.ceil(60 * trainer.max_minutes / SHORTEST_STEP_S))
+    )

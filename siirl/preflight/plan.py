@@ -22,10 +22,10 @@ from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
-from siirl.preflight.disk_space import disk_bytes
 from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import (
+    disk_bytes,
     total,
     training_memory,
 )

@@ -2,12 +2,13 @@
 
 The page is built from the run folder (metrics.jsonl, videos/, rollouts/, config.yaml, plan.txt,
 graph.json, warnings.txt) and can be rebuilt at any time; a running job rewrites it
-(siirl.reporting.live_report). It links the videos and contains everything else, including the
+(`LiveReport`). It links the videos and contains everything else, including the
 newest rollouts. Left out: comparisons of runs (siirl.reporting.comparison).
 """
 
 import functools
 import math
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -42,6 +43,10 @@ _VIDEOS_SHOWN = 12
 _PAIRS_SHOWN = 12
 _GROUPS_SHOWN = 16  # of the newest step; python -m siirl.report RUN --rollouts prints all
 _WARNINGS_SHOWN = 8
+RELOAD_S = 10
+"""Seconds between two reloads of the page: about a step of the small jobs."""
+_PAUSE = 50
+"""A page that took t seconds is followed by a pause of 50 t, hence 2 % of the time."""
 
 
 class Table(NamedTuple):
@@ -290,3 +295,39 @@ def _link(video: Row) -> str:
 def _reward(video: Row) -> str:
     reward = video["reward"]
     return f"{reward:.3f}" if isinstance(reward, int | float) else str(reward or "")
+
+
+class LiveReport:
+    """Rewrites the report of a running job after its steps, and once more when it ends.
+
+    A page takes longer to make the longer the run is. It is therefore made after a step only if
+    that keeps all pages together below 2 % of the run's time.
+
+    Args:
+        folder: The run folder.
+        clock: Monotonic clock in seconds.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self._clock = folder, clock
+        self._due = clock()
+
+    @property
+    def file(self) -> Path:
+        """Path of the page."""
+        return self.folder / REPORT_FILE
+
+    def after_step(self) -> None:
+        """Rewrite the page, which then reloads itself, if its pause is over."""
+        begin = self._clock()
+        if begin < self._due:
+            return
+        write_report(self.folder, live_s=RELOAD_S)
+        end = self._clock()
+        self._due = end + _PAUSE * (end - begin)
+
+    def finish(self) -> None:
+        """Write the page of a run that has ended, if it recorded a step."""
+        metrics = self.folder / METRICS_FILE
+        if metrics.is_file() and metrics.stat().st_size:
+            write_report(self.folder)

@@ -6,8 +6,8 @@ from siirl.execution.dag import Node, NodeType, TaskGraph
 from siirl.reporting.before_after import pairs
 from siirl.reporting.config_difference import between, from_defaults
 from siirl.reporting.graph_drawing import draw_graph, graph_rows, read_graph, write_graph
-from siirl.reporting.live_report import LiveReport
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
+from siirl.reporting.report_page import LiveReport
 from siirl.reporting.rollout_groups import groups, messages
 
 
