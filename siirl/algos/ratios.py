@@ -76,16 +76,3 @@ def checked_columns(
     kept_BT = as_bool_mask(mask_BT)
     require_finite(mask=kept_BT, **{name: column.detach() for name, column in columns.items()})
     return kept_BT, torch.where(kept_BT, advantages_BT, torch.zeros_like(advantages_BT))
-
-
-def clipped_loss(
-    advantages_BT: torch.Tensor, ratio_BT: torch.Tensor, low: float, high: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is active.
-
-    One number per token, or one per row.
-    """
-    require_same_shape(advantages=advantages_BT, ratio=ratio_BT)
-    plain_BT = -advantages_BT * ratio_BT
-    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - low, 1 + high)
-    return torch.maximum(plain_BT, clipped_BT), (clipped_BT > plain_BT).detach()

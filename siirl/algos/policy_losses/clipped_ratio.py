@@ -6,7 +6,21 @@ import torch
 
 from siirl.algos.importance import importance_weights
 from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
-from siirl.algos.ratios import check_clip, checked_columns, clipped_loss, log_ratio
+from siirl.algos.ratios import check_clip, checked_columns, log_ratio
+from siirl.algos.tensor_checks import require_same_shape
+
+
+def clipped_loss(
+    advantages_BT: torch.Tensor, ratio_BT: torch.Tensor, low: float, high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is active.
+
+    One number per token, or one per row.
+    """
+    require_same_shape(advantages=advantages_BT, ratio=ratio_BT)
+    plain_BT = -advantages_BT * ratio_BT
+    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - low, 1 + high)
+    return torch.maximum(plain_BT, clipped_BT), (clipped_BT > plain_BT).detach()
 
 
 @register_policy_loss("vanilla")

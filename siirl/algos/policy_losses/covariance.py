@@ -14,9 +14,10 @@ share. The cost here is one more forward pass.
 
 import torch
 
+from siirl.algos.policy_losses.clipped_ratio import clipped_loss
 from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
 from siirl.algos.ranks import ALONE, Ranks
-from siirl.algos.ratios import check_clip, checked_columns, clipped_loss, log_ratio
+from siirl.algos.ratios import check_clip, checked_columns, log_ratio
 from siirl.algos.tensor_checks import require_axes, require_same_shape
 from siirl.errors import ConfigError
 

@@ -10,8 +10,9 @@ token gets the loss of its row, so the mean over tokens is the row's loss.
 import torch
 
 from siirl.algos.masked import masked_mean
+from siirl.algos.policy_losses.clipped_ratio import clipped_loss
 from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
-from siirl.algos.ratios import check_clip, checked_columns, clipped_loss, log_ratio
+from siirl.algos.ratios import check_clip, checked_columns, log_ratio
 
 
 @register_policy_loss("gspo", aggregation="seq-mean-token-mean", own_bounds=True)
