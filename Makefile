@@ -62,7 +62,7 @@ demo: setup system
 
 docs: setup $(SITE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	@echo "Open build/site/index.html; with search: python -m http.server --directory build/site"
+	@echo "Open build/site/index.html"
 
 # The tests build the site and follow its links.
 test: lint browser $(SITE) $(VLLM)

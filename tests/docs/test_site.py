@@ -8,6 +8,7 @@ from urllib.parse import unquote, urldefrag, urlparse
 
 from siirl.params.schema import keys_of
 from siirl.params.training_args import SiiRLArguments
+from tests.browser import browser, needs_browser
 
 FETCHED = {("script", "src"), ("link", "href"), ("img", "src"), ("source", "src"), ("video", "src")}
 
@@ -63,6 +64,30 @@ def broken(site: Path) -> Iterator[str]:
 
 def test_every_link_and_anchor_of_the_site_leads_somewhere(site: Path) -> None:
     assert list(broken(site)) == []
+
+
+TYPED = """
+new Promise(shown => {
+    const typed = document.querySelector(".md-search__input")
+    typed.focus()
+    const ask = setInterval(() => {
+        typed.value = "advantage"
+        typed.dispatchEvent(new Event("input", { bubbles: true }))
+        typed.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }))
+        const found = document.querySelectorAll(".md-search-result__item")
+        if (found.length) { clearInterval(ask); shown(found.length) }
+    }, 500)
+    setTimeout(() => shown(0), 300000) // for hangs alone
+})
+"""
+"""Types into the search until there are results; the index is read meanwhile."""
+
+
+@needs_browser
+def test_pages_that_are_opened_from_a_folder_can_be_searched(site: Path, tmp_path: Path) -> None:
+    with browser(tmp_path) as page:
+        page.open(site / "tutorials" / "index.html", width=1280, height=800)
+        assert page.run(TYPED) > 1
 
 
 def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
