@@ -21,7 +21,8 @@ from siirl.export import main
 from siirl.models import load_policy
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.openvla_checkpoint import load_openvla_oft
-from siirl.models.smolvla_checkpoint import load_smolvla
+from siirl.models.pi_checkpoint import WORDS as EMBEDDING
+from siirl.models.policy_loader import build_policy
 from siirl.models.tiny_lm import tiny_tokenizer
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config, to_yaml
@@ -258,10 +259,16 @@ def test_an_impossible_export_is_refused(
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
 
 
-SMOLVLA = Path(__file__).parent / "models" / "smolvla" / "checkpoint"
+MODELS = Path(__file__).parent / "models"
+LEROBOT = {
+    "smolvla": MODELS / "smolvla" / "checkpoint",
+    "pi0": MODELS / "pi" / "pi0" / "checkpoint",
+    "pi05": MODELS / "pi" / "pi05" / "checkpoint",
+}
 
 
-def test_an_exported_smolvla_has_lerobots_files_and_names_with_adapters_merged(tmp_path):
+@pytest.mark.parametrize("model", LEROBOT)
+def test_an_exported_lerobot_policy_has_its_files_and_names_with_adapters_merged(tmp_path, model):
     images = gymnasium.spaces.Box(0, 255, (2, 48, 64, 3), np.uint8)
     spaces = {IMAGES: images, PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (8,))}
     arm = EnvSpec(
@@ -271,23 +278,30 @@ def test_an_exported_smolvla_has_lerobots_files_and_names_with_adapters_merged(t
         gymnasium.spaces.Box(-1, 1, (7,), np.float32),
         10,
     )
-    policy = load_smolvla(SMOLVLA, arm, noise="learnt")
+    start = LEROBOT[model]
+
+    def load(folder):
+        options = {"noise": "learnt"}
+        return build_policy(model, path=str(folder), spec=arm, seed=0, options=options)
+
+    policy = load(start)
     policy.adapt(LoraArguments(rank=2), seed=0)
     with torch.no_grad():
         for name, weight in policy.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.02)
-    run = write_run(tmp_path / "run", policy, "model=smolvla")
-    assert export(run, "--output", tmp_path / "out") == 0
-    there = {file.relative_to(SMOLVLA) for file in SMOLVLA.rglob("*") if file.is_file()}
+    run = write_run(tmp_path / "run", policy, f"model={model}")
+    assert export(run, "--output", tmp_path / "out", "--file-gb", "0.00001") == 0
+    there = {file.relative_to(start) for file in start.rglob("*") if file.is_file()}
     found = {file.relative_to(tmp_path / "out") for file in (tmp_path / "out").rglob("*.*")}
     assert there <= found
     with (
-        safe_open(SMOLVLA / "model.safetensors", framework="pt") as before,
+        safe_open(start / "model.safetensors", framework="pt") as before,
         safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as after,
     ):
-        assert set(before.keys()) == set(after.keys())
-    again = load_smolvla(tmp_path / "out", arm, noise="learnt")
+        # of pi0 and pi0.5 the words are stored once, under the name of the head
+        assert set(before.keys()) - {EMBEDDING} == set(after.keys())
+    again = load(tmp_path / "out")
     seen = {
         "pixel_values": torch.zeros(1, 2, 48, 64, 3, dtype=torch.uint8),
         "proprioception": torch.ones(1, 8),
@@ -296,4 +310,4 @@ def test_an_exported_smolvla_has_lerobots_files_and_names_with_adapters_merged(t
     with torch.no_grad():
         one, other = (each(**seen).mode() for each in (policy, again))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    assert "smolvla" in str(card_of(tmp_path / "out"))
+    assert model in str(card_of(tmp_path / "out"))

@@ -17,7 +17,7 @@ A published network may denoise more numbers than an environment uses: padded di
 actions after the executed ones. These `unseen` numbers take Euler steps without noise; a choice
 stores their values at the start of its random steps. A random step on some coordinates alone has
 the same marginals (the diffusion of the stochastic differential equation is then 0 on the others).
-Left out: networks (`siirl.models.tiny_flow_vla`, `siirl.models.smolvla`).
+Left out: networks (`siirl.models.tiny_flow_vla`, `siirl.models.flow_vla`).
 """
 
 # N observation, T = K*A token of a chunk, E unseen number, F = T+E number that the network moves,

@@ -7,13 +7,14 @@
 
 A language model has transformers' layout. An OpenVLA-OFT has its authors' layout, with the
 projector of proprioception in a separate file and with the weights that no pass reads, from the
-published checkpoint. A SmolVLA has LeRobot's layout, without the layer of learnt noise. LoRA
-adapters are merged. Weights are read from a checkpoint's shards and written one tensor at a time.
-Left out: the upload (`hf upload`), and the critic.
+published checkpoint. A SmolVLA, pi0 or pi0.5 has LeRobot's layout, without the layer of learnt
+noise. LoRA adapters are merged. Weights are read from a checkpoint's shards and written one tensor
+at a time. Left out: the upload (`hf upload`), and the critic.
 """
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,11 +36,11 @@ from siirl.models.adapters import (
     name_without_adapters,
     stored_adapters,
 )
+from siirl.models.flow_vla import DEVIATION, PROCESSORS, processor_files
 from siirl.models.openvla_checkpoint import SEPARATE, unused
 from siirl.models.openvla_oft import DEVIATION as OPENVLA_DEVIATION
 from siirl.models.pretrained import model_class
-from siirl.models.smolvla import DEVIATION, VLM_FOLDER, processor_files
-from siirl.models.smolvla_checkpoint import NAME as SMOLVLA
+from siirl.models.smolvla import VLM_FOLDER
 from siirl.models.stored_tensors import StoredTensors
 from siirl.params.documents import read_object
 from siirl.params.model_args import LoraArguments
@@ -162,8 +163,9 @@ def write_hub_folder(
             apart = (*SEPARATE, OPENVLA_DEVIATION)
             names = [name for name in weights.types if not name.startswith(apart)]
             weights = SomeWeights(weights, names)
-        if description.get("type") == SMOLVLA:
+        if any(policy.glob(PROCESSORS[0])):
             copy_processors(policy, folder)
+            most_bytes = sys.maxsize  # LeRobot reads one file
             names = [name for name in weights.types if not name.startswith(DEVIATION)]
             weights = SomeWeights(weights, names)
         copy_companions(policy, folder)

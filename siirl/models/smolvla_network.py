@@ -37,8 +37,20 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-ROPE_BASE = 10_000.0
-"""LeRobot's, whatever the vision-language model was trained with (`apply_rope`)."""
+from siirl.models.prefix_layers import (
+    Angles,
+    Prefix,
+    ReturnsKeys,
+    as_pixels,
+    attend,
+    attend_behind,
+    embed_timed_actions,
+    in_heads,
+    rotations,
+    scaled_to_fit,
+    through_layers,
+)
+
 MLP_MULTIPLE = 256  # LeRobot's `get_intermediate_size`
 
 
@@ -87,18 +99,8 @@ class SmolVLANetwork(nn.Module):
 
     def prefix(
         self, images: torch.Tensor, words_NL: torch.Tensor, state_NP: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prefix through the language model.
-
-        Args:
-            images: uint8 [N, C, height, width, 3].
-            words_NL: Token ids; negative ones are padding.
-            state_NP: Normalised, of at most `max_state_dim` numbers.
-
-        Returns:
-            Keys and values [N, layers, 2, G, L, D], and the last hidden state at the state's place,
-                which sees the whole prefix, [N, W].
-        """
+    ) -> Prefix:
+        """The prefix through the language model; its features are those of the state's place."""
         vlm = self.vlm_with_expert.vlm.model
         width = vlm.text_model.config.hidden_size
         padded_NP = functional.pad(state_NP, (0, self.shape.max_state_dim - state_NP.shape[1]))
@@ -108,7 +110,7 @@ class SmolVLANetwork(nn.Module):
         places_NLW = torch.cat(
             [seen_NLW.to(words_NLW.dtype), words_NLW, state_NW[:, None].to(words_NLW.dtype)], dim=1
         )
-        valid_NL = self.valid(words_NL, images=images.shape[1])
+        valid_NL = self._valid(words_NL, images=images.shape[1])
 
         # images and words attend to each other, and only the state attends to the state
         places = valid_NL.shape[1]
@@ -116,20 +118,10 @@ class SmolVLANetwork(nn.Module):
         allowed_LL = ~is_state_L | is_state_L[:, None]
         mask_N1LL = valid_NL[:, None, None] & allowed_LL
         angles = rotations(valid_NL.cumsum(1) - 1, self.vlm_with_expert.head_size)
-        pairs = []
-        hidden_NLW = places_NLW
-        for layer in vlm.text_model.layers:
-            rotated = tuple(part.to(hidden_NLW.dtype) for part in angles)
-            hidden_NLW, *pair = layer(hidden_NLW, mask=mask_N1LL, angles=rotated)
-            pairs.append(torch.stack(pair, dim=1))
-        return torch.stack(pairs, dim=1), vlm.text_model.norm(hidden_NLW[:, -1])
-
-    def valid(self, words_NL: torch.Tensor, *, images: int) -> torch.Tensor:
-        """Places of the prefix that are not padding, [N, L]."""
-        size = images * self.vlm_with_expert.places_per_image
-        return functional.pad(
-            functional.pad(words_NL >= 0, (size, 0), value=True), (0, 1), value=True
+        hidden_NLW, context = through_layers(
+            vlm.text_model.layers, places_NLW, mask=mask_N1LL, angles=angles
         )
+        return Prefix(context, valid_NL, vlm.text_model.norm(hidden_NLW[:, -1]))
 
     def velocity(
         self,
@@ -142,20 +134,15 @@ class SmolVLANetwork(nn.Module):
 
         Args:
             context: Of `prefix`.
-            valid_NL: Of `valid`.
+            valid_NL: Of `prefix`.
             actions_NSKA: Noisy actions, of `max_action_dim` numbers.
             time_NS: LeRobot's time: 1 for noise, 0 for actions.
         """
         steps, length = actions_NSKA.shape[1:3]
-        dtype = self.action_in_proj.weight.dtype
         expert = self.vlm_with_expert.lm_expert
-        actions_NSKW = self.action_in_proj(actions_NSKA.to(dtype))
-        time_NSW = embed_time(
-            time_NS, expert.width, periods=(self.shape.min_period, self.shape.max_period)
-        )
-        time_NSKW = time_NSW.to(actions_NSKW.dtype)[:, :, None].expand_as(actions_NSKW)
-        mixed = self.action_time_mlp_in(torch.cat([actions_NSKW, time_NSKW], dim=-1))
-        hidden_NQW = self.action_time_mlp_out(functional.silu(mixed)).flatten(1, 2)
+        periods = (self.shape.min_period, self.shape.max_period)
+        hidden_NSKW = embed_timed_actions(self, actions_NSKA, time_NS, periods=periods)
+        hidden_NQW = hidden_NSKW.flatten(1, 2)
 
         # the steps are independent chunks, side by side in one sequence: prefix keys stay single
         place_Q = torch.arange(length, device=context.device).repeat(steps)
@@ -178,10 +165,17 @@ class SmolVLANetwork(nn.Module):
         hidden_NSKW = expert.norm(hidden_NQW).unflatten(1, (steps, length))
         return self.action_out_proj(hidden_NSKW.to(self.action_out_proj.weight.dtype)).float()
 
+    def _valid(self, words_NL: torch.Tensor, *, images: int) -> torch.Tensor:
+        """Places of the prefix that are not padding, [N, L]."""
+        size = images * self.vlm_with_expert.places_per_image
+        return functional.pad(
+            functional.pad(words_NL >= 0, (size, 0), value=True), (0, 1), value=True
+        )
+
     def _images(self, images: torch.Tensor) -> torch.Tensor:
         """Features of all cameras, side by side, [N, C * places, W]."""
         vlm = self.vlm_with_expert.vlm.model
-        pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 255
+        pixels = as_pixels(images)
         if self.shape.image_size is not None:
             pixels = scaled_and_padded(pixels, *self.shape.image_size)
         dtype = vlm.vision_model.embeddings.patch_embedding.weight.dtype
@@ -212,41 +206,8 @@ class VLMWithExpert(nn.Module):
         self.places_per_image = patches // config.scale_factor**2
 
 
-class PrefixLayer(LlamaDecoderLayer):
-    """A layer of the language model that returns its keys and values too.
-
-    FSDP2 gathers a block's weights for the backward pass when the gradient of one of its outputs is
-    known; keys that left through a cache would find them freed.
-    """
-
-    def forward(  # type: ignore[override]
-        self,
-        hidden_NLW: torch.Tensor,
-        *,
-        mask: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Hidden states [N, L, W], keys and values [N, G, L, D]."""
-        kept = KeptKeys()
-        named: Any = {"past_key_values": kept}
-        output = super().forward(
-            hidden_NLW, attention_mask=mask, position_embeddings=angles, **named
-        )
-        return output, kept.keys, kept.values
-
-
-class KeptKeys:
-    """Replaces transformers' cache: stores a layer's keys and values, and adds none."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *rest: Any, **named: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as they came."""
-        self.keys, self.values = keys, values
-        return keys, values
+class PrefixLayer(ReturnsKeys, LlamaDecoderLayer):  # type: ignore[misc]
+    """A layer of the language model that returns its keys and values too."""
 
 
 class ActionExpert(nn.Module):
@@ -292,59 +253,52 @@ class ExpertLayer(nn.Module):
         keys_NGLD: torch.Tensor,
         values_NGLD: torch.Tensor,
         mask: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
     ) -> torch.Tensor:
         """The layer's output [N, Q, W]; `mask` is True where a place attends to a key."""
         attention = self.self_attn
         inputs = self.input_layernorm(hidden_NQW)
-        query = self._heads(attention.q_proj(inputs))
-        cosines, sines = (part.to(query.dtype) for part in angles)
-        keys, values = keys_NGLD.to(query.dtype), values_NGLD.to(query.dtype)
         if self.joint:
-            own = self._heads(attention.k_proj(inputs))
-            query, own = apply_rotary_pos_emb(query, own, cosines, sines)
-            keys = torch.cat([keys, own], dim=2)
-            values = torch.cat([values, self._heads(attention.v_proj(inputs))], dim=2)
+            mixed, _, _ = attend_behind(
+                attention,
+                inputs,
+                keys_NGLD=keys_NGLD,
+                values_NGLD=values_NGLD,
+                mask=mask,
+                angles=angles,
+            )
         else:
-            query, _ = apply_rotary_pos_emb(query, query, cosines, sines)
-            keys = self._heads(attention.k_proj(keys.transpose(1, 2).flatten(2)))
-            values = self._heads(attention.v_proj(values.transpose(1, 2).flatten(2)))
-        groups = attention.num_key_value_groups
-        mixed = functional.scaled_dot_product_attention(
-            query,
-            keys.repeat_interleave(groups, dim=1),
-            values.repeat_interleave(groups, dim=1),
-            attn_mask=mask,
-        )
-        hidden_NQW = hidden_NQW + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+            mixed = self._cross(inputs, keys_NGLD, values_NGLD, mask=mask, angles=angles)
+        hidden_NQW = hidden_NQW + mixed
         return hidden_NQW + self.mlp(self.post_attention_layernorm(hidden_NQW))
 
-    def _heads(self, numbers: torch.Tensor) -> torch.Tensor:
-        return numbers.unflatten(-1, (-1, self.self_attn.head_dim)).transpose(1, 2)
-
-
-def rotations(position_NL: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [N, L, D] of rotary positions, as transformers' Llama takes them."""
-    powers = torch.arange(0, size, 2, device=position_NL.device).float() / size
-    angles = position_NL[..., None].float() / ROPE_BASE**powers
-    twice = torch.cat([angles, angles], dim=-1)
-    return twice.cos(), twice.sin()
-
-
-def embed_time(time: torch.Tensor, size: int, *, periods: tuple[float, float]) -> torch.Tensor:
-    """Sines and cosines float64 [..., size] of periods spread evenly in logarithm."""
-    least, most = periods
-    share = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64, device=time.device)
-    angles = time.double()[..., None] * (2 * math.pi / (least * (most / least) ** share))
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+    def _cross(
+        self,
+        inputs_NQW: torch.Tensor,
+        keys_NGLD: torch.Tensor,
+        values_NGLD: torch.Tensor,
+        *,
+        mask: torch.Tensor,
+        angles: Angles,
+    ) -> torch.Tensor:
+        """Attention to projections of the prefix's keys and values."""
+        attention = self.self_attn
+        query = in_heads(attention.q_proj(inputs_NQW), attention.head_dim)
+        cosines, sines = (part.to(query.dtype) for part in angles)
+        query, _ = apply_rotary_pos_emb(query, query, cosines, sines)
+        keys, values = (
+            in_heads(
+                project(numbers.to(query.dtype).transpose(1, 2).flatten(2)), attention.head_dim
+            )
+            for project, numbers in ((attention.k_proj, keys_NGLD), (attention.v_proj, values_NGLD))
+        )
+        return attend(attention, query, keys, values, mask)
 
 
 def scaled_and_padded(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:
     """Images [N, 3, ., .] in [0, 1] scaled to fit, with black at the left and the top."""
-    ratio = max(pixels.shape[3] / width, pixels.shape[2] / height)
-    size = (int(pixels.shape[2] / ratio), int(pixels.shape[3] / ratio))
-    scaled = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
-    return functional.pad(scaled, (width - size[1], 0, height - size[0], 0))
+    scaled = scaled_to_fit(pixels, width, height)
+    return functional.pad(scaled, (width - scaled.shape[3], 0, height - scaled.shape[2], 0))
 
 
 def freeze(network: SmolVLANetwork, trained: Mapping[str, bool]) -> None:

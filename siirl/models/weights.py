@@ -87,6 +87,7 @@ def plan_weights(
     place: Path,
     *,
     left_out: Callable[[str], bool] = lambda name: False,
+    renamed: Callable[[str], str] = lambda name: name,
     further: Mapping[str, torch.Tensor] | None = None,
 ) -> PlannedWeights:
     """Compare the headers of weight files with `module`; see `require_fitting`.
@@ -96,6 +97,7 @@ def plan_weights(
         place: A safetensors file, or a folder with one or several (see
             `siirl.params.weight_files.weight_files`); adapters in a folder are merged.
         left_out: Names in the files that the module does not need.
+        renamed: From a name in the files to the module's.
         further: Weights from elsewhere.
 
     Raises:
@@ -107,7 +109,9 @@ def plan_weights(
     plain = {
         name: name_without_adapters(name) if lora is not None else name for name in stored.tensors
     }
-    names = {own: name for name, own in plain.items() if own is not None and not left_out(own)}
+    names = {
+        renamed(own): name for name, own in plain.items() if own is not None and not left_out(own)
+    }
     shapes = {own: stored.tensors[name].shape for own, name in names.items()}
     require_fitting(
         module,

@@ -19,10 +19,22 @@ POLICIES: dict[str, str] = {
     "tiny_flow_vla": "siirl.models.tiny_flow_vla:make_tiny_flow_vla",
     "control_policy": "siirl.models.control_policy:make_control_policy",
     "smolvla": "siirl.models.smolvla_checkpoint:make_smolvla",
+    "pi0": "siirl.models.pi_checkpoint:make_pi0",
+    "pi05": "siirl.models.pi_checkpoint:make_pi05",
     "openvla": "siirl.models.openvla_checkpoint:make_openvla",
     "openvla_oft": "siirl.models.openvla_checkpoint:make_openvla_oft",
 }
 """Policies that act, by name."""
+
+FROZEN = {
+    "smolvla": "vlm_with_expert.vlm.",
+    "pi0": "paligemma_with_expert.paligemma.",
+    "pi05": "paligemma_with_expert.paligemma.",
+}
+"""Policy to the part of a weight's name that `train_expert_only` freezes."""
+
+PADDED = tuple(FROZEN)
+"""Policies that draw numbers for padding and for later actions too, in an order of their own."""
 
 LANGUAGE_MODEL = "causal_lm"
 """The policy of every text job (siirl.models.language_model)."""

@@ -8,6 +8,7 @@ from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, ModelArguments
+from siirl.params.policies import PADDED
 from siirl.params.references import is_reference
 from siirl.params.reward_args import VIDEO_REWARDS, RewardArguments
 from siirl.params.rollout_args import RolloutArguments
@@ -154,6 +155,6 @@ def actions_of_a_pass(model: ModelArguments) -> int:
 
 def noise_correlation(actor_rollout_ref: ActorRolloutRefArguments) -> float:
     """`rollout.noise_correlation`; 0 for a policy whose random numbers are in another order."""
-    if actor_rollout_ref.model.policy == "smolvla":
+    if actor_rollout_ref.model.policy in PADDED:
         return 0.0
     return actor_rollout_ref.rollout.noise_correlation

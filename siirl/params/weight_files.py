@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
@@ -17,8 +18,12 @@ HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its hea
 LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
 
 
-def check_safetensors(file: Path) -> int:
+def check_safetensors(file: Path, *, counted: Callable[[str], bool] = lambda name: True) -> int:
     """Compare a safetensors file's length with its own header.
+
+    Args:
+        file: The file.
+        counted: Whether a tensor of this name is counted.
 
     Returns:
         The number of parameters in it.
@@ -41,13 +46,16 @@ def check_safetensors(file: Path) -> int:
             )
         try:
             header = json.loads(stream.read(length))
-            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+            header.pop("__metadata__", None)
+            tensors = list(header.values())
             expected = (
                 HEADER_LENGTH
                 + length
                 + max((entry["data_offsets"][1] for entry in tensors), default=0)
             )
-            parameters = sum(prod(entry["shape"]) for entry in tensors)
+            parameters = sum(
+                prod(entry["shape"]) for name, entry in header.items() if counted(name)
+            )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 f"{refusal}: its header cannot be read ({error!r}). Copy or make it again."
@@ -98,9 +106,9 @@ def _named_by(index: Path) -> list[str]:
     return names
 
 
-def parameters_in(path: str) -> int:
-    """Parameters of the weights in a policy folder; 0 without weights."""
-    return sum(check_safetensors(file) for file in weight_files(find(path)))
+def parameters_in(path: str, *, counted: Callable[[str], bool] = lambda name: True) -> int:
+    """Parameters of the weights in a policy folder, of all or some names; 0 without weights."""
+    return sum(check_safetensors(file, counted=counted) for file in weight_files(find(path)))
 
 
 def learnt_tasks(path: str) -> tuple[str, ...]:

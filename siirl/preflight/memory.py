@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 from envs.base import IMAGES, EnvSpec
 from siirl.dag_worker.manifest import KEPT_CHECKPOINTS
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
+from siirl.params.documents import read_object
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ModelArguments
+from siirl.params.paths import find
+from siirl.params.policies import FROZEN
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import parameters_in
@@ -127,14 +130,14 @@ def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -
         sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm)
         and (has_own_reference or not adapters)
     )
+    parameters = policy_parameters(config.actor_rollout_ref.model)
+    trained = trained_parameters(config.actor_rollout_ref.model)
+    own = BYTES_PER_TRAINED_PARAMETER * trained + BYTES_PER_PARAMETER * (parameters - trained)
     # adapters themselves are negligible
-    weights = frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER
+    weights = frozen * BYTES_PER_PARAMETER * parameters + (models - adapters) * own
     return (
         *_processes(config, env_spec),
-        (
-            "policy, critic and Adam" if models > 1 else "policy and Adam",
-            weights * policy_parameters(config.actor_rollout_ref.model),
-        ),
+        ("policy, critic and Adam" if models > 1 else "policy and Adam", weights),
         (
             "images",
             episodes_of_training(config).count
@@ -209,6 +212,25 @@ def policy_parameters(model: ModelArguments) -> int:
     """Parameters of the policy in `actor_rollout_ref.model.path`, or of a new policy."""
     path = model.path
     return NEW_POLICY_PARAMETERS if path is None else parameters_in(path)
+
+
+def trained_parameters(model: ModelArguments) -> int:
+    """Parameters that have a gradient, without those that `train_expert_only` freezes."""
+    frozen = FROZEN.get(model.policy)
+    if frozen is None or model.path is None or not _trains_expert_only(model):
+        return policy_parameters(model)
+    return parameters_in(model.path, counted=lambda name: frozen not in name)
+
+
+def _trains_expert_only(model: ModelArguments) -> bool:
+    asked = model.options.get("train_expert_only")
+    if asked is not None or model.path is None:
+        return bool(asked)
+    try:
+        config = read_object(find(model.path) / "config.json", remedy="")
+    except CheckpointError:
+        return False  # the check of the folder says what is wrong with it
+    return config.get("train_expert_only") is True
 
 
 def size_text(size: float) -> str:

@@ -4,6 +4,7 @@
 
 from siirl.params import sizes
 from siirl.params.critic_args import CriticArguments
+from siirl.params.policies import PADDED
 from siirl.params.schema import keys_of
 from siirl.params.server_args import ServerArguments
 from siirl.preflight.key_conditions import (
@@ -162,9 +163,10 @@ MODEL_ROWS: tuple[Row, ...] = (
         ROLLOUT,
         ("noise_correlation",),
         Reader(
-            negated(has_value("actor_rollout_ref.model.policy", "smolvla")),
-            "by policies that draw numbers for executed actions only; model=smolvla also draws "
-            "some for padding, in another order: leave it out.",
+            negated(has_value("actor_rollout_ref.model.policy", *PADDED)),
+            "by policies that draw numbers for executed actions only; "
+            "model={actor_rollout_ref.model.policy} also draws some for padding, in another order: "
+            "leave it out.",
         ),
     ),
     *warmup_rows("critic.optim"),

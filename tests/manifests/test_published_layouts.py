@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError
 from siirl.models.openvla_checkpoint import load_openvla, load_openvla_oft
 from siirl.models.openvla_oft import OpenVLAOFT, ResidualMLP
+from siirl.models.pi import Pi
+from siirl.models.pi_checkpoint import load_pi0, load_pi05
 from siirl.models.pretrained import plan_causal_lm, read_config
 from siirl.models.smolvla_checkpoint import load_smolvla
 from siirl.preflight.model_shapes import read_shape
@@ -26,6 +29,7 @@ from vjepa.release_checkpoint import ARCHITECTURES, compare, encoder_tensors
 from vjepa.vision_transformer import VideoTransformer
 
 SMOLVLA = Path(__file__).parents[1] / "models" / "smolvla" / "checkpoint"
+PI = Path(__file__).parents[1] / "models" / "pi"
 RELEASE = {name: f"vjepa2_{name.replace('-', '_')}" for name in ARCHITECTURES}
 LIBERO = EnvSpec(
     "libero",
@@ -139,36 +143,57 @@ def test_qwen_7b_finds_every_weight_under_its_published_name(tmp_path: Path) -> 
     assert {place.dtype for place in planned.stored.tensors.values()} == {torch.bfloat16}
 
 
-def smolvla_folder(place: Path, manifest: Manifest) -> Path:
-    """Published sizes, with the processors and the tokenizer of a tiny checkpoint."""
+def lerobot_folder(place: Path, manifest: Manifest, *, tiny: Path, size: int) -> Path:
+    """Published sizes, with the processors of a tiny checkpoint and statistics of `size` numbers."""
     folder = write_headers(manifest, place, files=1)
     (folder / "model.safetensors.index.json").unlink()
     (folder / "model-00001-of-00001.safetensors").rename(folder / "model.safetensors")
-    for file in SMOLVLA.glob("policy_*"):
+    for file in tiny.glob("policy_*"):
         shutil.copyfile(file, folder / file.name)
-    (folder / "vlm").mkdir()
-    (folder / "vlm" / "config.json").write_text(json.dumps(manifest.content["vlm"]))
-    shutil.copyfile(SMOLVLA / "vlm" / "tokenizer.json", folder / "vlm" / "tokenizer.json")
     numbers = {
-        f"{name}.{part}": torch.ones(6)
+        f"{name}.{part}": torch.ones(size)
         for name in ("observation.state", "action")
-        for part in ("mean", "std")
+        for part in ("mean", "std", "q01", "q99")
     }
     for file in folder.glob("policy_*.safetensors"):
         save_file(numbers, file)
     return folder
 
 
+def arm(size: int) -> EnvSpec:
+    """Three cameras, state and actions of `size` numbers."""
+    images = gymnasium.spaces.Box(0, 255, (3, 256, 256, 3), np.uint8)
+    felt = gymnasium.spaces.Box(-1, 1, (size,))
+    spaces = gymnasium.spaces.Dict({IMAGES: images, PROPRIOCEPTION: felt})
+    box = gymnasium.spaces.Box(-1, 1, (size,), np.float32)
+    return EnvSpec("arm", ("only",), spaces, box, 10)
+
+
 def test_smolvla_finds_every_weight_under_its_published_name_and_type(tmp_path: Path) -> None:
     manifest = read_manifest("smolvla_base")
-    folder = smolvla_folder(tmp_path / "smolvla", manifest)
-    images = gymnasium.spaces.Box(0, 255, (3, 256, 256, 3), np.uint8)
-    felt = gymnasium.spaces.Box(-1, 1, (6,))
-    spaces = gymnasium.spaces.Dict({IMAGES: images, PROPRIOCEPTION: felt})
-    box = gymnasium.spaces.Box(-1, 1, (6,), np.float32)
-    policy = load_smolvla(folder, EnvSpec("arm", ("only",), spaces, box, 10), weights=False)
+    folder = lerobot_folder(tmp_path / "smolvla", manifest, tiny=SMOLVLA, size=6)
+    (folder / "vlm").mkdir()
+    (folder / "vlm" / "config.json").write_text(json.dumps(manifest.content["vlm"]))
+    shutil.copyfile(SMOLVLA / "vlm" / "tokenizer.json", folder / "vlm" / "tokenizer.json")
+    policy = load_smolvla(folder, arm(6), weights=False)
     ours = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     assert ours == manifest.shapes()
+    assert policy.planned is not None
+    stored = {name: place.dtype for name, place in policy.planned.stored.tensors.items()}
+    assert stored == {name: getattr(torch, dtype) for name, dtype in manifest.types().items()}
+
+
+@pytest.mark.parametrize(("kind", "load"), [("pi0", load_pi0), ("pi05", load_pi05)])
+def test_pi_finds_every_weight_under_its_published_name_and_type(
+    tmp_path: Path, kind: str, load: Callable[..., Pi]
+) -> None:
+    manifest = read_manifest(f"{kind}_base")
+    tiny = PI / kind / "checkpoint"
+    folder = lerobot_folder(tmp_path / kind, manifest, tiny=tiny, size=32)
+    shutil.copyfile(tiny / "tokenizer.json", folder / "tokenizer.json")
+    policy = load(folder, arm(32), weights=False)
+    ours = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+    assert ours == {f"model.{name}": shape for name, shape in manifest.shapes().items()}
     assert policy.planned is not None
     stored = {name: place.dtype for name, place in policy.planned.stored.tensors.items()}
     assert stored == {name: getattr(torch, dtype) for name, dtype in manifest.types().items()}

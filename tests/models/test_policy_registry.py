@@ -49,7 +49,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(
         UnknownNameError,
         match=r"Did you mean 'tiny_vla'\? Known: control_policy, module:name, openvla, "
-        r"openvla_oft, smolvla, tiny_flow_vla, tiny_vla",
+        r"openvla_oft, pi0, pi05, smolvla, tiny_flow_vla, tiny_vla",
     ):
         build("tiny_vlaa")
 

@@ -17,7 +17,8 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.algos.flow_distributions import FlowNoise, FlowSDE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.policy_loader import build_policy, save_policy
-from siirl.models.smolvla_network import embed_time, scaled_and_padded
+from siirl.models.prefix_layers import embed_time
+from siirl.models.smolvla_network import scaled_and_padded
 from siirl.params.model_args import LoraArguments
 from tests.models.smolvla.random_weights import VARIANTS, published, random_weights
 
@@ -113,11 +114,12 @@ def test_velocities_and_gradients_are_lerobots(reference, tasks):
     noise, time = reference["noise"], reference["time"]
     actions = torch.nn.functional.pad(reference["actions"], (0, 2))
     x_NKA = time[:, None, None] * noise + (1 - time[:, None, None]) * actions
-    context, _ = policy.model.prefix(
+    prefix = policy.model.prefix(
         observation["pixel_values"], observation["instruction_ids"], observation["proprioception"]
     )
-    valid = policy.model.valid(observation["instruction_ids"], images=2)
-    v_NKA = policy.model.velocity(context, valid, x_NKA[:, None], time[:, None])[:, 0]
+    v_NKA = policy.model.velocity(prefix.context, prefix.valid_NL, x_NKA[:, None], time[:, None])[
+        :, 0
+    ]
     losses = (noise - actions - v_NKA).square()
     torch.testing.assert_close(losses, reference["losses"], rtol=1e-4, atol=1e-5)
     losses.mean().backward()

@@ -2,8 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from envs.base import EnvSpec
 from siirl.params import SiiRLArguments, sizes
@@ -15,6 +18,7 @@ from siirl.preflight.memory import (
     image_bytes_per_trajectory,
     shortage,
     simulation_problems,
+    training_memory,
 )
 from tests.preflight.camera_spec import SPEC
 
@@ -137,6 +141,19 @@ def test_the_ninety_tasks_of_a_suite_are_refused_on_a_laptop_and_fit_where_one_s
     (problem,) = refusals([], STAND_INS, total_memory_bytes=16e9)
     assert "2 x 4 environments with 90 tasks each take about 45.6 GB" in problem
     assert refusals(["env.kwargs={kept_simulators: 1}"], STAND_INS, total_memory_bytes=16e9) == []
+
+
+@pytest.mark.parametrize(("expert_only", "expected"), [(True, 3 * 16 + 10 * 4), (False, 13 * 16)])
+def test_frozen_weights_have_neither_gradients_nor_moments(
+    tmp_path: Path, expert_only: bool, expected: int
+) -> None:
+    frozen = {"paligemma_with_expert.paligemma.lm_head.weight": torch.zeros(10)}
+    save_file(frozen | {"action_in_proj.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"train_expert_only": true}')
+    asked = () if expert_only else ("actor_rollout_ref.model.options={train_expert_only: false}",)
+    words = (f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.model.policy=pi0")
+    parts = dict(training_memory(job(*words, *asked), SPEC, models=1))
+    assert parts["policy and Adam"] == expected
 
 
 def test_an_evaluation_holds_weights_once() -> None:

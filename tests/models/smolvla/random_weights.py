@@ -1,4 +1,4 @@
-"""Random weights of tiny SmolVLA policies, the same for LeRobot's and ours."""
+"""Random weights of tiny policies, the same for LeRobot's and ours."""
 
 import numpy as np
 import torch
@@ -10,16 +10,22 @@ VARIANTS = {
 """Changes of config.json, by the name of what they show."""
 
 
-def random_weights(state: dict[str, torch.Tensor], *, seed: int) -> dict[str, torch.Tensor]:
-    """A weight of each name and shape: matrices of unit gain, vectors around 1 or 0."""
+def random_weights(
+    state: dict[str, torch.Tensor], *, seed: int, around_0: tuple[str, ...] = ()
+) -> dict[str, torch.Tensor]:
+    """A weight of each name and shape: matrices of unit gain, norms around 1, other vectors 0.
+
+    Norms with a part of `around_0` in their name are around 0: Gemma's, which add 1.
+    """
     generator = np.random.default_rng(seed)
     weights = {}
     for name in sorted(state):
         shape = tuple(state[name].shape)
         fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else 100
         values = generator.standard_normal(shape) / np.sqrt(fan_in)
-        is_norm = "norm" in name and name.endswith("weight")
-        weights[name] = torch.from_numpy((values + is_norm).astype(np.float32))
+        is_norm = "norm" in name and name.endswith("weight") and len(shape) == 1
+        adds_1 = any(part in name for part in around_0)
+        weights[name] = torch.from_numpy((values + (is_norm and not adds_1)).astype(np.float32))
     return weights
 
 

@@ -1,4 +1,4 @@
-"""SmolVLA on FSDP2: gradients, and the reads of each rank.
+"""SmolVLA, pi0 and pi0.5 on FSDP2: gradients, and the reads of each rank.
 
 The distribution calls the velocity network after the module's own pass, when FSDP2 has freed the
 blocks' weights.
@@ -14,28 +14,34 @@ from torch.distributed.tensor import DTensor
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
 from siirl.models.policy_loader import build_policy
-from siirl.models.smolvla import SmolVLA
 from siirl.params.model_args import LoraArguments
+from tests.models.test_pi import checkpoint
 from tests.models.test_smolvla import CHECKPOINT, robot
 
 ROWS, CHUNKS, TOKENS = 3, 2, 28
 TOLERANCE = 1e-5  # relative, max norm
-EXPERT = {"noise": "sde"}
+PLACES = {"smolvla": CHECKPOINT, "pi0": checkpoint("pi0"), "pi05": checkpoint("pi05")}
+EXPERT = {"noise": "sde", "train_expert_only": True}
 WHOLE = {"noise": "learnt", "train_expert_only": False, "freeze_vision_encoder": False}
-CASES = {"expert": EXPERT, "whole": WHOLE}
+CASES = {
+    "expert of smolvla": ("smolvla", EXPERT),
+    "smolvla": ("smolvla", WHOLE),
+    "expert of pi0": ("pi0", EXPERT),
+    "pi0": ("pi0", WHOLE),
+    "pi05": ("pi05", WHOLE),
+}
 
 
-def policy_of(options, *, weights=True) -> SmolVLA:
-    policy = build_policy(
-        "smolvla",
-        path=str(CHECKPOINT),
+def policy_of(case, *, weights=True):
+    name, options = CASES[case]
+    return build_policy(
+        name,
+        path=str(PLACES[name]),
         spec=robot(),
         seed=0,
         options=dict(options),
         weights=weights,
     )
-    assert isinstance(policy, SmolVLA)
-    return policy
 
 
 def trajectories(policy) -> TensorDict:
@@ -76,9 +82,9 @@ def trajectories(policy) -> TensorDict:
     return batch
 
 
-def update(ranks, options, lora=None, micro_batch=1):
+def update(ranks, case, lora=None, micro_batch=1):
     """The whole gradient of one update, and its metrics."""
-    policy = policy_of(options)
+    policy = policy_of(case)
     batch = trajectories(policy)
     if lora is not None:
         policy.adapt(lora, seed=0)
@@ -91,31 +97,32 @@ def update(ranks, options, lora=None, micro_batch=1):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_does_not_depend_on_micro_batches(case):
-    whole = update(OneProcess(), CASES[case], micro_batch=ROWS)
-    cut = update(OneProcess(), CASES[case], micro_batch=1)
+    whole = update(OneProcess(), case, micro_batch=ROWS)
+    cut = update(OneProcess(), case, micro_batch=1)
     assert largest_difference(cut["gradient"], whole["gradient"]) < TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("case", "lora"),
     [
-        ("expert", None),
-        ("whole", None),
-        pytest.param("expert", LoraArguments(rank=2), marks=pytest.mark.slow),
+        *((case, None) for case in CASES),
+        pytest.param("expert of smolvla", LoraArguments(rank=2), marks=pytest.mark.slow),
+        pytest.param("pi0", LoraArguments(rank=2), marks=pytest.mark.slow),
+        pytest.param("pi05", LoraArguments(rank=2), marks=pytest.mark.slow),
     ],
 )  # slow: each process imports peft
 def test_the_gradient_of_two_ranks_is_that_of_one(case, lora):
-    alone = update(OneProcess(), CASES[case], lora)
+    alone = update(OneProcess(), case, lora)
     assert float(alone["metrics"]["actor/grad_norm"]) > 0
     assert lora is None or all(".lora_" in name for name in alone["gradient"])
-    for together in run_on_ranks(update, CASES[case], lora):
+    for together in run_on_ranks(update, case, lora):
         assert largest_difference(together["gradient"], alone["gradient"]) < TOLERANCE
         assert together["metrics"]["rollout/log_prob_gap"] < 1e-4
 
 
-def loaded_by_parts(ranks):
+def loaded_by_parts(ranks, case):
     """Weights that were planned, read after sharding, and sent to an acting copy."""
-    policy = policy_of(WHOLE, weights=False)
+    policy = policy_of(case, weights=False)
     on_meta = all(weight.is_meta for weight in policy.parameters())
     acting = acting_copy(policy, torch.float32)
     engine = make_engine(ranks, module=policy)
@@ -127,9 +134,10 @@ def loaded_by_parts(ranks):
     }
 
 
-def test_weights_that_each_rank_read_by_parts_are_those_of_the_file():
-    expected = policy_of(WHOLE).state_dict()
-    for found in run_on_ranks(loaded_by_parts):
+@pytest.mark.parametrize("case", ["smolvla", "pi05"])
+def test_weights_that_each_rank_read_by_parts_are_those_of_the_file(case):
+    expected = policy_of(case).state_dict()
+    for found in run_on_ranks(loaded_by_parts, case):
         assert found["facts"] == (True, True, True)
         assert found["weights"].keys() == expected.keys()
         assert all(torch.equal(found["weights"][name], expected[name]) for name in expected)

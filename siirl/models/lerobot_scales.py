@@ -4,34 +4,33 @@ policy_preprocessor.json and policy_postprocessor.json name the steps; the safet
 hold the statistics. Left out: the steps themselves, which the policy does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from siirl.errors import CheckpointError, MissingAssetError
-from siirl.models.smolvla import Scale
+from siirl.models.flow_vla import Scale
 from siirl.models.stored_tensors import StoredTensors
 from siirl.params.documents import read_object
 
 STATE, ACTION = "observation.state", "action"
-STEPS = {
-    "policy_preprocessor.json": (
-        "rename_observations_processor",
-        "to_batch_processor",
-        "smolvla_new_line_processor",
-        "tokenizer_processor",
-        "device_processor",
-        "normalizer_processor",
-    ),
-    "policy_postprocessor.json": ("unnormalizer_processor", "device_processor"),
-}
-"""Steps of LeRobot's processors for SmolVLA; the policy does the same."""
+ProcessorSteps = Mapping[str, Sequence[str]]
+"""File of a processor to the steps that a policy does itself."""
+SWITCHED = ("relative_actions_processor", "absolute_actions_processor")
+"""Steps that do nothing unless they are enabled."""
 
 
-def read_scale(folder: Path, name: str, *, config: Mapping[str, Any], size: int) -> Scale:
+def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, base: str) -> Scale:
     """How the processors scale a feature (lerobot/processor/normalize_processor.py).
+
+    Args:
+        folder: Of the processors.
+        name: `STATE` or `ACTION`.
+        size: Numbers of the feature.
+        steps: Those that the policy does itself.
+        base: A published policy without statistics, for the message.
 
     Raises:
         MissingAssetError: A missing file.
@@ -39,7 +38,7 @@ def read_scale(folder: Path, name: str, *, config: Mapping[str, Any], size: int)
     """
     file = "policy_preprocessor.json" if name == STATE else "policy_postprocessor.json"
     step = "normalizer_processor" if name == STATE else "unnormalizer_processor"
-    settings, stored = _statistics(folder, file=file, step=step)
+    settings, stored = _statistics(folder, file=file, step=step, known=steps[file])
     mode = settings.get("norm_map", {}).get("STATE" if name == STATE else "ACTION", "IDENTITY")
     if mode == "IDENTITY":
         return Scale(np.zeros(size), np.ones(size), np.ones(size))
@@ -58,7 +57,7 @@ def read_scale(folder: Path, name: str, *, config: Mapping[str, Any], size: int)
             f"{folder} has no {' and '.join(names)} of {size} numbers among its statistics "
             f"({', '.join(sorted(shapes)) or 'none'}): it was not trained on a data set with "
             "these features. Fine-tune it first (lerobot-train --policy.path=...); "
-            "lerobot/smolvla_base is only a start for that."
+            f"{base} is only a start for that."
         )
     first, second = (stored.whole(each).double().numpy() for each in names)
     eps = float(settings.get("eps", 1e-8))
@@ -68,7 +67,9 @@ def read_scale(folder: Path, name: str, *, config: Mapping[str, Any], size: int)
     return Scale(first + half, half, half)
 
 
-def _statistics(folder: Path, *, file: str, step: str) -> tuple[dict[str, Any], StoredTensors]:
+def _statistics(
+    folder: Path, *, file: str, step: str, known: Sequence[str]
+) -> tuple[dict[str, Any], StoredTensors]:
     """Settings and numbers of a processor's step that scales."""
     place = folder / file
     if not place.is_file():
@@ -80,12 +81,11 @@ def _statistics(folder: Path, *, file: str, step: str) -> tuple[dict[str, Any], 
     steps = content.get("steps")
     if not isinstance(steps, list) or not all(isinstance(each, dict) for each in steps):
         raise CheckpointError(f"{place} has no list of steps: download it again.")
-    strange = [each.get("registry_name") for each in steps]
-    strange = [name for name in strange if name not in STEPS[file]]
+    strange = [name for each in steps if (name := _does(each)) not in (None, *known)]
     if strange:
         raise CheckpointError(
             f"{place} has the step {strange[0]!r}, which siirl does not do. Known: "
-            f"{', '.join(STEPS[file])}."
+            f"{', '.join(known)}."
         )
     for each in steps:
         if each["registry_name"] == step and isinstance(each.get("config"), dict):
@@ -95,3 +95,11 @@ def _statistics(folder: Path, *, file: str, step: str) -> tuple[dict[str, Any], 
                 raise MissingAssetError(f"No {missing[0]}, which {place} names: download it.")
             return each["config"], StoredTensors(files)
     raise CheckpointError(f"{place} has no {step}: actions and state would not be scaled.")
+
+
+def _does(step: Mapping[str, Any]) -> Any:
+    """The name of a step; None for one that is switched off."""
+    name, settings = step.get("registry_name"), step.get("config")
+    if name in SWITCHED and isinstance(settings, dict) and settings.get("enabled") is False:
+        return None
+    return name

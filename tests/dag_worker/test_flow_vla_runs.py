@@ -1,0 +1,76 @@
+"""Whole runs of SmolVLA, pi0 and pi0.5, at tiny size: acting, scoring, training, acting again."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from one_process import run
+from safetensors.torch import load_file
+
+from envs.registry import env_spec
+from siirl.models.pi_checkpoint import HEAD
+from siirl.models.pi_checkpoint import WORDS as EMBEDDING
+from siirl.models.policy_loader import build_policy
+
+MODELS = Path(__file__).parents[1] / "models"
+CHECKPOINTS = {
+    "smolvla": MODELS / "smolvla" / "checkpoint",
+    "pi0": MODELS / "pi" / "pi0" / "checkpoint",
+    "pi05": MODELS / "pi" / "pi05" / "checkpoint",
+}
+OPTIONS = "actor_rollout_ref.model.options"
+WORDS = (
+    "env=libero", "env.assets=stand_in", "cluster=local",
+    "env.tasks=[object/1]", "env.max_episode_steps=8", "env.num_servers=1", "env.envs_per_server=2", "env.image_size=64",
+    "env.render_quality=fast", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.actor.ppo_epochs=1", "actor_rollout_ref.actor.optim.lr=1e-2",
+    "actor_rollout_ref.rollout.temperature=1", "trainer.total_steps=1",
+    "trainer.val_episodes=0", "trainer.record_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1",
+    "reward.name=test_openvla_runs:EveryOther",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
+@pytest.mark.parametrize(
+    ("model", "pipeline", "noise"),
+    [
+        ("smolvla", "embodied_srpo", "sde"),
+        pytest.param("smolvla", "grpo", "learnt", marks=pytest.mark.slow),
+        pytest.param("smolvla", "ppo", "sde", marks=pytest.mark.slow),
+        ("pi0", "ppo", "sde"),
+        pytest.param("pi0", "embodied_srpo", "learnt", marks=pytest.mark.slow),
+        ("pi05", "embodied_srpo", "learnt"),
+        pytest.param("pi05", "ppo", "sde", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_moves_the_expert_and_leaves_a_checkpoint_of_lerobots_layout(
+    tmp_path, model, pipeline, noise
+):
+    checkpoint = CHECKPOINTS[model]
+    words = (
+        *WORDS,
+        f"model={model}",
+        f"actor_rollout_ref.model.path={checkpoint}",
+        f"pipeline={pipeline}",
+        f"{OPTIONS}={{noise: {noise}, train_expert_only: true}}",
+    )
+    (event,) = run(tmp_path / "run", words)
+    assert event.metrics["actor/updates"] == 2
+    assert event.metrics["rollout/log_prob_gap"] < 1e-4
+    left = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
+    for name in ("config.json", "policy_preprocessor.json", "policy_postprocessor.json"):
+        assert json.loads((left / name).read_text()) == json.loads((checkpoint / name).read_text())
+    before, after = (load_file(place / "model.safetensors") for place in (checkpoint, left))
+    if model != "smolvla":
+        before[HEAD] = before.pop(EMBEDDING)
+    assert after.keys() - before.keys() == (
+        {"deviation.weight", "deviation.bias"} if noise == "learnt" else set()
+    )
+    moved = {
+        name for name, weight in before.items() if not torch.equal(weight.float(), after[name])
+    }
+    frozen = (".vlm_with_expert.vlm.", ".paligemma.", "gemma_expert.lm_head")
+    assert moved == {name for name in before if not any(part in name for part in frozen)}
+    spec = env_spec("libero", assets="stand_in", tasks=["object/1"], image_size=64, camera="both")
+    build_policy(model, path=str(left), spec=spec, seed=0, options={"noise": noise})
