@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 ADV_ESTIMATOR_REGISTRY = ADVANTAGES
-LOSS_MODE = "loss_mode"  # verl's `policy_loss` also holds the loss's name
+LOSS_MODE = "loss_mode"  # verl's `policy_loss` also holds the loss's name, and Hydra's `_target_`
 
 
 def __getattr__(name: str) -> Estimator:
@@ -228,8 +228,9 @@ def _options(name: str, config: Any) -> dict[str, Any]:
     values = (
         dict(given)
         if isinstance(given, Mapping)
-        else {key: getattr(given, key) for key in dir(given) if not key.startswith("_")}
+        else {key: getattr(given, key) for key in dir(given)}
     )
+    values = {key: value for key, value in values.items() if not key.startswith("_")}
     known = {option for loss in POLICY_LOSSES for option in loss_options(loss)}
     for option, value in values.items():
         if option not in known | {LOSS_MODE} and not callable(

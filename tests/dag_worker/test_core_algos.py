@@ -301,7 +301,8 @@ def test_an_unknown_key_of_policy_loss_is_refused_and_another_losss_key_is_not()
         covariance_loss("compute_policy_loss_kl_cov", kl_cov_share=0.5)
     mapping = SimpleNamespace(
         **vars(CONFIG),
-        policy_loss={"loss_mode": "kl_cov", "clip_cov_ratio": 0.1, "ppo_kl_coef": 0.0},
+        policy_loss={"_target_": "verl.PolicyLossConfig", "loss_mode": "kl_cov"}
+        | {"clip_cov_ratio": 0.1, "ppo_kl_coef": 0.0},
     )
     arguments = torch.zeros(1, 2), torch.tensor([[0.1, -0.3]]), torch.tensor([[1.0, 2.0]]), ONES_12
     loss, *_ = core_algos.compute_policy_loss_kl_cov(*arguments, config=mapping)
