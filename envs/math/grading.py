@@ -23,10 +23,12 @@ from typing import NamedTuple
 
 from envs.arguments import checked_deadline
 from envs.base import EpisodeFailed
-from envs.math.agreement import Comparison, agreement
-from envs.math.answers import MAX_ANSWER_CHARACTERS, MarkedAnswer, marked_answer
+from envs.math.agreement import agreement
+from envs.math.answers import marked_answer
 from envs.math.conclusions import concluded_answer
 from envs.math.expressions import NoExpression, compute
+from envs.math.line_marks import MAX_ANSWER_CHARACTERS, MarkedAnswer
+from envs.math.mathematics import Comparison
 from envs.prompt_rows import require_truth
 from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.base import EpisodeFailed
-from envs.math.agreement import Comparison, equal_numbers
 from envs.math.grading import (
     CORRECT,
     NO_ANSWER,
@@ -22,6 +21,8 @@ from envs.math.grading import (
     GradingFailed,
     check_truth,
 )
+from envs.math.mathematics import Comparison
+from envs.math.number_agreement import equal_numbers
 from envs.math.quantities import read_quantity
 from envs.worker_pool import WorkerKilled
 

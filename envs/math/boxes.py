@@ -1,0 +1,235 @@
+r"""The answer in a box, `\boxed{18}`, and what its sentence makes of it.
+
+Units and restatements after a box belong to the answer (`\boxed{18} apples`, `\boxed{18} = 9 \cdot
+2`); an operation on it, another box or a doubt spoils it.
+"""
+
+import re
+from collections import deque
+
+from envs.math.contrasts import contrasted, denies_itself
+from envs.math.dress import MARKUP, undressed
+from envs.math.languages import (
+    JOINED_ELSEWHERE,
+    SCRIPT,
+    changes_elsewhere,
+    in_english,
+    lead_changes_elsewhere,
+    leads_elsewhere,
+    retracts_elsewhere,
+)
+from envs.math.leads import changes, denies, is_rough, leads_on
+from envs.math.line_marks import MAX_ANSWER_CHARACTERS, TAG_END, MarkedAnswer, leads_elsewhere_at
+from envs.math.marks import Mark
+from envs.math.notation import is_several
+from envs.math.plain_text import DRESS, plain
+from envs.math.provisional import WORDS
+from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
+from envs.math.sentences import (
+    INDEPENDENT,
+    RETRACTION,
+    SURROUNDINGS,
+    contradicts_in_its_clause,
+    corrections,
+    first_sentence,
+    sentence_begin,
+    taken_back,
+)
+from envs.math.statements import read_statement
+from envs.math.vocabulary import (
+    ALTERNATIVES,
+    AMBIGUOUS,
+    COMPARISONS,
+    DATES,
+    HEDGES,
+    NUMERALS,
+    OPERATIONS,
+    PREFACES,
+    QUANTIFIERS,
+)
+
+CLOSERS = re.compile(
+    r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*"
+)
+"""Closing markup of a box, up to the end of its paragraph."""
+GOES_ON = re.compile(
+    r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) |,? *or (?:approximately|about|roughly|equivalently) "
+)
+RESTATED = re.compile(r"\bor\b|\(|i\.e\.|which is|that is")
+PART_OF = re.compile(
+    r"(?:[0-9.<>~^_+\u2212\u2013-]|[0-9)}] ?[-+*/] "
+    r"|\\(?:cdot|times|neg|div|pm|sqrt|approx|sim|[lg]eq?|neq?)\s*\{?|\\(?:sqrt|[dt]?frac)[^$\n]{0,200}\{)\$?$"
+)
+OPERATED = re.compile(
+    r"\s*(?:\.[0-9]|\{,\}|\\\\\s*[-+$]*[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
+    r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
+)
+ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|if|when)\b")
+"""`18 for odd n, 20 for even n`"""
+LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
+"""Between the boxes of several solutions."""
+
+
+def content_of_box(text: str, start: int) -> tuple[str, int]:
+    r"""What is in the box whose command ends at `start`, and where the box ends."""
+    opening = re.compile(r"[ \t]{0,8}\{").match(text, start)
+    if opening is None:
+        bare = re.compile(
+            r"[ \t]*(\\[dt]?frac *\{[^{}]*\} *\{[^{}]*\}|(?:\\?\$)?[^\s{}$]{0,1000})"
+        ).match(text, start)
+        assert bare is not None  # it may be empty
+        return bare[1].rstrip(".,;:"), bare.start(1) + len(bare[1].rstrip(".,;:"))
+    first, depth = opening.end(), 1
+    inside = text[
+        first : first + 2 * MAX_ANSWER_CHARACTERS
+    ]  # a longer one exceeds the limit in any case
+    for brace in re.finditer(r"\\?[{}]", inside):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character
+        if depth == 0:
+            return inside[: brace.start()].strip(), first + brace.end()
+    line = inside.partition("\n")[0]  # never closed: the rest of its line
+    return line.strip(), first + len(line)
+
+
+def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> MarkedAnswer:
+    """The answer in the box at `mark`, the last one of `text`; `marks` are those before it."""
+    content, end = content_of_box(text, mark.end)
+    marks = deque(
+        earlier
+        for earlier in marks
+        if not (earlier.kind == "box" and content_of_box(text, earlier.end)[1] >= end)
+    )
+    after = MARKUP.sub(" ", text[end : end + SURROUNDINGS]).replace("</s>", " ")
+    attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
+    after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
+    sentence, rest = first_sentence(after)
+    sentence = INDEPENDENT.sub("", sentence.rstrip(" .$"))
+    sentence = TAG_END.split(sentence, maxsplit=1)[0]
+    if attached is not None and not is_unit(attached[0]):
+        return MarkedAnswer(f"{content}{attached[0]}", mark.start, True)
+    begin = sentence_begin(text, mark.start)
+    lead = text[begin : mark.start]
+    inner = [earlier for earlier in marks if earlier.start >= begin]
+    spoilt = denies(text[begin : inner[0].start] if inner else lead) or taken_back(rest, content)
+    if inner and inner[-1].kind != "box":
+        between = text[inner[-1].end : mark.start]
+        between = between.lstrip(" }*_")
+        opened = between.replace("\\(", " ").replace("\\[", " ")
+        spoilt = (
+            spoilt
+            or (inner[-1].foreign and retracts_elsewhere(rest))
+            or leads_elsewhere_at(text[begin : inner[-1].start], inner[-1], question=question)
+        )
+        if undressed(opened) and not leads_on(opened, question=question):
+            content = f"{between} {content}".replace("$", " ")
+    elif solutions := _solutions(text, [*inner, mark]):
+        content = ", ".join(solutions)
+    elif inner:
+        spoilt = spoilt or undressed(content_of_box(text, inner[-1].end)[0]) != undressed(content)
+    elif is_rough(lead) and _has_decimals(content):
+        content = f"\\approx {content}"
+    elif leads_elsewhere(lead):
+        spoilt = (
+            spoilt
+            or bool(PART_OF.search(text, begin, mark.start))
+            or lead_changes_elsewhere(lead)
+            or changes_elsewhere(sentence)
+        )
+    elif PART_OF.search(text, begin, mark.start) or (
+        not is_several(content) and changes(lead, question=question)
+    ):
+        spoilt = True
+    if _is_cut_off(text, mark, end):
+        return MarkedAnswer(content, mark.start, True)
+    if SCRIPT.search(content) or (inner and inner[-1].foreign):
+        english = in_english(DRESS.sub(r" \1 ", content), question=question)
+        spoilt, content = spoilt or english is None, english or content
+    rest = corrections(rest)
+    if not sentence:
+        return MarkedAnswer(content.strip(), mark.start, spoilt, rest)
+    answer = _with_sentence(content, sentence, mark, spoilt=spoilt, question=question)
+    return answer._replace(rest=rest)
+
+
+def _solutions(text: str, boxes: list[Mark]) -> list[str]:
+    """The contents of boxes that are a list of different solutions; [] where they are none."""
+    read = [content_of_box(text, box.end) for box in boxes]
+    gaps = [text[end : box.start] for (_, end), box in zip(read[:-1], boxes[1:], strict=True)]
+    contents = list(dict.fromkeys(content for content, _ in read))
+    listed = len(contents) > 1 and all(LISTED.fullmatch(gap) for gap in gaps)
+    return contents if listed else []
+
+
+def _with_sentence(
+    content: str, sentence: str, mark: Mark, *, spoilt: bool, question: str
+) -> MarkedAnswer:
+    """The answer in a box with the rest of its sentence: a unit, a restatement, a value that is
+    denied.
+    """
+    contrast = contrasted(sentence)
+    own = (
+        read_quantity(undressed(f"{content} {contrast.answer}"), question=question)
+        if contrast is not None
+        else None
+    )
+    if (
+        contrast is not None
+        and own is not None
+        and not denies_itself(own, contrast, question=question)
+    ):
+        sentence = contrast.answer
+    if GOES_ON.match(sentence):
+        return MarkedAnswer(f"{content} {sentence}".strip(), mark.start, spoilt)
+    measured = f"{content} {sentence.rstrip(' .$')}"
+    if SIMPLE.fullmatch(content.strip()) and RESTATED.search(sentence):
+        parts = read_statement(measured, question=question)
+        if parts and all(isinstance(part, Quantity) and part.units for part in parts):
+            return MarkedAnswer(measured, mark.start, spoilt)
+    spoilt = spoilt or _spoils(sentence) or contradicts_in_its_clause(sentence, content)
+    if (
+        not spoilt
+        and SIMPLE.fullmatch(content.strip())
+        and read_quantity(undressed(measured), question=question) is not None
+    ):
+        return MarkedAnswer(undressed(measured), mark.start)
+    return MarkedAnswer(content.strip(), mark.start, spoilt)
+
+
+def _is_cut_off(text: str, mark: Mark, end: int) -> bool:
+    """Whether the text ends inside the box at `mark`, so that more of the answer may be missing."""
+    opened = re.match(r"[ \t]{0,8}\{", text[mark.end : mark.end + 9])
+    return (
+        opened is not None
+        and text[end - 1 : end] != "}"
+        and not text[end:].strip()
+        and text[end - 1 : end] not in "$)]"
+    )
+
+
+def _has_decimals(content: str) -> bool:
+    quantity = read_quantity(undressed(content))
+    return quantity is not None and quantity.places > 0
+
+
+def _spoils(sentence: str) -> bool:
+    """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
+    another.
+    """
+    if any(form.search(sentence) for form in (RETRACTION, ANOTHER_CASE)) or JOINED_ELSEWHERE.match(
+        sentence
+    ):
+        return True
+    if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
+        return True
+    said = [word.lower() for word in WORDS.findall(plain(sentence)) if word not in DATES]
+    if (HEDGES | ALTERNATIVES) & set(said) - {"then", "while", "also", "besides"}:
+        return True
+    compares_in_times = said[:1] == ["times"] and said[1:2] in ([], ["the"], ["as"], ["a"])
+    if (NUMERALS - AMBIGUOUS | OPERATIONS) & set(said[:1]) and not compares_in_times:
+        return True
+    if said[:1] != ["which"] and (COMPARISONS - QUANTIFIERS - {"than"}) & set(said[:3]):
+        return True
+    compared = re.match(r"[A-Za-z]+ than (\w+)", sentence)
+    if compared is None or said[0] not in QUANTIFIERS:
+        return False
+    return not compared[1].istitle() or compared[1].lower() in PREFACES

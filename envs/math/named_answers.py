@@ -1,0 +1,68 @@
+r"""Answers of a closing sentence that are words or letters: yes and no, an option, an attribute.
+
+`Therefore, option (B) is correct.` and `The function is even.` are answers as a number is; words
+before them that deny or doubt spoil them in the same way (`envs.math.provisional`).
+"""
+
+import re
+
+from envs.math.clauses import REASON
+from envs.math.leads import denies
+from envs.math.provisional import DOUBT, WORDS, is_provisional
+from envs.math.vocabulary import CHANGING, HEDGES, words
+
+YES_OR_NO = re.compile(r"(Yes|No)\b(?:, (?!wait|but|or|maybe)|[.!]*$)")
+ASKS_YES_OR_NO = re.compile(
+    r"(?:^|[.!?] +|, )(?:is|are|was|were|do|does|did|can|could|will|has|have|must|should)\b[^.!?]*\?\s*$",
+    re.IGNORECASE,
+)
+OPTION = re.compile(
+    r"(?:\b(?:[Oo]ption|[Cc]hoice)(?: is)?:? \(?(?P<named>[A-J])\)?"
+    r"(?: is (?:the )?(?:correct|right)(?: (?:one|option|choice|answer))?"
+    r"| (?:satisfies|fits|matches|meets) (?:both|all|the|every|each|this|these) [a-z ]{1,40}"
+    r"| as (?:the|our|my) (?:only |correct |right |final )?(?:answer|option|choice)(?: left)?"
+    r"| (?:remains|is left)"
+    r"|(?:(?<=\))|[:.,]| [-\u2013\u2014]) (?P<text>[^;?]{1,80}))?"
+    r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final|only)(?: (?:answer|option|choice))?"
+    r"(?: that (?:works|fits|remains))?)$"
+)
+NAMED_IN_BOLD = re.compile(
+    r"\b(?:is|are|was|be|on|becomes) (?:an? |the )?\*\*(?!correct|right)([A-Za-z]+(?: [A-Za-z]+)?)\.?\*\*[.!]*$"
+    r"|^\*\*(Yes|No)(?:\*\*,|,\*\*) [^?]*$"
+)
+NAMED = re.compile(
+    r"\b(?:is|are|was|be|on) (?:an? )?(true|false|even|odd|neither|[A-Z][a-z]+day)[.!]*$|^\**(Yes|No)\**(?:,| [\u2013\u2014-]) [^?]*$"
+)
+"""`The function is even.`"""
+
+
+def letter(option: re.Match[str], *, lead: str, question: str) -> str | None:
+    """The letter of an option that a sentence names after `lead`; None where it is denied or
+    doubtful, or another stands beside it.
+    """
+    beside = option["text"] or ""
+    doubtful = (
+        denies(lead)
+        or is_provisional(lead, question=question)
+        or bool(_doubts(beside))
+        or re.search(r"\b[B-J]\b|\bA\)", beside) is not None
+    )
+    return None if doubtful else str(option["named"] or option["first"])
+
+
+def _doubts(text: str) -> frozenset[str]:
+    """The words of the text of an option that make it doubtful; a reason may say that others fail."""
+    failing = words("fail fails") if REASON.match(text) else frozenset()
+    return HEDGES & {word.lower() for word in WORDS.findall(text)} - failing
+
+
+def named_answer(sentence: str, form: re.Pattern[str], *, question: str) -> str | None:
+    """The word that a closing `sentence` states in the form of `NAMED` or `NAMED_IN_BOLD`."""
+    named = form.search(sentence)
+    lead = sentence[: named.start()] if named is not None else ""
+    if named is None or denies(lead) or is_provisional(lead, question=f"{question} claim"):
+        return None
+    word = next(group for group in named.groups() if group)
+    rest = {said.lower() for said in WORDS.findall(sentence[named.start(named.lastindex or 0) :])}
+    changed = CHANGING & {*word.lower().split()} or HEDGES & rest
+    return None if DOUBT.search(sentence) or changed - words("no not false") else word

@@ -1,0 +1,62 @@
+r"""Words and values of a sentence that make its number no final answer: `So far`, `half`, `maybe`, or
+another value stated before it.
+
+Words of the question are harmless: `The original price was $40` answers a question for it.
+"""
+
+import re
+
+from envs.math.leads import ASKS_A_BOUND, BOUND
+from envs.math.vocabulary import HEDGES, words
+
+DIGITS = re.compile(r"[0-9][0-9.,]*")
+DOUBT = re.compile(
+    r"\b(?:maybe|perhaps|possibly|either|unsure|guess|might|could|probably|uncertain|not sure|cannot (?:say|tell))\b",
+    re.IGNORECASE,
+)
+PROVISIONAL = words(
+    """
+    far best worst yet first next initially intermediate partial provisional temporary temporarily
+    example instance suppose imagine previous previously earlier wrong naive bound upper lower
+    possible option options candidate candidates trial attempt step subtotal before without except
+    supposed expected meant original old try trying test consider choose pick let let's second
+    another other others also say given hint note check twice half double triple thrice claim claims
+    claimed yesterday tomorrow someone some one many most few any not never
+    """
+)
+"""Words of a sentence whose number is no final answer; those of the question are harmless."""
+NEXT = re.compile(r"\bthe next (?=[a-z])", re.IGNORECASE)
+"""`The next number` of a sequence is what is asked for."""
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+STATED = re.compile(
+    r"\b(?:is|are|was|were|has|have|had|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}(-?[0-9][0-9.,]*+)(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
+    re.IGNORECASE,
+)
+"""A value that is stated before the last one."""
+OPERATED = re.compile(
+    r"[\u00b2\u00b3^]|[0-9]\s*[a-z]\b|\b[a-z]\s*[-+*/]\s*[0-9]|[0-9]\s*[-+*/]\s*[a-z]\b"
+)
+"""The left side of an equation that is not solved: `2x = 18`."""
+
+
+def words_asked(question: str) -> frozenset[str]:
+    """The words of `question`, in lower case."""
+    return frozenset(word.lower() for word in WORDS.findall(question))
+
+
+def is_provisional(lead: str, *, question: str, terms: str = "") -> bool:
+    """Whether the words before a value make it no final one, or another value stands among them, which is no
+    one of the `terms` that the value is computed from.
+    """
+    said = [word.lower() for word in WORDS.findall(NEXT.sub(" ", lead))]
+    bound = BOUND.search(lead.rstrip(" $\\(")) is not None and ASKS_A_BOUND.search(question)
+    harmless = words_asked(question) | ({"at", "most", "least"} if bound else set())
+    if (PROVISIONAL | HEDGES - {"should"}) & set(said) - harmless:
+        return True
+    unsolved = lead.rstrip().endswith("=") and OPERATED.search(
+        re.split(r"[,;]|\b(?:so|thus|therefore|hence|that)\b", lead, flags=re.IGNORECASE)[-1]
+    )
+    stated = STATED.findall(re.split(r"[,;] (?:and )?(?:so|thus|therefore|hence)\b", lead)[-1])
+    return bool(unsolved) or not {value.rstrip(".,") for value in stated} <= {
+        *DIGITS.findall(terms)
+    }

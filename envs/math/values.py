@@ -1,0 +1,71 @@
+r"""Whether a piece of a closing text is a value, or a label of one: a quantity, a time, a statement,
+mathematics.
+
+Left out: where the piece stands (`envs.math.lone_values`, `envs.math.closing_sentences`).
+"""
+
+import re
+
+from envs.math.conversions import read_compound
+from envs.math.dress import undressed
+from envs.math.mathematics import is_mathematics, without_units
+from envs.math.provisional import PROVISIONAL, WORDS
+from envs.math.quantities import SIGN_WORDS, read_quantity, stem, words_of
+from envs.math.statements import read_statement
+from envs.math.vocabulary import AMOUNTS, CHANGING, LINKS, words
+
+ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
+CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
+NUMBER = re.compile(r"[-+$\u20ac\u00a3]{0,2}\.?[0-9]")
+MATRIX = re.compile(r"\\(?:begin|end)\{(?:[a-z]?matrix|cases)\}")
+JOINT = re.compile(
+    r"(?<=[0-9})$]),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z] ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
+)
+MATHEMATICAL = re.compile(
+    r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
+)
+LABEL = re.compile(r"(?P<label>[A-Za-z][A-Za-z ']{0,80}?)\s*[:=]\s*(?P<value>.*[0-9].*)", re.DOTALL)
+LABELS = (
+    AMOUNTS
+    | LINKS
+    | words(
+        "the final grand overall net result results solution sum product difference quotient "
+        "average mean median revenue number altogether conclusion summary so thus therefore hence simplified "
+        "domain range interval midpoint vertex root roots zeros slope limit derivative integral determinant "
+        "inverse gradient center centre radius coordinates ratio probability"
+    )
+)
+TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
+
+
+def is_expression(text: str) -> bool:
+    """Whether `text` is an expression, an equation, or a list of them joined by `or` and `and`."""
+    bare = MATRIX.sub(" ", JOINT.sub(", ", without_units(text)).replace("$", " "))
+    return is_mathematics(bare, truth="") and MATHEMATICAL.search(bare) is not None
+
+
+def is_plain_label(label: str, *, question: str) -> bool:
+    """Whether `label`, before a colon or a sign of equality, only names what is asked for."""
+    said = [word.lower() for word in WORDS.findall(label)]
+    if len(label) == 1:
+        return True
+    return all(
+        word in LABELS or (stem(word) in words_of(question) and word not in CHANGING | PROVISIONAL)
+        for word in said
+    )
+
+
+def is_value(text: str, *, question: str) -> bool:
+    """Whether the whole of `text` is one value, maybe restated."""
+    inside = undressed(text)
+    if (
+        TIME.fullmatch(inside)
+        or read_quantity(inside, question=question) is not None
+        or read_compound(inside, question=question) is not None
+    ):
+        return True
+    begins = NUMBER.match(inside) or SIGN_WORDS.match(inside)
+    parts = read_statement(inside, question=question) if begins else ()
+    return is_expression(inside) or (
+        bool(parts) and not any(isinstance(part, str) for part in parts)
+    )
