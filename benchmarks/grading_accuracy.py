@@ -104,6 +104,12 @@ FIRST_CONTACT = {
         "earlier half has as well had been taken out before. The rule was changed because of these "
         "misses, so the table is not held out."
     ),
+    "held_out_9": (
+        "First contact (the rule of commit 70777a3, which its author had read: the cases aim at its "
+        "weak places): 106 of 140 right accepted, 75.7 % (68.0 to 82.1), and 19 of 105 wrong accepted, "
+        "18.1 % (11.9 to 26.5). As first written, before four debatable labels were taken out: 106 of "
+        "143 and 20 of 106. The rule was changed because of these misses, so the table is not held out."
+    ),
 }
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")

@@ -1,8 +1,8 @@
-r"""Whether an answer agrees with the truth: texts here, numbers in `envs.math.number_agreement`,
-expressions by an algebra system.
+r"""Decides whether an answer agrees with the truth: texts here, numbers in
+`envs.math.number_agreement`, expressions by an algebra system.
 
-A truth that is a number, with or without a unit, wants a statement all of whose parts are that
-number (`envs.math.statements`). Any other truth wants the same text, or mathematics
+If the truth is a number, with or without a unit, every part of the statement must be that number
+(`envs.math.statements`). Any other truth needs the same text, or mathematics
 (`envs.math.mathematics`) that an algebra system finds equal.
 """
 
@@ -54,7 +54,7 @@ CHOICE = re.compile(r"[A-J]")
 
 
 def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Comparison, ...]:
-    """Whether `answer` is `truth`, or the comparisons that all have to hold for it."""
+    """Whether `answer` is `truth`, or the comparisons that must all hold for it."""
     if SIMPLE.fullmatch(truth) and SIMPLE.fullmatch(answer):
         return int(truth) == int(answer)
     if _same_text(truth, answer):
@@ -135,7 +135,7 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
 
 
 def _same_time(truth: re.Match[str], answer: re.Match[str]) -> bool:
-    """Whether two times are one; the half of the day may be left out."""
+    """Whether two times are the same; a.m. or p.m. may be left out."""
     halves = {time["half"].lower() for time in (truth, answer) if time["half"]}
     return len(halves) < 2 and truth["clock"] == answer["clock"]
 
@@ -150,7 +150,7 @@ def _rounds(truth: str, text: str) -> bool:
 
 
 def _sides(truth: str, answer: str, *, question: str) -> list[str]:
-    r"""The sides of `m = \sqrt{12} = 2\sqrt{3}` but its label, if the truth is no equation."""
+    r"""The sides of `m = \sqrt{12} = 2\sqrt{3}` without its label, if the truth is no equation."""
     if "=" in truth or "," in answer:
         return [answer]
     sides = EQUALS.split(answer)
@@ -181,7 +181,7 @@ def _same_text(truth: str, answer: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    """`text` without dress and spaces; words in lower case."""
+    """`text` without markup and spaces, words in lower case."""
     text = undressed(text)
     for _ in range(3):
         text = DRESS.sub(r"\1", text)

@@ -1,11 +1,11 @@
-r"""The final answer in a model's text: where it is marked, and what around the mark takes it back.
+r"""Finds the marked final answer in a model's text, and words around the mark that retract it.
 
 An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`,
-`Answer: x` or `the answer is x`, in any case and dress (`envs.math.marks`); a line mark at the end
-of its line speaks of the next line. Of several marks the last one counts, as a text that corrects
-itself means it. A mark is spoilt, which makes the answer wrong, where its own sentence holds
-another answer or a doubt (`3 or \boxed{4}`), or a later sentence takes it back (`Wait, that is
-wrong.`). What a text without a mark answers is found in `envs.math.conclusions`.
+`Answer: x` or `the answer is x`, in any case and markup (`envs.math.marks`); a line mark at the end
+of its line refers to the next line. Of several marks the last one counts, because a text may
+correct itself. A mark is spoilt, which makes the answer wrong, if its own sentence has another
+answer or a doubt (`3 or \boxed{4}`), or if a later sentence retracts it (`Wait, that is wrong.`).
+`envs.math.conclusions` finds the answer of a text without a mark.
 
 What a box marks is read in `envs.math.boxes`, and what another mark does in `envs.math.line_marks`.
 The words before a mark are judged in `envs.math.leads`, and the marked words in
@@ -39,18 +39,16 @@ EMOJI = re.compile(
 
 
 def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
-    """The last marked answer of `text`, or None where nothing is marked. An empty mark gives an
-    empty answer.
-    """
+    """The last marked answer of `text`; None without a mark, empty for an empty mark."""
     text = in_plain_signs(text)
     marks = last_marks(text)
     text = without_repetition(text, marks)
     while marks:
         mark = marks.pop()
         if mark.kind == "phrase" and REMARK.match(text, _after_spaces(text, mark.end)):
-            continue  # "the answer is correct" speaks of an answer
+            continue  # in "the answer is correct" it marks nothing
         if mark.kind == "short" and OPTION_B.search(text, mark.end, mark.end + SURROUNDINGS):
-            continue  # the first of several options or persons
+            continue  # marks the first of several options or persons
         box = _box_around(text, marks, mark)
         if box is not None:
             mark = box

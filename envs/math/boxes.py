@@ -66,12 +66,14 @@ OPERATED = re.compile(
 )
 ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|if|when)\b")
 """`18 for odd n, 20 for even n`"""
+IN_BRACKETS = re.compile(r"\(([^()0-9A-Za-z]{1,10})\)")
+"""`\\boxed{72}(\u4e2a)`, what is counted in another script."""
 LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
 """Between the boxes of several solutions."""
 
 
 def content_of_box(text: str, start: int) -> tuple[str, int]:
-    r"""What is in the box whose command ends at `start`, and where the box ends."""
+    r"""Content of the box whose command ends at `start`, and the end of the box."""
     opening = re.compile(r"[ \t]{0,8}\{").match(text, start)
     if opening is None:
         bare = re.compile(
@@ -152,7 +154,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
 
 
 def _solutions(text: str, boxes: list[Mark]) -> list[str]:
-    """The contents of boxes that are a list of different solutions; [] where they are none."""
+    """The contents of boxes that list different solutions; [] for other boxes."""
     read = [content_of_box(text, box.end) for box in boxes]
     gaps = [text[end : box.start] for (_, end), box in zip(read[:-1], boxes[1:], strict=True)]
     contents = list(dict.fromkeys(content for content, _ in read))
@@ -166,6 +168,12 @@ def _with_sentence(
     """The answer in a box with the rest of its sentence: a unit, a restatement, a value that is
     denied.
     """
+    bracketed = IN_BRACKETS.match(sentence)
+    if bracketed is not None and SCRIPT.search(bracketed[1]):
+        spoilt = spoilt or changes_elsewhere(bracketed[1])
+        sentence = sentence[bracketed.end() :].strip(" .\u3002")
+        if not sentence:
+            return MarkedAnswer(content.strip(), mark.start, spoilt)
     contrast = contrasted(sentence)
     own = (
         read_quantity(undressed(f"{content} {contrast.answer}"), question=question)

@@ -24,8 +24,8 @@ SUBORDINATE = re.compile(
 )
 REASON = re.compile(r"(?:since|because|as|given|when)\b", re.IGNORECASE)
 RESULT = re.compile(
-    r",? (?:(?:and )?(?:so|thus|therefore|hence),?|for a total of|(?:which|that) (?:is|makes|gives|leaves|totals)"
-    r"|(?<=,) ?(?:giving|leaving)) "
+    r",? (?:(?:and )?(?:so(?! far\b)|thus|therefore|hence),?|for a total of|(?:which|that) (?:is|makes|gives|leaves|totals)"
+    r"|(?<=, )(?:giving|leaving|namely)) "
     rf"(?={ONE_CLAUSE})",
     re.IGNORECASE,
 )
@@ -137,6 +137,8 @@ def _is_remark(aside: str, conclusion: str) -> bool:
     if GOING_ON & (said - words("not") if "because" in said else said) or aside.endswith("?"):
         return False
     compares = "than" in said or "because" in said
+    if not set(COMPUTED.findall(aside)) <= set(NUMBER.findall(conclusion)):
+        return False
     return (compares or not re.search(r"[0-9]", aside)) and "\n" not in aside
 
 

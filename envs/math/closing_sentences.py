@@ -8,19 +8,21 @@ its clause (`envs.math.clauses`).
 import re
 
 from envs.math.clauses import COMPARED, IMAGINED, main_clause
+from envs.math.closing_equations import computed_value
 from envs.math.contrasts import contrasted
 from envs.math.dress import EMPHASISED, undressed
 from envs.math.languages import after_conclusion, in_english
-from envs.math.leads import changes, denies, is_rough
+from envs.math.leads import REWORKING, changes, denies, is_rough
 from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
 from envs.math.notation import is_several
 from envs.math.plain_text import plain
 from envs.math.provisional import DIGITS, OPERATED, PROVISIONAL, WORDS, is_provisional, words_asked
-from envs.math.quantities import read_quantity
+from envs.math.quantities import is_compared, read_quantity
+from envs.math.questions import asks_a_difference, asks_by
 from envs.math.sentences import TAIL, without_exclamation
 from envs.math.statements import AFFIRMED, ASKS_THE_REST, KEPT, PARTED
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, TIME, is_plain_label, is_value
-from envs.math.vocabulary import CARDINALS, CHANGING
+from envs.math.vocabulary import CARDINALS, CHANGING, words
 
 NAMED_SET = re.compile(
     r"(?<=\bis )all (?:real numbers|reals)$|(?<=\bare )no (?:real )?solutions$|(?<=\bhas )no (?:real )?solutions?$"
@@ -35,8 +37,21 @@ AGAIN_TALL = re.compile(r"(?<=\)) (?:tall|long|wide|deep|high|old)(?=[.!]*$)")
 """`5 ft 4 in (64 inches) tall`"""
 RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
 IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
+CHANCE = re.compile(r"\b(?:probability|chances?|likelihood)\b", re.IGNORECASE)
+ONE_IN = re.compile(r"(?<![0-9.,])(?P<top>[0-9]+) in (?P<bottom>[0-9]+)(?=[.!*]*$)")
 FOR_ALL = re.compile(r",? for (?:all|any|every) [a-z ]{0,30}\$?[a-z]\$?$")
 """`f(x) = x^2 for all real x`"""
+LEFT_OVER = re.compile(
+    r",? (?:with|and|leaving) (?:none|nothing|no [a-z]+|[0-9]+(?: [a-z]+)?)(?: (?:is|are))? "
+    r"(?:left(?: over)?|remaining)$"
+)
+ASKS_A_DISCOUNT = re.compile(r"\b(?:off|discount\w*)\b", re.IGNORECASE)
+OFF = re.compile(r"(?<=%|t) off(?: (?:of )?(?:the|its) (?:[a-z]+ )?price)?$")
+BEST = re.compile(r"(?<=[0-9]) is the (?:least|most|[a-z]{2,}est)(?: [a-z]+)*$")
+"""`91 is the smallest such number`, in words of the question."""
+EVERY_NOUN = frozenset(
+    {"is", "the", "such", "number", "one", "possible", "value", "of", "them", "all"}
+)
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
     r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log|binom)(?![a-z])"
@@ -55,7 +70,8 @@ PERIOD = re.compile(
 )
 """`over the three months`, `at the end of those 4 hours`: says when, whatever its number."""
 PLACES = re.compile(
-    r" (?:to|at|in|for|of|below|above|between|up|from|on|that|who|which|when|after|because|since|as|with|left|available|altogether)\b",
+    r" (?:to|at|in|for|of|below|above|between|up|from|on|that|who|which|when|after|because|since|as|with|left"
+    r"|available|altogether|by [a-z]+ing)\b",
     re.IGNORECASE,
 )
 LIMITING = re.compile(
@@ -67,11 +83,37 @@ DATE = re.compile(
     r"\b(?:Jan|Febr)uary $|\b(?:March|April|May|June|July|August) $|\b(?:Septem|Octo|Novem|Decem)ber $"
 )
 """`bought on July 12` names a day."""
+ABOUT_ANSWER = re.compile(
+    r"\b(?:the|this|that|my|our) (?:[a-z]+ )?(?:answer|question|puzzle|problem) "
+    r"(?:has|have|had|requires?|needs?|takes?|took|contains?|consists?|lies?|involves?|uses?|depends?|asks?|says?)\b",
+    re.IGNORECASE,
+)
+"""`The answer has 17 digits` says something of an answer, and does not give it."""
+BEYOND = re.compile(r"\b(?:after|before|past|until|till|since|beyond)[\s$\\(]*$", re.IGNORECASE)
+"""`after 2024` is no year, and `after 18 minutes` is a duration."""
+TO = re.compile(
+    r"\b(?:fell|falls|rose|rises|drops|dropped|grew|grows|changed|changes|increased|decreased|went|came)"
+    r" (?:up |down )?to[\s$\\(]*$",
+    re.IGNORECASE,
+)
+"""`fell to 25%`, which is not by how much it fell."""
+SOUGHT = re.compile(
+    r"(?:(?:Then|Now|Next|Finally|Lastly),? )?(?:add|subtract|divide|multiply|double|triple|combine|find|sum)\b"
+    r"[^:]*:",
+    re.IGNORECASE,
+)
+"""`Then divide the weight of one box by 2 to find the number of bags: `"""
+EQUATED = re.compile(r".*= *[^0-9=]{0,8}[0-9][0-9,.]*", re.DOTALL)
+SINCE = re.compile(r"\b(?:since|because|as)\b")
+NEXT_CLAUSE = re.compile(r"[,;:](?![0-9])|\u2248|\\approx|\b(?:so|or|and|i\.e\.|that is)\b")
+CLAUSE_END = re.compile(
+    r"[,;(](?![0-9])|\b(?:because|since|as|so|which|that|when|while|after|and|if)\b", re.IGNORECASE
+)
 
 
 def stated_value(sentence: str, *, text: str, question: str) -> str | None:
-    """The value that a closing `sentence` of `text` states, with its unit; None where it states none, or more
-    than that.
+    """The value that a closing `sentence` of `text` states, with its unit; None if it states none,
+    or more than that.
     """
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
@@ -79,6 +121,7 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     sentence = QUOTED.sub(r"\1", CONTRACTED.sub(r"\1 is", sentence))
     sentence = AGAIN_TALL.sub("", sentence)
     sentence = IN_RATIO.sub(":", sentence) if RATIO.search(sentence) else sentence
+    sentence = ONE_IN.sub(r"\g<top>/\g<bottom>", sentence) if CHANCE.search(sentence) else sentence
     contrast = contrasted(sentence)
     sentence = main_clause(contrast.answer if contrast is not None else sentence)
     for emphasised in EMPHASISED:
@@ -89,6 +132,9 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     if WORDS.search(sentence) is not None:  # `18!` alone is a factorial
         sentence = without_exclamation(sentence, f"{question}\n{text}")
     sentence = re.sub(r"(?<=\S)[.*_\s]*$", "", sentence)
+    computed = _computed(sentence, question=question)
+    if computed is not None:
+        return computed
     labelled = LABEL.fullmatch(sentence)
     named = labelled is not None and ":" in sentence[: labelled.start("value")]
     option = OPTION.search(sentence)
@@ -96,30 +142,61 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
         return letter(option, lead=sentence[: option.start()], question=question)
     if labelled is not None and named and not is_plain_label(labelled["label"], question=question):
         return None
-    sentence = FOR_ALL.sub("", AFFIRMED.sub("", sentence.rstrip(". ")))
+    sentence = _without_remarks(sentence.rstrip(". "), question=question)
     for form in (NAMED_SET, SYSTEM):
         whole = form.search(sentence)
         if whole is not None and not is_provisional(sentence[: whole.start()], question=question):
             return whole[0]
+    return None if ABOUT_ANSWER.search(sentence) else _first_value(sentence, question=question)
+
+
+def _first_value(sentence: str, *, question: str) -> str | None:
+    """The first value in a `sentence`; None where the words before it make it another thing."""
+    begin, end = _behind_an_equation(sentence)
     for start in VALUE.finditer(sentence):
+        if begin <= start.start() < end or (begin and SINCE.search(sentence, begin, start.start())):
+            continue
         lead, value = sentence[: start.start()], sentence[start.start() :]
+        if _is_other_difference(value, lead=lead, question=question):
+            return None
         value = _without_circumstances(value, question=question)
         if is_value(value, question=question):
-            if is_provisional(lead, question=question, terms=value.rpartition("=")[0]):
+            parts = ASKS_THE_REST.search(question) and PARTED.search(lead)
+            if parts and not KEPT.search(sentence):
                 return None
-            parts = (
-                ASKS_THE_REST.search(question) and PARTED.search(lead) and not KEPT.search(sentence)
-            )
-            if parts or LIMITING.search(lead) or DATE.search(lead):
-                return None
-            if is_rough(lead):
-                return f"\\approx {value}"
-            if denies(lead):
-                return None
-            apart = is_several(value) or TIME.fullmatch(undressed(value)) is not None
-            joined = not apart and changes(lead, question=question)
-            return None if joined else value
+            return _after(lead, value, question=question)
     return None
+
+
+def _after(lead: str, value: str, *, question: str) -> str | None:
+    """`value` as the words before it leave it; None where it is another thing after them."""
+    if is_provisional(lead, question=question, terms=value.rpartition("=")[0]):
+        return None
+    if LIMITING.search(lead) or _names_a_day(lead, question=question):
+        return None
+    if BEYOND.search(lead) and not _is_measured(value):
+        return None
+    if is_rough(lead):
+        return f"\\approx {value}"
+    apart = is_several(value) or _is_time(value)
+    if denies(lead) or (not apart and changes(lead, question=question)):
+        return None
+    return value
+
+
+def _without_remarks(sentence: str, *, question: str) -> str:
+    """`sentence` without words at its end that say nothing of the value before them: `is the answer`,
+    `with none left over`, `off the regular price`.
+    """
+    sentence = FOR_ALL.sub("", AFFIRMED.sub("", sentence))
+    if not ASKS_THE_REST.search(question):
+        sentence = LEFT_OVER.sub("", sentence)
+    if ASKS_A_DISCOUNT.search(question):
+        sentence = OFF.sub("", sentence)
+    best = BEST.search(sentence)
+    if best is not None and words_asked(best[0]) - EVERY_NOUN <= words_asked(question):
+        sentence = sentence[: best.start()]
+    return sentence
 
 
 def stated_elsewhere(sentence: str, *, question: str) -> str | None:
@@ -133,8 +210,69 @@ def stated_elsewhere(sentence: str, *, question: str) -> str | None:
     return value if is_value(value, question=question) else None
 
 
+def _computed(sentence: str, *, question: str) -> str | None:
+    """The value of an equation that ends `sentence`, where nothing before it makes it another one."""
+    computed = computed_value(sentence, question=question)
+    if computed is None:
+        return None
+    lead, terms, value = computed
+    said = [word.lower() for word in WORDS.findall(lead)]
+    sought = lead
+    if SOUGHT.fullmatch(lead.rstrip()):  # what is done is no part of what is found
+        sought = lead.lower().rpartition("find ")[2] if "find " in lead.lower() else ""
+    if (
+        is_provisional(sought, question=question, terms=terms)
+        or denies(lead)
+        or is_rough(lead)
+        or LIMITING.search(lead)
+        or (REWORKING - words("left up")) & set(said[-1:])
+        or _is_other_difference(value, lead=lead, question=question)
+    ):
+        return None
+    return value
+
+
+def _is_other_difference(value: str, *, lead: str, question: str) -> bool:
+    """Whether `value` begins with a difference that `question` does not ask for, or `lead` says to
+    what something changes where it asks by how much.
+    """
+    compared = is_compared(CLAUSE_END.split(value)[0])
+    if TO.search(lead) and (compared or asks_by(question)):
+        return True
+    return compared and bool(question) and not asks_a_difference(question)
+
+
+def _behind_an_equation(sentence: str) -> tuple[int, int]:
+    """Begin and end of the words after an equation's number, up to the end of its clause: a number
+    among them is not stated.
+    """
+    equated = EQUATED.search(sentence)
+    if equated is None:
+        return 0, 0
+    clause = NEXT_CLAUSE.search(sentence, equated.end())
+    return equated.end(), len(sentence) if clause is None else clause.start()
+
+
+def _is_time(value: str) -> bool:
+    quantity = read_quantity(undressed(value))
+    clock = quantity is not None and quantity.units[:1] in (("am",), ("pm",), ("o'clock",))
+    return clock or TIME.fullmatch(undressed(value)) is not None
+
+
+def _is_measured(value: str) -> bool:
+    """Whether `value` is a duration or another amount, and no point in time."""
+    quantity = read_quantity(undressed(value))
+    return not _is_time(value) and quantity is not None and bool(quantity.units or quantity.counted)
+
+
+def _names_a_day(lead: str, *, question: str) -> bool:
+    """Whether `lead` ends with a month that `question` does not name."""
+    month = DATE.search(lead)
+    return month is not None and month[0].strip() not in question
+
+
 def _without_circumstances(text: str, *, question: str) -> str:
-    """The first words of `text` that are a value, where those after them neither change it nor hold
+    """The first words of `text` that are a value, if the words after them neither change it nor add
     another: `12 ways to arrange them`.
     """
     asked_words = words_asked(question)

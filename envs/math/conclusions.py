@@ -1,5 +1,5 @@
-r"""The answer of a text in which nothing is marked: its last line where that is a value alone, or
-its closing sentence.
+r"""Finds the answer of a text without a mark: a last line that is only a value, or a closing
+sentence.
 
 `**85**`, `$2\sqrt{3}$` or `Total: $650` alone on the last line is an answer, and so is a last
 sentence that states one value plainly: `Therefore, the area is 15 square units.` Only the end of a
@@ -16,18 +16,26 @@ from envs.math.languages import leads_elsewhere
 from envs.math.last_lines import last_lines, last_sentence
 from envs.math.line_marks import MarkedAnswer
 from envs.math.lone_values import alone_on_line, spoils, total_of_line
-from envs.math.named_answers import NAMED, NAMED_IN_BOLD, named_answer
+from envs.math.named_answers import NAMED, NAMED_IN_BOLD, named_answer, stated_name
 from envs.math.sentences import TAIL
 
 
-def concluded_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
+def concluded_answer(text: str, *, question: str = "", named: bool = False) -> MarkedAnswer | None:
     """The answer at the end of `text`, in which nothing is marked; None where it ends in anything
-    else than an answer.
+    else than an answer. `named`: what is asked for is a word.
     """
     tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
+    if named and (answer := _name_at_the_end(tail, whole=whole, question=question)) is not None:
+        return answer
     stated = without_asides(tail.rstrip())
     answer = None if stated is None else _at_the_end(stated, whole=whole, question=question)
     return answer if answer is not None else _at_the_end(tail, whole=whole, question=question)
+
+
+def _name_at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
+    lines = last_lines(text, whole=whole)
+    name = stated_name(lines[-1], question=question) if lines else None
+    return None if name is None else MarkedAnswer(name, len(text) - len(lines[-1]))
 
 
 def _at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:

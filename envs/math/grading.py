@@ -29,6 +29,7 @@ from envs.math.conclusions import concluded_answer
 from envs.math.expressions import NoExpression, compute
 from envs.math.line_marks import MAX_ANSWER_CHARACTERS, MarkedAnswer
 from envs.math.mathematics import Comparison
+from envs.math.named_answers import is_word
 from envs.prompt_rows import require_truth
 from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
@@ -106,7 +107,7 @@ class Grader:
         marked = found is not None
         if found is None or found.spoilt:
             rest = text if found is None else found.rest
-            concluded = concluded_answer(rest, question=question)
+            concluded = concluded_answer(rest, question=question, named=is_word(truth))
             found, marked = (found, True) if concluded is None and marked else (concluded, False)
         if found is None or not found.text:
             return Grade(False, NO_ANSWER, None)
@@ -178,7 +179,7 @@ def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Compariso
     agrees = agreement(truth, answer, question=question)
     if agrees is not False or not SENTENCE.match(answer):
         return agrees
-    stated = concluded_answer(answer, question=question)
+    stated = concluded_answer(answer, question=question, named=is_word(truth))
     if stated is None or stated.spoilt:
         return False
     return agreement(truth, stated.text, question=question)

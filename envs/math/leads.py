@@ -92,7 +92,7 @@ HARMLESS = words(
 )
 FINAL = words(
     "final correct right exact required desired requested numerical numeric simplified overall "
-    "corrected revised updated new actual true real proper"
+    "corrected revised updated new actual true real proper best"
 )
 """Attributes of an answer in `the ... answer is`."""
 REWORKING = NUMERALS | OPERATIONS | COMPARISONS

@@ -19,9 +19,7 @@ from envs.math.sentences import (
     without_exclamation,
 )
 
-MAX_ANSWER_CHARACTERS = (
-    1000  # of a final answer; what a proof assistant would need more for is no final answer
-)
+MAX_ANSWER_CHARACTERS = 1000  # of a final answer; a longer one is no final answer
 BLOCKS = {"```": "```", "$$": "$$", "\\[": "\\]"}
 BULLET = re.compile(r"[-*\u2022] +(?=\S)")
 TAG_END = re.compile(r"</(?:final[ _-]?)?answer>|\[/answer\]", re.IGNORECASE)
@@ -39,11 +37,11 @@ class MarkedAnswer(NamedTuple):
     spoilt: bool = False
     """Whether the text around it holds another answer, a doubt or a retraction."""
     rest: str = ""
-    """The sentences after it, which may correct it; empty where they only name another value."""
+    """The sentences after it, which may correct it; empty if they only name another value."""
 
 
 def leads_elsewhere_at(lead: str, mark: Mark, *, question: str) -> bool:
-    """Whether the words before a line mark make another thing of what it marks."""
+    """Whether the words before a line mark turn the marked value into something else."""
     if mark.foreign:
         return not concludes(lead)
     if mark.kind == "phrase":
@@ -108,7 +106,9 @@ def _after_line_mark(text: str, end: int) -> tuple[str, str]:
 
 
 def _opened(text: str, mark: Mark) -> str:
-    """Text that may open markup around the statement: the line up to `mark`, and signs after."""
+    """Text that may open markup around the statement: the line up to `mark`, and the signs after
+    it.
+    """
     begin = text.rfind("\n", max(0, mark.start - SURROUNDINGS), mark.start) + 1
     ahead = re.compile(r"[\s*_:}]{0,40}").match(text, mark.end)
     assert ahead is not None  # it may be empty
@@ -116,7 +116,7 @@ def _opened(text: str, mark: Mark) -> str:
 
 
 def _undressed_line(answer: str, *, opened: str) -> str:
-    """`answer` without the ends of dress that is in `opened`, and without its full stop."""
+    """`answer` without its full stop and without closing markup that `opened` opens."""
     answer = answer.strip().rstrip("\u3002")
     answer = answer if answer.endswith("..") else answer.removesuffix(".").rstrip()
     for sign in ("***", "**", "*", "__", "_", "`"):

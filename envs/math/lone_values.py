@@ -28,7 +28,7 @@ TEXT = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+)?")
 
 
 def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
-    """The value that `line` is, without its dress; None where it holds anything else."""
+    """The value that `line` is, without markup; None if it has anything else."""
     if ITEM.match(line) or CUT_OFF.search(line):
         return None
     inside = undressed(line.replace("**", " ") if ":" in line else line)
@@ -94,8 +94,8 @@ def _without_bullet(line: str) -> str:
 
 
 def spoils(before: list[str], alone: str, *, question: str) -> bool:
-    """Whether the line before a value alone holds another value, a doubt, or makes another thing of
-    it.
+    """Whether the line before a value alone has another value or a doubt, or changes the value's
+    meaning.
     """
     if not before:
         return False

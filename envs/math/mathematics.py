@@ -1,6 +1,6 @@
 r"""What an algebra system may read: mathematics without words, but for functions and units.
 
-Prose is never handed on, because algebra systems read past words.
+Prose is never passed to the algebra system, which would skip words.
 """
 
 import re
@@ -29,7 +29,7 @@ UNIT_IN_WORDS = re.compile(
 
 
 class Comparison(NamedTuple):
-    """Two expressions whose equality an algebra system decides."""
+    """Two expressions that an algebra system must find equal."""
 
     truth: str
     answer: str

@@ -7,9 +7,12 @@ before them that deny or doubt spoil them in the same way (`envs.math.provisiona
 import re
 
 from envs.math.clauses import REASON
+from envs.math.last_lines import last_sentence
 from envs.math.leads import denies
-from envs.math.provisional import DOUBT, WORDS, is_provisional
-from envs.math.vocabulary import CHANGING, HEDGES, words
+from envs.math.plain_text import plain
+from envs.math.provisional import DOUBT, WORDS, is_provisional, words_asked
+from envs.math.sentences import RETRACTION
+from envs.math.vocabulary import CHANGING, HEDGES, PREFACES, words
 
 YES_OR_NO = re.compile(r"(Yes|No)\b(?:, (?!wait|but|or|maybe)|[.!]*$)")
 ASKS_YES_OR_NO = re.compile(
@@ -24,16 +27,62 @@ OPTION = re.compile(
     r"| (?:remains|is left)"
     r"|(?:(?<=\))|[:.,]| [-\u2013\u2014]) (?P<text>[^;?]{1,80}))?"
     r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final|only)(?: (?:answer|option|choice))?"
-    r"(?: that (?:works|fits|remains))?)$"
+    r"(?: that (?:works|fits|remains))?"
+    r"|\b(?:choose|chose|select|pick) \(?(?P<chosen>[A-J])\)?)$"
 )
 NAMED_IN_BOLD = re.compile(
     r"\b(?:is|are|was|be|on|becomes) (?:an? |the )?\*\*(?!correct|right)([A-Za-z]+(?: [A-Za-z]+)?)\.?\*\*[.!]*$"
     r"|^\*\*(Yes|No)(?:\*\*,|,\*\*) [^?]*$"
 )
 NAMED = re.compile(
-    r"\b(?:is|are|was|be|on) (?:an? )?(true|false|even|odd|neither|[A-Z][a-z]+day)[.!]*$|^\**(Yes|No)\**(?:,| [\u2013\u2014-]) [^?]*$"
+    r"\b(?:is|are|was|be|on) (?:an? )?(true|false|even|odd|neither|infinity|[A-Z][a-z]+day)[.!]*$"
+    r"|^\**(Yes|No)\**(?:,| [\u2013\u2014-]) [^?]*$"
 )
 """`The function is even.`"""
+
+
+NAME = r"[A-Za-z][a-z'-]+(?: [A-Za-z][a-z'-]+){0,2}"
+LAST_NAME = re.compile(
+    rf".*\b(?:is|are|was|were|be|becomes|equals|named|called|on|in|by)(?: an?| the)? [*\"]{{0,3}}(?P<name>{NAME})[*\"]{{0,3}}[.!]*",
+    re.DOTALL,
+)
+FIRST_NAME = re.compile(
+    r"(?:(?:So|Thus|Therefore|Hence),? )?[*]{0,2}(?P<name>[A-Z][a-z]+)[*]{0,2} "
+    r"(?:is|was|has|had|[a-z]+s) (?P<rest>[A-Za-z ,'-]+)[.!*]*"
+)
+"""`Evelyn has the greatest average speed.`"""
+ANSWERED = re.compile(
+    r"(?:(?:So|Thus|Therefore|Hence),? )?[*]{0,2}(?P<name>Yes|No)[*]{0,2}(?:[.,:;!][*]{0,2}| [-\u2013\u2014]) (?P<rest>.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+REVERSED = re.compile(
+    r"\b(?:yes|wait|actually|but|however|although|though|maybe|perhaps|unless|if|sorry|depends)\b",
+    re.IGNORECASE,
+)
+
+
+def is_word(truth: str) -> bool:
+    """Whether `truth` is a name or another word, so that a sentence may state it as `LAST_NAME`."""
+    return re.fullmatch(rf"{NAME}|[Nn]o", plain(truth).strip(" .$")) is not None
+
+
+def stated_name(line: str, *, question: str) -> str | None:
+    """The name, `Yes` or `No` that the last `line` of a text states, or None."""
+    answered = ANSWERED.fullmatch(line)
+    if answered is not None:
+        turned = REVERSED.search(answered["rest"]) or RETRACTION.search(answered["rest"])
+        return None if turned or answered["rest"].endswith("?") else answered["name"]
+    sentence = last_sentence(line)
+    first = FIRST_NAME.fullmatch(sentence)
+    if first is not None and words_asked(first["rest"]) <= words_asked(question) | PREFACES:
+        return first["name"]
+    last = LAST_NAME.fullmatch(sentence)
+    if last is None or DOUBT.search(sentence):
+        return None
+    lead, said = sentence[: last.start("name")], words_asked(last["name"])
+    if denies(lead) or is_provisional(lead, question=question) or CHANGING & said:
+        return None
+    return last["name"]
 
 
 def letter(option: re.Match[str], *, lead: str, question: str) -> str | None:
@@ -47,7 +96,7 @@ def letter(option: re.Match[str], *, lead: str, question: str) -> str | None:
         or bool(_doubts(beside))
         or re.search(r"\b[B-J]\b|\bA\)", beside) is not None
     )
-    return None if doubtful else str(option["named"] or option["first"])
+    return None if doubtful else str(option["named"] or option["first"] or option["chosen"])
 
 
 def _doubts(text: str) -> frozenset[str]:
@@ -65,4 +114,4 @@ def named_answer(sentence: str, form: re.Pattern[str], *, question: str) -> str 
     word = next(group for group in named.groups() if group)
     rest = {said.lower() for said in WORDS.findall(sentence[named.start(named.lastindex or 0) :])}
     changed = CHANGING & {*word.lower().split()} or HEDGES & rest
-    return None if DOUBT.search(sentence) or changed - words("no not false") else word
+    return None if DOUBT.search(sentence) or changed - words("no not false infinity") else word

@@ -59,8 +59,9 @@ SETS = (
         re.compile(r"\\mathbb ?\{?R\}?|\u211d|\ball (?:real numbers|reals)\b"),
         "(-\\\\infty,\\\\infty)",
     ),
+    (re.compile(r"^[\s$]*infinity[\s$]*$"), "\\\\infty"),
 )
-"""Names of sets."""
+"""Names of sets, and of infinity."""
 SET = re.compile(r"\s*(?:\\left ?)?\\\{(.*?)(?:\\right ?)?\\\}\s*", re.DOTALL)
 BARE_SET = re.compile(r"[\s$]*\{([^{}]*)\}[\s$]*")
 TUPLE = re.compile(r"\s*(?:\\left ?)?\((.*?)(?:\\right ?)?\)\s*", re.DOTALL)
@@ -176,6 +177,8 @@ def are_of_two_letters(answer: str) -> bool:
 
 def as_ratio(truth: str, answer: str) -> str:
     """`3 to 4` as `3:4` if `truth` is a ratio; others unchanged."""
+    if answer.count(":") > truth.count(":") > 0:
+        return ""  # a ratio of more parts
     return IN_RATIO.sub(r"\1:\2", answer) if RATIO.fullmatch(truth.strip("$ ")) else answer
 
 

@@ -29,9 +29,7 @@ FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])")
 
 
 def is_share(number: Quantity) -> bool:
-    """Whether a number may be meant as a share of 1, so that a percent sign would have two
-    readings.
-    """
+    """Whether a number may be meant as a share of 1, which makes a percent sign ambiguous."""
     return "%" not in number.units and number.value.denominator > 1 and abs(number.value) < 1
 
 
@@ -42,7 +40,7 @@ def is_percentage(part: Part) -> bool:
 
 
 def truth_quantity(truth: str) -> Quantity | None:
-    """The number that `truth` is, or None where it is a list, an expression or a text."""
+    """The number that `truth` is; None for a list, an expression or a text."""
     if LISTED.search(truth):
         return None
     quantity = read_quantity(undressed(truth))
@@ -106,8 +104,8 @@ def _is_answer(number: Quantity, part: Quantity, *, question: str) -> bool:
 
 
 def _compound_agrees(number: Quantity, part: Quantity, *, question: str) -> bool:
-    """Whether an amount in several units is the truth in its unit, in one that the question asks
-    for, or in any where neither has one.
+    """Whether an amount in several units is the truth: in its unit, in one that the question asks
+    for, or in any if neither has one.
     """
     units = units_of_the_kind(part.units[0])
     wanted = frozenset(number.units[:1]) or units & asked_units(question) or units

@@ -7,6 +7,7 @@ Words of the question are harmless: `The original price was $40` answers a quest
 import re
 
 from envs.math.leads import ASKS_A_BOUND, BOUND
+from envs.math.quantities import stem
 from envs.math.vocabulary import HEDGES, words
 
 DIGITS = re.compile(r"[0-9][0-9.,]*")
@@ -25,6 +26,10 @@ PROVISIONAL = words(
     """
 )
 """Words of a sentence whose number is no final answer; those of the question are harmless."""
+NEEDS = re.compile(
+    r"\bI(?:['\u2019]d| would|['\u2019]ll| will)? (?:need|want|require|have to|must)\b"
+)
+"""`I would need 15 more facts`: the writer's own needs, where the question has no `I`."""
 NEXT = re.compile(r"\bthe next (?=[a-z])", re.IGNORECASE)
 """`The next number` of a sequence is what is asked for."""
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
@@ -45,12 +50,16 @@ def words_asked(question: str) -> frozenset[str]:
 
 
 def is_provisional(lead: str, *, question: str, terms: str = "") -> bool:
-    """Whether the words before a value make it no final one, or another value stands among them, which is no
-    one of the `terms` that the value is computed from.
+    """Whether the words before a value make it provisional, or contain another value that is not
+    one of the `terms` from which the value is computed.
     """
     said = [word.lower() for word in WORDS.findall(NEXT.sub(" ", lead))]
     bound = BOUND.search(lead.rstrip(" $\\(")) is not None and ASKS_A_BOUND.search(question)
-    harmless = words_asked(question) | ({"at", "most", "least"} if bound else set())
+    asked = {stem(word) for word in words_asked(question)}
+    harmless = {word for word in said if stem(word) in asked}
+    harmless |= {"at", "most", "least"} if bound else set()
+    if NEEDS.search(lead) and "i" not in words_asked(question):
+        return True
     if (PROVISIONAL | HEDGES - {"should"}) & set(said) - harmless:
         return True
     unsolved = lead.rstrip().endswith("=") and OPERATED.search(

@@ -9,17 +9,20 @@ Left out: expressions, which go to `envs.math.verification`.
 """
 
 import functools
+import itertools
 import re
 from fractions import Fraction
 from typing import NamedTuple
 
 from envs.math.plain_text import plain
 from envs.math.vocabulary import (
+    ABOUT_ITSELF,
     AMBIGUOUS,
     CARDINALS,
     CASED,
     CHANGING,
     CLOSINGS,
+    COMPARATIVES,
     COUNTED,
     DATES,
     LENGTHS,
@@ -54,6 +57,8 @@ NUMBER_WORDS = re.compile(
     rf"(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)(?:[ -]+|$|(?=[^A-Za-z])))+", re.IGNORECASE
 )
 SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
+BELOW_ZERO = re.compile(r"(?<=[a-zCF\u00b0]) below (?:zero|0)$", re.IGNORECASE)
+"""`5 degrees below zero`"""
 PARTS = {
     "half": 2,
     "halve": 2,
@@ -89,6 +94,7 @@ SQUARED = re.compile(
 )
 """`metres per second squared`; a number that is squared is another one."""
 SCALES_OF_DEGREES = frozenset({"celsius", "fahrenheit"})
+DIFFERENCES = frozenset({"more", "less", "fewer", "extra", "additional"})
 DIMENSIONS = frozenset({"tall", "long", "wide", "deep", "high", "thick"})
 
 
@@ -112,6 +118,8 @@ class Quantity(NamedTuple):
     """Whether it was written in several units; `units` has the largest."""
     power: int = 0
     """2 for an area, 3 for a volume; 0 if neither is written."""
+    compared: bool = False
+    """Whether it is a difference: `3 years older`, `5 more pens`."""
 
 
 def read_quantity(text: str, *, question: str = "") -> Quantity | None:
@@ -130,6 +138,8 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
     signed = SIGN_WORDS.match(text)
     if signed is not None:
         text = f"-{text[signed.end() :]}"
+    if BELOW_ZERO.search(text) is not None:
+        text = f"-{BELOW_ZERO.sub('', text)}"
     number, currency, places, tail = _number(text)
     if number is None:
         return None
@@ -139,13 +149,17 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
     units = _units(tail, question=question)
     if units is None:
         return None
+    counted = _counted(tail)
+    if ABOUT_ITSELF & {*counted[:1]} and stem(counted[0]) not in words_of(question):
+        return None
     return Quantity(
         number,
         tuple(dict.fromkeys((*currency, *units))),
         places,
-        _counted(tail),
+        counted,
         _rate(tail, units),
         power=_power(tail),
+        compared=is_compared(tail),
     )
 
 
@@ -310,6 +324,17 @@ def _counted(tail: str) -> tuple[str, ...]:
         elif nouns or word in LINKS:
             break
     return tuple(nouns)
+
+
+def is_compared(tail: str) -> bool:
+    """Whether the words after a number make it a difference; `larger` directly before what is
+    counted only describes it.
+    """
+    said = [word.lower() for word in WORD.findall(tail)]
+    return any(
+        word in COMPARATIVES and (word in DIFFERENCES or not (after and is_counted(after)))
+        for word, after in itertools.zip_longest(said, said[1:])
+    )
 
 
 def _power(tail: str) -> int:

@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 from envs.math.conversions import units_of_the_kind
 from envs.math.quantities import Quantity, stem, words_of
-from envs.math.vocabulary import CARDINALS, ORDINARY_VERBS, SHORT, UNITS, is_counted, words
+from envs.math.vocabulary import (
+    CARDINALS,
+    COMPARATIVES,
+    OF_A_SOLUTION,
+    ORDINARY_VERBS,
+    SHORT,
+    UNITS,
+    is_counted,
+    words,
+)
 
 MONEY = words("dollar cent euro pound yen rupee peso franc")
 KINDS = (
@@ -40,6 +49,14 @@ ENDS_OF_A_NOUN = ORDINARY_VERBS | words(
     should would could must might if when after before so left
     """
 )
+DIFFERENCE = re.compile(
+    rf"\b(?:{'|'.join(sorted(COMPARATIVES))}|than|compared?|differ\w*|exceed\w*|missing|short|still|left"
+    r"|remain\w*|(?:in|de)crease\w*|change\w*|raise\w*|rise|rose|fall|fell|drop\w*|grow|grew|gain\w*|lose|lost"
+    r"|sav(?:e|es|ed|ing)|by (?:how|what)|additional\w*|another)\b",
+    re.IGNORECASE,
+)
+"""Words of a question whose answer may be a difference: `How much more`, `How many are missing`."""
+BY_HOW = re.compile(r"\bby (?:how|what)\b", re.IGNORECASE)
 FRUITS = words(
     "apple orange pear plum banana peach grape lemon melon mango cherry strawberry kiwi apricot"
 )
@@ -67,6 +84,10 @@ ASKS_FOR_A_RATE = re.compile(
 )
 PERIODS = words("second minute hour day week month year")
 PERIOD_OF_A_RATE = re.compile(rf"\b(?:per|each|every|an?) ({'|'.join(sorted(PERIODS))})\b")
+WANTED = re.compile(
+    r"\bhow (?:much|many)\b(?:(?!,? (?:if|when|given|assuming)\b).)*", re.IGNORECASE
+)
+"""The clause of a question that names what is wanted: `how much does she make, if ...`"""
 HOW_MANY = re.compile(r"\bhow many((?:\s+[a-z'-]+){1,8})", re.IGNORECASE)
 IN_UNIT = re.compile(
     r"\bin (?:terms of )?(?:(?:us|full|whole|square|cubic|degrees) )?"
@@ -111,9 +132,14 @@ class Asked(NamedTuple):
 
 def contradicts(quantity: Quantity, question: str) -> bool:
     """Whether `quantity` has another unit or counts another thing than `question` asks for."""
-    if not question or not (quantity.units or quantity.counted or quantity.rate):
+    named = quantity.units or quantity.counted or quantity.rate or quantity.compared
+    if not question or not named:
         return False
     question = question[:20_000]
+    if quantity.compared and not asks_a_difference(question):
+        return True
+    if OF_A_SOLUTION & {*quantity.counted[:1]} and not _names(question, quantity.counted[0]):
+        return True
     asked = _asked(question)
     unit = quantity.units[0] if quantity.units else None
     if unit in CLOCK and not ASKS_FOR_A_TIME.search(question):
@@ -154,7 +180,8 @@ def _contradicts_rate(share: str, question: str) -> bool:
     `$18 each`.
     """
     asking = _asking(question)
-    periods = set(PERIOD_OF_A_RATE.findall(asking.lower()))
+    wanted = WANTED.search(asking)
+    periods = set(PERIOD_OF_A_RATE.findall((wanted[0] if wanted else asking).lower()))
     if periods and share in PERIODS:
         return share not in periods
     if ASKS_FOR_A_RATE.search(asking) or stem(share) in words_of(asking):
@@ -203,6 +230,20 @@ def _squeezed(text: str) -> str:
     for spelling, sign in (("\\times", "*"), ("\\cdot", "*"), ("\u00d7", "*"), ("dfrac", "frac")):
         text = text.replace(spelling, sign)
     return text
+
+
+def asks_a_difference(question: str) -> bool:
+    """Whether `question` asks by how much something differs, changes or is short."""
+    return DIFFERENCE.search(_asking(question)) is not None
+
+
+def asks_by(question: str) -> bool:
+    """Whether `question` asks by how much something changes, and not to what."""
+    return BY_HOW.search(_asking(question)) is not None
+
+
+def _names(question: str, word: str) -> bool:
+    return stem(word) in words_of(question)
 
 
 def asked_for(quantity: Quantity, question: str) -> bool:

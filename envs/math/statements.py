@@ -18,7 +18,7 @@ from envs.math.conversions import read_compound
 from envs.math.dress import EMPHASISED, undressed
 from envs.math.introductions import LABEL, introduces, is_label
 from envs.math.plain_text import plain
-from envs.math.quantities import Quantity, is_unit, read_quantity
+from envs.math.quantities import Quantity, is_unit, read_quantity, stem, words_of
 from envs.math.questions import PRECISION, precisions
 from envs.math.sentences import INDEPENDENT
 from envs.math.vocabulary import (
@@ -43,8 +43,14 @@ SAME = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 BECAUSE = re.compile(r",? +\(?(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
+WHOLE_ONLY = re.compile(
+    r",? +\(?(?:because|since) (?:[a-z]+ ){1,2}(?:cannot|can not|can['\u2019]t) (?:[a-z]+ )+?"
+    r"(?:part|parts|a fraction|fractions|half|a portion|partial|fractional|less than a whole)\b[a-z ]*\)?",
+    re.IGNORECASE,
+)
+"""`(since he cannot buy part of a pack)`: a reason to round."""
 AFFIRMED = re.compile(
-    r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:final |correct |right |only |unique )?(?:answer|solution)"
+    r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:(?:final|correct|right|only|unique|real|positive|valid) )*(?:answer|solution)"
     r"|is correct|(?:- |\u2014 )?final answer|"
     r"\(final(?: answer)?\)|exactly|only|as required)$",
     re.IGNORECASE,
@@ -236,6 +242,8 @@ def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | Non
     clause = reason or DESCRIBED.search(text) or REMARK.search(text)
     if clause is None:
         return None
+    if WHOLE_ONLY.fullmatch(clause[0]):
+        return _parts(text[: clause.start()], question=question, left=left)
     hedges = CHANGING if clause.re is REMARK else HEDGES
     if hedges & {word.lower() for word in WORDS.findall(clause[0])}:
         return () if clause is reason else None
@@ -328,6 +336,8 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         return ()
     quantity = read_quantity(undressed(text[first.start() :]), question=question)
     if quantity is not None:
+        if _names_a_part(introduction, question=question) or OF_A_NOUN.fullmatch(introduction):
+            return ()
         names = NUMBERED_BEFORE.search(introduction) and WORDS.search(text, first.end())
         return () if names else (quantity,)
     rest = undressed(text[first.start() :])
@@ -336,6 +346,14 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         if SAME.search(rest) or EQUALS.search(rest)
         else None
     )
+
+
+def _names_a_part(introduction: str, *, question: str) -> bool:
+    """Whether `introduction` ends like `in step`, which `question` does not speak of."""
+    named = NUMBERED_BEFORE.search(introduction)
+    if named is None or stem(named[0].strip().lower()) in words_of(question):
+        return False
+    return bool(question) or named[0].strip().lower() not in PAGES
 
 
 def _introduced_in_words(text: str, *, question: str) -> tuple[Part, ...] | None:
@@ -359,6 +377,11 @@ def _is_comment(text: str, *, question: str) -> bool:
 
 NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
 """`Step 8 shows it` names a step, and states nothing about a number."""
+PAGES = frozenset({"page", "chapter"})
+OF_A_NOUN = re.compile(
+    r"(?:an?|the|some) (?:[a-z]+ )?[a-z]+ (?:with|having|containing) ", re.IGNORECASE
+)
+"""`a number with 17 digits`"""
 ASKS_THE_REST = re.compile(r"\b(?:left|remain(?:s|ing)?)\b[^.?!]*\?", re.IGNORECASE)
 PARTED = re.compile(
     r"\b(?:gave|gives|sold|sells|ate|eats|lost|loses|spent|spends|used|uses)\b", re.IGNORECASE

@@ -65,7 +65,7 @@ UNITS: dict[str, str] = {
         "year": "year years yr yrs",
         "decade": "decade decades",
         "century": "century centuries",
-        "am": "am",
+        "am": "am AM",
         "pm": "pm",
         "o'clock": "o'clock",
         "millimetre": "mm millimeter millimeters millimetre millimetres",
@@ -292,6 +292,21 @@ QUANTIFIERS = words("more fewer additional extra")
 """Changing words that leave a number unchanged directly before the counted thing: `5 more dollars`,
 but not `5 less than`; at the end only if the question has them.
 """
+COMPARATIVES = words(
+    """
+    more less fewer extra additional older younger taller shorter longer wider deeper higher lower
+    bigger larger smaller greater heavier lighter faster slower cheaper warmer colder hotter cooler
+    richer poorer stronger weaker thicker thinner closer farther further
+    """
+)
+"""Words that make a number a difference: `3 years older`, `5 more pens`."""
+ABOUT_ITSELF = words(
+    "answers fact facts unknown unknowns guess guesses hypothesis hypotheses assumption assumptions "
+    "clue clues hint hints"
+)
+"""Things that a text counts of itself, and not of its question."""
+OF_A_SOLUTION = words("digit digits step steps term terms example examples method methods")
+"""The same, unless the question is not known."""
 NUMBERED = words(
     """
     step part case line equation figure section chapter page problem question exercise example
