@@ -218,8 +218,11 @@ def _computed(sentence: str, *, question: str) -> str | None:
     lead, terms, value = computed
     said = [word.lower() for word in WORDS.findall(lead)]
     sought = lead
+    label = lead.rstrip().removesuffix(":")
     if SOUGHT.fullmatch(lead.rstrip()):  # what is done is no part of what is found
         sought = lead.lower().rpartition("find ")[2] if "find " in lead.lower() else ""
+    elif lead.rstrip().endswith(":") and not is_plain_label(label, question=question):
+        return None
     if (
         is_provisional(sought, question=question, terms=terms)
         or denies(lead)

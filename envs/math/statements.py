@@ -350,10 +350,8 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
 
 def _names_a_part(introduction: str, *, question: str) -> bool:
     """Whether `introduction` ends like `in step`, which `question` does not speak of."""
-    named = NUMBERED_BEFORE.search(introduction)
-    if named is None or stem(named[0].strip().lower()) in words_of(question):
-        return False
-    return bool(question) or named[0].strip().lower() not in PAGES
+    named = IN_A_PART.search(introduction)
+    return named is not None and stem(named["part"].lower()) not in words_of(question)
 
 
 def _introduced_in_words(text: str, *, question: str) -> tuple[Part, ...] | None:
@@ -377,7 +375,9 @@ def _is_comment(text: str, *, question: str) -> bool:
 
 NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
 """`Step 8 shows it` names a step, and states nothing about a number."""
-PAGES = frozenset({"page", "chapter"})
+IN_A_PART = re.compile(
+    rf"\b(?:in|from|see|by|of|at) (?:the )?(?P<part>{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE
+)
 OF_A_NOUN = re.compile(
     r"(?:an?|the|some) (?:[a-z]+ )?[a-z]+ (?:with|having|containing) ", re.IGNORECASE
 )
