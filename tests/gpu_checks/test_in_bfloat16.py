@@ -1,0 +1,41 @@
+"""The small form of checks in the type of the passes on a GPU; on a CPU they compute in float32."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from siirl.gpu_checks import text_model, vla_model
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.device_speed import masked_attention
+from siirl.gpu_checks.video import clips
+
+
+class InBfloat16(Trial):
+    """A check as on a GPU, but for its device and sizes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        masked_attention,
+        clips,
+        vla_model.acting,
+        vla_model.lora_update,
+        vla_model.full_update,
+        text_model.generation,
+        text_model.update_adapters,
+    ],
+)
+def test_a_check_computes_in_bfloat16(check: Callable[[Trial], None], tmp_path: Path) -> None:
+    trial = InBfloat16(
+        torch.device("cpu"), ends_at=time.monotonic() + 1000, file=tmp_path / "figures.json"
+    )
+    check(trial)
+    assert trial.figures
