@@ -365,7 +365,9 @@ class RankBuilder(abc.ABC):
     def collector(self, rollouts: Rollouts, *, ranks: Collectives) -> RolloutCollector:
         """Build the collector that turns the prompts of a step into rows."""
         return RolloutCollector(
-            config=self.config,
+            policy=self.config.actor_rollout_ref,
+            trainer=self.config.trainer,
+            max_failed_share=self.config.env.max_failed_share,
             rollout=rollouts.rollout,
             recorder=rollouts.recorder,
             ranks=ranks,

@@ -194,7 +194,9 @@ class EmbodiedBuilder(RankBuilder):
             environments=self.config.data.train_batch_size,
         )
         return SegmentCollector(
-            config=self.config,
+            policy=self.config.actor_rollout_ref,
+            trainer=self.config.trainer,
+            max_failed_share=self.config.env.max_failed_share,
             rollout=rollout,
             segments=rollout.segments,
             recorder=rollouts.recorder,

@@ -21,7 +21,9 @@ from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError
 from siirl.execution.dag import NodeOutput
-from siirl.params import SiiRLArguments, sizes
+from siirl.params import sizes
+from siirl.params.model_args import ActorRolloutRefArguments
+from siirl.params.training_args import TrainingArguments
 from siirl.reporting.finished_episodes import Recorder
 from siirl.reporting.metrics import Value, Weighted
 
@@ -33,7 +35,9 @@ class RolloutCollector:
     """Runs the prompts of a step as episodes of this rank's rollout.
 
     Args:
-        config: The job.
+        policy: Rollouts of a prompt, and the correlation of their noise.
+        trainer: Seed of the run, and recorded episodes of a step.
+        max_failed_share: `env.max_failed_share`, for the default `check`.
         rollout: Runs the episodes.
         recorder: Records some of them.
         ranks: The processes that share the step.
@@ -46,20 +50,22 @@ class RolloutCollector:
     def __init__(
         self,
         *,
-        config: SiiRLArguments,
+        policy: ActorRolloutRefArguments,
+        trainer: TrainingArguments,
+        max_failed_share: float,
         rollout: Rollout,
         recorder: Recorder,
         ranks: Collectives,
         measure: Measure | None = None,
         check: Callable[..., None] | None = None,
     ) -> None:
-        self.config = config
+        self.policy, self.trainer = policy, trainer
         self.rollout = rollout
         self.recorder = recorder
         self.ranks = ranks
         self.measure: Measure = rollout_metrics if measure is None else measure
         self.check = check or functools.partial(
-            check_failures, max_failed_share=config.env.max_failed_share, ranks=ranks
+            check_failures, max_failed_share=max_failed_share, ranks=ranks
         )
         self._recorded = Counter[
             int
@@ -79,13 +85,13 @@ class RolloutCollector:
         """Episodes of the prompts of a step, some of them to be recorded."""
         requests = requests_for_prompts(
             prompts_of(batch),
-            rollouts=1 if greedy else self.config.actor_rollout_ref.rollout.n,
-            run_seed=self.config.trainer.seed,
+            rollouts=1 if greedy else self.policy.rollout.n,
+            run_seed=self.trainer.seed,
             step=step,
             record=0
             if greedy
-            else share_of(self.config.trainer.record_episodes, self.ranks) - self._recorded[step],
-            noise_correlation=sizes.noise_correlation(self.config.actor_rollout_ref),
+            else share_of(self.trainer.record_episodes, self.ranks) - self._recorded[step],
+            noise_correlation=sizes.noise_correlation(self.policy),
         )
         self._recorded[step] += sum(request.record for request in requests)
         if not greedy:

@@ -69,10 +69,10 @@ class SegmentCollector(RolloutCollector):
         return requests_for_prompts(
             prompts_of(batch),
             rollouts=1,
-            run_seed=self.config.trainer.seed,
+            run_seed=self.trainer.seed,
             step=step,
             record=0,
-            noise_correlation=sizes.noise_correlation(self.config.actor_rollout_ref),
+            noise_correlation=sizes.noise_correlation(self.policy),
         )
 
     def state_dict(self) -> dict[str, Any]:

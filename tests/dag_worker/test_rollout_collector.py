@@ -48,7 +48,9 @@ def make(tmp_path):
         rollouts[-1].start()
         recorder = RolloutFiles(tmp_path, count=ALL)
         return RolloutCollector(
-            config=config,
+            policy=config.actor_rollout_ref,
+            trainer=config.trainer,
+            max_failed_share=config.env.max_failed_share,
             rollout=rollouts[-1],
             recorder=recorder,
             ranks=OneProcess(),
@@ -131,7 +133,9 @@ def test_a_step_that_is_refilled_records_no_more_episodes_than_one_that_is_not(t
     config.trainer.record_episodes, config.actor_rollout_ref.rollout.n = 3, 2
     recorder = RolloutFiles(tmp_path, count=0)
     domain = RolloutCollector(
-        config=config,
+        policy=config.actor_rollout_ref,
+        trainer=config.trainer,
+        max_failed_share=config.env.max_failed_share,
         rollout=rollout,
         recorder=recorder,
         ranks=OneProcess(),
