@@ -40,6 +40,23 @@ def test_another_workspace_of_the_user_is_refused_with_the_value(monkeypatch):
         set_deterministic(True)
 
 
+@pytest.mark.parametrize("most_bytes", [0, 512])
+def test_a_plan_that_asked_for_the_memory_of_a_gpu_does_not_hinder_a_deterministic_run(
+    monkeypatch, most_bytes
+):
+    monkeypatch.setenv(CUBLAS_WORKSPACE, "")
+    monkeypatch.delenv(CUBLAS_WORKSPACE)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda number: most_bytes)
+    if most_bytes:
+        with pytest.raises(InvariantError, match="before CUDA computes, and it is None"):
+            set_deterministic(True)
+    else:
+        set_deterministic(True)
+        assert torch.are_deterministic_algorithms_enabled()
+
+
 def test_a_run_that_need_not_repeat_leaves_the_environment_alone(monkeypatch):
     monkeypatch.delenv(CUBLAS_WORKSPACE, raising=False)
     set_deterministic(False)

@@ -43,21 +43,28 @@ def set_deterministic(wanted: bool) -> None:
     """Make PyTorch's kernels deterministic, or not; call it before the first CUDA computation.
 
     Raises:
-        InvariantError: CUDA has started without a fixed workspace, which can no longer be changed.
+        InvariantError: This process has computed on a GPU without a fixed workspace, which can no
+            longer be changed.
     """
     if wanted:
-        started = torch.cuda.is_initialized()
-        value = (
+        if not _has_computed():
             os.environ.setdefault(CUBLAS_WORKSPACE, FIXED_WORKSPACES[0])
-            if not started
-            else (os.environ.get(CUBLAS_WORKSPACE))
-        )
+        value = os.environ.get(CUBLAS_WORKSPACE)
         if value not in FIXED_WORKSPACES:
             raise InvariantError(
                 f"trainer.deterministic=true needs {CUBLAS_WORKSPACE}={FIXED_WORKSPACES[0]} before "
-                f"CUDA starts, and it is {value!r}: set it in the environment of the command."
+                f"CUDA computes, and it is {value!r}: set it in the environment of the command."
             )
     torch.use_deterministic_algorithms(wanted)
+
+
+def _has_computed() -> bool:
+    """Whether this process has had a tensor on a GPU. The plan, which asks for a GPU's memory, only
+    initialises CUDA.
+    """
+    return torch.cuda.is_initialized() and any(
+        torch.cuda.max_memory_allocated(number) > 0 for number in range(torch.cuda.device_count())
+    )
 
 
 def prepare_process(trainer: TrainingArguments) -> torch.device:
