@@ -149,12 +149,12 @@ class MathEnv(Environment):
                 "The episode has ended or was never started: call reset before step."
             )
         row, self._row = self._row, None
-        agents = await asyncio.gather(
-            *(
-                grade_info(text, row, grader=self._grader, format_reward=self._format_reward)
-                for text in texts
-            )
-        )
+        grades = [
+            grade_info(text, row, grader=self._grader, format_reward=self._format_reward)
+            for text in texts
+        ]
+        # awaited as it is: a task costs as much as comparing two numbers
+        agents = [await grades[0]] if len(grades) == 1 else await asyncio.gather(*grades)
         rewards = [float(sum(info[REWARD_PARTS].values())) for info in agents]
         if self.spec.num_agents == 1:
             return observe(), rewards[0], True, False, {"task": row.data_source, **agents[0]}
