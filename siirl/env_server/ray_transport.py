@@ -45,8 +45,7 @@ from siirl import stacks
 from siirl.env_server import connection
 from siirl.env_server.connection import Address, ClientEnd
 from siirl.env_server.server import Answered, EnvServer, Raised, Request
-from siirl.env_server.shared_area import AreaHandle, SharedArea, room_of_answer
-from siirl.env_server.wire import (
+from siirl.env_server.server_messages import (
     NUMBER,
     PART,
     UNPICKLABLE,
@@ -56,6 +55,7 @@ from siirl.env_server.wire import (
     Serving,
     pickled,
 )
+from siirl.env_server.shared_area import AreaHandle, SharedArea, room_of_answer
 from siirl.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ example in another container.
 
 Each environment has one place in the memory, for its last answer. The pool copies the answer when
 its message arrives. A request of an environment whose last answer was not read yet is marked, and
-the answer to it travels on the connection (`siirl.env_server.wire`).
+the answer to it travels on the connection (`siirl.env_server.server_messages`).
 
 Left out: systems other than Linux; there the connection carries everything.
 """

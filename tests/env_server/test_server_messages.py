@@ -19,8 +19,7 @@ from hypothesis.extra import numpy as arrays
 
 from siirl.env_server.connection import MAX_MESSAGE_BYTES
 from siirl.env_server.server import Answers, Raised, Request
-from siirl.env_server.shared_area import LARGE, AreaHandle, SharedArea, aligned
-from siirl.env_server.wire import (
+from siirl.env_server.server_messages import (
     MAX_SIZE,
     NUM_KEPT,
     NUM_SIZES,
@@ -30,6 +29,7 @@ from siirl.env_server.wire import (
     Order,
     RecycledMemory,
 )
+from siirl.env_server.shared_area import LARGE, AreaHandle, SharedArea, aligned
 
 ROOM = 4 * LARGE
 NUM_ENVS = 3
