@@ -6,6 +6,7 @@ detected before anything is unpacked.
 """
 
 import bisect
+import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,30 +93,36 @@ def _sizes(array: Any) -> NDArray[np.int64]:
     return np.full(len(array), BYTES_OF_A_VALUE, np.int64)
 
 
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise what pyarrow raises for a damaged file as a ValueError with the file and a remedy."""
+    try:
+        yield
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not a readable parquet file ({' '.join(str(error).split())[:200]}). Write "
+            "it again, or remove it from the list."
+        ) from error
+
+
 class ParquetPrompts(PromptFile):
     """Prompt columns or GSM8K in parquet; decodes only row groups with requested rows."""
 
     def __init__(self, path: Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION) -> None:
         self.path = path
-        try:
+        with _readable(path):
             metadata = parquet.read_metadata(path)
             self._is_gsm8k = set(GSM8K_COLUMNS) <= set(metadata.schema.to_arrow_schema().names)
             known = GSM8K_COLUMNS if self._is_gsm8k else COLUMNS
             self._file = parquet.ParquetFile(path, read_dictionary=text_columns(metadata, known))
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(
-                f"{path} is not a readable parquet file ({error}). Write it again, or remove it "
-                "from the list."
-            ) from error
+            found = self._file.schema_arrow.names
         if not self._is_gsm8k:
-            check_columns(
-                self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path
-            )
+            check_columns(found, required=REQUIRED, known=COLUMNS, path=path)
         self._starts = [0]
         for group in range(self._file.num_row_groups):
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
         check_not_empty(len(self), path)
-        self._names = [name for name in known if name in self._file.schema_arrow.names]
+        self._names = [name for name in known if name in found]
         self._rows_at_once = [
             self._check_group(group) for group in range(self._file.num_row_groups)
         ]
@@ -134,7 +141,7 @@ class ParquetPrompts(PromptFile):
             for group in range(self._file.num_row_groups)
             for piece in self._pieces(group, ["data_source"])
         )
-        values = (value for piece in pieces for value in piece["data_source"].to_pylist())
+        values = (value for piece in pieces for value in self._values(piece["data_source"]))
         return [
             of_row(source_of, {"data_source": value}, path=self.path, place=self.place(row))
             for row, value in enumerate(values)
@@ -193,15 +200,24 @@ class ParquetPrompts(PromptFile):
         Recurring texts are read as pyarrow dictionaries, so that sizes are known before unpacking.
         """
         first = self._starts[group]
-        for batch in self._file.iter_batches(
-            self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False
-        ):
+        for batch in self._batches(group, names):
             sizes = unpacked_bytes(batch)
             too_long = np.flatnonzero(sizes > MAX_ROW_BYTES)
             if len(too_long):
                 raise error_of_length(self.path, self.place(first + int(too_long[0])))
             first += len(batch)
             yield from _cut(batch, sizes)
+
+    def _batches(self, group: int, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
+        with _readable(self.path):
+            yield from self._file.iter_batches(
+                self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False
+            )
+
+    def _values(self, column: Any) -> list[Any]:
+        """A column or a table as Python objects."""
+        with _readable(self.path):
+            return list(column.to_pylist())
 
     def _whole(self, group: int) -> pyarrow.Table:
         pieces, size = [], 0
@@ -222,7 +238,7 @@ class ParquetPrompts(PromptFile):
         self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]
     ) -> list[PromptRow]:
         read = self._reader
-        named = zip(numbers, table.to_pylist(), strict=True)
+        named = zip(numbers, self._values(table), strict=True)
         return [
             of_row(read, entry, path=self.path, place=self.place(number)) for number, entry in named
         ]

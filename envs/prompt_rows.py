@@ -80,7 +80,7 @@ class PromptRow:
             ground_truth=_ground_truth(reward_model.get("ground_truth")),
             style=_text(reward_model.get("style", "rule"), name="reward_model.style"),
             ability=_text(columns.get("ability") or "math", name="ability"),
-            extra_info=dict(columns.get("extra_info") or {}),
+            extra_info=_entries(columns.get("extra_info"), name="extra_info"),
             images=(
                 picture_sources(columns[IMAGES], prompt=prompt, folder=folder)
                 if IMAGES in columns
@@ -221,6 +221,12 @@ def check_not_empty(rows: int, path: Path) -> None:
 def source_of(columns: Mapping[str, Any]) -> str:
     """`data_source` of a row; ValueError if it is not text."""
     return _text(columns.get("data_source"), name="data_source")
+
+
+def _entries(value: Any, *, name: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be values by name, got {shortened(value)}")
+    return dict(value or {})
 
 
 def _text(value: Any, *, name: str) -> str:

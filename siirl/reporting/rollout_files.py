@@ -18,6 +18,7 @@ from typing import Any
 from siirl.engine.rollout.workflow import Trajectory
 from siirl.errors import SiirlError
 from siirl.reporting.jsonl import JsonlFile, read_rows
+from siirl.reporting.rollout_rows import fault_of_rollout
 
 ROLLOUTS_FOLDER = "rollouts"
 ALL = -1
@@ -138,6 +139,9 @@ def read_rollouts(
         kind: `train` or `val` only.
         step: This step only.
         failures_only: Those without success only.
+
+    Raises:
+        ValueError: A row lacks an entry or has one of another type, with file, number and remedy.
     """
     found = [
         (number, KINDS.index(of_kind), file)
@@ -147,8 +151,17 @@ def read_rollouts(
     for number, _, file in sorted(found):
         if step in (None, number):
             yield from (
-                row for row in read_rows(file) if not failures_only or row["success"] is False
+                row for row in _checked(file) if not failures_only or row["success"] is False
             )
+
+
+def _checked(file: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a file; ValueError for one that no report can show."""
+    for number, row in enumerate(read_rows(file), start=1):
+        fault = fault_of_rollout(row)
+        if fault is not None:
+            raise ValueError(f"{file}, rollout {number}, {fault}. Correct or delete that line.")
+        yield row
 
 
 def steps_of(folder: Path, *, kind: str | None = None) -> list[int]:

@@ -107,7 +107,9 @@ def _shortened(text: str, length: int = GIST_LENGTH) -> str:
 
 
 def _parts_of_reward(row: Row) -> str:
-    parts = row.get("reward_parts") or {}
+    parts = {
+        name: value for name, value in (row.get("reward_parts") or {}).items() if value is not None
+    }
     if len(parts) == 1 and row["reward"] in parts.values():
         return ""
     return (

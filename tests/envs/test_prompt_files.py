@@ -159,6 +159,7 @@ def test_number_as_ground_truth_is_taken(tmp_path):
         ),
         ({"prompt": [{"role": "user", "content": None}]}, "entry 0 must be a chat message"),
         ({"data_source": None}, "data_source must be text, got None"),
+        ({"extra_info": 3}, "extra_info must be values by name, got 3"),
     ],
 )
 def test_wrong_row_is_reported_with_file_place_and_remedy(tmp_path, name, changes, sentence):
@@ -227,6 +228,22 @@ def test_broken_file_is_reported(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
         open_prompts(tmp_path / name)
+
+
+@pytest.mark.parametrize("what", [OSError("page header"), pyarrow.ArrowInvalid("a\nb")])
+def test_parquet_whose_pages_are_damaged_is_reported(tmp_path, what):
+    path = write(tmp_path / "rows.parquet", [columns(extra_info=None)])
+    prompts = open_prompts(path)
+
+    class Damaged:
+        def iter_batches(self, *arguments, **keywords):
+            raise what
+
+    prompts._file = Damaged()
+    with pytest.raises(
+        ValueError, match=r"rows\.parquet is not a readable parquet file \((page|a b)"
+    ):
+        prompts.rows(0, 1)
 
 
 def test_parquet_without_rows_is_reported(tmp_path):

@@ -185,6 +185,12 @@ def changed_camera(**values: Any) -> str:
         ("meta/episodes.jsonl", None, "cannot be read"),
         (
             "meta/episodes.jsonl",
+            '{"episode_index": "../../x", "tasks": ["a"], "length": 1}\n',
+            "is incomplete: .*episode_index is '../../x', which is no whole number",
+        ),
+        ("meta/info.json", changed_info(fps="ten"), "is incomplete: .*fps is 'ten'"),
+        (
+            "meta/episodes.jsonl",
             '{"episode_index": 0, "tasks": ["a"], "length": 0}\n',
             "Episode 0 of .* has 0 frames",
         ),
@@ -248,6 +254,20 @@ def test_rows_that_are_missing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 5 frames of episode 0, of 12 frames"):
         list(RobotDataSet(folder).read(cameras=[FRONT]))
     assert isinstance(rows, pyarrow.Table)
+
+
+@pytest.mark.parametrize("values", [[["a"]], [[{"b": 1.0}]], ["c"]])
+def test_actions_that_are_no_numbers_are_refused_with_their_file(
+    values: list[Any], tmp_path: Path
+) -> None:
+    folder = broken(tmp_path / "set", "README.md", "")
+    file = folder / "data" / "chunk-000" / "episode_000000.parquet"
+    rows = parquet.read_table(file).to_pylist()
+    parquet.write_table(
+        pyarrow.Table.from_pylist([row | {"action": values[0]} for row in rows]), file
+    )
+    with pytest.raises(ValueError, match=r"episode_000000\.parquet, action: .*no numbers"):
+        list(RobotDataSet(folder).read(cameras=[FRONT]))
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -205,3 +205,36 @@ def test_a_models_words_cannot_command_the_terminal(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert not {"\x1b", "\x07"} & set(shown)
     assert "user: 2 + 2?\n\\x1b]0;owned\\x07" in shown
+
+
+DAMAGES = [
+    ({"kind": None}, "kind=None"),
+    ({"success": "yes"}, "success='yes'"),
+    ({"reward": 10**400}, "reward="),
+    ({"seed": []}, "seed="),
+    ({"turns": [{"role": "assistant"}]}, "turns="),
+    ({"turns": [{"role": "a", "content": "b", "log_probs": ["c"]}]}, "turns="),
+    ({"prompt": 3}, "prompt=3"),
+    ({"reward_parts": {"a": "b"}}, "reward_parts="),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGES)
+def test_a_damaged_rollout_is_refused_with_file_number_and_remedy(tmp_path, change, words):
+    file = tmp_path / "val" / "step_000001.jsonl"
+    file.parent.mkdir()
+    line = line_of(trajectory(), kind="val", step=1, reward=1.0)
+    file.write_text(json.dumps(line) + "\n" + json.dumps(line | change) + "\n")
+    with pytest.raises(ValueError, match="delete that line") as refused:
+        list(read_rollouts(tmp_path))
+    assert f"{file}, rollout 2, has {words}" in str(refused.value)
+
+
+def test_a_rollout_that_lacks_entries_is_refused_and_names_them(tmp_path):
+    file = tmp_path / "train" / "step_000001.jsonl"
+    file.parent.mkdir()
+    line = line_of(trajectory(), kind="train", step=1, reward=1.0)
+    del line["kind"], line["uid"]
+    file.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match=r"rollout 1, has no kind, uid\. Correct"):
+        list(read_rollouts(tmp_path))

@@ -105,7 +105,7 @@ class RobotDataSet:
                 f"{' and '.join(VERSIONS)}. Convert it with the lerobot package."
             )
         try:
-            self.fps = float(self.info["fps"])
+            self.fps = _number(self.info, "fps")
             if not 0 < self.fps <= MOST_FPS:
                 raise ValueError(
                     f"{folder / INFO} has fps={self.fps:g}, not above 0 and up to {MOST_FPS:g}. "
@@ -123,7 +123,7 @@ class RobotDataSet:
                 _check_picture(self.features[camera], place=f"{folder / INFO}, {camera}")
             episodes = self._places_2() if version == "v2.1" else self._places_3()
             self.episodes = tuple(sorted(episodes, key=lambda place: place.index))
-        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, _NoNumber) as error:
             raise ValueError(f"{folder / 'meta'} is incomplete: {error!r}. {REMEDY}") from error
 
     @property
@@ -162,15 +162,15 @@ class RobotDataSet:
                 images = [
                     self._film(open_videos, place, camera, kept, size)
                     if camera in self._in_videos
-                    else _pictures(rows[camera], kept, size)
+                    else _pictures(rows[camera], kept, size, file=place.data)
                     for camera in cameras
                 ]
                 yield RobotEpisode(
                     index=place.index,
                     task=place.task,
                     images=np.stack(images, axis=1),
-                    state=_numbers(rows, state, kept),
-                    actions=_numbers(rows, ACTION, kept),
+                    state=_numbers(rows, state, kept, file=place.data),
+                    actions=_numbers(rows, ACTION, kept, file=place.data),
                 )
         finally:
             for video in open_videos.values():
@@ -211,12 +211,12 @@ class RobotDataSet:
 
     def _places_2(self) -> Iterator[EpisodePlace]:
         for row in _lines(self.folder / "meta/episodes.jsonl"):
-            index = int(row[INDEX])
-            words = {"episode_chunk": index // int(self.info["chunks_size"]), INDEX: index}
+            index = _whole(row, INDEX)
+            words = {"episode_chunk": index // _whole(self.info, "chunks_size"), INDEX: index}
             yield EpisodePlace(
                 index=index,
                 task=str(row["tasks"][0]),
-                length=int(row[LENGTH]),
+                length=_whole(row, LENGTH),
                 data=self._inside(self.info["data_path"], words),
                 videos={
                     camera: (
@@ -239,16 +239,16 @@ class RobotDataSet:
         for file in files:
             for row in _table(file, columns).to_pylist():
                 yield EpisodePlace(
-                    index=int(row[INDEX]),
+                    index=_whole(row, INDEX),
                     task=str(row["tasks"][0]),
-                    length=int(row[LENGTH]),
+                    length=_whole(row, LENGTH),
                     data=self._shared_file(self.info["data_path"], row, SHARED_DATA),
                     videos={
                         camera: (
                             self._shared_file(
                                 self.info["video_path"], row, f"videos/{camera}/", camera
                             ),
-                            float(row[f"videos/{camera}/from_timestamp"]),
+                            _number(row, f"videos/{camera}/from_timestamp"),
                         )
                         for camera in self._in_videos
                     },
@@ -257,7 +257,7 @@ class RobotDataSet:
     def _shared_file(
         self, pattern: str, row: Mapping[str, Any], prefix: str, camera: str = ""
     ) -> Path:
-        words = {name: int(row[f"{prefix}{name}"]) for name in ("chunk_index", "file_index")}
+        words = {name: _whole(row, f"{prefix}{name}") for name in ("chunk_index", "file_index")}
         return self._inside(pattern, {**words, "video_key": camera})
 
     def _inside(self, pattern: str, words: Mapping[str, Any]) -> Path:
@@ -271,6 +271,22 @@ class RobotDataSet:
                 f"no name of a file. {REMEDY}"
             )
         return self.folder / name
+
+
+class _NoNumber(ValueError):
+    """An entry of the metadata is no number."""
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    if type(row[name]) not in (int, float):
+        raise _NoNumber(f"{name} is {row[name]!r:.100}, which is no number")
+    return float(row[name])
+
+
+def _whole(row: Mapping[str, Any], name: str) -> int:
+    if not is_count(row[name]):
+        raise _NoNumber(f"{name} is {row[name]!r:.100}, which is no whole number from 0")
+    return int(row[name])
 
 
 def is_robot_data_set(folder: Path) -> bool:
@@ -320,31 +336,36 @@ def _table(
             )
         return parquet.read_table(file, columns=list(columns), filters=filters)
     except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{file} cannot be read: {error}. {REMEDY}") from error
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{file} cannot be read: {said}. {REMEDY}") from error
 
 
-def _numbers(rows: pyarrow.Table, name: str | None, kept: Sequence[int]) -> NDArray[np.float32]:
+def _numbers(
+    rows: pyarrow.Table, name: str | None, kept: Sequence[int], *, file: Path
+) -> NDArray[np.float32]:
     if name is None:
         return np.zeros((len(kept), 0), np.float32)
     try:
         values = np.asarray(rows[name].to_pylist(), np.float32)
-    except ValueError as error:
-        raise ValueError(f"{name} has rows of different lengths: {error}. {REMEDY}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(
+            f"{file}, {name}: rows of different lengths, or no numbers ({error}). {REMEDY}"
+        ) from error
     return values.reshape(len(rows), -1)[list(kept)]
 
 
 def _pictures(
-    column: pyarrow.ChunkedArray, kept: Sequence[int], size: Size | None
+    column: pyarrow.ChunkedArray, kept: Sequence[int], size: Size | None, *, file: Path
 ) -> NDArray[np.uint8]:
     """Decoded pictures of a parquet column."""
     pictures = []
     for number in kept:
         try:
             with Image.open(io.BytesIO(column[number].as_py()["bytes"])) as picture:
-                _check_picture((picture.height, picture.width), place="A picture")
+                _check_picture((picture.height, picture.width), place=f"A picture of {file}")
                 scaled = picture.convert("RGB")
         except (OSError, TypeError, KeyError, Image.DecompressionBombError) as error:
-            raise ValueError(f"A picture cannot be read: {error}. {REMEDY}") from error
+            raise ValueError(f"A picture of {file} cannot be read: {error}. {REMEDY}") from error
         if size is not None and scaled.size != (size[1], size[0]):
             scaled = scaled.resize((size[1], size[0]), Image.Resampling.BOX)
         pictures.append(np.asarray(scaled))

@@ -9,6 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def _last_words(said: bytes) -> str:
+    """The last line of what ffmpeg said."""
+    lines = said.decode(errors="replace").split("\n")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
 class VideoFile:
     """An open video; frames are read in ascending order, and an earlier one reopens it.
 
@@ -69,7 +75,7 @@ class VideoFile:
             self._process = None
             raise ValueError(
                 f"{self.file} ends before frame {self._next}: "
-                f"{said.decode(errors='replace').strip()[-300:] or 'it is too short'}. Download "
+                f"{_last_words(said) or 'it is too short'}. Download "
                 "the data set again."
             )
         self._next += 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.archives import MEBIBYTE, check_archive
+from envs.archives import DAMAGE, MEBIBYTE, check_archive
 from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, is_robot_data_set
 from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.engine.reward_manager.reward_contract import (
@@ -291,11 +291,27 @@ def load_demonstration_clips(
             "--clips FILE, or set it to null."
         )
     check_archive(Path(file), most_bytes=MOST_CLIP_BYTES)
-    archive = np.load(file)
     clips: dict[str, list[NDArray[np.uint8]]] = {}
-    for key in sorted(archive.files):
-        clips.setdefault(key.rsplit("/", 1)[0], []).append(archive[key])
+    try:
+        with np.load(file) as archive:
+            for key in sorted(archive.files):
+                clips.setdefault(key.rsplit("/", 1)[0], []).append(_clip(archive[key], key))
+    except (ValueError, *DAMAGE) as error:
+        raise ValueError(
+            f"reward.demonstrations={file} is damaged: {error}. Make it again: "
+            "python -m siirl.warm_start --clips FILE."
+        ) from error
     return clips
+
+
+def _clip(frames: NDArray[Any], key: str) -> NDArray[np.uint8]:
+    """`frames` of the archive's entry `key`, if they are pictures."""
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not frames.size:
+        raise ValueError(
+            f"{key} is {frames.dtype} of the shape {frames.shape}, and a clip is uint8 "
+            "[frames, height, width, 3]"
+        )
+    return frames
 
 
 def _recorded_clips(
