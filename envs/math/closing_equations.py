@@ -102,6 +102,7 @@ def _with_unit(result: re.Match[str], *, terms: str, question: str) -> str | Non
     ends = [word.end() for word in WORDS.finditer(rest)][:MAX_WORDS]
     for end in [*reversed(ends), len(rest) - len(rest.lstrip("% "))]:
         if read_quantity(result["number"] + rest[:end], question=question) is not None:
-            changing = (CHANGING | PROVISIONAL) & words_asked(rest[end:])
-            return None if changing - words_asked(question) else result["number"] + rest[:end]
+            said = words_asked(rest[end:])
+            changing = (CHANGING | PROVISIONAL) & said - words_asked(question) or HEDGES & said
+            return None if changing else result["number"] + rest[:end]
     return None

@@ -293,6 +293,7 @@ def _without_circumstances(text: str, *, question: str) -> str:
         if (
             not CIRCUMSTANCES.fullmatch(rest)
             or (said & (CHANGING | PROVISIONAL)) - asked_words
+            or "if" in said
             or not is_value(text[:end], question=question)
         ):
             continue

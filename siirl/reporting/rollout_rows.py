@@ -70,7 +70,7 @@ def fault_of_rollout(row: Mapping[str, Any]) -> str | None:
     missing = sorted(NEEDED.keys() - row.keys())
     if missing:
         return f"has no {', '.join(missing)}"
-    for name, (check, wanted) in (NEEDED | OPTIONAL).items():
+    for name, (check, wanted) in {**NEEDED, **OPTIONAL}.items():
         if name in row and not check(row[name]):
             return f"has {name}={row[name]!r:.60}, which must be {wanted}"
     return None

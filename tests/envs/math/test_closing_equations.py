@@ -57,6 +57,14 @@ def test_equation_that_is_doubted_denied_or_a_step_states_nothing(text):
     assert value(text, question="How many hats are there?") is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["So there are 19 + 24 = 43 hats if that is right.", "So there are 43 hats if that is right."],
+)
+def test_condition_after_a_value_is_a_doubt_though_the_question_has_one(text):
+    assert value(text, question="If she buys 24 hats, how many hats are there?") is None
+
+
 def test_number_behind_an_equation_is_not_stated():
     assert value("So they told 36 + 18 = 54 jokes on the two Saturdays.") is None
     assert value("So there are 30*2= 60 people there, since there are 2 sexes.") != "2 sexes"
