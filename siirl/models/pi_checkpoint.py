@@ -60,7 +60,7 @@ PI0 = Kind(
     counts=COUNTS,
     steps="num_inference_steps",
     ratios=("min_period", "max_period"),
-    flags={"freeze_vision_encoder": False, "train_expert_only": False},
+    flags={"freeze_vision_encoder": False},
     image_size="image_resolution",
     only=ONLY,
     processors={
@@ -147,7 +147,7 @@ def load_pi(
     noise: str = SDE,
     noise_level: float = NOISE_LEVEL,
     noise_std: Sequence[float] = NOISE_STD,
-    train_expert_only: bool | None = None,
+    train_expert_only: bool = True,  # RLinf's libero_spatial_ppo_openpi*.yaml
     freeze_vision_encoder: bool | None = None,
     tokenizer: str | None = None,
     weights: bool = True,
@@ -166,7 +166,8 @@ def load_pi(
         noise: `sde` (Flow-SDE), or `learnt` (Flow-Noise), which adds a small layer to new weights.
         noise_level: Of Flow-SDE.
         noise_std: Bounds of a learnt deviation, in deviations of the data's actions.
-        train_expert_only: Freeze PaliGemma; None: as the checkpoint says.
+        train_expert_only: Freeze PaliGemma; False trains all weights. The checkpoint's own flag is
+            of imitation, and not read.
         freeze_vision_encoder: Freeze the image encoder; None: as the checkpoint says.
         tokenizer: Folder with PaliGemma's tokenizer.json; None: that of the weights.
         weights: False checks everything and plans to read the weights later
@@ -201,11 +202,11 @@ def load_pi(
     }
     with init_empty_weights(include_buffers=False):
         policy = make(stored, parts)
-    config = stored.config
+    of_checkpoint = stored.config["freeze_vision_encoder"]
     freeze(
         policy.model,
-        expert_only=_or(train_expert_only, config["train_expert_only"]),
-        vision=_or(freeze_vision_encoder, config["freeze_vision_encoder"]),
+        expert_only=train_expert_only,
+        vision=of_checkpoint if freeze_vision_encoder is None else freeze_vision_encoder,
     )
     policy.planned = _planned(policy, folder)
     if weights:
@@ -242,10 +243,6 @@ def _require_path(path: str | None, kind: Kind) -> str:
             f"that LeRobot saved (lerobot-train --policy.type={kind.type}), or to hf://OWNER/NAME."
         )
     return path
-
-
-def _or(asked: bool | None, stored: bool) -> bool:
-    return stored if asked is None else asked
 
 
 def _planned(policy: Pi, folder: Path) -> PlannedWeights:

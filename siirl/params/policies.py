@@ -33,6 +33,9 @@ FROZEN = {
 }
 """Policy to the part of a weight's name that `train_expert_only` freezes."""
 
+EXPERT_ONLY = ("pi0", "pi05")
+"""Those that freeze it unless `train_expert_only` is false; the others do as config.json says."""
+
 PADDED = tuple(FROZEN)
 """Policies that draw numbers for padding and for later actions too, in an order of their own."""
 

@@ -17,7 +17,7 @@ from siirl.params.documents import read_object
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ModelArguments
 from siirl.params.paths import find
-from siirl.params.policies import FROZEN
+from siirl.params.policies import EXPERT_ONLY, FROZEN
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import parameters_in
@@ -223,7 +223,8 @@ def trained_parameters(model: ModelArguments) -> int:
 
 
 def _trains_expert_only(model: ModelArguments) -> bool:
-    asked = model.options.get("train_expert_only")
+    usual = True if model.policy in EXPERT_ONLY else None
+    asked = model.options.get("train_expert_only", usual)
     if asked is not None or model.path is None:
         return bool(asked)
     try:

@@ -149,7 +149,6 @@ def test_frozen_weights_have_neither_gradients_nor_moments(
 ) -> None:
     frozen = {"paligemma_with_expert.paligemma.lm_head.weight": torch.zeros(10)}
     save_file(frozen | {"action_in_proj.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"train_expert_only": true}')
     asked = () if expert_only else ("actor_rollout_ref.model.options={train_expert_only: false}",)
     words = (f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.model.policy=pi0")
     parts = dict(training_memory(job(*words, *asked), SPEC, models=1))
