@@ -15,7 +15,8 @@ from tensordict import NonTensorStack, TensorDict
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.data_coordinator.protocol.batch import select_rows, shallow_copy, texts
 from siirl.errors import ConfigError
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, columns
+from siirl.execution.dag import NodeOutput, NodeRole, NodeType, Pipeline, columns
+from siirl.execution.dag.resource_groups import cut_graph
 
 PROMPTS = (0, 1, 2)
 MORE = (10, 11)
@@ -250,3 +251,65 @@ def test_a_refill_gives_every_node_that_its_rows_meet_the_rows_of_all_prompts():
     found = Counter(refilled(seed) for seed in range(200))
     assert found["same"] > 100
     assert all(found[call] for call in CALLS)
+
+
+def in_two_groups(seed):
+    """A random graph, cut into a part that rolls out and one that trains."""
+    chance = random.Random(seed)
+    steps = []
+    for step in random_steps(chance):
+        acting = {"node_role": NodeRole.ROLLOUT, "node_type": NodeType.MODEL_INFERENCE}
+        options = acting if step.kind == "episodes" else step.options
+        if chance.random() < 0.15:
+            options = {**options, "group": chance.choice(("rollout", "train"))}
+        steps.append(replace(step, options=options))
+    steps.append(
+        Step("end", "pass", "", 0, (chance.choice(steps).name,), False, {"group": "train"})
+    )
+    try:
+        wanted = interpreted(steps, prompts=lambda name: PROMPTS)
+    except Refused:
+        return "two writers"
+    try:
+        got = run_parts(steps)
+    except ConfigError as error:
+        return next(reason for reason in CUTS if reason in str(error))
+    assert got == wanted
+    return "same"
+
+
+CUTS = ("there is one buffer", "reads", "gets the prompts", "belongs to it", "in place")
+
+
+def run_parts(steps):
+    """Rows that each node gets, with the rows of `put_` handed to `get_`."""
+    pipeline, got, buffer = Pipeline("random"), {}, []
+    for step in steps:
+        pipeline.add_node(step.name, step.function(), step.dependencies, **step.options)
+    parts = cut_graph(pipeline.build(), groups=("rollout", "train"))
+    for name in ("rollout", "train"):
+        part = parts[name]
+
+        def call(node, batch, started, part=part):
+            if node.node_id.startswith("put_"):
+                buffer.append(batch)
+            elif node.node_id.startswith("get_"):
+                return NodeOutput(batch=buffer.pop())
+            else:
+                got[node.node_id] = rows_of(batch)
+                return part.run_node(node.node_id, batch=batch, copy=shallow_copy)
+            return NodeOutput(batch=batch)
+
+        prompts = draw if name == "rollout" else nothing
+        Dataflow(part, call=call, begin=lambda node, batch: None, draw=prompts).run_step()
+    return got
+
+
+def nothing(group, more):
+    return TensorDict({}, batch_size=[0])
+
+
+def test_random_graphs_run_in_two_groups_as_in_one():
+    found = Counter(in_two_groups(seed) for seed in range(200))
+    assert found["same"] > 40
+    assert all(found[reason] for reason in CUTS)
