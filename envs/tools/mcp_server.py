@@ -6,7 +6,7 @@ share no state; at an address it has its own session. A server that dies or hang
 replaced at the next call, and the model gets an error; for one at an address, the next call
 reconnects. An unreachable server fails its episode (`ToolsMissing`); the message has the end of its
 standard error. A process's children end with it (`supervisor`), and its output outside MCP is
-dropped (`mcp_links`). The client refuses requests to the user (sampling, elicitation).
+dropped (`mcp_transports`). The client refuses requests to the user (sampling, elicitation).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from envs.arguments import checked_deadline
 from envs.server_address import checked_url, read_token
 from envs.tools.calls import ToolDescription
-from envs.tools.mcp_links import Address, Link, Process
+from envs.tools.mcp_transports import Address, Process, Transport
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
 MAX_PAGES = 100  # of a server's list of tools
@@ -137,7 +137,7 @@ class MCPTools(Toolset):
         if self._connection is not None and not self._connection.is_open():
             self._drop()
         if self._connection is None:
-            connection = _Connection(self._server.link())
+            connection = _Connection(self._server.transport())
             try:
                 await connection.open(deadline_s=self._start_deadline_s)
                 self._connection = connection
@@ -159,7 +159,7 @@ class MCPTools(Toolset):
     def _complaint(self, what: str, error: BaseException, connection: "_Connection") -> str:
         return (
             f"The MCP server {str(self._server)!r} {what}: {_first_cause(error)}."
-            f"{connection.link.said()}"
+            f"{connection.transport.said()}"
         )
 
     def _drop(self) -> None:
@@ -177,8 +177,8 @@ class MCPTools(Toolset):
 class _Connection:
     """A server and its client, in one task: the client's contexts must exit in the same task."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -225,10 +225,10 @@ class _Connection:
                 self._task.cancel()  # it has not reached the wait for `_closing`
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
-            self.link.close()
+            self.transport.close()
 
     async def _live(self) -> None:
-        async with Client(self.link.streams()) as client:
+        async with Client(self.transport.streams()) as client:
             self._ready.set_result(client)
             await self._closing.wait()
 

@@ -20,7 +20,7 @@ from envs.base import EpisodeFailed
 from siirl.env_server.server import Answers, Raised, Request
 from siirl.env_server.transports import Transport
 from siirl.errors import RefusedByEnvironment
-from siirl.execution.scheduler.ray_words import in_a_line
+from siirl.execution.scheduler.ray_errors import in_a_line
 
 logger = logging.getLogger(__name__)
 

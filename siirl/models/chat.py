@@ -211,7 +211,7 @@ class ChatTokenizer:
 
 
 def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> ChatTokenizer:
-    """Load the tokenizer of a model's folder or hub id; with eyes if the model sees.
+    """Load the tokenizer of a model's folder or hub id; a vision-language model's reads pictures.
 
     Raises:
         MissingAssetError: No such folder or hub id, or no tokenizer in it.

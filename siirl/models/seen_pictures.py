@@ -32,7 +32,7 @@ PICTURES_KEPT = 64  # decoded at a time: the rollouts of a group run close toget
 
 
 @dataclass(frozen=True)
-class Eyes:
+class VisionConstants:
     """Constants of a model's vision."""
 
     token: int
@@ -69,7 +69,7 @@ class Pictures:
     patches_KV: NDArray[np.uint8]
     grids_N2: NDArray[np.int64]
     """Height and width of each picture in patches."""
-    eyes: Eyes
+    vision: VisionConstants
     number: int
     """Digest of the pictures; 0 for none."""
 
@@ -82,12 +82,12 @@ class Pictures:
     @property
     def places_N(self) -> NDArray[np.int64]:
         """Places of each picture in the prompt."""
-        return self.grids_N2.prod(1) // self.eyes.merge**2
+        return self.grids_N2.prod(1) // self.vision.merge**2
 
     @property
     def shifted(self) -> int:
         """How much the rotary positions behind the pictures lag behind the places."""
-        return int(self.places_N.sum() - (self.grids_N2.max(1) // self.eyes.merge).sum())
+        return int(self.places_N.sum() - (self.grids_N2.max(1) // self.vision.merge).sum())
 
     def positions(self, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Rotary positions [S, 3] of a text that begins with the prompt of these pictures.
@@ -95,10 +95,10 @@ class Pictures:
         Picture tokens after the prompt are text: a policy may generate any token.
         """
         ids_S = np.asarray(ids)
-        marks = np.flatnonzero(ids_S == self.eyes.token)
+        marks = np.flatnonzero(ids_S == self.vision.token)
         parts, place, start = [], 0, 0
         for (height, width), count in zip(
-            self.grids_N2 // self.eyes.merge, self.places_N, strict=True
+            self.grids_N2 // self.vision.merge, self.places_N, strict=True
         ):
             first = int(marks[0])
             parts += [
@@ -117,7 +117,7 @@ class Pictures:
         Raises:
             ValueError: Not as many picture tokens as pictures.
         """
-        found = sum(one == self.eyes.token for one in ids)
+        found = sum(one == self.vision.token for one in ids)
         if found != len(self.places_N):
             raise ValueError(
                 f"the chat template makes {found} picture tokens of {len(self.places_N)} "
@@ -125,7 +125,7 @@ class Pictures:
                 "template has none"
             )
         places = iter(self.places_N.tolist())
-        runs = ([one] * (next(places) if one == self.eyes.token else 1) for one in ids)
+        runs = ([one] * (next(places) if one == self.vision.token else 1) for one in ids)
         return tuple(one for run in runs for one in run)
 
     def columns(self, ids: Sequence[int] | NDArray[np.int64]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _of_grid(height: int, width: int, start: int) -> NDArray[np.int64]:
     return start + np.stack([time.ravel(), row.ravel(), column.ravel()], axis=1)
 
 
-def grids_of(grids_K2: torch.Tensor, *, eyes: Eyes) -> torch.Tensor:
+def grids_of(grids_K2: torch.Tensor, *, vision: VisionConstants) -> torch.Tensor:
     """Time, height and width of each picture [N, 3], from those of its patches (0: padding)."""
     grids, place = [], 0
     rows = grids_K2.tolist()
@@ -168,7 +168,7 @@ class PictureReader:
 
     def __init__(self, processor: Any, *, token: int) -> None:
         self.processor = processor
-        self.eyes = Eyes(
+        self.vision = VisionConstants(
             token=token,
             patch=processor.patch_size,
             merge=processor.merge_size,
@@ -178,12 +178,12 @@ class PictureReader:
         )
         self._kept = functools.lru_cache(maxsize=PICTURES_KEPT)(self._read)
         self.none = Pictures(
-            np.zeros((0, self.eyes.values), np.uint8), np.zeros((0, 2), np.int64), self.eyes, 0
+            np.zeros((0, self.vision.values), np.uint8), np.zeros((0, 2), np.int64), self.vision, 0
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # another process needs no kept pictures
-        return {"processor": self.processor, "token": self.eyes.token}
+        return {"processor": self.processor, "token": self.vision.token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -204,7 +204,7 @@ class PictureReader:
         grids_N2 = np.stack([grid for _, grid in found])
         digest = hashlib.sha256(patches_KV.tobytes() + grids_N2.tobytes()).digest()
         number = int.from_bytes(digest[:8], "big") >> 1 or 1
-        return Pictures(patches_KV, grids_N2, self.eyes, number)
+        return Pictures(patches_KV, grids_N2, self.vision, number)
 
     def _patches(self, source: PictureSource) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         picture = source.open()
@@ -214,8 +214,8 @@ class PictureReader:
             )
         except ValueError as error:
             raise ValueError(f"the model does not take {source.name}: {error}") from error
-        frames = read["pixel_values"].reshape(-1, 3, self.eyes.frames, self.eyes.patch**2)
-        return frames[:, :, 0].reshape(-1, self.eyes.values).astype(np.uint8), read[
+        frames = read["pixel_values"].reshape(-1, 3, self.vision.frames, self.vision.patch**2)
+        return frames[:, :, 0].reshape(-1, self.vision.values).astype(np.uint8), read[
             "image_grid_thw"
         ][0, 1:]
 

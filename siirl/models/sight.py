@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from siirl.models.seen_pictures import Eyes
+from siirl.models.seen_pictures import VisionConstants
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SeenPictures:
 class Sight:
     """Turns tokens and pictures into the inputs of transformers' decoder."""
 
-    eyes: Eyes
+    vision: VisionConstants
 
     def inputs(
         self,
@@ -76,13 +76,13 @@ class Sight:
     ) -> torch.Tensor:
         """Encoded pictures [F, D], in the order of their places."""
         encoded = decoder.get_image_features(
-            self.eyes.normalised(patches_KV), grids_N3, return_dict=True
+            self.vision.normalised(patches_KV), grids_N3, return_dict=True
         )
         return torch.cat(list(encoded.pooler_output))
 
     def _nothing_seen(self, decoder: Any, device: torch.device) -> torch.Tensor:
         """A number that depends on every weight of the encoder."""
-        side = self.eyes.merge
-        patches_KV = torch.zeros((side**2, self.eyes.values), dtype=torch.uint8, device=device)
+        side = self.vision.merge
+        patches_KV = torch.zeros((side**2, self.vision.values), dtype=torch.uint8, device=device)
         grid_13 = torch.tensor([[1, side, side]], device=device)
         return self._features(decoder, patches_KV, grid_13).sum()

@@ -20,8 +20,8 @@ COLLAPSED_SHARE = (
     0.02  # share of the first step's entropy; runs that solve their task end at 0.05 to 0.3
 )
 COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
-STANDING_KL = 1e-5  # nats per token; runs that learn have 1e-3 to 3e-2
-STANDING_STEPS = 10  # the KL of one step is a noisy estimate
+STALLED_KL = 1e-5  # nats per token; runs that learn have 1e-3 to 3e-2
+STALLED_STEPS = 10  # the KL of one step is a noisy estimate
 UNMIXED_STEPS = 10  # with four groups of a task a step: forty without a mixed one
 SOLVED = 0.9  # success above which low entropy is expected
 
@@ -88,7 +88,7 @@ class UnchangedWeights:
 
 
 @dataclass
-class StandingPolicy:
+class StalledPolicy:
     """Updates at about the highest learning rate of the run hardly move the policy."""
 
     largest_rate: float = 0.0
@@ -104,13 +104,13 @@ class StandingPolicy:
         if not (isinstance(rate, float) and isinstance(kl, float) and isinstance(updates, float)):
             return None
         self.largest_rate = max(self.largest_rate, rate)
-        stands = abs(kl) < STANDING_KL and rate > self.largest_rate / 2
-        self.steps = self.steps + 1 if stands and updates > 1 else 0
-        if self.steps < STANDING_STEPS:
+        stalled = abs(kl) < STALLED_KL and rate > self.largest_rate / 2
+        self.steps = self.steps + 1 if stalled and updates > 1 else 0
+        if self.steps < STALLED_STEPS:
             return None
         return (
             f"The updates of the last {self.steps} steps moved the policy by less than "
-            f"{STANDING_KL:.0e} nats per token at a learning rate of {rate:.2g}. Raise "
+            f"{STALLED_KL:.0e} nats per token at a learning rate of {rate:.2g}. Raise "
             "actor_rollout_ref.actor.optim.lr, or set actor_rollout_ref.actor.target_kl, which "
             "adjusts it (0.01)."
         )
@@ -279,7 +279,7 @@ class Sentinels:
             CollapsedEntropy(),
             EveryGroupFiltered(),
             UnmixedGroups(),
-            StandingPolicy(),
+            StalledPolicy(),
             HeldOutPromptsTrain(),
         ]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from siirl.execution.scheduler.lookout import (
+from siirl.execution.scheduler.cluster_watch import (
     END_AFTER_S,
     LOOK_EVERY_S,
     WARN_AFTER_S,

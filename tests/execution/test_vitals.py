@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from siirl.errors import RunFailed
-from siirl.execution.scheduler.ray_words import in_a_line
+from siirl.execution.scheduler.ray_errors import in_a_line
 from siirl.execution.scheduler.vitals import Server, Vitals
 
 

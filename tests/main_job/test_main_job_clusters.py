@@ -123,7 +123,7 @@ def test_a_local_run_trains_in_one_process_where_a_debugger_sees_all_of_it(start
         time.sleep(0.02)
     assert run.wait() == 0, run.text
     others = [title for pid, title in seen.items() if pid != run.process.pid]
-    assert all("last_word" in title for title in others), others  # waits for the run to hang
+    assert all("exit_report" in title for title in others), others  # waits for the run to hang
 
 
 @pytest.mark.slow  # two runs with a Ray each

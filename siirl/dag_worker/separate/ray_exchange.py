@@ -14,7 +14,7 @@ from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.line import LOST
 from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.errors import RunFailed
-from siirl.execution.scheduler.ray_words import in_a_line
+from siirl.execution.scheduler.ray_errors import in_a_line
 
 WAITING_CALLS = 1000  # a few of each rank
 

@@ -26,10 +26,10 @@ def seen_in_lanes(packed: PackedRows, micro_batch: TensorDict, module: Any) -> d
     from siirl.models.seen_pictures import grids_of
     from siirl.models.sight import SeenPictures
 
-    eyes = module.sight.eyes
+    vision = module.sight.vision
     own_BK = micro_batch["picture_grids"][..., 0] > 0
-    places_B = own_BK.sum(1) // eyes.merge**2
-    mark_BS = (micro_batch["input_ids"] == eyes.token) & micro_batch["attention_mask"].bool()
+    places_B = own_BK.sum(1) // vision.merge**2
+    mark_BS = (micro_batch["input_ids"] == vision.token) & micro_batch["attention_mask"].bool()
     # later marks are text: a policy may generate any token
     mark_BS &= mark_BS.long().cumsum(1) <= places_B[:, None]
     shown_B = _first_of_each_place(packed, rows=len(mark_BS))
@@ -38,7 +38,7 @@ def seen_in_lanes(packed: PackedRows, micro_batch: TensorDict, module: Any) -> d
     return {
         "seen": SeenPictures(
             patches_KV=micro_batch["picture_patches"][patches_BK],
-            grids_N3=grids_of(micro_batch["picture_grids"][patches_BK], eyes=eyes),
+            grids_N3=grids_of(micro_batch["picture_grids"][patches_BK], vision=vision),
             row_F=packed.target_N[0][mark_N],
             place_F=packed.target_N[1][mark_N],
             rotary_BS3=packed.placed(micro_batch["position_ids"]),

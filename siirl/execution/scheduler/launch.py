@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from siirl.errors import RunFailed
 from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
-from siirl.execution.scheduler.ray_words import in_a_line
+from siirl.execution.scheduler.ray_errors import in_a_line
 from siirl.execution.scheduler.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def run_on_ray(
     """
     import ray
 
-    from siirl.execution.scheduler.messages import Supervision, post_of_run
+    from siirl.execution.scheduler.messages import Supervision, message_prefix
 
-    vitals, post = Vitals(servers_of_cluster()), post_of_run()
+    vitals, post = Vitals(servers_of_cluster()), message_prefix()
     placement = Placement(layout, vitals)
     supervision = Supervision(
         vitals, post=post, ranks=layout.ranks, limit_s=hang_s, folder=stacks_folder
@@ -222,13 +222,13 @@ class _Rank:
     """One rank in its own process."""
 
     def __init__(self, make: Make, rank: int, post: str) -> None:
-        from siirl.execution.scheduler.messages import Correspondent
+        from siirl.execution.scheduler.messages import RankReporter
 
         signal.signal(
             signal.SIGTERM, signal.SIG_DFL
         )  # Ray's handler raises SystemExit at any point of the rank's code
         self.make, self.rank = make, rank
-        self.correspondent = Correspondent(post, rank)
+        self.reporter = RankReporter(post, rank)
         self.meeting: MeetingPoint | None = None
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ EVERY_S = 0.5
 END, STACKS = "end", "stacks"
 
 
-def post_of_run() -> str:
+def message_prefix() -> str:
     """Key prefix of the messages of one run."""
     return f"siirl/{uuid.uuid4().hex}/"
 
@@ -36,15 +36,15 @@ def _read(key: str) -> str | None:
     return None if found is None else found.decode()
 
 
-class Correspondent:
+class RankReporter:
     """A rank's end: a thread that reports its activity and receives the command's requests."""
 
     def __init__(self, post: str, rank: int) -> None:
         self._post, self._rank = post, rank
         stacks.register(f"rank_{rank}")
-        threading.Thread(target=self._correspond, name="siirl-correspondent", daemon=True).start()
+        threading.Thread(target=self._report, name="siirl-rank-reporter", daemon=True).start()
 
-    def _correspond(self) -> None:
+    def _report(self) -> None:
         shown = False
         while ray.is_initialized():
             try:
@@ -66,7 +66,7 @@ class Supervision:
 
     Args:
         vitals: Checks of the cluster.
-        post: See `post_of_run`.
+        post: See `message_prefix`.
         ranks: Number of ranks.
         limit_s: See `Judge`.
         folder: Folder of the stack traces.

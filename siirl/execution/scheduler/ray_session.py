@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from siirl.errors import ConfigError, RunFailed, SiirlError
-from siirl.execution.scheduler.lookout import LookOut, StoppedWatch
+from siirl.execution.scheduler.cluster_watch import ClusterWatch, StoppedWatch
 from siirl.execution.scheduler.placement import servers_of_cluster, this_machine_lives
 from siirl.execution.scheduler.private_session import (
     PRIVATE_FOLDER,
@@ -22,7 +22,7 @@ from siirl.execution.scheduler.private_session import (
     private_environment,
     private_folder,
 )
-from siirl.execution.scheduler.ray_words import in_a_line
+from siirl.execution.scheduler.ray_errors import in_a_line
 from siirl.execution.scheduler.vitals import Vitals
 from siirl.interrupts import Interrupted, end_at_once
 
@@ -112,7 +112,7 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
 
     vitals = Vitals(servers_of_cluster())
     try:
-        with printed(), LookOut(Vitals(vitals.servers), node_lives=this_machine_lives):
+        with printed(), ClusterWatch(Vitals(vitals.servers), node_lives=this_machine_lives):
             yield
     except RayError as error:
         vitals.explain()

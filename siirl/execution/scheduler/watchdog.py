@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from siirl import stacks
-from siirl.execution.scheduler.last_word import last_word
+from siirl.execution.scheduler.exit_report import exit_report
 from siirl.interrupts import end_at_once
 from siirl.occupation import OCCUPATION, Snapshot
 
@@ -91,7 +91,7 @@ class OwnWatch:
     """Watches the only rank from a thread of its process, and ends the process if it hangs.
 
     While code holds the interpreter's lock, no thread runs. A timer in C, renewed at every check,
-    then ends the process, and a child process reports it (`siirl.execution.scheduler.last_word`).
+    then ends the process, and a child process reports it (`siirl.execution.scheduler.exit_report`).
 
     Args:
         limit_s: Longest time without progress of the rank; None: no limit.
@@ -125,7 +125,9 @@ class OwnWatch:
                 f"{hang_sentence(LOCKED, limit_s=self._limit_s, folder=self._folder)}"
             )
             self._child.enter_context(
-                last_word(sentence, traces=traces, run_folder=self._run_folder, before=self._resume)
+                exit_report(
+                    sentence, traces=traces, run_folder=self._run_folder, before=self._resume
+                )
             )
             self._set_timer(
                 self._limit_s

@@ -27,12 +27,12 @@ def seen_by_prompts(
     # imports Pillow, which models of text do without
     from siirl.models.sight import SeenPictures
 
-    eyes = pictures[0].eyes
+    vision = pictures[0].vision
     row_F, place_F = (
         np.concatenate(of_prompts)
         for of_prompts in zip(
             *(
-                _places(row, ids_T == eyes.token, one.places_N.sum())
+                _places(row, ids_T == vision.token, one.places_N.sum())
                 for row, (ids_T, one) in enumerate(zip(input_ids_PT, pictures, strict=True))
             ),
             strict=True,

@@ -4,8 +4,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from siirl.execution.scheduler import lookout
-from siirl.execution.scheduler.lookout import LookOut
+from siirl.execution.scheduler import cluster_watch
+from siirl.execution.scheduler.cluster_watch import ClusterWatch
 from siirl.execution.scheduler.vitals import Server, Vitals
 
 
@@ -21,13 +21,15 @@ class Ended:
         self.happened.set()
 
 
-def look_out(port: int, ended: Ended, node_lives: Callable[[], bool] = lambda: True) -> LookOut:
+def look_out(
+    port: int, ended: Ended, node_lives: Callable[[], bool] = lambda: True
+) -> ClusterWatch:
     vitals = Vitals([Server("Ray's GCS", "127.0.0.1", port, patience_s=0.0)])
-    return LookOut(vitals, node_lives=node_lives, end=ended)
+    return ClusterWatch(vitals, node_lives=node_lives, end=ended)
 
 
 def test_a_main_thread_that_does_not_notice_is_ended_with_the_sentence(monkeypatch) -> None:
-    monkeypatch.setattr(lookout, "MAIN_THREAD_S", 0.1)
+    monkeypatch.setattr(cluster_watch, "MAIN_THREAD_S", 0.1)
     ended = Ended()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -39,7 +41,7 @@ def test_a_main_thread_that_does_not_notice_is_ended_with_the_sentence(monkeypat
 
 
 def test_a_machine_that_the_cluster_has_given_up_is_lost(monkeypatch) -> None:
-    monkeypatch.setattr(lookout, "MAIN_THREAD_S", 0.1)
+    monkeypatch.setattr(cluster_watch, "MAIN_THREAD_S", 0.1)
     ended = Ended()
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -50,8 +52,8 @@ def test_a_machine_that_the_cluster_has_given_up_is_lost(monkeypatch) -> None:
 
 
 def test_a_gcs_that_takes_connections_and_gives_no_answer_is_lost(monkeypatch) -> None:
-    monkeypatch.setattr(lookout, "MAIN_THREAD_S", 0.1)
-    monkeypatch.setattr(lookout, "SILENT_LOOKS", 2)
+    monkeypatch.setattr(cluster_watch, "MAIN_THREAD_S", 0.1)
+    monkeypatch.setattr(cluster_watch, "SILENT_LOOKS", 2)
     ended, silent = Ended(), threading.Event()
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,

@@ -17,14 +17,14 @@ from pathlib import Path
 
 PROGRAM = (
     "import sys; from pathlib import Path; sys.path[:] = {path!r}; from "
-    "siirl.execution.scheduler.last_word import wait_and_speak; "
-    "wait_and_speak(*sys.argv[1:])"
+    "siirl.execution.scheduler.exit_report import wait_and_report; "
+    "wait_and_report(*sys.argv[1:])"
 )
 DONE = b"done"
 
 
 @contextmanager
-def last_word(
+def exit_report(
     sentence: str, *, traces: Path, run_folder: Path | None, before: str | None
 ) -> Iterator[None]:
     """If this process ends within the context and `traces` is not empty, have `sentence` and how to
@@ -50,7 +50,7 @@ def last_word(
         child.communicate(DONE)
 
 
-def wait_and_speak(sentence: str, traces: str, run_folder: str, before: str) -> None:
+def wait_and_report(sentence: str, traces: str, run_folder: str, before: str) -> None:
     """The child: wait until the other end of stdin is closed, which happens at the end of a
     process.
     """

@@ -1,7 +1,7 @@
 """Connects to an MCP server: a process started here, over standard streams, or an address, over
 streamable HTTP.
 
-A link belongs to one connection. Lines of a server's standard output that are not MCP are counted,
+A transport belongs to one connection. Lines of a server's standard output that are not MCP are counted,
 with one warning for each server: the client library would log each as an error with a traceback,
 and continue. A filter on its two loggers drops these records; a context variable, inherited by a
 connection's tasks, identifies the server. Left out: OAuth, and the older transport with server-sent
@@ -87,7 +87,7 @@ for _name in LIBRARY_LOGGERS:
     logging.getLogger(_name).addFilter(_is_something_else)
 
 
-class Link(abc.ABC):
+class Transport(abc.ABC):
     """Transport of one connection to its server."""
 
     @abc.abstractmethod
@@ -100,7 +100,7 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release what the link holds, after the context."""
+        """Release what the transport holds, after the context."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Process:
     def __str__(self) -> str:
         return " ".join([self.command, *self.args])
 
-    def link(self) -> Link:
-        """A link that starts it."""
+    def transport(self) -> Transport:
+        """A transport that starts it."""
         supervisor, *supervised = [*SUPERVISOR, self.command, *self.args]
         parameters = StdioServerParameters(
             command=supervisor,
@@ -125,7 +125,7 @@ class Process:
             cwd=self.cwd,
             encoding_error_handler="replace",
         )
-        return _StdioLink(parameters, GarbageCount(str(self)))
+        return _StdioTransport(parameters, GarbageCount(str(self)))
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ class Address:
     def __str__(self) -> str:
         return self.url
 
-    def link(self) -> Link:
-        """A link to it."""
-        return _HttpLink(self)
+    def transport(self) -> Transport:
+        """A transport to it."""
+        return _HttpTransport(self)
 
 
-class _StdioLink(Link):
+class _StdioTransport(Transport):
     def __init__(self, parameters: StdioServerParameters, garbage: GarbageCount) -> None:
         self._parameters, self._garbage = parameters, garbage
         self._errors = ErrorStream()  # until `close`
@@ -168,7 +168,7 @@ class _StdioLink(Link):
         self._errors.close()
 
 
-class _HttpLink(Link):
+class _HttpTransport(Transport):
     def __init__(self, address: Address) -> None:
         self._address = address
 

@@ -12,9 +12,10 @@ import pytest
 PROCESS = """
 import os, signal, sys
 from pathlib import Path
-from siirl.execution.scheduler.last_word import last_word
+from siirl.execution.scheduler.exit_report import exit_report
 folder = Path(sys.argv[1])
-with last_word("the run failed: Nothing", traces=folder / "traces", run_folder=folder, before="earlier"):
+traces = folder / "traces"
+with exit_report("the run failed: Nothing", traces=traces, run_folder=folder, before="earlier"):
     {ends}
 """
 ENDS = {

@@ -1,6 +1,6 @@
 """Ends the command if its Ray is lost and nothing else would end it: two threads.
 
-`LookOut`: Ray has died and the main thread is stuck in Ray's C++. Calls of Ray (placing or ending
+`ClusterWatch`: Ray has died and the main thread is stuck in Ray's C++. Calls of Ray (placing or ending
 an actor) wait for a dead GCS until Ray's C++ ends the process after a minute, without a message.
 Left out: the usual case, in which the main thread detects it and raises
 (`siirl.execution.scheduler.vitals`).
@@ -51,7 +51,7 @@ that it replaces.
 """
 
 
-class LookOut:
+class ClusterWatch:
     """A thread that checks a cluster as long as the command is connected.
 
     Args:
@@ -69,9 +69,9 @@ class LookOut:
     ) -> None:
         self._vitals, self._node_lives, self._end = vitals, node_lives, end
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="siirl-lookout", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="siirl-cluster-watch", daemon=True)
         self._asks = threading.Thread(
-            target=self._ask, name="siirl-lookout-asks", daemon=True
+            target=self._ask, name="siirl-cluster-watch-asks", daemon=True
         )  # may wait forever for a silent GCS
         self._looks_without_answer, self._answer = 0, True
 
