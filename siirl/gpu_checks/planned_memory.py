@@ -1,4 +1,4 @@
-"""Memory of an update as the plan computes it (`siirl.preflight.rank_memory`), and as it was."""
+"""Memory of an update: the plan's (`siirl.preflight.rank_memory`) against the measured peak."""
 
 from siirl.gpu_checks.check import Trial
 from siirl.params.data_args import DataArguments
@@ -6,7 +6,7 @@ from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, Mo
 from siirl.preflight.model_shapes import ModelShape
 from siirl.preflight.rank_memory import PolicyMemory
 
-LARGEST_ERROR = 0.15  # of what was measured
+LARGEST_ERROR = 0.15  # of the measured peak
 
 
 def planned_bytes(
@@ -39,7 +39,7 @@ def planned_bytes(
 
 
 def compare_with_peak(trial: Trial, planned: float) -> None:
-    """Note both, and fail if the plan is further than `LARGEST_ERROR` from the peak."""
+    """Note both, and fail if the plan differs from the peak by more than `LARGEST_ERROR`."""
     trial.note(planned_gb=planned / 1e9)
     peak = trial.peak_bytes()
     if peak is None:

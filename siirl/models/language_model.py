@@ -312,7 +312,7 @@ def _sight_of(config: Any, source: str) -> Any:
     from siirl.models.seen_pictures import load_picture_reader
     from siirl.models.sight import Sight
 
-    return Sight(load_picture_reader(source, config).eyes)
+    return Sight(load_picture_reader(source, config).vision)
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -125,4 +125,4 @@ def new_tiny_vlm(*, seed: int, shape: TinyVLMShape | None = None) -> LanguageMod
         torch.manual_seed(seed)
         causal_lm = Qwen2_5_VLForConditionalGeneration(config).eval()
     assert chat.reader is not None
-    return LanguageModel(causal_lm, sight=Sight(chat.reader.eyes))
+    return LanguageModel(causal_lm, sight=Sight(chat.reader.vision))

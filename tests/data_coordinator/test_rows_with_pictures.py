@@ -140,7 +140,7 @@ def test_a_picture_counts_as_tokens_of_the_prompt(tmp_path):
     tokenizer = tiny_seeing_tokenizer()
     row = open_prompts(path).row(0)
     ids = tokenizer.encode_prompt(row.prompt, row.images)
-    assert (len(ids), ids.count(tokenizer.reader.eyes.token)) == (29, 16)
+    assert (len(ids), ids.count(tokenizer.reader.vision.token)) == (29, 16)
 
 
 def test_a_picture_that_changes_during_a_run_stops_it(tmp_path):

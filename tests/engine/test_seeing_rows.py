@@ -46,15 +46,15 @@ def batch(model, prompts):
 def whole_log_probs(model, row):
     """Log-probs of a row's response by transformers' own forward pass over the whole row."""
     ids = torch.as_tensor(row["input_ids"])[None]
-    eyes = model.sight.eyes
-    count = len(row["picture_patches"]) // eyes.merge**2
+    vision = model.sight.vision
+    count = len(row["picture_patches"]) // vision.merge**2
     seen = {}
     if count:
         pictures = row["pictures"]
-        seen["pixel_values"] = eyes.normalised(torch.from_numpy(pictures.patches_KV))
+        seen["pixel_values"] = vision.normalised(torch.from_numpy(pictures.patches_KV))
         grids = torch.from_numpy(pictures.grids_N2)
         seen["image_grid_thw"] = torch.cat([torch.ones(len(grids), 1, dtype=torch.long), grids], 1)
-        seen["mm_token_type_ids"] = (ids == eyes.token).int()
+        seen["mm_token_type_ids"] = (ids == vision.token).int()
     with torch.no_grad():
         logits = model.causal_lm(input_ids=ids, use_cache=False, **seen).logits[0]
     start = len(row["prompts"])
@@ -75,7 +75,7 @@ def test_they_are_those_of_transformers_own_forward_pass(model, prompts, batch):
         scores = text_scorer(model, batch, 1.0).log_probs_BT
     for number, (prompt, sample) in enumerate(zip(prompts, Dict2Samples(batch), strict=True)):
         row = {name: sample[name] for name in ("input_ids", "prompts", "responses")}
-        if model.sight.eyes.token in row["responses"]:
+        if model.sight.vision.token in row["responses"]:
             continue  # transformers takes it for a picture
         row |= {"pictures": prompt[1], "picture_patches": prompt[1].patches_KV}
         expected = whole_log_probs(model, row)
@@ -90,9 +90,9 @@ def test_a_greedy_answer_is_that_of_transformers_generate(model):
     generated = model.causal_lm.generate(
         input_ids=ids_1S,
         attention_mask=torch.ones_like(ids_1S),
-        pixel_values=model.sight.eyes.normalised(torch.from_numpy(pictures.patches_KV)),
+        pixel_values=model.sight.vision.normalised(torch.from_numpy(pictures.patches_KV)),
         image_grid_thw=torch.cat([torch.ones(2, 1, dtype=torch.long), grids], 1),
-        mm_token_type_ids=(ids_1S == model.sight.eyes.token).int(),
+        mm_token_type_ids=(ids_1S == model.sight.vision.token).int(),
         max_new_tokens=8,
         do_sample=False,
     )
@@ -102,7 +102,7 @@ def test_a_greedy_answer_is_that_of_transformers_generate(model):
 def test_a_picture_token_that_the_policy_generates_is_text(model):
     """It does not count as a picture, neither when generation resumes nor in training."""
     ids, pictures = prompt_of(WORDS, picture(1))
-    begun = (model.sight.eyes.token, 72, model.sight.eyes.token)
+    begun = (model.sight.vision.token, 72, model.sight.vision.token)
     [rest] = answered(model, [(ids, pictures)], tokens=6, begun=begun)
     row = row_of(0, (ids, pictures), rest)
     row["responses"] = np.array([*begun, *rest.tokens])
@@ -124,7 +124,7 @@ def test_rotary_positions_are_those_of_transformers(model, prompts):
         grids = torch.from_numpy(pictures.grids_N2)
         grids_N3 = torch.cat([torch.ones(len(grids), 1, dtype=torch.long), grids], 1)
         expected, shift = model.causal_lm.base_model.get_rope_index(
-            ids_1S, (ids_1S == model.sight.eyes.token).int(), image_grid_thw=grids_N3
+            ids_1S, (ids_1S == model.sight.vision.token).int(), image_grid_thw=grids_N3
         )
         assert pictures.positions(ids).T.tolist() == expected[:, 0].tolist()
         assert pictures.shifted == -int(shift)
@@ -135,7 +135,7 @@ def test_patches_are_those_of_the_models_own_processor():
     source = picture(7, height=91, width=133)
     theirs = reader.processor(images=[source.open()], return_tensors="pt")
     pictures = reader.read((source,))
-    ours = reader.eyes.normalised(torch.from_numpy(pictures.patches_KV))
+    ours = reader.vision.normalised(torch.from_numpy(pictures.patches_KV))
     torch.testing.assert_close(ours, theirs["pixel_values"], rtol=0, atol=1e-5)
     assert pictures.grids_N2.tolist() == theirs["image_grid_thw"][:, 1:].tolist()
 
@@ -157,8 +157,8 @@ def test_the_rollouts_of_a_group_share_the_encoded_picture_and_others_do_not(mod
         apart = text_scorer(model, batch, 1.0).log_probs_BT
         together = text_scorer(seeing, batch, 1.0).log_probs_BT
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-4)
-    marks = (packed.input_ids_LS == model.sight.eyes.token).sum()
-    assert marks <= 15 + 15 + 15 + 4 + (batch["responses"] == model.sight.eyes.token).sum()
+    marks = (packed.input_ids_LS == model.sight.vision.token).sum()
+    assert marks <= 15 + 15 + 15 + 4 + (batch["responses"] == model.sight.vision.token).sum()
 
 
 def gradient(model, parts):
