@@ -1,11 +1,11 @@
 """Connects to an MCP server: a process started here, over standard streams, or an address, over
 streamable HTTP.
 
-A transport belongs to one connection. Lines of a server's standard output that are not MCP are counted,
-with one warning for each server: the client library would log each as an error with a traceback,
-and continue. A filter on its two loggers drops these records; a context variable, inherited by a
-connection's tasks, identifies the server. Left out: OAuth, and the older transport with server-sent
-events.
+A transport belongs to one connection. Lines of a server's standard output that are not MCP are
+counted, with one warning for each server: the client library would log each as an error with a
+traceback, and continue. A filter on its two loggers drops these records; a context variable,
+inherited by a connection's tasks, identifies the server. Left out: OAuth, and the older transport
+with server-sent events.
 """
 
 import abc
