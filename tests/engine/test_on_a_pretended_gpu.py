@@ -5,6 +5,7 @@ computes for it, so the numbers are those of a run on the CPU, bit for bit.
 """
 
 import asyncio
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from siirl.models.weight_rows import in_rows
 from siirl.params import ActorArguments
 from siirl.params.paths import find
 from tests.models.test_openvla_oft import spec_of
+from tests.models.test_pi import make as make_pi
 from tests.models.test_smolvla import CHECKPOINT, robot
 from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
 from vjepa.encoders import random_network, wrap
@@ -155,7 +157,13 @@ POLICIES: dict[str, Callable[[Path], Policy]] = {
     "SmolVLA": lambda folder: build_policy(
         "smolvla", path=str(CHECKPOINT), spec=robot(), seed=0, options={}
     ),
+    "pi0": lambda folder: make_pi("pi0"),
+    "pi0.5": lambda folder: make_pi("pi05"),
 }
+SPACES = {"numbers": lambda: env_spec("gymnasium", id="Pendulum-v1")} | dict.fromkeys(
+    ("SmolVLA", "pi0", "pi0.5"), robot
+)
+"""Environments of policies that are neither Meta-World's nor OpenVLA's."""
 
 
 def requests(policy: Policy, spaces: Any) -> list[ActRequest]:
@@ -213,10 +221,8 @@ def act_and_train(policy: Policy, asked: list[ActRequest], device: torch.device)
 def test_a_policy_acts_and_trains_with_the_numbers_of_the_cpu(kind, tmp_path, monkeypatch):
     know_tiny_encoders(monkeypatch)
     policy = POLICIES[kind](tmp_path)
-    spec = {"numbers": env_spec("gymnasium", id="Pendulum-v1"), "SmolVLA": robot()}.get(kind)
-    if spec is None:
-        spec = spec_of() if kind.startswith("OpenVLA") else env_spec("metaworld")
-    asked = requests(policy, spec.observation_space)
+    of_openvla = spec_of if kind.startswith("OpenVLA") else functools.partial(env_spec, "metaworld")
+    asked = requests(policy, SPACES.get(kind, of_openvla)().observation_space)
     with pretended_gpu() as gpu:
         log_probs, metrics = act_and_train(policy.to(gpu), asked, gpu)
     assert type(log_probs) is torch.Tensor
