@@ -29,6 +29,7 @@ from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparis
 from siirl.reporting.report_page import read_run, write_report
 from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.reporting.rollout_view import show
+from siirl.reporting.run_folder import require_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,9 +109,10 @@ def show_rollouts(
     """Print the rollouts of a step, by default of the newest.
 
     Raises:
-        MissingAssetError: The run has no rollouts.
+        MissingAssetError: The run has no rollouts, or its folder does not exist.
         ConfigError: It has no rollouts of this step.
     """
+    require_folder(folder)
     rollouts = folder / ROLLOUTS_FOLDER
     steps = steps_of(rollouts)
     if not steps:

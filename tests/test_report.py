@@ -86,7 +86,7 @@ def test_an_evaluation_by_the_reward_alone_is_one(tmp_path: Path) -> None:
 def test_the_page_refers_only_to_videos_that_are_there(report: Path) -> None:
     links = Links()
     links.feed(report.read_text())
-    outside = [link for link in links.found if not link.startswith("#")]
+    outside = [link for link in links.found if not link.startswith(("#", "data:video/mp4;base64,"))]
     assert set(outside) == {"videos/val/step_000002/fail_a%252Fb.mp4"}
     assert (report.parent / "videos/val/step_000002/fail_a%2Fb.mp4").is_file()
 
@@ -157,6 +157,15 @@ def test_a_folder_that_is_no_run_is_refused(
         write_report(tmp_path)
     assert main([str(tmp_path)]) == 1
     assert "siirl:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [(), ("--rollouts",), ("--export", "curves.csv")])
+def test_a_folder_that_does_not_exist_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
+) -> None:
+    missing = tmp_path / "nowhere"
+    assert main([str(missing), *option]) == 1
+    assert f"{missing} does not exist or is not a folder" in capsys.readouterr().err
 
 
 def finished_run(folder: Path, *, seed: int, successes: float) -> Path:

@@ -70,7 +70,7 @@ TAGS = {
         "circle",
     ),
 }
-LINK = re.compile(r"#[\w-]+|videos/[A-Za-z0-9_.~/%-]*")
+LINK = re.compile(r"#[\w-]+|videos/[A-Za-z0-9_.~/%-]*|data:video/mp4;base64,[A-Za-z0-9+/]*={0,2}")
 POINTS_AT_EVERYTHING = """
 for (const chart of document.querySelectorAll(".chart"))
   for (const key of ["Home", "End"]) chart.dispatchEvent(new KeyboardEvent("keydown", {key}));

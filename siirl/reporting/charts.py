@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from siirl.reporting.metrics import find_declaration
+from siirl.reporting.stage_times import EVALUATION, stage_of
 from siirl.reporting.statistics import SuccessInterval, all_last, evaluations
 
 Row = Mapping[str, Any]
@@ -94,6 +95,7 @@ PANELS = (
     Panel("Policy calls per second", {"policy/calls_per_s": "calls/s"}),
     Panel("Generated tokens per second", {"rollout/tokens_per_s": "tokens/s"}),
     Panel("Busy", {"env/busy_share": "environments", "policy/busy_share": "policy"}, percent=True),
+    Panel("Seconds per evaluation", {EVALUATION: "evaluation, not in the step's seconds"}),
 )
 
 
@@ -198,17 +200,14 @@ def _points(rows: Iterable[Row], metric: str) -> list[Point]:
 def _stage_times(rows: Sequence[Row]) -> Chart:
     """Seconds of every stage, stacked."""
     trained = [row for row in rows if row["step"] > 0]
-    names = dict.fromkeys(
-        name for row in trained for name in row if name.startswith("time/") and name.endswith("_s")
-    )
+    stages = {name: stage for row in trained for name in row if (stage := stage_of(name))}
     series = [
         Series(
-            name.removeprefix("time/").removesuffix("_s"),
+            stage,
             [Point(row["step"], row.get(name, 0.0)) for row in trained],
             meaning=meaning_of(name),
         )
-        for name in names
-        if name != "time/step_s"
+        for name, stage in stages.items()
     ]
     return Chart("Seconds per stage", series, stacked=True)
 

@@ -22,6 +22,7 @@ from siirl.reporting.metrics import Reduced
 from siirl.reporting.numbers import NUMBER_WIDTH, number, percent
 from siirl.reporting.progress import Heartbeat, Progress, duration
 from siirl.reporting.sentinels import dropped_trajectories
+from siirl.reporting.stage_times import EVALUATION, STEP, stage_of
 from siirl.reporting.statistics import (
     MeanInterval,
     SuccessInterval,
@@ -218,13 +219,14 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
 
 
 def stage_line(metrics: Mapping[str, Reduced], *, room: int = 80) -> str:
-    """Seconds of the slowest stages, slowest first; empty without `time/<node>_s`.
+    """Seconds of the slowest stages, slowest first, and those of an evaluation after the step;
+    empty without `time/<node>_s`.
 
-    As many as fit into `room` characters; at least one.
+    As many stages as fit into `room` characters; at least one.
     """
-    stages = [name for name in metrics if name.startswith("time/") and name.endswith("_s")]
-    seconds = {name[len("time/") : -len("_s")]: metrics[name] for name in stages}
-    total = seconds.pop("step", None)
+    seconds = {stage: metrics[name] for name in metrics if (stage := stage_of(name))}
+    total, evaluation = metrics.get(STEP), metrics.get(EVALUATION)
+    tail = f"evaluation {number(evaluation)} s" if isinstance(evaluation, float) else ""
     least = _STAGE_SHARE * total if isinstance(total, float) else 0.0
     slowest = sorted(
         ((value, stage) for stage, value in seconds.items() if isinstance(value, float)),
@@ -232,11 +234,12 @@ def stage_line(metrics: Mapping[str, Reduced], *, room: int = 80) -> str:
     )[:_STAGES_SHOWN]
     parts = [f"{stage} {number(value)}" for value, stage in slowest if value >= least]
     if not parts:
-        return ""
+        return tail
+    tail = tail and f"; {tail}"
     head = f"{number(total)} s: " if isinstance(total, float) else "seconds: "
     ends = accumulate(len(part) + len(", ") for part in parts)
-    fitting = sum(len(head) + end - len(", ") <= room for end in ends)
-    return head + ", ".join(parts[: max(1, fitting)])
+    fitting = sum(len(head) + end - len(", ") + len(tail) <= room for end in ends)
+    return head + ", ".join(parts[: max(1, fitting)]) + tail
 
 
 def evaluation_line(metrics: Mapping[str, Reduced]) -> str:

@@ -286,6 +286,15 @@ METRICS: dict[str, Metric] = {
         _LAST, "episodes that the reward failed to score, most probable actions"
     ),
     # Time and memory.
+    "time/step_s": Metric(
+        Reduction.DURATION, "seconds of the step, without its evaluation, on the slowest rank"
+    ),
+    "time/evaluation_s": Metric(
+        Reduction.DURATION, "seconds of the held-out evaluation, which are not in time/step_s"
+    ),
+    "time/encode_video_s": Metric(
+        Reduction.DURATION, "seconds of encoding videos for the reward, part of the rollout's node"
+    ),
     "time/<node>_s": Metric(Reduction.DURATION, "seconds of this node on the slowest rank"),
     "memory/host_peak_bytes": Metric(_MAX, "peak host memory of the largest rank, since its start"),
     "memory/gpu_peak_bytes": Metric(

@@ -145,8 +145,8 @@ class Progress:
         return str(self.done) if self.total is None else f"{self.done}/{self.total}"
 
     def time_left(self) -> str:
-        """For example `2:05 left`; `? left` before the first step is done."""
-        return f"{duration(self.seconds_left())} left"
+        """For example `2:05 left`; empty before the first step, whose duration is unknown."""
+        return f"{duration(self.seconds_left())} left" if self._seconds else ""
 
     def seconds_left(self) -> float | None:
         """Until the total at the speed of the last ten steps, or until the limit if that comes

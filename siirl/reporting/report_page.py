@@ -2,8 +2,8 @@
 
 The page is built from the run folder (metrics.jsonl, videos/, rollouts/, config.yaml, plan.txt,
 graph.json, warnings.txt) and can be rebuilt at any time; a running job rewrites it
-(`LiveReport`). It links the videos and contains everything else, including the
-newest rollouts. Left out: comparisons of runs (siirl.reporting.comparison).
+(`LiveReport`). The page of a running job links the videos that it shows; any other contains them
+up to a total size. Left out: comparisons of runs (siirl.reporting.comparison).
 """
 
 import functools
@@ -22,6 +22,7 @@ from siirl.reporting.chart_svg import draw
 from siirl.reporting.charts import KINDS_OF_EVALUATION, Row, meaning_of, run_charts, task_charts
 from siirl.reporting.config_difference import from_defaults
 from siirl.reporting.console import laggards
+from siirl.reporting.embedded_videos import MOST_BYTES, embedded_videos
 from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
 from siirl.reporting.metric_writers import METRICS_FILE, WARNINGS_FILE
@@ -32,7 +33,7 @@ from siirl.reporting.recorder import VIDEOS_FOLDER, read_video_index
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.reporting.rollout_groups import groups, messages
 from siirl.reporting.rollout_view import chat, footnote, outcome, question, verdict
-from siirl.reporting.run_folder import CONFIG_FILE, PLAN_FILE
+from siirl.reporting.run_folder import CONFIG_FILE, PLAN_FILE, require_folder
 from siirl.reporting.statistics import all_last, evaluations, mean_scores
 
 REPORT_FILE = "report.html"
@@ -88,18 +89,24 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     rows = read_run(folder)
     index = read_video_index(folder / VIDEOS_FOLDER)
     videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
+    video_pairs = pairs(index.rows, most=_PAIRS_SHOWN)
+    paired = [video for pair in video_pairs for video in pair]
+    unpaired = [video for video in videos if video not in paired][:_VIDEOS_SHOWN]
+    shown = [*paired, *unpaired]
+    embedded = {} if live_s else embedded_videos(shown, folder=folder / VIDEOS_FOLDER)
     rollouts = folder / ROLLOUTS_FOLDER
     kind = "train" if steps_of(rollouts, kind="train") else "val"
     steps = steps_of(rollouts, kind=kind)
     contents = {
         "success": _tables(rows, evaluations),
         "rewards": _tables(rows, mean_scores),
-        "video_pairs": pairs(index.rows, most=_PAIRS_SHOWN),
+        "video_pairs": video_pairs,
         "answer_pairs": pairs(_evaluated(folder), most=_PAIRS_SHOWN),
         "curves": [draw(chart) for chart in run_charts(rows)],
         "task_curves": [draw(chart) for chart in task_charts(rows)],
         "videos": videos,
-        "videos_shown": videos[:_VIDEOS_SHOWN],
+        "videos_shown": unpaired,
+        "linked_videos": sum(video["video"] not in embedded for video in shown),
         "groups": groups(read_rollouts(rollouts, kind=kind, step=steps[-1]), most=_GROUPS_SHOWN)
         if steps
         else [],
@@ -110,6 +117,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         "report_page.html",
         filters={
             "link": _link,
+            "source": lambda video: embedded.get(video["video"]) or _link(video),
             "reward": _reward,
             "number": number,
             "outcome": outcome,
@@ -130,6 +138,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         key_figures=list(_key_figures(rows)),
         sections=_sections(contents),
         damaged_videos=index.damaged,
+        most_embedded_mb=round(MOST_BYTES / 1e6),
         step_of_rollouts=steps[-1] if steps else None,
         files=list(_files(folder)),
         glossary=_glossary(rows),
@@ -142,9 +151,10 @@ def read_run(folder: Path) -> list[Row]:
     """Rows of metrics.jsonl with the numbers and notices that a page can show.
 
     Raises:
-        MissingAssetError: There are none.
+        MissingAssetError: There are none, or no such folder.
         ValueError: A damaged line.
     """
+    require_folder(folder)
     rows = [
         _numbers(row)
         for row in read_rows(folder / METRICS_FILE)

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from siirl import interrupts, stacks
-from siirl.errors import ConfigError, RunFailed
+from siirl.errors import ConfigError, MissingAssetError, RunFailed
 from siirl.params.parser import to_yaml
 from siirl.params.refusals import REFUSALS
 from siirl.params.resume_line import way_on
@@ -21,6 +21,19 @@ CONFIG_FILE, PLAN_FILE, GRAPH_FILE = "config.yaml", "plan.txt", "graph.json"
 PROBE_FILE = ".probe"
 PROBE_BYTES = 1 << 20
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+def require_folder(folder: Path) -> None:
+    """Refuse a run folder that is not there.
+
+    Raises:
+        MissingAssetError: It does not exist, or is a file.
+    """
+    if not folder.is_dir():
+        raise MissingAssetError(
+            f"{folder} does not exist or is not a folder: name the folder of a run, "
+            "outputs/<name>/<time>."
+        )
 
 
 def free_bytes(folder: Path) -> int:

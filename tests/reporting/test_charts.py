@@ -70,9 +70,11 @@ def test_a_compared_chart_has_a_curve_a_run() -> None:
 
 
 def test_stage_times_lie_on_each_other() -> None:
-    rows = [{"step": 1, "time/a_s": 2.0, "time/b_s": 3.0, "time/step_s": 5.0}]
-    (chart,) = run_charts(rows)
-    assert heights(chart) == [[2.0], [5.0]]
+    """The highest is the step's seconds, which have no evaluation in them."""
+    row = {"step": 1, "time/a_s": 2.0, "time/b_s": 3.0, "time/step_s": 5.0}
+    evaluation, stages = run_charts([row | {"time/evaluation_s": 4.0, "time/encode_video_s": 1.0}])
+    assert heights(stages) == [[2.0], [5.0]]
+    assert (evaluation.title, heights(evaluation)) == ("Seconds per evaluation", [[4.0]])
 
 
 def test_a_run_of_one_step_shows_a_point() -> None:

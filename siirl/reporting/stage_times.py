@@ -1,0 +1,18 @@
+"""Which time metrics are stages of a step, so that stages add up to the step.
+
+A held-out evaluation follows the step whose policy it measures; `time/step_s` does not include it.
+Videos are encoded by the node that rolls out, whose seconds include it.
+"""
+
+STEP = "time/step_s"
+EVALUATION = "time/evaluation_s"
+ENCODING = "time/encode_video_s"
+
+
+def stage_of(metric: str) -> str | None:
+    """The graph node that `metric` times; None for other metrics."""
+    if metric in (STEP, EVALUATION, ENCODING):
+        return None
+    if not (metric.startswith("time/") and metric.endswith("_s")):
+        return None
+    return metric.removeprefix("time/").removesuffix("_s")
