@@ -66,9 +66,9 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
             "prompt": [{"role": "user", "content": text}],
             "turns": [{"role": text, "content": text}],
             "reward_parts": {text: 1.0, "b": 2.0},
-            "group": text,
+            "group": number,
         }
-        for text in texts
+        for number, text in enumerate(texts)
     ]
     write_lines(folder / "rollouts" / "train" / "step_000001.jsonl", said)
     for step in (0, 1):
