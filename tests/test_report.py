@@ -219,6 +219,12 @@ def test_every_chart_is_exported_as_pdf_and_svg(tmp_path: Path) -> None:
     assert (tmp_path / "charts" / "reward.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_all_charts_of_two_runs_are_exported_as_one_pdf(tmp_path: Path) -> None:
+    runs = [finished_run(tmp_path / name / "a", seed=1, successes=5.0) for name in ("one", "two")]
+    assert main([*map(str, runs), "--export", str(tmp_path / "charts.pdf")]) == 0
+    assert (tmp_path / "charts.pdf").read_bytes().startswith(b"%PDF")
+
+
 def test_an_export_of_another_kind_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,10 @@ MODULES = {
     "siirl.algos": None,
     "siirl.models": None,
     "siirl.user_interface.own_loop": None,
+    "siirl.reporting.metric_writers": ("register_writer",),
+    "siirl.reporting.writer_contract": (
+        *("MetricWriter", "RunWriter", "RunDescription", "Table", "Video"),
+    ),
     "siirl.reporting.metrics": ("Metric", "Reduction", "Weighted", "register_metric"),
 }
 """Module to the names that belong to the API; None: the module's `__all__`."""

@@ -18,7 +18,7 @@ from siirl.params.command_line import read_command_line
 from siirl.params.parser import parse
 from siirl.preflight.early_checks import check_early
 from siirl.preflight.prepare import load_graph
-from tests.docs.code_blocks import OUTPUT, Block, blocks
+from tests.docs.code_blocks import OUTPUT, Block, blocks, documents
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "docs" / "examples"
@@ -74,6 +74,25 @@ def test_a_page_shows_the_files_that_its_commands_name() -> None:
     assert of_a_checkout == []
 
 
+def test_a_module_of_a_command_is_a_file_of_the_documents() -> None:
+    """`env.id=boat:Dock-v0` in the text needs a page that shows boat.py."""
+    files = {file.stem for file in EXAMPLES.iterdir()} | {"my_package", "my_module", "module"}
+    texts = {file: file.read_text() for file in documents(REPOSITORY)}
+    unknown = [
+        f"{file.name}: {module}"
+        for file, text in texts.items()
+        for module in re.findall(r"env\.(?:id|name)=(\w+):\w", text)
+        if module not in files
+    ]
+    assert unknown == []
+
+
+def test_every_use_of_a_report_stands_in_its_tutorial() -> None:
+    tutorial = (REPOSITORY / "docs" / "tutorials" / "report.md").read_text()
+    flags = [word for word in SUBCOMMANDS["report"].words if word != "--help"]
+    assert [flag for flag in flags if f"{flag} " not in tutorial] == []
+
+
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_a_python_block_runs(block: Block, folder: Path) -> None:
     with chdir(folder), redirect_stdout(io.StringIO()):
@@ -87,10 +106,7 @@ def test_a_data_block_can_be_read(block: Block) -> None:
 
 def trained(words: list[str]) -> list[str] | None:
     """Arguments of a command that trains, else None."""
-    for start in (["siirl", "train"], ["python", "-m", "siirl.train"]):
-        if words[: len(start)] == start:
-            return words[len(start) :]
-    return None
+    return words[2:] if words[:2] == ["siirl", "train"] else None
 
 
 COMMANDS = [(block, words) for block in of("bash") for words in block.commands]
@@ -117,7 +133,7 @@ def is_known(words: list[str]) -> bool:
             return target in MAKE
         case ["siirl", subcommand, *_]:
             return subcommand in SUBCOMMANDS
-        case ["python", "-m", "siirl.train", *_] | ["python", "own_data.py", *_]:
+        case ["python", "own_data.py", *_]:
             return True
         case _:
             return False

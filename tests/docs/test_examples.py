@@ -8,9 +8,11 @@ from pathlib import Path
 
 import own_advantage
 import own_data
+import own_environment
 import own_gymnasium
 import own_pipeline
 import own_reward
+import own_writer
 import pytest
 import solver_checker
 import torch
@@ -19,6 +21,7 @@ from envs.checker import check_env
 from siirl.algos.ranks import ALONE
 from siirl.execution.dag import load_workflow_file
 from siirl.params.parser import parse_config
+from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from tests.dag_worker.one_process import run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,6 +50,29 @@ def test_the_boat_docks_where_it_stops() -> None:
     env.position, env.speed, env.dock = 0.0, 0.0, 0.05
     _, reward, terminated, truncated, info = env.step(1)
     assert (reward, terminated, truncated, info) == (1.0, True, False, {"is_success": True})
+
+
+def test_the_environment_by_siirls_own_contract_trains(tmp_path: Path) -> None:
+    check_env(own_environment.Corridor())
+    (metrics,) = steps(tmp_path, "pipeline=grpo", "env=custom", "env.name=own_environment:Corridor")
+    assert metrics["rollout/episodes"] == 8
+
+
+def test_the_cart_succeeds_at_the_wall_of_its_task_alone() -> None:
+    """From 0.9, a step of 0.2 ends at the right wall."""
+    env = own_environment.Corridor()
+    for task, reward in (("right", 1.0), ("left", 0.0)):
+        asyncio.run(env.reset(seed=0, options={"task": task}))
+        env._position = 0.9
+        _, earned, terminated, truncated, _ = asyncio.run(env.step([1.0]))
+        assert (earned, terminated, truncated) == (reward, True, False)
+
+
+def test_the_writer_gets_numbers_and_leaves_distributions_out(tmp_path: Path) -> None:
+    assert own_writer.Lines.__name__ == "Lines"  # its import has registered the name
+    with MetricWriters(["lines"], RunDescription(tmp_path, total_steps=1)) as writers:
+        writers.write(step=3, metrics={"actor/ppo_kl": 0.5, "rollout/lengths": [1.0, 2.0]})
+    assert (tmp_path / "lines.txt").read_text() == "3 {'actor/ppo_kl': 0.5}\n"
 
 
 def test_the_reward_trains_and_its_numbers_are_logged(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
     shards/              weights and both moments (siirl.engine.training.shard_files)
 
 A resumed engine reads its part of `shards/`, on any number of ranks. `model.safetensors` is made
-from the shards on disk, one tensor at a time. Checkpoints of siirl 0.1 have `optimizer.safetensors`
+from the shards on disk, one tensor at a time. Earlier checkpoints have `optimizer.safetensors`
 instead of `shards/`; their parts are read from the two files.
 """
 
