@@ -84,7 +84,7 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
     nodes = [
         node | {"id": text, "function": text, "skipped": text, "requires": [text]} for text in texts
     ]
-    (folder / "graph.json").write_text(json.dumps(nodes))
+    (folder / "graph.json").write_text(json.dumps({"graph": texts[0], "nodes": nodes}))
 
 
 def filmed_twice(texts: tuple[str, ...]) -> list[dict]:

@@ -149,6 +149,25 @@ def test_the_card_has_the_results_up_to_the_checkpoint_the_command_and_the_data(
     assert config["env"]["name"] == "math"
 
 
+def test_the_card_names_the_owners_graph_and_what_its_command_needs(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        language_model("tied"),
+        *("dag.workflow_file=mine.yaml", "env=math", "reward.name=brevity:score"),
+        "custom_reward_function.path=own/grade.py",
+    )
+    node = {"id": "a", "function": "my_nodes:brevity", "after": [], "skipped": None}
+    shipped = node | {"id": "b", "function": "siirl.dag_worker.stages:generate"}
+    nodes = [each | {"requires": [], "provides": []} for each in (node, shipped)]
+    (run / "graph.json").write_text(json.dumps({"graph": "two branches", "nodes": nodes}))
+    (run / "origin.json").write_text(json.dumps({"command": "siirl train", "versions": {}}))
+    assert export(run, "--output", tmp_path / "out") == 0
+    text = card_of(tmp_path / "out").text
+    assert "own graph `two branches` of `mine.yaml` on environment `math`" in text
+    needed = "`mine.yaml`, `own/grade.py`, `module brevity`, `module my_nodes`"
+    assert f"The command needs its owner's {needed}, which are not in this folder." in text
+
+
 def test_a_policy_folder_is_exported_without_results(tmp_path: Path) -> None:
     assert export("assets/tiny_vla", "--output", tmp_path / "out") == 0
     before, after = (

@@ -6,7 +6,8 @@ checkpoint's step, the command and versions from origin.json. Left out: prose ab
 which the owner adds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,17 @@ from siirl.params.paths import find
 from siirl.params.policies import SEEING
 from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.reporting.charts import KINDS_OF_EVALUATION
+from siirl.reporting.graph_drawing import read_graph, read_graph_id
 from siirl.reporting.jsonl import read_rows
 from siirl.reporting.metric_writers import METRICS_FILE
 from siirl.reporting.origin import read_origin
 from siirl.reporting.statistics import SuccessInterval, evaluations
 
 Row = Mapping[str, Any]
+_SHIPPED = ("siirl", "envs", "pipelines")
+"""Packages of this project."""
+_CODE = (".py", ".yaml", ".yml")
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # module:name
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,10 @@ class Training:
     versions: Mapping[str, str]
     rows: Sequence[Row]
     """Rows of metrics.jsonl up to the checkpoint's step."""
+    graph: str | None
+    """Name of the graph that ran; None if the run did not record it."""
+    functions: Collection[str]
+    """Functions of its nodes, as module:name."""
 
     def key(self, name: str) -> Any:
         """Value of a dotted configuration key; None if the run's configuration lacks it."""
@@ -46,6 +56,11 @@ class Training:
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
+
+    @property
+    def own_graph(self) -> str | None:
+        """File or function of the owner's graph; None for a shipped pipeline."""
+        return self.key("dag.custom_pipeline_fn") or self.key("dag.workflow_file")
 
     @property
     def base(self) -> str | None:
@@ -93,7 +108,14 @@ def read_training(config_file: Path | None, *, checkpoint: Path) -> Training | N
     run_folder = config_file.parent
     step = int(read_object(checkpoint / MANIFEST, remedy="Choose an earlier checkpoint.")["step"])
     rows = [row for row in read_rows(run_folder / METRICS_FILE) if row.get("step", 0) <= step]
-    return Training(config=config, step=step, rows=rows, **_origin(run_folder))
+    return Training(
+        config=config,
+        step=step,
+        rows=rows,
+        graph=read_graph_id(run_folder),
+        functions={node["function"] for node in read_graph(run_folder)},
+        **_origin(run_folder),
+    )
 
 
 def _origin(run_folder: Path) -> dict[str, Any]:
@@ -163,13 +185,22 @@ def _introduction(card: Card) -> str:
     notices = dict.fromkeys(str(row["notice"]) for row in training.rows if "notice" in row)
     return "\n\n".join(
         [
-            f"{_kind(card)}, trained by reinforcement learning: pipeline "
-            f"`{training.key('dag.pipeline')}` on environment `{training.key('env.name')}`, step "
-            f"{training.step}{start}.",
+            f"{_kind(card)}, trained by reinforcement learning: {_graph(training)} on environment "
+            f"`{training.key('env.name')}`, step {training.step}{start}.",
             *notices,
             "",
         ]
     )
+
+
+def _graph(training: Training) -> str:
+    """The graph, in words: a shipped pipeline, or the owner's with its file or function."""
+    pipeline, own = training.key("dag.pipeline"), training.own_graph
+    if own is None:
+        return f"pipeline `{pipeline}`"
+    name = f"own graph `{training.graph}` of" if training.graph else "own graph"
+    keys = f" with the keys of pipeline `{pipeline}`" if pipeline else ""
+    return f"{name} `{own}`{keys}"
 
 
 def _kind(card: Card) -> str:
@@ -250,6 +281,9 @@ def _made(training: Training) -> Iterator[str]:
     yield "## How it was made\n"
     if training.command:
         yield f"```bash\n{training.command}\n```\n"
+        needed = ", ".join(f"`{name}`" for name in _own_code(training))
+        if needed:
+            yield f"The command needs its owner's {needed}, which are not in this folder.\n"
     yield "`siirl_config.yaml` has every setting.\n"
     data = _data_files(training)
     yield "Data: " + (
@@ -261,6 +295,24 @@ def _made(training: Training) -> Iterator[str]:
     if training.versions:
         named = ", ".join(f"{name} {version}" for name, version in training.versions.items())
         yield f"Versions: {named}.\n"
+
+
+def _own_code(training: Training) -> list[str]:
+    """Files and modules of the run's owner that its configuration and graph name."""
+    named = {*_texts(training.config), *training.functions}
+    modules = {text.partition(":")[0] for text in named if _REFERENCE.fullmatch(text)}
+    modules |= set(training.key("user_modules") or ())
+    foreign = {name for name in modules if name.partition(".")[0] not in _SHIPPED}
+    files = {text for text in named if text.endswith(_CODE)}
+    return [*sorted(files), *(f"module {name}" for name in sorted(foreign))]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
 
 
 def _tasks(training: Training) -> str:

@@ -17,7 +17,14 @@ from matplotlib.figure import Figure
 
 from siirl.errors import ConfigError
 from siirl.params.printable import printable
-from siirl.reporting.charts import Chart, Row, compared_charts, run_charts, task_charts
+from siirl.reporting.charts import (
+    Chart,
+    Row,
+    compared_charts,
+    own_charts,
+    run_charts,
+    task_charts,
+)
 
 # Okabe and Ito's palette, which readers with any colour vision tell apart (jfly.uni-koeln.de/color)
 # and, for stacks of many stages, five of Tol's (personal.sron.nl/~pault).
@@ -66,7 +73,7 @@ def charts_of(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
     if len(runs) > 1:
         return compared_charts(runs)
     (rows,) = runs.values()
-    return [*run_charts(rows), *task_charts(rows)]
+    return [*run_charts(rows), *own_charts(rows), *task_charts(rows)]
 
 
 def write_csv(runs: Mapping[str, Sequence[Row]], file: Path) -> Path:

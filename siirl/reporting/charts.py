@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from siirl.reporting.metric_writers import ROW_KEYS
 from siirl.reporting.metrics import find_declaration
 from siirl.reporting.stage_times import EVALUATION, stage_of
 from siirl.reporting.statistics import SuccessInterval, all_last, evaluations
@@ -23,6 +24,7 @@ KINDS_OF_EVALUATION = (
 
 
 HELD_OUT = "Success on held-out episodes"
+_OWN_CHARTS = 24  # two screens; a function that logs a metric per item has hundreds
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,26 @@ def task_charts(rows: Sequence[Row]) -> list[Chart]:
     return sorted(charts, key=lambda chart: (chart.series[0].points[-1].value, chart.title))
 
 
+def own_charts(rows: Sequence[Row]) -> list[Chart]:
+    """A chart for each metric of a user's functions, up to `_OWN_CHARTS` by name."""
+    names = sorted({name for row in rows for name in row if _is_own(name)})
+    charts = [_panel(Panel(name, {name: "value"}), rows) for name in names]
+    return [chart for chart in charts if chart.series][:_OWN_CHARTS]
+
+
+def _is_own(name: str) -> bool:
+    declared = find_declaration(name)
+    return name not in ROW_KEYS and (declared is None or declared.own)
+
+
 def compared_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
     """Charts of one quantity each, with one curve per run (rows by name); stage times are left
     out.
     """
     together: dict[tuple[str, str], Chart] = {}
     for name, rows in runs.items():
-        for chart in (_held_out(rows), *(_panel(panel, rows) for panel in PANELS)):
+        panels = (_panel(panel, rows) for panel in PANELS)
+        for chart in (_held_out(rows), *panels, *own_charts(rows)):
             for curve in chart.series:
                 of_run = Series(name, curve.points, meaning=curve.meaning)
                 known = together.get((chart.title, curve.label))
@@ -138,7 +153,10 @@ def compared_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
                     series=[*(known.series if known else ()), of_run],
                 )
     order = {title: index for index, title in enumerate([HELD_OUT, *(p.title for p in PANELS)])}
-    return [together[key] for key in sorted(together, key=lambda key: order[key[0]])]
+    return [
+        together[key]
+        for key in sorted(together, key=lambda key: (order.get(key[0], len(order)), key[0]))
+    ]
 
 
 def _held_out(rows: Sequence[Row]) -> Chart:

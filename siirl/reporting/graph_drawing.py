@@ -41,18 +41,29 @@ def graph_rows(graph: TaskGraph) -> list[dict[str, Any]]:
 
 def write_graph(graph: TaskGraph, folder: Path) -> None:
     """Write graph.json into the run folder."""
-    (folder / GRAPH_FILE).write_text(json.dumps(graph_rows(graph), indent=1) + "\n")
+    content = {"graph": graph.graph_id, "nodes": graph_rows(graph)}
+    (folder / GRAPH_FILE).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def read_graph(folder: Path) -> list[Node]:
     """Nodes of a run's graph.json; none for a run without, or for a damaged file."""
+    rows = _content(folder).get("nodes")
+    return rows if isinstance(rows, list) and all(map(_is_node, rows)) else []
+
+
+def read_graph_id(folder: Path) -> str | None:
+    """Name of a run's graph; None for a run without, or for a damaged file."""
+    name = _content(folder).get("graph")
+    return name if isinstance(name, str) else None
+
+
+def _content(folder: Path) -> dict[str, Any]:
     file = folder / GRAPH_FILE
     try:
-        rows = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (ValueError, RecursionError):
-        return []
-    sound = isinstance(rows, list) and all(_is_node(row) for row in rows)
-    return rows if sound else []
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_node(row: Any) -> bool:

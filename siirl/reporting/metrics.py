@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from siirl.errors import ConfigError, UnknownNameError
@@ -72,6 +72,8 @@ class Metric:
 
     reduction: Reduction
     meaning: str
+    own: bool = field(default=False, compare=False)
+    """Whether a user registered it."""
 
 
 _SUM = Reduction.SUM
@@ -337,7 +339,7 @@ def register_metric(name: str, *, reduction: Reduction, meaning: str) -> None:
         raise ConfigError(
             f"Metric {name!r} is not of the form area/name, for example 'reward/jerk'."
         )
-    metric = Metric(reduction, meaning)
+    metric = Metric(reduction, meaning, own=True)
     if METRICS.setdefault(name, metric) != metric:
         raise ConfigError(
             f"Metric {name!r} is declared already, as {METRICS[name]}: take another name."

@@ -19,13 +19,20 @@ from siirl.errors import MissingAssetError
 from siirl.reporting.agent_folders import run_of_recordings
 from siirl.reporting.before_after import pairs
 from siirl.reporting.chart_svg import draw
-from siirl.reporting.charts import KINDS_OF_EVALUATION, Row, meaning_of, run_charts, task_charts
+from siirl.reporting.charts import (
+    KINDS_OF_EVALUATION,
+    Row,
+    meaning_of,
+    own_charts,
+    run_charts,
+    task_charts,
+)
 from siirl.reporting.config_difference import from_defaults
 from siirl.reporting.console import laggards
 from siirl.reporting.embedded_videos import MOST_BYTES, embedded_videos
 from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
-from siirl.reporting.metric_writers import METRICS_FILE, WARNINGS_FILE
+from siirl.reporting.metric_writers import METRICS_FILE, ROW_KEYS, WARNINGS_FILE
 from siirl.reporting.numbers import number
 from siirl.reporting.page import render_page, write_page
 from siirl.reporting.progress import duration
@@ -103,6 +110,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         "video_pairs": video_pairs,
         "answer_pairs": pairs(_evaluated(folder), most=_PAIRS_SHOWN),
         "curves": [draw(chart) for chart in run_charts(rows)],
+        "own_curves": [draw(chart) for chart in own_charts(rows)],
         "task_curves": [draw(chart) for chart in task_charts(rows)],
         "videos": videos,
         "videos_shown": unpaired,
@@ -262,6 +270,7 @@ def _sections(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = (
         ("results", "Results", True),
         ("curves", "Curves", True),
+        ("own", "Own metrics", contents["own_curves"]),
         ("tasks", "Tasks", contents["task_curves"]),
         ("videos", "Videos", contents["videos"]),
         ("rollouts", "Rollouts", contents["groups"]),
@@ -278,7 +287,7 @@ def _glossary(rows: Sequence[Row]) -> list[Quantity]:
         name: (row["step"], value)
         for row in rows
         for name, value in row.items()
-        if name not in ("step", "time", "notice")
+        if name not in ROW_KEYS
     }
     return [
         Quantity(name, step, number(value), meaning_of(name))

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from siirl.reporting import metrics
+from siirl.reporting.chart_files import charts_of
 from siirl.reporting.chart_svg import draw, ticks
 from siirl.reporting.charts import (
     Chart,
@@ -16,6 +18,7 @@ from siirl.reporting.charts import (
     Series,
     compared_charts,
     heights,
+    own_charts,
     run_charts,
     task_charts,
 )
@@ -75,6 +78,21 @@ def test_stage_times_lie_on_each_other() -> None:
     evaluation, stages = run_charts([row | {"time/evaluation_s": 4.0, "time/encode_video_s": 1.0}])
     assert heights(stages) == [[2.0], [5.0]]
     assert (evaluation.title, heights(evaluation)) == ("Seconds per evaluation", [[4.0]])
+
+
+def test_a_metric_of_a_users_function_has_a_chart_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    metrics.register_metric("own/jerk", reduction=metrics.Reduction.MAX, meaning="largest jerk")
+    row = {"step": 1, "time": 9.0, "actor/entropy": 1.0, "brevity/mean": 0.25, "own/jerk": 3.0}
+    brevity, jerk = own_charts([row])
+    assert (brevity.title, heights(brevity)) == ("brevity/mean", [[0.25]])
+    assert jerk.series[0].meaning == "largest jerk (own/jerk; maximum)"
+    compared = compared_charts({"one": [row], "two": [row]})
+    assert [chart.title for chart in compared][-2:] == ["brevity/mean: value", "own/jerk: value"]
+    page = [chart.title for chart in charts_of({"one": [row]})]
+    assert page == ["Entropy", "brevity/mean", "own/jerk"]
 
 
 def test_a_run_of_one_step_shows_a_point() -> None:

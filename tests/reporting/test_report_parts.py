@@ -5,7 +5,13 @@ from pathlib import Path
 from siirl.execution.dag import Node, NodeType, TaskGraph
 from siirl.reporting.before_after import pairs
 from siirl.reporting.config_difference import between, from_defaults
-from siirl.reporting.graph_drawing import draw_graph, graph_rows, read_graph, write_graph
+from siirl.reporting.graph_drawing import (
+    draw_graph,
+    graph_rows,
+    read_graph,
+    read_graph_id,
+    write_graph,
+)
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.report_page import LiveReport
 from siirl.reporting.rollout_groups import groups, messages
@@ -66,6 +72,7 @@ def branched() -> TaskGraph:
 def test_the_graph_of_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_graph(branched(), tmp_path)
     assert read_graph(tmp_path) == graph_rows(branched())
+    assert read_graph_id(tmp_path) == "two rewards"
 
 
 def test_a_drawing_has_a_box_a_node_and_an_arrow_a_dependency() -> None:
@@ -75,8 +82,9 @@ def test_a_drawing_has_a_box_a_node_and_an_arrow_a_dependency() -> None:
 
 
 def test_a_damaged_graph_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "graph.json").write_text('[{"id": 3}]')
-    assert read_graph(tmp_path) == []
+    for damaged in ('[{"id": 3}]', '{"graph": 3, "nodes": [{"id": 3}]}', "{"):
+        (tmp_path / "graph.json").write_text(damaged)
+        assert (read_graph(tmp_path), read_graph_id(tmp_path)) == ([], None)
 
 
 def test_a_changed_key_is_shown_with_its_default(tmp_path: Path) -> None:
