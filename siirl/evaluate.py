@@ -1,10 +1,10 @@
-"""`python -m siirl.evaluate checkpoint=…`: held-out success per task, with 95 % intervals.
+"""`siirl evaluate checkpoint=…`: held-out success per task, with 95 % intervals.
 
     # newest checkpoint of a run, its own environment
-    python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00
-    python -m siirl.evaluate checkpoint=assets/tiny_vla env=metaworld trainer.val_episodes=100
+    siirl evaluate checkpoint=outputs/run/TIME
+    siirl evaluate checkpoint=assets/tiny_vla trainer.val_episodes=100
     # agent group 1 of a run with several, in its own environment
-    python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00/checkpoints/step_00000040/actor_1
+    siirl evaluate checkpoint=outputs/run/TIME/checkpoints/step_00000040/actor_1
 
 `checkpoint` is a policy folder (`hf://owner/name` on the Hub), a checkpoint or a run folder; a
 run's configuration then becomes the default. All other words are those of `siirl.train`.

@@ -1,6 +1,6 @@
 """`siirl export`: writes a trained policy as a folder that transformers and the Hub read.
 
-    siirl export outputs/run/2026-11-21_12-00-00 --output my_model --license apache-2.0
+    siirl export outputs/run/TIME --output my_model --license apache-2.0
     hf upload OWNER/NAME my_model
 
 RUN is a run folder (its newest checkpoint), a checkpoint, or a policy folder. The folder holds
@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from siirl import interrupts
+from siirl import interrupts, program
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="siirl export",
+        prog=program("siirl.export"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""`python -m siirl.gpu_check [--minutes 8] [--json FILE] [--only NAME ...]`: try siirl on this
+"""`siirl gpu-check [--minutes 8] [--json FILE] [--only NAME ...]`: try siirl on this
 machine's GPUs, with random weights of published shapes.
 
 Needs torch, transformers, numpy, tensordict and omegaconf. Checks of what else is missing (ray,
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from siirl import interrupts
+from siirl import interrupts, program
 from siirl.gpu_checks.catalogue import CHECKS
 from siirl.gpu_checks.check_runner import run_checks
 from siirl.gpu_checks.table import describe_row, summary, write_json
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.gpu_check", description="Try siirl on this machine's GPUs."
+        prog=program("siirl.gpu_check"), description="Try siirl on this machine's GPUs."
     )
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, help="time budget, which is kept (default 8)"

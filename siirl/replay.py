@@ -1,13 +1,13 @@
-"""`python -m siirl.replay RUN_FOLDER [UID]`: simulates and films a recorded episode again.
+"""`siirl replay RUN_FOLDER [UID]`: simulates and films a recorded episode again.
 
     # the episodes that were recorded
-    python -m siirl.replay outputs/run/TIME
-    python -m siirl.replay outputs/run/TIME val-000000-sampled-000003 --size 512 --every 1
-    python -m siirl.replay outputs/run/TIME 000004-00000037-000 env.render_quality=full
+    siirl replay outputs/run/TIME
+    siirl replay outputs/run/TIME val-000000-sampled-000003 --size 512 --every 1
+    siirl replay outputs/run/TIME 000004-00000037-000 env.render_quality=full
     # of agent group 1, in its environment
-    python -m siirl.replay outputs/run/TIME/agent_1
+    siirl replay outputs/run/TIME/agent_1
     # every recorded success as a LeRobot data set, with an observation for each step
-    python -m siirl.replay outputs/run/TIME --lerobot my_dataset
+    siirl replay outputs/run/TIME --lerobot my_dataset
 
 It records every frame, in a larger size or from another camera. The run has written seed and
 actions next to the video, so no policy or checkpoint is needed. Overrides that change the physics
@@ -29,7 +29,7 @@ from rich.console import Console
 
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
-from siirl import interrupts
+from siirl import interrupts, program
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.env_args import LARGEST_PICTURE
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.replay",
+        prog=program("siirl.replay"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,15 +1,16 @@
 """Shows the results of runs: report.html, a comparison, exported curves, or rollouts.
 
     # writes report.html
-    python -m siirl.report outputs/run/2026-11-21_12-00-00
+    siirl report outputs/run/TIME
     # compares runs: comparison.html in the working folder
-    python -m siirl.report outputs/one/2026-11-21_12-00-00 outputs/two/2026-11-21_13-00-00
-    # for a paper: metrics as CSV, all charts in one PDF, or a PDF and an SVG of each in a folder
-    python -m siirl.report outputs/run/2026-11-21_12-00-00 --export curves.csv
-    python -m siirl.report outputs/run/2026-11-21_12-00-00 --export charts/
+    siirl report outputs/one/TIME outputs/two/TIME
+    # for a paper: metrics as CSV; a .pdf has all charts, a folder a PDF and an
+    # SVG of each
+    siirl report outputs/run/TIME --export curves.csv
+    siirl report outputs/run/TIME --export charts/
     # of the newest step, what went wrong
-    python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures
-    python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --step 40 --kind val --count 3
+    siirl report outputs/run/TIME --rollouts --failures
+    siirl report outputs/run/TIME --rollouts --step 40 --kind val --count 3
 
 A run rewrites report.html at intervals; this command makes it once more, also during a run.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from siirl import interrupts
+from siirl import interrupts, program
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, end, end_without_reader
@@ -35,7 +36,7 @@ from siirl.reporting.run_folder import require_folder
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status: 0 done, 1 nothing to read or no place to write."""
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.report",
+        prog=program("siirl.report"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,7 +1,7 @@
-"""`python -m siirl.reward_check checkpoint=… reward=…`: does a reward rank a policy's failures?
+"""`siirl reward-check checkpoint=… reward=…`: does a reward rank a policy's failures?
 
-    siirl reward-check checkpoint=my_policy env=metaworld env.tasks='[hammer]' reward=video_value
-    siirl reward-check checkpoint=outputs/run/2026-11-21_12-00-00
+    siirl reward-check checkpoint=my_policy env=metaworld reward=video_value
+    siirl reward-check checkpoint=outputs/run/TIME
 
 Plays groups of rollouts from held-out start states and scores them step by step, as training would.
 Prints, for each task, how many groups the reward ranks, its rank correlation with the true distance

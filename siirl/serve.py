@@ -1,4 +1,4 @@
-"""`python -m siirl.serve env=…`: serves an environment by OpenEnv's protocol.
+"""`siirl serve env=…`: serves an environment by OpenEnv's protocol.
 
     siirl serve env=metaworld port=8000
     siirl serve env=sandbox port=8000 sessions=16 token_file=my_token

@@ -1,4 +1,4 @@
-"""`python -m siirl.train [group=option ...] [key=value ...]`: read, check, print the plan, run.
+"""`siirl train [group=option ...] [key=value ...]`: read, check, print the plan, run.
 
 `--help` lists the options. Everything that can be refused is refused before a process starts, with
 all known reasons together. Exit status: 0 done, 1 the run failed, 2 the configuration cannot work,
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from siirl import interrupts
+from siirl import interrupts, program
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params.command_line import Action, CommandLine, read_command_line
@@ -21,9 +21,7 @@ from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 from siirl.params.threads import short_waits
 
-USAGE = (
-    "python -m siirl.train [group=option ...] [key=value ...]: train a policy (default: the demo)"
-)
+USAGE = "[group=option ...] [key=value ...]: train a policy (default: the demo)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +45,12 @@ def _run(command: CommandLine) -> None:
         say(f"Note: {notice}")
     if command.action is Action.HELP:
         print(
-            help_text(usage=USAGE, user_groups=parsed.user_groups, topic=command.topic), flush=True
+            help_text(
+                usage=f"{program('siirl.train')} {USAGE}",
+                user_groups=parsed.user_groups,
+                topic=command.topic,
+            ),
+            flush=True,
         )
     elif command.action is Action.PRINT_CONFIG:
         text = to_yaml(parsed.config)

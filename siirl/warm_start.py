@@ -1,8 +1,8 @@
-"""`python -m siirl.warm_start`: makes a policy folder to start RL from.
+"""`siirl warm-start`: makes a policy folder to start RL from.
 
-    python -m siirl.warm_start --output my_policy env=metaworld env.tasks='[drawer-open,door-open]'
-    python -m siirl.warm_start --output my_policy env=libero --lerobot hf://OWNER/DATASET
-    python -m siirl.warm_start --output my_model env=math env.tasks='[sums-3]'
+    siirl warm-start --output my_policy env=metaworld env.tasks='[drawer-open]'
+    siirl warm-start --output my_policy env=libero --lerobot hf://OWNER/DATASET
+    siirl warm-start --output my_model env=math env.tasks='[sums-3]'
 
 VLA policies learn from demonstrations of scripted experts or of a LeRobot data set, language models
 from answers.
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from siirl import interrupts
+from siirl import interrupts, program
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
@@ -96,7 +96,7 @@ def check_places(flags: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.warm_start",
+        prog=program("siirl.warm_start"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -34,6 +34,11 @@ def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_need
     ]
 
 
+def test_every_writer_that_needs_a_package_is_a_subject() -> None:
+    subjects = {check.subject for check in doctor.checks()}
+    assert {"wandb", "mlflow", "trackio"} <= subjects
+
+
 def test_a_part_that_two_subjects_lack_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert examine([Check("weights", absent), Check("memory", absent)]) == 1
     assert capsys.readouterr().out.splitlines()[:2] == [

@@ -183,12 +183,30 @@ def test_help_without_a_reader_ends_without_a_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("way", "usage"),
+    [
+        (("-m", "siirl.doctor"), "usage: python -m siirl.doctor "),
+        (("-m", "siirl.train"), "python -m siirl.train [group=option ...]"),
+        (("-c", SCRIPT, "doctor"), "usage: siirl doctor "),
+        (("-c", SCRIPT, "train"), "siirl train [group=option ...]"),
+    ],
+    ids=str,
+)
+def test_help_names_the_command_as_it_was_typed(
+    way: tuple[str, ...], usage: str, tmp_path: Path
+) -> None:
+    assert run(*way, "--help", cwd=tmp_path).stdout.startswith(usage)
+
+
+@pytest.mark.parametrize(
     "name", [name for name in SUBCOMMANDS if name not in ("train", "completion")]
 )
 def test_the_words_of_a_subcommand_are_those_of_its_help(name: str, tmp_path: Path) -> None:
     text = run("-m", "siirl", name, "--help", cwd=tmp_path).stdout
     flags = {word for word in SUBCOMMANDS[name].words if word.startswith("--")}
+    assert [line for line in text.splitlines() if line.startswith("    siirl ") and line[80:]] == []
     if text.startswith("usage: "):
+        assert text.startswith(f"usage: siirl {name} ")
         assert set(re.findall(r"(?<=[\s,])--[a-z-]+", text)) - {"--config"} == flags, text
     for word in SUBCOMMANDS[name].words:
         assert word.startswith("--") or word.partition("=")[0] + "=" in text

@@ -1,11 +1,14 @@
 """The page of benchmarks, from the files of benchmarks/results.
 
 A result's own Markdown is included. Other results are shown by the parts that many share: success
-before and after, and ratios. The JSON files hold everything else.
+before and after, ratios, and short lists of rows. The JSON files hold everything else. What a file
+does not record is named, not guessed.
 """
 
+import ast
 import json
 import re
+import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,13 @@ PICTURES = "pictures/benchmarks"
 INTRODUCTION = """\
 # Benchmarks
 
-Every number has the command that made it, the machine, the versions and the revision. The files are
-in `benchmarks/results/` of the repository. Success rates have 95 % intervals (Wilson).
-[Limits](limits.md) says what these numbers do not show.
+A section has the command that made its numbers, the machine, the versions and the revision, as far as
+its file records them; what it does not record is named. The files are in `benchmarks/results/` of the
+repository. Success rates have 95 % intervals (Wilson). [Limits](limits.md) says what these numbers
+do not show.
 
 """
+MOST_ROWS, MOST_COLUMNS = 24, 8  # of a list that is shown as a table
 
 
 def page() -> str:
@@ -40,8 +45,10 @@ def _result(file: Path) -> str:
         parts.append(f"![{_title(file)}]({PICTURES}/{picture.name})\n")
     parts += [*_runs(result), *_before_and_after(result)]
     own = file.with_suffix(".md")
-    parts.append(_own_words(own) if own.exists() else "\n".join(_ratios(result)))
-    return "\n".join(parts)
+    shown = [_own_words(own)] if own.exists() else [*_ratios(result), *_lists(result)]
+    if len(parts) + len(shown) == 2:
+        shown = ["The numbers are in the file; this page has no table of them.\n"]
+    return "\n".join([*parts, *shown])
 
 
 def _title(file: Path) -> str:
@@ -50,22 +57,43 @@ def _title(file: Path) -> str:
 
 def _origin(file: Path, result: Mapping[str, Any]) -> str:
     machine = result.get("machine", {})
+    summary = f"benchmarks/results/{file.name}, machine and versions"
+    return (
+        f"{_command(file, result)}\n\n<details markdown><summary>{summary}</summary>\n\n"
+        f"{escaped('; '.join(_facts(machine)))}\n\n</details>\n"
+    )
+
+
+def _command(file: Path, result: Mapping[str, Any]) -> str:
+    """The recorded command, else the first of the benchmark of the same name."""
+    if "command" in result:
+        return code(result["command"])
+    benchmark = RESULTS.parent / f"{file.stem}.py"
+    if not benchmark.exists():
+        return "The file does not record its command."
+    lines = (ast.get_docstring(ast.parse(benchmark.read_text())) or "").splitlines()
+    first = next(line for line in lines if line.startswith("    python -m "))
+    return (
+        "The file does not record its command. "
+        f"`benchmarks/{benchmark.name}` names, for example, {code(first.partition('#')[0].strip())}"
+    )
+
+
+def _facts(machine: Mapping[str, Any]) -> Iterator[str]:
+    if not machine:
+        yield "machine, versions and revision are not recorded"
+        return
+    yield (
+        f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB, "
+        f"Python {machine['python']}"
+    )
+    yield f"revision {machine['revision']}"
     versions = ", ".join(
         f"{name} {version}"
         for name, version in machine.get("versions", {}).items()
         if version != "not installed"
     )
-    facts = [
-        f"{machine.get('cores')} cores of {machine.get('processor')}, "
-        f"{machine.get('memory_gb')} GB, Python {machine.get('python')}",
-        f"revision {machine.get('revision')}",
-        versions,
-    ]
-    command = f"{code(result['command'])}\n\n" if "command" in result else ""
-    return (
-        f"{command}<details markdown><summary>benchmarks/results/{file.name}, machine and versions"
-        f"</summary>\n\n{escaped('; '.join(facts))}\n\n</details>\n"
-    )
+    yield versions
 
 
 def _runs(result: Mapping[str, Any]) -> Iterator[str]:
@@ -118,6 +146,28 @@ def _ratios(result: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(ratio, Mapping) and "median" in ratio
         ]
         yield table(("ratio", "median"), rows)
+
+
+def _lists(result: Mapping[str, Any]) -> Iterator[str]:
+    """Lists of rows that fit a page; repeated measurements are shown by their median."""
+    for name in ("rates", "rows"):
+        rows = [dict(_cells(row)) for row in result.get(name, ())]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        if rows and len(rows) <= MOST_ROWS and len(columns) <= MOST_COLUMNS:
+            yield table(
+                tuple(map(escaped, columns)),
+                [tuple(escaped(row.get(column, "")) for column in columns) for row in rows],
+            )
+
+
+def _cells(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _cells(value, f"{prefix}{name}: ")
+        elif isinstance(value, list) and value and isinstance(value[0], int | float):
+            yield f"{prefix}{name}, median", f"{statistics.median(value):g}"
+        else:
+            yield f"{prefix}{name}", str(value)
 
 
 def _own_words(file: Path) -> str:

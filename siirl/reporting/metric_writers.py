@@ -18,6 +18,7 @@ from siirl.reporting.jsonl import JsonlFile
 from siirl.reporting.metrics import Reduced
 from siirl.reporting.mlflow_writer import MlflowWriter
 from siirl.reporting.new_recordings import NewRecordings, final_tables
+from siirl.reporting.optional_writers import OPTIONAL
 from siirl.reporting.quantiles import quantiles
 from siirl.reporting.trackio_writer import TrackioWriter
 from siirl.reporting.wandb_writer import WandbWriter
@@ -94,14 +95,6 @@ def register_writer(
         ConfigError: The name is taken by another, or it requires another argument.
     """
     return register_in(WRITERS, name, kind="metric writer", known=("run",))
-
-
-OPTIONAL = {
-    "mlflow": ("mlflow", "mlflow-skinny sqlalchemy alembic"),
-    "trackio": ("trackio", "--no-deps trackio brotli gradio-client orjson python-multipart"),
-    "wandb": ("wandb", "wandb"),
-}
-"""Module of each writer that needs another package, and what pip installs."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
