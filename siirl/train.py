@@ -79,7 +79,8 @@ def _train(parsed: Parsed, *, start: bool) -> None:
     from siirl.jobs.training_run import run
     from siirl.reporting.run_folder import PLAN_FILE, run_folder
 
-    with run_folder(config, needed_bytes=int(job.plan.needs.disk_bytes)) as folder:
+    needed_bytes = int(job.plan.needs.disk_bytes)
+    with run_folder(config, needed_bytes=needed_bytes, given=parsed.given) as folder:
         print(f"  run folder  {folder}", flush=True)
         (folder / PLAN_FILE).write_text(plan + "\n")
         run(config, job.graph, folder)

@@ -80,6 +80,9 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
     (folder / "plan.txt").write_text("\n".join(texts), errors="replace")
     (folder / "warnings.txt").write_text("\n".join(texts), errors="replace")
     (folder / "config.yaml").write_text(json.dumps({text: {text: [text]} for text in texts}))
+    origin = {"groups": {text: text for text in texts}}
+    origin["keys"] = {f"{text}.{text}": {"source": text, "default": text} for text in texts}
+    (folder / "origin.json").write_text(json.dumps(origin))
     node = {"skipped": None, "requires": [], "provides": [], "function": "", "after": []}
     nodes = [
         node | {"id": text, "function": text, "skipped": text, "requires": [text]} for text in texts

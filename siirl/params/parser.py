@@ -36,6 +36,7 @@ from siirl.params.aliases import (
 from siirl.params.build import as_text, build
 from siirl.params.compose import choices_of, choose_again, chooses_group, name_of_graph, named_graph
 from siirl.params.config_groups import options
+from siirl.params.given import Given, given_by, value_at
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
@@ -71,6 +72,8 @@ class Parsed:
     """One sentence for each old name or form that was translated."""
     named: frozenset[str]
     """Keys that the command line names."""
+    given: Given
+    """Groups and keys that the command line and the file name."""
 
 
 def parse_config(
@@ -145,11 +148,13 @@ def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -
     return _parse([*written, *typed], from_file=True, typed_at=place).config
 
 
-def _parse(given: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE) -> Parsed:
+def _parse(
+    assigned: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE
+) -> Parsed:
     """The configuration that results from these assignments; those of `typed_at` win."""
     shipped = known_keys({})
     assignments, notices = translate(
-        leaf for assignment in given for leaf in _leaves(assignment, shipped)
+        leaf for assignment in assigned for leaf in _leaves(assignment, shipped)
     )
     notices += _choose_environment_of_files(assignments)
     groups = options()
@@ -161,6 +166,7 @@ def _parse(given: Sequence[Assignment], *, from_file: bool, typed_at: str = COMM
     known = known_keys(user_groups)
     keys = [leaf for assignment in keys for leaf in _leaves(assignment, known)]
     refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
+    given = given_by(chosen, keys, defaults=OmegaConf.to_container(tree, resolve=False))
 
     typed = [leaf for leaf in keys if leaf.source == typed_at]
     written, said = environment_arguments_once([leaf for leaf in keys if leaf.source != typed_at])
@@ -170,7 +176,8 @@ def _parse(given: Sequence[Assignment], *, from_file: bool, typed_at: str = COMM
         choose_again(tree, [choice for choice in chosen if choice.source == typed_at])
     _assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
-    return Parsed(config, user_groups, tuple(notices), frozenset(leaf.key for leaf in typed))
+    named = frozenset(leaf.key for leaf in typed)
+    return Parsed(config, user_groups, tuple(notices), named, given)
 
 
 def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:
@@ -290,7 +297,7 @@ def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> Di
     groups = compose.compose_groups({**choices, "pipeline": None} if without_pipeline else choices)
     tree = OmegaConf.merge(OmegaConf.create(_plain(SiiRLArguments())), groups)
     assert isinstance(tree, DictConfig)
-    written = _at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
+    written = value_at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
     if own_graph is not None and written == NAMED_BY_PIPELINE:
         tree.trainer.experiment_name = "".join(
             sign if sign.isalnum() or sign in "-_" else "_" for sign in name_of_graph(own_graph)
@@ -357,7 +364,7 @@ def _to_arguments(
 
     def source_of(place: str) -> str:
         source = sources.get(place, "configs/")
-        written = _at(unresolved, place)
+        written = value_at(unresolved, place)
         return f"{source}: {written}" if isinstance(written, str) and "${" in written else source
 
     own: dict[str, Any] = {
@@ -377,10 +384,3 @@ def _to_arguments(
     model = config.actor_rollout_ref.model
     model.model_type = TEXT if model.policy == LANGUAGE_MODEL else EMBODIED
     return config
-
-
-def _at(tree: Any, place: str) -> Any:
-    """The value at a dotted key of nested mappings, or None."""
-    for name in place.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree

@@ -1,7 +1,8 @@
 """Lists the keys of a run whose values differ from the defaults, with both values.
 
-Defaults are those of the dataclasses in siirl.params; groups such as pipeline= set many keys, which
-are listed like any other. `between` compares runs.
+The keys that the user set come first; their default is the value that the chosen groups, such as
+pipeline=, give them. Those that the groups set follow, with the defaults of the dataclasses in
+siirl.params. `between` compares runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,33 +12,48 @@ from typing import Any, NamedTuple
 import yaml
 
 from siirl.params.build import as_text
+from siirl.params.given import Given
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.yaml_text import check_expansion
 
 
 class Difference(NamedTuple):
-    """A key, its value, its default, and what the key does."""
+    """A key, its value, its default, what the key does, and where the user set it."""
 
     key: str
     value: str
     default: str
     help: str
+    source: str = ""
+    """Empty for a key that the groups set."""
 
 
-def from_defaults(config_file: Path) -> list[Difference]:
-    """Keys of a config.yaml that differ from their default; none for any other file."""
+def from_defaults(config_file: Path, given: Given) -> list[Difference]:
+    """Keys of a config.yaml that differ from their default, those that the user set first; none for
+    any other file.
+    """
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
-    found = []
-    for place, value in flat(_read(config_file), defaults):
-        key = defaults.get(place)
-        if key is None:
-            found.append(Difference(place, as_text(value), "", ""))
-        elif _plain(key.default) != value:
-            default = as_text(_plain(key.default))
-            meaning = str(key.metadata.get("help", ""))
-            found.append(Difference(place, as_text(value), default, meaning))
-    return found
+    found = [
+        difference
+        for place, value in flat(_read(config_file), defaults)
+        if (difference := _difference(place, value, defaults.get(place), given)) is not None
+    ]
+    return sorted(found, key=lambda difference: not difference.source)
+
+
+def _difference(place: str, value: Any, key: Key | None, given: Given) -> Difference | None:
+    meaning = "" if key is None else str(key.metadata.get("help", ""))
+    by_user = given.keys.get(place)
+    if by_user is not None and by_user.default != value:
+        default = "" if by_user.default is None and key is None else as_text(by_user.default)
+        return Difference(place, as_text(value), default, meaning, by_user.source)
+    if key is None:
+        return Difference(place, as_text(value), "", "")
+    default = _plain(key.default)
+    return (
+        Difference(place, as_text(value), as_text(default), meaning) if default != value else None
+    )
 
 
 def between(config_files: Mapping[str, Path]) -> list[tuple[str, Sequence[str]]]:

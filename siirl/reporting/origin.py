@@ -1,4 +1,5 @@
-"""origin.json of a run: its command line, and the versions of the packages that decide its results.
+"""origin.json of a run: its command line, the keys that its user set, and the versions of the
+packages that decide its results.
 
 Left out: the configuration, which is in config.yaml.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from siirl import __version__
 from siirl.errors import CheckpointError
 from siirl.params.documents import read_object
+from siirl.params.given import Given, GivenKey
 
 ORIGIN_FILE = "origin.json"
 PACKAGES = (
@@ -25,9 +27,14 @@ PACKAGES = (
 """Packages whose version can change a result; those that are installed are listed."""
 
 
-def write_origin(folder: Path) -> None:
+def write_origin(folder: Path, *, given: Given) -> None:
     """Write origin.json into a run folder."""
-    content = {"command": command_line(sys.orig_argv), "versions": versions()}
+    content = {
+        "command": command_line(sys.orig_argv),
+        "versions": versions(),
+        "groups": dict(given.groups),
+        "keys": {key: set_by._asdict() for key, set_by in given.keys.items()},
+    }
     (folder / ORIGIN_FILE).write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -44,6 +51,26 @@ def read_origin(folder: Path) -> dict[str, Any]:
         if isinstance(found, dict)
         else {},
     }
+
+
+def read_given(folder: Path) -> Given:
+    """Groups and keys that the user of a run set; empty without a readable origin.json."""
+    try:
+        content = read_object(folder / ORIGIN_FILE, remedy="")
+    except CheckpointError:
+        return Given()
+    groups, keys = (
+        found if isinstance(found, dict) else {}
+        for found in (content.get("groups"), content.get("keys"))
+    )
+    return Given(
+        {str(group): option for group, option in groups.items()},
+        {
+            str(key): GivenKey(str(set_by.get("source", "")), set_by.get("default"))
+            for key, set_by in keys.items()
+            if isinstance(set_by, dict)
+        },
+    )
 
 
 def command_line(words: Sequence[str]) -> str:

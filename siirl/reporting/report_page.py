@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from siirl.errors import MissingAssetError
+from siirl.params.build import as_text
 from siirl.reporting.agent_folders import run_of_recordings
 from siirl.reporting.before_after import pairs
 from siirl.reporting.chart_svg import draw
@@ -34,6 +35,7 @@ from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
 from siirl.reporting.metric_writers import METRICS_FILE, ROW_KEYS, WARNINGS_FILE
 from siirl.reporting.numbers import number
+from siirl.reporting.origin import read_given
 from siirl.reporting.page import render_page, write_page
 from siirl.reporting.progress import duration
 from siirl.reporting.recorder import VIDEOS_FOLDER, read_video_index
@@ -96,6 +98,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     rows = read_run(folder)
     index = read_video_index(folder / VIDEOS_FOLDER)
     videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
+    given = read_given(folder)
     video_pairs = pairs(index.rows, most=_PAIRS_SHOWN)
     paired = [video for pair in video_pairs for video in pair]
     unpaired = [video for video in videos if video not in paired][:_VIDEOS_SHOWN]
@@ -119,7 +122,8 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         if steps
         else [],
         "graph": draw_graph(read_graph(folder)),
-        "differences": from_defaults(folder / CONFIG_FILE),
+        "differences": from_defaults(folder / CONFIG_FILE, given),
+        "chosen_groups": [f"{group}={as_text(option)}" for group, option in given.groups.items()],
     }
     page = render_page(
         "report_page.html",

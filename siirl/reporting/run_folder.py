@@ -11,6 +11,7 @@ from pathlib import Path
 
 from siirl import interrupts, stacks
 from siirl.errors import ConfigError, MissingAssetError, RunFailed
+from siirl.params.given import Given
 from siirl.params.parser import to_yaml
 from siirl.params.refusals import REFUSALS
 from siirl.params.resume_line import way_on
@@ -49,6 +50,7 @@ def run_folder(
     now: Callable[[], datetime] = datetime.now,
     measure_free: Callable[[Path], int] = free_bytes,
     describe: Callable[[Path], str] | None = None,
+    given: Given | None = None,
 ) -> Iterator[Path]:
     """Make the run folder with config.yaml and origin.json; remove it if the run ends without
     results.
@@ -62,6 +64,7 @@ def run_folder(
         now: The time that names the folder.
         measure_free: Free space on the disk of a folder.
         describe: Note about the folder of a run that ends early; None: `way_on`.
+        given: What the user set; None: not known, and not recorded.
 
     Raises:
         ConfigError: The folder is not writable, or its disk too full.
@@ -81,7 +84,7 @@ def run_folder(
             folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
             _write_probe(folder / PROBE_FILE)
             (folder / CONFIG_FILE).write_text(to_yaml(config))
-            write_origin(folder)
+            write_origin(folder, given=given or Given())
             free = measure_free(folder)
             if free < needed_bytes:
                 raise ConfigError(

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from siirl.execution.dag import Node, NodeType, TaskGraph
+from siirl.params.given import Given
+from siirl.params.parser import parse
 from siirl.reporting.before_after import pairs
 from siirl.reporting.config_difference import between, from_defaults
 from siirl.reporting.graph_drawing import (
@@ -13,8 +15,10 @@ from siirl.reporting.graph_drawing import (
     write_graph,
 )
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
+from siirl.reporting.origin import read_given
 from siirl.reporting.report_page import LiveReport
 from siirl.reporting.rollout_groups import groups, messages
+from siirl.reporting.run_folder import run_folder
 
 
 def recorded(step: int, episode: str, success: bool | None, **more: object) -> dict:
@@ -90,9 +94,29 @@ def test_a_damaged_graph_is_left_out(tmp_path: Path) -> None:
 def test_a_changed_key_is_shown_with_its_default(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("trainer:\n  seed: 7\n  save_freq: -1\nmine: {a: 1}\n")
-    shown = {found.key: (found.value, found.default) for found in from_defaults(file)}
+    shown = {found.key: (found.value, found.default) for found in from_defaults(file, Given())}
     assert shown["trainer.seed"] == ("7", "0")
     assert shown["mine.a"] == ("1", "")
+
+
+def test_keys_that_the_user_set_come_first_with_the_value_of_the_groups(tmp_path: Path) -> None:
+    """dr_grpo where pipeline=grpo says grpo; clip_ratio_high=0.28 is what the pipeline says."""
+    own = tmp_path / "own.yaml"
+    own.write_text("trainer: {seed: 7}")
+    words = ["pipeline=grpo", "env=math", "algorithm.adv_estimator=dr_grpo"]
+    words += [f"trainer.output_dir={tmp_path}", "actor_rollout_ref.actor.clip_ratio_high=0.28"]
+    parsed = parse(words, config_file=own)
+    with run_folder(parsed.config, needed_bytes=0, given=parsed.given) as folder:
+        given = read_given(folder)
+    assert given.groups == {"pipeline": "grpo", "env": "math"}
+    rows = from_defaults(folder / "config.yaml", given)
+    first = {row.key: (row.value, row.default, row.source) for row in rows[:3]}
+    assert first["algorithm.adv_estimator"] == ("dr_grpo", "grpo", "command line")
+    assert first["trainer.seed"] == ("7", "0", str(own))
+    assert "trainer.output_dir" in first
+    of_groups = {row.key for row in rows[3:] if not row.source}
+    assert len(of_groups) == len(rows) - 3
+    assert {"actor_rollout_ref.actor.clip_ratio_high", "env.name"} <= of_groups
 
 
 def test_runs_are_compared_by_the_keys_that_differ(tmp_path: Path) -> None:

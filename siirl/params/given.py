@@ -1,0 +1,45 @@
+"""Which keys and groups the user of a run sets, and the value of each key by the groups alone."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from siirl.params.aliases import Assignment
+
+
+class GivenKey(NamedTuple):
+    """Source of a key, and its value without the user's."""
+
+    source: str
+    """`command line`, or the file of --config."""
+    default: Any
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user of a run sets."""
+
+    groups: Mapping[str, str | None] = field(default_factory=dict)
+    """Option by chosen group."""
+    keys: Mapping[str, GivenKey] = field(default_factory=dict)
+
+
+def given_by(chosen: Iterable[Assignment], keys: Iterable[Assignment], *, defaults: Any) -> Given:
+    """The last choice of each group and the last source of each key.
+
+    Args:
+        chosen: Choices of groups.
+        keys: Values of keys.
+        defaults: Nested values by the groups alone.
+    """
+    return Given(
+        {choice.key: choice.value for choice in chosen},
+        {leaf.key: GivenKey(leaf.source, value_at(defaults, leaf.key)) for leaf in keys},
+    )
+
+
+def value_at(tree: Any, place: str) -> Any:
+    """The value at a dotted key of nested mappings, or None."""
+    for name in place.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
