@@ -97,27 +97,19 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     """
     rows = read_run(folder)
     index = read_video_index(folder / VIDEOS_FOLDER)
-    videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
+    videos, sources = _videos(folder, index.rows, embed=live_s is None)
     given = read_given(folder)
-    video_pairs = pairs(index.rows, most=_PAIRS_SHOWN)
-    paired = [video for pair in video_pairs for video in pair]
-    unpaired = [video for video in videos if video not in paired][:_VIDEOS_SHOWN]
-    shown = [*paired, *unpaired]
-    embedded = {} if live_s else embedded_videos(shown, folder=folder / VIDEOS_FOLDER)
     rollouts = folder / ROLLOUTS_FOLDER
     kind = "train" if steps_of(rollouts, kind="train") else "val"
     steps = steps_of(rollouts, kind=kind)
     contents = {
         "success": _tables(rows, evaluations),
         "rewards": _tables(rows, mean_scores),
-        "video_pairs": video_pairs,
+        **videos,
         "answer_pairs": pairs(_evaluated(folder), most=_PAIRS_SHOWN),
         "curves": [draw(chart) for chart in run_charts(rows)],
         "own_curves": [draw(chart) for chart in own_charts(rows)],
         "task_curves": [draw(chart) for chart in task_charts(rows)],
-        "videos": videos,
-        "videos_shown": unpaired,
-        "linked_videos": sum(video["video"] not in embedded for video in shown),
         "groups": groups(read_rollouts(rollouts, kind=kind, step=steps[-1]), most=_GROUPS_SHOWN)
         if steps
         else [],
@@ -129,7 +121,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         "report_page.html",
         filters={
             "link": _link,
-            "source": lambda video: embedded.get(video["video"]) or _link(video),
+            "source": lambda video: sources.get(video["video"]) or _link(video),
             "reward": _reward,
             "number": number,
             "outcome": outcome,
@@ -178,6 +170,25 @@ def read_run(folder: Path) -> list[Row]:
             f"outputs/<name>/<time>.{_of_agent(folder)}"
         )
     return rows
+
+
+def _videos(
+    folder: Path, rows: Sequence[Row], *, embed: bool
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """What the template shows of the videos, and the data: URIs of those inside of the page."""
+    videos = sorted(rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
+    video_pairs = pairs(rows, most=_PAIRS_SHOWN)
+    paired = [video for pair in video_pairs for video in pair]
+    unpaired = [video for video in videos if video not in paired][:_VIDEOS_SHOWN]
+    shown = [*paired, *unpaired]
+    embedded = embedded_videos(shown, folder=folder / VIDEOS_FOLDER) if embed else {}
+    contents = {
+        "video_pairs": video_pairs,
+        "videos": videos,
+        "videos_shown": unpaired,
+        "linked_videos": sum(video["video"] not in embedded for video in shown),
+    }
+    return contents, embedded
 
 
 def _of_agent(folder: Path) -> str:
