@@ -112,12 +112,12 @@ def test_a_user_module_that_cannot_be_imported_is_refused_with_the_reason(
 
 
 def test_an_environment_that_a_user_module_registers_is_found(own: Path) -> None:
-    (own / "own_environment.py").write_text(
+    (own / "own_maths.py").write_text(
         "from envs.math.math_env import MathEnv\n"
         "from envs.registry import register_env\n"
         "@register_env('own_maths')\n"
         "class OwnMaths(MathEnv):\n"
         "    pass\n"
     )
-    config = parse_config(["env=math", "env.name=own_maths", "user_modules=[own_environment]"])
+    config = parse_config(["env=math", "env.name=own_maths", "user_modules=[own_maths]"])
     assert describe_env(config).tasks == ("sums-2",)
