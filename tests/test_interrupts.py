@@ -79,8 +79,8 @@ import subprocess, sys
 from siirl import interrupts
 interrupts.listen()
 child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-print(child.pid, flush=True)
 with interrupts.first_finish(600.0):
+    print(child.pid, flush=True)
     interrupts.STOP.arrives(within_s=600.0)
     for _ in range(100):
         print("saving", flush=True)
