@@ -17,7 +17,6 @@ the skill, and is 0 without skill. Left out: video encoding, ranks.
 # Axes: B trajectory of a step, N remembered trajectory, M moment of a trajectory, E channel of a
 # moment, F feature [M * E] of a trajectory, X and Y rows of moments.
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,8 +28,6 @@ from scipy.special import expit
 from vjepa.pooling import MOMENTS
 from vjepa.reward import RewardOutput, check_rows, finite_rows, reward_metrics, standardise
 from vjepa.reward_settings import TrajectoryRewardConfig
-
-logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 

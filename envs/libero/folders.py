@@ -18,7 +18,7 @@ from typing import Any
 from envs.offscreen import choose_backend
 
 # Without dependencies: their metadata pins training code and other builds of OpenCV. Their imports
-# # are in siirl's extra `libero`.
+# are in siirl's extra `libero`.
 INSTALL = (
     "python -m pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1, "
     "beside siirl[libero]"

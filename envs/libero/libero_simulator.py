@@ -33,10 +33,9 @@ from envs.libero.suites import SETTLE_STEPS, LiberoTask
 from envs.mujoco_state import STATE, divergence, state_of
 
 # MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
-# # `data.warning` and raised.
+# `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
-ACTION_SIZE = 7
 WAIT = np.array(
     [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
 )  # no motion, gripper open: the published protocol's action while things settle

@@ -27,7 +27,6 @@ REMARK = re.compile(
     r"verified|confirmed|below|above|shown|given|as follows|found|obtained|what)\b",
     re.IGNORECASE,
 )
-WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 OPTION_B = re.compile(r"^[*_ \t]{0,8}B[*_]{0,2}:", re.MULTILINE)
 WIDTHLESS = re.compile(
     "(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])"

@@ -21,7 +21,7 @@ from envs.metaworld.suite import VERSION_SUFFIX
 from envs.mujoco_state import STATE, divergence, state_of
 
 # MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
-# # `data.warning` and raised.
+# `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
 GRIPPER, THING, SECOND_THING = (

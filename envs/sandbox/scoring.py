@@ -11,12 +11,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from envs.sandbox.limits import Ending, Execution, Sandbox
 from envs.sandbox.problems import Case, Problem, output_lines
 
-Reward = Literal["all", "share"]
 REWARDS = ("all", "share")
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 ERROR_CHARACTERS = 200

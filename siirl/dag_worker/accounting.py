@@ -22,8 +22,8 @@ from siirl.occupation import OCCUPATION, Occupation
 from siirl.reporting.metrics import AGENT_PREFIX, Value, Weighted
 
 KIB = 1024  # unit of ru_maxrss on Linux
-TOKENS = ("rollout/avg_prompt_length", "rollout/avg_response_length")
-PROMPT, RESPONSE = TOKENS
+PROMPT = "rollout/avg_prompt_length"
+TOKENS = (PROMPT, "rollout/avg_response_length")
 
 
 class StepAccount:

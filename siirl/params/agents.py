@@ -80,12 +80,6 @@ def group_configs(config: SiiRLArguments) -> dict[int, SiiRLArguments]:
     return dict(config.agent_configs) or {0: config}
 
 
-def first_config(config: SiiRLArguments) -> SiiRLArguments:
-    """The configuration of the lowest group, which gives the run's name and figures."""
-    groups = group_configs(config)
-    return groups[min(groups)]
-
-
 def owners(agents: Mapping[Any, Any]) -> dict[int, int]:
     """For each group of `agents` that acts with another group's weights, that group."""
     return _shares(entries_of(agents))

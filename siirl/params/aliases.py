@@ -20,8 +20,6 @@ WORKFLOW_TYPES = {"grpo": "DEFAULT", "ppo": "DEFAULT", "dapo": "DAPO", "embodied
 EMBODIED, TEXT = "embodied", "text"
 """Values of model_type: of policies that act, and of language models."""
 
-NODE_IDS = {"dynaminc_sampling": "dynamic_sampling"}
-"""Misspelt node ids that siiRL's documentation has."""
 ENV_KWARGS = "env.kwargs"
 
 

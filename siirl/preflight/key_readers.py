@@ -59,24 +59,6 @@ ROBOTS_ONLY: Mapping[str, str] = {
 
 
 KL = "algorithm.kl_ctrl"
-LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
-
-VLLM = Reader(
-    has_value(f"{ROLLOUT}.name", "vllm"),
-    f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it "
-    "out.",
-)
-OTHER_WEIGHTS = Reader(
-    has_value(f"{ROLLOUT}.name", "vllm", "server"),
-    f"by rollout=vllm and rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take one of "
-    "them, or leave it out.",
-)
-SERVERS = Reader(
-    has_value(f"{ROLLOUT}.name", "server"),
-    f"by rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=server, or leave "
-    "it out.",
-)
-
 
 ROWS: tuple[Row, ...] = (
     *(

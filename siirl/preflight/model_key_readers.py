@@ -21,7 +21,6 @@ from siirl.preflight.key_conditions import (
     warmup_rows,
 )
 
-KL = "algorithm.kl_ctrl"
 LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
 VLLM = Reader(
     has_value(f"{ROLLOUT}.name", "vllm"),

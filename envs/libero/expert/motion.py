@@ -15,7 +15,7 @@ from envs.libero.scene import Vector, gripper_pose, rotation_vector
 Action = NDArray[np.float32]
 Motion = Iterator[Action]
 
-OPEN, CLOSED, AS_IT_IS = -1.0, 1.0, 0.0
+OPEN, CLOSED = -1.0, 1.0
 # of the full action a metre: full at 2 cm, and still a tenth at a rest of 2 mm, where friction
 # holds a weaker one
 POSITION_GAIN = 50.0

@@ -23,7 +23,6 @@ ALONG_Y: Quaternion = (
     0.0,
     0.0,
 )  # turns a cylinder's axis from z to y
-ALONG_X: Quaternion = (math.sqrt(0.5), 0.0, math.sqrt(0.5), 0.0)
 # Contact of the benchmark's objects (their asset files): stiff, and rubber-like friction that lets
 # two fingers hold a bottle.
 CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.001 1", "solimp": "0.998 0.998 0.001"}
