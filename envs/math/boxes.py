@@ -23,7 +23,6 @@ from envs.math.line_marks import MAX_ANSWER_CHARACTERS, TAG_END, MarkedAnswer, l
 from envs.math.marks import Mark
 from envs.math.notation import is_several
 from envs.math.plain_text import DRESS, plain
-from envs.math.provisional import WORDS
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
 from envs.math.sentences import (
     INDEPENDENT,
@@ -46,6 +45,7 @@ from envs.math.vocabulary import (
     OPERATIONS,
     PREFACES,
     QUANTIFIERS,
+    WORDS,
 )
 
 CLOSERS = re.compile(

@@ -11,9 +11,8 @@ Left out: reading the value (`envs.math.conclusions`).
 import re
 
 from envs.math.sentences import RETRACTION, SENTENCE_END
-from envs.math.vocabulary import DOUBTS, HEDGES, words
+from envs.math.vocabulary import DOUBTS, HEDGES, WORDS, words
 
-WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
 ONE_CLAUSE = r"(?:[^,]|,(?=[0-9]{3}|[^()]*\)))*$"
 """Up to the end, without a comma but in a number and in brackets: `(0.5, -3)`."""

@@ -11,10 +11,10 @@ import re
 from fractions import Fraction
 
 from envs.math.expressions import NoExpression, compute
-from envs.math.provisional import DIGITS, PROVISIONAL, WORDS, words_asked
+from envs.math.provisional import DIGITS, PROVISIONAL, words_asked
 from envs.math.quantities import read_quantity
 from envs.math.sentences import TAIL
-from envs.math.vocabulary import CHANGING, HEDGES
+from envs.math.vocabulary import CHANGING, HEDGES, WORDS
 
 RESULT = re.compile(
     r"=\s*(?P<number>[-+]?[$\u20ac\u00a3]?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?)(?![0-9,.]?[0-9])(?P<rest>[^=]*)$"

@@ -16,13 +16,13 @@ from envs.math.leads import REWORKING, changes, denies, is_rough
 from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
 from envs.math.notation import is_several
 from envs.math.plain_text import plain
-from envs.math.provisional import DIGITS, OPERATED, PROVISIONAL, WORDS, is_provisional, words_asked
+from envs.math.provisional import DIGITS, OPERATED, PROVISIONAL, is_provisional, words_asked
 from envs.math.quantities import is_compared, read_quantity
 from envs.math.questions import asks_a_difference, asks_by
 from envs.math.sentences import TAIL, without_exclamation
 from envs.math.statements import AFFIRMED, ASKS_THE_REST, KEPT, PARTED
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, TIME, is_plain_label, is_value
-from envs.math.vocabulary import CARDINALS, CHANGING, words
+from envs.math.vocabulary import CARDINALS, CHANGING, WORDS, words
 
 NAMED_SET = re.compile(
     r"(?<=\bis )all (?:real numbers|reals)$|(?<=\bare )no (?:real )?solutions$|(?<=\bhas )no (?:real )?solutions?$"

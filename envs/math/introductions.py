@@ -16,10 +16,9 @@ from envs.math.vocabulary import (
     PREFACES,
     SHORT,
     UNITS,
+    WORDS,
     is_counted,
 )
-
-WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 
 LABEL = re.compile(r"[^0-9<>!?~\u2260\u2264\u2265\u00b1]*")
 ARGUMENTS = re.compile(r"(?<=[A-Za-z])(?:_ ?\{?[0-9A-Za-z]+\}?|\([^()]*\)|'+)")

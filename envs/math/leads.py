@@ -23,12 +23,12 @@ from envs.math.vocabulary import (
     NUMERALS,
     OPERATIONS,
     ORDINARY_VERBS,
+    WORDS,
     is_counted,
     is_plural_noun,
     words,
 )
 
-WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 DENYING = words(
     """
     or maybe perhaps possibly not don't dont doesn't isn't isnt either if unless might may could

@@ -14,12 +14,12 @@ from envs.math.last_lines import last_sentence
 from envs.math.leads import changes, denies
 from envs.math.notation import in_latex, numeral
 from envs.math.plain_text import DRESS
-from envs.math.provisional import DOUBT, PROVISIONAL, WORDS, words_asked
+from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
 from envs.math.quantities import read_quantity
 from envs.math.sentences import SENTENCE_END
 from envs.math.statements import read_statement
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, is_expression, is_plain_label, is_value
-from envs.math.vocabulary import ALTERNATIVES, CHANGING, DATES, HEDGES, LINKS, words
+from envs.math.vocabulary import ALTERNATIVES, CHANGING, DATES, HEDGES, LINKS, WORDS, words
 
 OPEN = re.compile(r"[-+*/(\[{]$(?<!\*\*)")
 """A line that continues in the next one."""

@@ -10,9 +10,9 @@ from envs.math.clauses import REASON
 from envs.math.last_lines import last_sentence
 from envs.math.leads import denies
 from envs.math.plain_text import plain
-from envs.math.provisional import DOUBT, WORDS, is_provisional, words_asked
+from envs.math.provisional import DOUBT, is_provisional, words_asked
 from envs.math.sentences import RETRACTION
-from envs.math.vocabulary import CHANGING, HEDGES, PREFACES, words
+from envs.math.vocabulary import CHANGING, HEDGES, PREFACES, WORDS, words
 
 YES_OR_NO = re.compile(r"(Yes|No)\b(?:, (?!wait|but|or|maybe)|[.!]*$)")
 ASKS_YES_OR_NO = re.compile(

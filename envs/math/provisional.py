@@ -8,7 +8,7 @@ import re
 
 from envs.math.leads import ASKS_A_BOUND, BOUND
 from envs.math.quantities import stem
-from envs.math.vocabulary import HEDGES, words
+from envs.math.vocabulary import HEDGES, WORDS, words
 
 DIGITS = re.compile(r"[0-9][0-9.,]*")
 DOUBT = re.compile(
@@ -32,7 +32,6 @@ NEEDS = re.compile(
 """`I would need 15 more facts`: the writer's own needs, where the question has no `I`."""
 NEXT = re.compile(r"\bthe next (?=[a-z])", re.IGNORECASE)
 """`The next number` of a sequence is what is asked for."""
-WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 STATED = re.compile(
     r"\b(?:is|are|was|were|has|have|had|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}(-?[0-9][0-9.,]*+)(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
     re.IGNORECASE,

@@ -4,9 +4,7 @@ import re
 
 from envs.math.dress import undressed
 from envs.math.quantities import read_quantity
-from envs.math.vocabulary import words
-
-WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+from envs.math.vocabulary import WORDS, words
 
 TAIL = 4000  # characters of a text that its conclusion is sought in
 SURROUNDINGS = 2000  # characters after an answer that may take it back

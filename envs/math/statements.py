@@ -27,6 +27,7 @@ from envs.math.vocabulary import (
     NUMBERED,
     ORDINARY_VERBS,
     UNITS,
+    WORDS,
     is_counted,
 )
 
@@ -82,7 +83,6 @@ APPROXIMATELY = re.compile(
     r"|,? (?:which |that )?round(?:s|ed)(?: up| down| off)? to(?= -?[0-9])",
     re.IGNORECASE,
 )
-WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 FIRST_NUMBER = re.compile(
     r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]"
 )

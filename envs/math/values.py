@@ -9,10 +9,10 @@ import re
 from envs.math.conversions import read_compound
 from envs.math.dress import undressed
 from envs.math.mathematics import is_mathematics, without_units
-from envs.math.provisional import PROVISIONAL, WORDS
+from envs.math.provisional import PROVISIONAL
 from envs.math.quantities import SIGN_WORDS, read_quantity, stem, words_of
 from envs.math.statements import read_statement
-from envs.math.vocabulary import AMOUNTS, CHANGING, LINKS, words
+from envs.math.vocabulary import AMOUNTS, CHANGING, LINKS, WORDS, words
 
 ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
 CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")

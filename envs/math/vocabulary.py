@@ -10,6 +10,10 @@ C; counted things by their frequency after "How many" in GSM8K's training questi
 in Merriam-Webster's table of numbers.
 """
 
+import re
+
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+
 
 def words(text: str) -> frozenset[str]:
     """The words of `text`."""
