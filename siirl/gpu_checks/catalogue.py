@@ -35,6 +35,12 @@ CHECKS = (
     Check("determinism", "the same update twice", f"{_HERE}.updates:twice", 30),
     Check("sync", "weights to the acting copy", f"{_HERE}.weight_transfer:to_acting_copy", 30),
     Check(
+        "sync_process",
+        "weights to another process",
+        f"{_HERE}.weight_transfer:to_process",
+        30,
+    ),
+    Check(
         "sync_vllm",
         "weights to vLLM",
         f"{_HERE}.weight_transfer:to_vllm",

@@ -1,18 +1,31 @@
 """Checksums of weights on CPU and device, and the transfer of weights to acting copies."""
 
 import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
+from siirl.engine.training.weight_buckets import (
+    BUCKET_BYTES,
+    CudaIpc,
+    Entry,
+    MappedBuffers,
+    SharedMemory,
+    send,
+)
 from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import SMALL
 from siirl.models.chat import load_chat_tokenizer
-from siirl.models.checksum import checksum
+from siirl.models.checksum import RunningChecksum, checksum
 from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.models.weight_rows import in_rows
 from siirl.params import OptimizerArguments
 
 TINY_LM = "assets/tiny_lm"
@@ -64,6 +77,57 @@ def to_acting_copy(trial: Trial) -> None:
         model = LanguageModel(Qwen2ForCausalLM(Qwen2Config(**shape)).eval())
     copied = acting_copy(model, torch.bfloat16)
     _sync(trial, model, acting=copied, engine=_Version())
+
+
+def to_process(trial: Trial) -> None:
+    """Weights reach a process that maps the sender's buckets, as vLLM's workers do."""
+    entries, bucket_bytes = (500_000_000, BUCKET_BYTES) if trial.on_gpu else (10_000, 4096)
+    weights = {
+        f"layer_{number}": torch.randn(entries // 40, 10, device=trial.device).to(trial.dtype)
+        for number in range(4)
+    }
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    receiver = context.Process(target=_receive, args=(theirs, trial.device), daemon=True)
+    receiver.start()
+    theirs.close()
+
+    def call(handle: Any, packed: list[Any]) -> None:
+        ours.send((handle, packed))
+        ours.recv()
+
+    seconds = []
+    for _ in range(2):  # the first also starts the other process
+        transport = CudaIpc(call, trial.device) if trial.on_gpu else SharedMemory(call)
+        begin = time.perf_counter()
+        sent = send(in_rows(weights.items()), transport, bucket_bytes=bucket_bytes)
+        ours.send(None)
+        arrived = ours.recv()
+        seconds.append(time.perf_counter() - begin)
+        trial.require(sent == arrived, f"checksum {sent} was sent and {arrived} arrived")
+        next(iter(weights.values())).add_(0.5)
+    size = sum(weight.nbytes for weight in weights.values())
+    trial.note(bytes=size, seconds=seconds[-1], gb_per_s=size / seconds[-1] / 1e9)
+
+
+def _receive(sender: Connection, device: torch.device) -> None:
+    """Map buckets and answer each; answer None, the end of the weights, by their checksum."""
+    buffers, digest = MappedBuffers(), RunningChecksum()
+    while True:
+        try:
+            message: tuple[Any, Sequence[Any]] | None = sender.recv()
+        except EOFError:
+            return
+        if message is None:
+            buffers.close()
+            sender.send(digest.value)
+            digest = RunningChecksum()
+            continue
+        handle, packed = message
+        buffer = buffers.open(handle, device=device)
+        for each in packed:
+            digest.add(Entry.unpacked(each).rows(buffer))
+        sender.send(True)
 
 
 def to_vllm(trial: Trial) -> None:
