@@ -1,7 +1,8 @@
 """`siirl completion bash|zsh|fish`: prints a shell completion script.
 
     siirl completion bash > ~/.local/share/bash-completion/completions/siirl
-    siirl completion zsh > ~/.zfunc/_siirl                      # a folder of fpath
+    # in a folder of fpath
+    siirl completion zsh > ~/.zfunc/_siirl
     siirl completion fish > ~/.config/fish/completions/siirl.fish
 
 It completes subcommands, flags, `group=option`, `key=` and values with choices. The script contains
@@ -19,6 +20,7 @@ from siirl import __version__, interrupts
 from siirl.commands import FLAGS, SUBCOMMANDS, Subcommand
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.interrupts import leave
+from siirl.params.command_help import described
 from siirl.params.config_groups import OPTIONAL_GROUPS, options
 from siirl.params.exit_status import REFUSED, end, end_without_reader
 from siirl.params.refusals import REFUSALS
@@ -200,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if {"--help", "-h"} & set(words):
-            print(__doc__, flush=True)
+            print(described(__doc__, "siirl.completion"), flush=True)
         elif len(words) != 1:
             raise ConfigError("Which shell? Type: siirl completion bash, zsh or fish.")
         else:

@@ -6,7 +6,6 @@ the real thing: an image is rendered, a program is sandboxed, Ray is started and
 installation can be examined. Left out: a job's configuration, which `siirl.train` checks.
 """
 
-import argparse
 import importlib.metadata
 import importlib.util
 import platform
@@ -16,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from siirl import interrupts, program
+from siirl import interrupts
 from siirl.errors import MissingAssetError
 from siirl.interrupts import leave
+from siirl.params.command_help import argument_parser
 from siirl.reporting.optional_writers import OPTIONAL
 
 LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
@@ -39,11 +39,7 @@ class Check(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog=program("siirl.doctor"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser(__doc__, "siirl.doctor")
     parser.parse_args(argv)
     return examine(checks())
 

@@ -6,14 +6,11 @@
     # agent group 1 of a run with several, in its own environment
     siirl evaluate checkpoint=outputs/run/TIME/checkpoints/step_00000040/actor_1
 
-`checkpoint` is a policy folder (`hf://owner/name` on the Hub), a checkpoint or a run folder; a
-run's configuration then becomes the default. All other words are those of `siirl.train`.
-`actions=sampled|argmax|both` selects the kind of action. Results go to `evaluation.json` in a new
-run folder, with videos of `trainer.record_val_episodes` episodes.
+A run's configuration becomes the default. Results go to `evaluation.json` in a new run folder, with
+videos of `trainer.record_val_episodes` episodes.
 
 `env=libero env.suite=…` runs LIBERO's published protocol: all tasks of the suites from all 50
-initial states (`env.tasks=` and `env.states=split` select fewer). `resume=FOLDER` continues an
-interrupted one (siirl.jobs.libero_protocol).
+initial states (`env.tasks=` and `env.states=split` select fewer).
 """
 
 import sys
@@ -23,14 +20,21 @@ from pathlib import Path
 from siirl import interrupts
 from siirl.errors import SiirlError, UnknownNameError
 from siirl.interrupts import leave
+from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
-from siirl.params.own_words import split_words
+from siirl.params.own_words import Word, split_words
 from siirl.params.paths import named_policy
 from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 
-WORDS = {"checkpoint": "", "actions": "both", "resume": ""}
-"""The command's own words and their defaults."""
+WORDS = {
+    "checkpoint": Word(
+        "", "policy folder (hf://owner/name on the Hub), checkpoint, or run folder", "PATH"
+    ),
+    "actions": Word("both", "kind of action: sampled, argmax or both"),
+    "resume": Word("", "run folder of an interrupted LIBERO protocol, to continue it", "FOLDER"),
+}
+"""The command's own words."""
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
 
@@ -38,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"--help", "-h"} & set(words):
-        print(__doc__)
+        print(help_of_words(__doc__, "siirl.evaluate", WORDS), flush=True)
         return 0
     try:
         own, words = split_words(words, WORDS)

@@ -14,9 +14,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from siirl import interrupts, program
+from siirl import interrupts
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
+from siirl.params.command_help import argument_parser
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.paths import find
 from siirl.params.refusals import REFUSALS
@@ -51,12 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("siirl.export"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = argument_parser(__doc__, "siirl.export")
     parser.add_argument("run", metavar="RUN", help="run folder, checkpoint or policy folder")
     parser.add_argument("--output", required=True, type=Path, help="folder to write; new or empty")
     parser.add_argument(

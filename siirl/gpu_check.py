@@ -1,5 +1,8 @@
-"""`siirl gpu-check [--minutes 8] [--json FILE] [--only NAME ...]`: try siirl on this
-machine's GPUs, with random weights of published shapes.
+"""`siirl gpu-check`: tries siirl on this machine's GPUs, with random weights of published shapes.
+
+    siirl gpu-check
+    siirl gpu-check --minutes 8 --json results.json
+    siirl gpu-check --only device attention
 
 Needs torch, transformers, numpy, tensordict and omegaconf. Checks of what else is missing (ray,
 vLLM, MuJoCo, Gymnasium) are skipped by name. On a machine without GPU the small form of each check
@@ -14,11 +17,12 @@ from pathlib import Path
 
 import torch
 
-from siirl import interrupts, program
+from siirl import interrupts
 from siirl.gpu_checks.catalogue import CHECKS
 from siirl.gpu_checks.check_runner import run_checks
 from siirl.gpu_checks.table import describe_row, summary, write_json
 from siirl.interrupts import leave
+from siirl.params.command_help import argument_parser
 
 FAILED = 1
 MINUTES = 8.0
@@ -41,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("siirl.gpu_check"), description="Try siirl on this machine's GPUs."
-    )
+    parser = argument_parser(__doc__, "siirl.gpu_check")
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, help="time budget, which is kept (default 8)"
     )

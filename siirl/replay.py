@@ -29,9 +29,10 @@ from rich.console import Console
 
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
-from siirl import interrupts, program
+from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
+from siirl.params.command_help import argument_parser
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.parser import parse_first
@@ -95,11 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("siirl.replay"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser(__doc__, "siirl.replay")
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
     parser.add_argument("uid", nargs="?", help="episode to replay; default: list the episodes")
     parser.add_argument(

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from siirl import interrupts, program
+from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
+from siirl.params.command_help import argument_parser
 from siirl.params.exit_status import FAILED, end, end_without_reader
 from siirl.reporting.agent_folders import folders_of_agents, hint
 from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
@@ -35,11 +36,7 @@ from siirl.reporting.run_folder import require_folder
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status: 0 done, 1 nothing to read or no place to write."""
-    parser = argparse.ArgumentParser(
-        prog=program("siirl.report"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser(__doc__, "siirl.report")
     parser.add_argument(
         "folders",
         metavar="RUN",

@@ -7,10 +7,8 @@ Plays groups of rollouts from held-out start states and scores them step by step
 Prints, for each task, how many groups the reward ranks, its rank correlation with the true distance
 where the environment reports one, and its rewards for videos that achieve nothing.
 
-`checkpoint` is a policy folder, a checkpoint or a run folder; a run's configuration, with its
-reward, then becomes the default. `steps=4` measures the episodes of four training steps, after two
-steps that fill the reward's memory. All other words are those of `siirl.train`. Results go to
-`reward_check.json` in a new run folder.
+A run's configuration, with its reward, becomes the default. Two steps before the measured ones
+fill the reward's memory. Results go to `reward_check.json` in a new run folder.
 
 Exit status: 1 failed, 2 refused, 130, 143 or 129 when a signal ends it.
 """
@@ -21,13 +19,17 @@ from collections.abc import Sequence
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
+from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
-from siirl.params.own_words import split_words
+from siirl.params.own_words import Word, split_words
 from siirl.params.paths import named_policy
 from siirl.params.refusals import REFUSALS
 
-WORDS = {"checkpoint": "", "steps": "4"}
-"""The command's own words and their defaults."""
+WORDS = {
+    "checkpoint": Word("", "policy folder, checkpoint, or run folder", "PATH"),
+    "steps": Word("4", "measures the episodes of this many training steps"),
+}
+"""The command's own words."""
 MOST_STEPS = 1000
 
 
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"--help", "-h"} & set(words):
-        print(__doc__)
+        print(help_of_words(__doc__, "siirl.reward_check", WORDS), flush=True)
         return 0
     try:
         own, words = split_words(words, WORDS)

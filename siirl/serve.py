@@ -4,16 +4,7 @@
     siirl serve env=sandbox port=8000 sessions=16 token_file=my_token
 
 Clients are openenv-core, every trainer that uses it, and siirl's own env=openenv. Each session has
-an environment in a separate process. All words but these are those of `siirl.train`; only the
-groups env and cluster matter:
-
-    port=8000             TCP port; 0 takes a free one
-    host=127.0.0.1        address to listen at: this machine alone. Another one exposes the server to
-                          the network, without encryption
-    sessions=4            clients at once; a further one gets an error
-    token_file=FILE       file with the token that clients must send; made if it does not exist. By
-                          default below the cache folder ($SIIRL_CACHE, or ~/.cache/siirl)
-    max_message_mib=4     largest message of a client
+an environment in a separate process. Of the configuration, only the groups env and cluster matter.
 
 Exit status: 1 failed, 2 refused, 130, 143 or 129 when a signal ends it.
 """
@@ -32,22 +23,32 @@ from typing import TYPE_CHECKING
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import STOP, leave
+from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
-from siirl.params.own_words import split_words
+from siirl.params.own_words import Word, split_words
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from siirl.env_server.pool import EnvPool
 
-WORDS: Mapping[str, str] = {
-    "port": "8000",
-    "host": "127.0.0.1",
-    "sessions": "4",
-    "token_file": "",
-    "max_message_mib": "4",
+WORDS: Mapping[str, Word] = {
+    "port": Word("8000", "TCP port; 0 takes a free one"),
+    "host": Word(
+        "127.0.0.1",
+        "address to listen at: this machine alone. Another one exposes the server to the network, "
+        "without encryption",
+    ),
+    "sessions": Word("4", "clients at once; a further one gets an error"),
+    "token_file": Word(
+        "",
+        "file with the token that clients must send; made if it does not exist. By default below "
+        "the cache folder ($SIIRL_CACHE, or ~/.cache/siirl)",
+        "FILE",
+    ),
+    "max_message_mib": Word("4", "largest message of a client, in MiB"),
 }
-"""The command's own words and their defaults."""
+"""The command's own words."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LARGEST_PORT, MOST_SESSIONS, LARGEST_MESSAGE_MIB = 65_535, 1024, 1024
 TOKEN_BYTES, SHORTEST_TOKEN = 32, 16
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"--help", "-h"} & set(words):
-        print(__doc__)
+        print(help_of_words(__doc__, "siirl.serve", WORDS), flush=True)
         return 0
     try:
         own, words = split_words(words, WORDS)

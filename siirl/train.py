@@ -18,7 +18,7 @@ from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, i
 from siirl.params.help import commented, help_text
 from siirl.params.parser import Parsed, parse, to_yaml
 from siirl.params.refusals import REFUSALS
-from siirl.params.terminal_lines import say
+from siirl.params.terminal_lines import say, text_columns
 from siirl.params.threads import short_waits
 
 USAGE = "[group=option ...] [key=value ...]: train a policy (default: the demo)"
@@ -72,8 +72,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
     job = prepare(config, spec)
     for warning in job.warnings:
         say(f"Warning: {warning}")
-    plan = render(job.plan)
-    print(plan, flush=True)
+    print(render(job.plan, columns=text_columns()), flush=True)
     if not start:
         return
     from siirl.jobs.training_run import run
@@ -82,7 +81,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
     needed_bytes = int(job.plan.needs.disk_bytes)
     with run_folder(config, needed_bytes=needed_bytes, given=parsed.given) as folder:
         print(f"  run folder  {folder}", flush=True)
-        (folder / PLAN_FILE).write_text(plan + "\n")
+        (folder / PLAN_FILE).write_text(f"{render(job.plan)}\n")
         run(config, job.graph, folder)
 
 

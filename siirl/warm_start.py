@@ -19,9 +19,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from siirl import interrupts, program
+from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
+from siirl.params.command_help import argument_parser
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.refusals import REFUSALS
@@ -95,12 +96,7 @@ def check_places(flags: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("siirl.warm_start"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = argument_parser(__doc__, "siirl.warm_start")
     parser.add_argument("--output", required=True, type=Path, help="policy folder to write")
     parser.add_argument(
         "--demonstrations",

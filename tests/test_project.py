@@ -21,6 +21,7 @@ import envs.libero.folders
 import envs.metaworld.metaworld_env
 import siirl
 from siirl.reporting.metrics import METRICS, declaration
+from siirl.reporting.optional_writers import OPTIONAL
 
 PACKAGES = ("siirl", "envs", "vjepa", "pipelines")
 
@@ -245,6 +246,14 @@ def test_the_lock_has_what_the_extras_ask_for(repository: Path) -> None:
     assert [
         str(r) for r in wanted if pinned.get(canonicalize_name(r.name), "") not in r.specifier
     ] == []
+
+
+def test_every_optional_writer_is_an_extra_of_what_its_refusal_installs(repository: Path) -> None:
+    extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for name, (_, packages) in OPTIONAL.items():
+        assert [Requirement(line).name for line in extras[name]] == packages.split()
 
 
 def test_the_commands_that_install_simulators_name_the_pinned_versions(repository: Path) -> None:

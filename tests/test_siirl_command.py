@@ -187,6 +187,8 @@ def test_help_without_a_reader_ends_without_a_traceback(tmp_path: Path) -> None:
     [
         (("-m", "siirl.doctor"), "usage: python -m siirl.doctor "),
         (("-m", "siirl.train"), "python -m siirl.train [group=option ...]"),
+        (("-m", "siirl.serve"), "usage: python -m siirl.serve [word=value ...]"),
+        (("-c", SCRIPT, "evaluate"), "usage: siirl evaluate [word=value ...]"),
         (("-c", SCRIPT, "doctor"), "usage: siirl doctor "),
         (("-c", SCRIPT, "train"), "siirl train [group=option ...]"),
     ],

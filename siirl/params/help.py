@@ -7,29 +7,28 @@ from collections.abc import Iterator, Mapping
 from siirl.errors import UnknownNameError
 from siirl.params.aliases import ALIASES, EXPLANATIONS, RENAMED_KEYS
 from siirl.params.build import as_text
+from siirl.params.command_help import paragraph
 from siirl.params.config_groups import options, summary
 from siirl.params.schema import Key, groups_of, join, keys_of, type_name
+from siirl.params.terminal_lines import USUAL_COLUMNS, text_columns
 from siirl.params.training_args import SiiRLArguments
 
-WIDTH = 80
 YAML_INDENT = 2
 
-INTRODUCTION = """\
-{usage}
-
-  group=option   select a config group option (below)
-  key=value      set one key (below), for example trainer.total_steps=3; the
-                 last value takes precedence
-
-Flags
-  --help [NAME]  this text, or the part about a group or a part of a key, for
-                 example --help trainer
-  --plan         check everything, print the plan, start nothing
-  --cfg job      print the resolved configuration as YAML
-  --cfg comments the same, with each key explained
-  --config FILE  read keys from a YAML file, for example a run's config.yaml;
-                 the command line takes precedence
-"""
+WORDS = {
+    "group=option": "select a config group option (below)",
+    "key=value": "set one key (below), for example trainer.total_steps=3; the last value takes "
+    "precedence",
+}
+FLAGS = {
+    "--help [NAME]": "this text, or the part about a group or a part of a key, for example "
+    "--help trainer",
+    "--plan": "check everything, print the plan, start nothing",
+    "--cfg job": "print the resolved configuration as YAML",
+    "--cfg comments": "the same, with each key explained",
+    "--config FILE": "read keys from a YAML file, for example a run's config.yaml; the command "
+    "line takes precedence",
+}
 
 
 def help_text(*, usage: str, user_groups: Mapping[str, type], topic: str | None = None) -> str:
@@ -47,12 +46,20 @@ def help_text(*, usage: str, user_groups: Mapping[str, type], topic: str | None 
     if topic is not None:
         return "\n".join(_about(topic, user_groups))
     sections = [
-        INTRODUCTION.format(usage=usage),
+        *_introduction(usage),
         *_groups(),
         *_all_keys(user_groups),
         _old_names(),
     ]
     return "\n".join(sections)
+
+
+def _introduction(usage: str) -> Iterator[str]:
+    yield textwrap.fill(usage, text_columns(), subsequent_indent="  ")
+    for heading, entries in (("", WORDS), ("\nFlags", FLAGS)):
+        yield heading
+        yield from (paragraph(name, text, indent=2, column=18) for name, text in entries.items())
+    yield ""
 
 
 def commented(config: str) -> str:
@@ -67,7 +74,7 @@ def commented(config: str) -> str:
             if places[-1] in known:
                 lines += textwrap.wrap(
                     _sentence(known[places[-1]]),
-                    WIDTH,
+                    USUAL_COLUMNS,
                     initial_indent=f"{' ' * YAML_INDENT * depth}# ",
                     subsequent_indent=f"{' ' * YAML_INDENT * depth}# ",
                 )
@@ -95,7 +102,7 @@ def _groups() -> Iterator[str]:
 def _group(group: str) -> Iterator[str]:
     yield f"  {group}="
     for name in options()[group]:
-        yield _paragraph(name, summary(group, name), indent=4, column=22)
+        yield paragraph(name, summary(group, name), indent=4, column=22)
 
 
 def _all_keys(user_groups: Mapping[str, type]) -> Iterator[str]:
@@ -119,7 +126,7 @@ def _keys(user_groups: Mapping[str, type], topic: str = "") -> Iterator[str]:
             continue
         yield "\n" + textwrap.fill(
             f"{place or '(root)'}: {_first_line(cls)}",
-            WIDTH,
+            text_columns(),
             initial_indent="  ",
             subsequent_indent="  ",
         )
@@ -127,7 +134,7 @@ def _keys(user_groups: Mapping[str, type], topic: str = "") -> Iterator[str]:
 
 
 def _key(key: Key) -> str:
-    return _paragraph(key.place, _sentence(key), indent=4, column=28)
+    return paragraph(key.place, _sentence(key), indent=4, column=28)
 
 
 def _sentence(key: Key) -> str:
@@ -153,8 +160,8 @@ def _old_names() -> str:
     lines = ["Old names that are still accepted"]
     for (key, value), replacement in ALIASES.items():
         meaning = " ".join(f"{new_key}={new}" for new_key, new in replacement) or EXPLANATIONS[key]
-        lines.append(_paragraph(f"{key}={value}", meaning, indent=4, column=28))
-    lines += [_paragraph(old, new, indent=4, column=28) for old, new in RENAMED_KEYS.items()]
+        lines.append(paragraph(f"{key}={value}", meaning, indent=4, column=28))
+    lines += [paragraph(old, new, indent=4, column=28) for old, new in RENAMED_KEYS.items()]
     return "\n".join(lines)
 
 
@@ -163,11 +170,3 @@ def _first_line(cls: type) -> str:
     return (
         "" if text.startswith(f"{cls.__name__}(") else text.split("\n")[0]
     )  # dataclasses without a docstring get their signature
-
-
-def _paragraph(name: str, text: str, *, indent: int, column: int) -> str:
-    """`name` in the left column and the wrapped text in the right; below if `name` is long."""
-    head = " " * indent + name
-    first = head.ljust(column) if len(head) < column else head + "\n" + " " * column
-    body = textwrap.wrap(text, WIDTH - column) or [""]
-    return (first + ("\n" + " " * column).join(body)).rstrip()

@@ -1,24 +1,34 @@
 """Separates a command's own `key=value` words from those of the configuration."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from siirl.errors import UnknownNameError
 
 
+class Word(NamedTuple):
+    """A command's own word: its default, its meaning, and its value as help shows it."""
+
+    default: str
+    help: str
+    shown: str = ""
+    """Empty: the default."""
+
+
 def split_words(
-    words: Sequence[str], defaults: Mapping[str, str]
+    words: Sequence[str], known: Mapping[str, Word]
 ) -> tuple[dict[str, str], list[str]]:
     """The command's own words, each with its last value or its default, and the other words.
 
     Raises:
         UnknownNameError: A flag; such a command has only --help.
     """
-    own, others = dict(defaults), []
+    own, others = {name: word.default for name, word in known.items()}, []
     for word in words:
         if word.startswith("-"):
             raise UnknownNameError.of(kind="flag", name=word, known=["--help"])
         name, equals, value = word.partition("=")
-        if equals and name in defaults:
+        if equals and name in known:
             own[name] = value
         else:
             others.append(word)

@@ -2,11 +2,12 @@
 
 A file or pipe gets whole lines, so that `grep` finds a message. Words are never broken: paths and
 keys stay copyable, and so does a command after `Type: `. Left out: a run's own lines
-(siirl.reporting.console) and its plan (siirl.preflight.plan_text), which fit 80 columns anywhere.
+(siirl.reporting.console) and its plan (siirl.preflight.plan_text).
 """
 
 import os
 import re
+import shutil
 import sys
 import textwrap
 from typing import TextIO
@@ -18,6 +19,11 @@ HANG = 2
 _NUMBERED = re.compile(r"\s*(\d+\. )?")
 _COMMAND = re.compile(r"(?<=Type: )\S.*?(?=[.,;]?(?:\s*$|\s+[A-Z(])|[,;] )")
 _KEPT = "\x00"  # stands for a space inside of a command; no message has it after `printable`
+
+
+def text_columns() -> int:
+    """Columns of help and plan: those of the terminal, at most 80; 80 in a file."""
+    return min(USUAL_COLUMNS, shutil.get_terminal_size().columns)
 
 
 def say(text: str) -> None:

@@ -4,13 +4,14 @@ import textwrap
 from collections.abc import Sequence
 
 from siirl.params.printable import printable
+from siirl.params.terminal_lines import USUAL_COLUMNS
 from siirl.preflight.gpu_fit import table_lines
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import counted, shortage, size_text
 from siirl.preflight.plan import Plan, listed
 
-COLUMNS = 80
-"""Width of the plan: the default width of a terminal."""
+LEAST_TEXT = 40  # columns beside a topic; in a narrower terminal the text stands below it
+BELOW = 4  # indent of that text
 UNGRADED_ROWS = (
     "includes rows that the environment cannot grade (no ground truth, or a style that needs a "
     "judge): only your reward rates them, and success rates leave them out "
@@ -18,8 +19,8 @@ UNGRADED_ROWS = (
 )
 
 
-def render(plan: Plan) -> str:
-    """The plan as text for a terminal, one topic per line."""
+def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
+    """The plan as text in lines of at most `columns`, one topic per line."""
     lines = [
         ("pipeline", f"{plan.pipeline.name}: {plan.pipeline.paths[0]}"),
         *(("join" if " + " in path else "branch", path) for path in plan.pipeline.paths[1:]),
@@ -48,7 +49,8 @@ def render(plan: Plan) -> str:
     lacking = shortage(plan.needs.memory_parts, free_memory_bytes=plan.machine.free_memory_bytes)
     lines += [] if lacking is None else [("WARNING", lacking)]
     width = max(len(name) for name, _ in lines)
-    return "\n".join(["Plan", *(_hanging(name, value, column=width + 4) for name, value in lines)])
+    texts = (_hanging(name, value, column=width + 4, columns=columns) for name, value in lines)
+    return "\n".join(["Plan", *texts])
 
 
 def _lines_of_agents(plan: Plan) -> list[tuple[str, str]]:
@@ -81,12 +83,15 @@ def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _hanging(name: str, value: str, *, column: int) -> str:
-    """A topic in the left column and its text beside it, wrapped to `COLUMNS`."""
+def _hanging(name: str, value: str, *, column: int, columns: int) -> str:
+    """A topic in the left column and its text beside it, or below it if there is little room."""
+    below = columns - column < LEAST_TEXT
+    indent = BELOW if below else column
     text = textwrap.wrap(
-        printable(value, keep=""), COLUMNS - column, break_on_hyphens=False, break_long_words=False
+        printable(value, keep=""), columns - indent, break_on_hyphens=False, break_long_words=False
     )
-    return f"  {name:<{column - 2}}" + ("\n" + " " * column).join(text)
+    first = f"  {name}\n{' ' * indent}" if below else f"  {name:<{column - 2}}"
+    return first + ("\n" + " " * indent).join(text)
 
 
 def _render_tasks(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 OPTIONAL = {
     "mlflow": ("mlflow", "mlflow-skinny sqlalchemy alembic"),
-    "trackio": ("trackio", "--no-deps trackio brotli gradio-client orjson python-multipart"),
+    "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "wandb"),
 }
 """Module of each writer that needs another package, and what pip installs."""

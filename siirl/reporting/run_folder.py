@@ -107,6 +107,7 @@ def run_folder(
         except BaseException as error:
             note = leave()
             if not folder.exists():
+                error.add_note(note)
                 raise
             failure = _as_failure(error, place)
             failure.add_note(note)
@@ -116,13 +117,13 @@ def run_folder(
 
 
 def _leave(folder: Path, made: list[Path], describe: Callable[[Path], str]) -> str:
-    """Remove a folder without results; else return the note about it."""
+    """Remove a folder without results; return the note about the folder."""
     stacks.remove_empty(folder / stacks.FOLDER)
     if {entry.name for entry in folder.iterdir()} <= {
         *(CONFIG_FILE, ORIGIN_FILE, PLAN_FILE, GRAPH_FILE, PROBE_FILE)
     }:
         _take_back(folder, made)
-        return ""
+        return f"The run folder {folder} had no results and was removed"
     return describe(folder)
 
 

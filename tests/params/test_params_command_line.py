@@ -8,8 +8,9 @@ import yaml
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.command_line import Action, read_command_line
 from siirl.params.config_groups import options, summary
-from siirl.params.help import WIDTH, commented, help_text
+from siirl.params.help import commented, help_text
 from siirl.params.parser import known_keys, parse_config, to_yaml
+from siirl.params.terminal_lines import USUAL_COLUMNS
 
 
 def test_everything_that_is_no_flag_belongs_to_the_parser() -> None:
@@ -87,7 +88,9 @@ def test_keys_in_the_help_stand_as_they_are_typed() -> None:
 
 
 def test_help_fits_the_terminal() -> None:
-    assert max(len(line) for line in help_text(usage="", user_groups={}).splitlines()) <= WIDTH
+    assert (
+        max(len(line) for line in help_text(usage="", user_groups={}).splitlines()) <= USUAL_COLUMNS
+    )
 
 
 def test_help_is_limited_to_a_topic() -> None:

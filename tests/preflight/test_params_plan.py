@@ -318,6 +318,19 @@ def test_the_plan_fits_80_columns_with_a_hanging_indent() -> None:
     assert [line for line in lines if line.startswith(" " * 16)]
 
 
+def test_the_plan_fits_a_narrow_terminal() -> None:
+    lines = render(plan_of(), columns=60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert [line for line in lines if line.startswith(" " * 16)]
+
+
+def test_a_text_without_room_beside_its_topic_stands_below_it() -> None:
+    lines = render(plan_of(), columns=44).splitlines()
+    assert max(map(len, lines)) <= 44
+    at = lines.index("  tasks")
+    assert lines[at + 1] == "    metaworld: a, b"
+
+
 def test_a_slower_machine_takes_longer() -> None:
     config, spec = parse_config([*JOB, "trainer.max_minutes=null"]), SPEC
     fast, slow = (

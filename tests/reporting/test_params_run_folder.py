@@ -156,10 +156,16 @@ def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
     ]
 
 
-def test_an_interruption_before_anything_is_written_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), run_folder(config_for(tmp_path / "new"), needed_bytes=0):
+def test_an_interruption_before_anything_is_written_leaves_nothing_and_says_so(
+    tmp_path: Path,
+) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt) as caught,
+        run_folder(config_for(tmp_path / "new"), needed_bytes=0) as folder,
+    ):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+    assert caught.value.__notes__ == [f"The run folder {folder} had no results and was removed"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])

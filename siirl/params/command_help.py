@@ -1,0 +1,90 @@
+"""Text of a command's `--help`, from its module's docstring: summary, examples, then prose.
+
+Examples carry the command's name as it was typed. Prose fits the terminal, at most 80 columns.
+"""
+
+import argparse
+import textwrap
+from collections.abc import Mapping
+
+from siirl import program
+from siirl.params.own_words import Word
+from siirl.params.terminal_lines import text_columns
+
+EXAMPLE = "    "  # indent of the examples in a docstring
+COLUMN = 22  # of the meaning of a word
+
+
+def described(text: str, module: str) -> str:
+    """`text` with the command's name as it was typed, in lines that fit the terminal."""
+    as_subcommand = f"siirl {module.rpartition('.')[2].replace('_', '-')}"
+    typed = text.strip().replace(as_subcommand, program(module))
+    return "\n\n".join(_part(part) for part in typed.split("\n\n"))
+
+
+def argument_parser(text: str, module: str) -> argparse.ArgumentParser:
+    """A parser for the flags of `module`, whose docstring is `text`."""
+    return argparse.ArgumentParser(
+        prog=program(module),
+        description=described(text, module),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def help_of_words(text: str, module: str, words: Mapping[str, Word]) -> str:
+    """Help of a command with own words beside those of the configuration."""
+    own = {f"{name}={word.shown or word.default}": word.help for name, word in words.items()}
+    others = {
+        "group=option": "as for siirl train; siirl train --help lists them",
+        "key=value": "the same",
+        "--help": "this text",
+    }
+    return "\n".join(
+        [
+            f"usage: {program(module)} [word=value ...] [group=option ...] [key=value ...]",
+            "",
+            described(text, module),
+            "",
+            "Words of this command",
+            *(paragraph(name, meaning, indent=2, column=COLUMN) for name, meaning in own.items()),
+            "",
+            "Configuration and flags",
+            *(
+                paragraph(name, meaning, indent=2, column=COLUMN)
+                for name, meaning in others.items()
+            ),
+        ]
+    )
+
+
+def paragraph(name: str, text: str, *, indent: int, column: int) -> str:
+    """`name` in the left column and the wrapped text in the right; below if `name` is long."""
+    head = " " * indent + name
+    first = head.ljust(column) if len(head) < column else head + "\n" + " " * column
+    body = textwrap.wrap(text, text_columns() - column) or [""]
+    return (first + ("\n" + " " * column).join(body)).rstrip()
+
+
+def _part(part: str) -> str:
+    if part.startswith(EXAMPLE):
+        return "\n".join(map(_example, part.split("\n")))
+    return textwrap.fill(
+        " ".join(part.split()), text_columns(), break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _example(line: str) -> str:
+    """The line as it is, or continued as a shell reads it."""
+    columns = text_columns()
+    if len(line) <= columns:
+        return line
+    lines = textwrap.wrap(
+        line.strip(),
+        columns - len(" \\"),
+        initial_indent=EXAMPLE,
+        subsequent_indent=EXAMPLE + ("# " if line.strip().startswith("#") else "  "),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return ("\n" if line.strip().startswith("#") else " \\\n").join(lines)
