@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warm_start(
             flags,
             config,
-            command="python -m siirl.warm_start "
+            command="siirl warm-start "
             + shlex.join(sys.argv[1:] if arguments is None else arguments),
         )
     except REFUSALS as error:

@@ -215,6 +215,7 @@ def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> Non
         "mlflow",
         "reasoning-gym",
         "timm",
+        "trackio",
         "vllm",
         "wandb",
     }

@@ -48,14 +48,14 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
     assert all(torch.equal(one[name], again[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
     notes = json.loads((tmp_path / "one" / "config.json").read_text())["notes"]
-    assert notes["command"].startswith("python -m siirl.warm_start --output ")
+    assert notes["command"].startswith("siirl warm-start --output ")
     assert (notes["tasks"], notes["demonstrations"]) == (["handle-press"], 1)
     assert 12 <= notes["observations"] <= 120
     (demonstrations,) = load_demonstration_clips(str(clips)).items()
     assert demonstrations[0] == "handle-press"
     assert demonstrations[1][0].shape[1:] == (16, 16, 3)
     assert (
-        f"Measure it: python -m siirl.evaluate checkpoint={tmp_path / 'one'}"
+        f"Measure it: siirl evaluate checkpoint={tmp_path / 'one'}"
         in capsys.readouterr().out.replace("\n", "")
     )
 
@@ -90,7 +90,7 @@ def test_one_command_makes_a_model_for_the_users_tasks(tmp_path, capsys):
     command = ["--output", str(tmp_path), *SHORT, "env=math", "env.tasks=[sums-1]", SMALL]
     assert main(command) == 0
     notes = json.loads((tmp_path / "warm_start.json").read_text())
-    assert notes["command"].startswith("python -m siirl.warm_start --output ")
+    assert notes["command"].startswith("siirl warm-start --output ")
     assert notes["updates"] == 2
     assert load_language_model(tmp_path).config.hidden_size == 32
     assert load_chat_tokenizer(tmp_path).vocab_size == 264

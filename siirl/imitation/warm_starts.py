@@ -1,6 +1,6 @@
 """Warm starts before RL: VLA policies from demonstrations, text from answers.
 
-Implements `python -m siirl.warm_start` after argument parsing. Left out: the training itself
+Implements `siirl warm-start` after argument parsing. Left out: the training itself
 (`siirl.imitation.behaviour_cloning`, `siirl.imitation.sft`).
 """
 
@@ -97,7 +97,7 @@ def check_robot(config: SiiRLArguments) -> None:
         raise ConfigError(
             f"env.name={config.env.name} has no {' and no '.join(lacks)}, which demonstrations "
             "need. RL can start from new weights: "
-            "python -m siirl.train ... actor_rollout_ref.model.path=null"
+            "siirl train ... actor_rollout_ref.model.path=null"
         )
     check_machine(config, spec)
     check_policy(config, spec)
@@ -142,7 +142,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         _save_clips(flags.clips, demonstrations)
     print(
         f"Saved {flags.output}: {_describe_fit(final)}. "
-        f"Measure it: python -m siirl.evaluate checkpoint={flags.output}"
+        f"Measure it: siirl evaluate checkpoint={flags.output}"
     )
 
 

@@ -1,6 +1,6 @@
 """Evaluation of a policy on held-out episodes or by a published protocol, up to its tables.
 
-Implements `python -m siirl.evaluate` after argument parsing. The Validator runs the episodes of
+Implements `siirl evaluate` after argument parsing. The Validator runs the episodes of
 held-out seeds.
 """
 

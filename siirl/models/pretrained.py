@@ -51,7 +51,7 @@ def source_of(path: str | Path, *, place: str = KEY) -> str:
         raise MissingAssetError(
             f"{place}={path}: there is no such folder. Give {LANGUAGE_MODEL_FOLDER}, a hub id "
             "(for example Qwen/Qwen2.5-0.5B-Instruct), or assets/tiny_lm; "
-            "`python -m siirl.warm_start env=math --output FOLDER` makes one."
+            "`siirl warm-start env=math --output FOLDER` makes one."
         )
     return find_on_hub(name, place=place)
 

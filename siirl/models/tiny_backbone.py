@@ -193,7 +193,7 @@ class TinyPolicy(Policy):
                     f"actor_rollout_ref.model.options has {name}={asked}, and the weights in "
                     f"{path} were made with {name}={there}: leave it out, or begin with new "
                     "weights: actor_rollout_ref.model.path=null, or a folder that "
-                    "siirl.warm_start makes."
+                    "siirl warm-start makes."
                 )
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:

@@ -131,7 +131,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
             raise MissingAssetError(
                 f"No {name} in the policy folder {folder}. Set actor_rollout_ref.model.path to a "
                 f"folder with {CONFIG_FILE} and {WEIGHTS_FILE}, or make one: python -m "
-                "siirl.warm_start."
+                "siirl warm-start."
             )
     description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
     if description.get("model_type") == "openvla":

@@ -4,7 +4,7 @@ Its tokenizer encodes any text: tokens 0 to 255 are the bytes, and eight more ar
 no merges, because a model that adds digit by digit learns from few questions, and because a tiny
 vocabulary leaves the weights to the layers. Model and tokenizer are an ordinary Hugging Face
 folder, which needs no code of siirl. (Not Qwen2: transformers reads any tokenizer next to it as
-Qwen's own, which normalises text and has one token more.) `python -m siirl.warm_start env=math`
+Qwen's own, which normalises text and has one token more.) `siirl warm-start env=math`
 trains it.
 
 Its chat template is minimal. A first message of a user has no mark, and the answer follows at once

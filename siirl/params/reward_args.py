@@ -83,7 +83,7 @@ class RewardArguments:
     dbscan_eps_scale: float = _of_vjepa("dbscan_eps_scale")
     demonstrations: str | None = option(
         None,
-        "Clips that count as successes from the start: a file of siirl.warm_start --clips, or a "
+        "Clips that count as successes from the start: a file of siirl warm-start --clips, or a "
         "LeRobot data set (a folder, or hf://owner/name).",
         why="only the run's own successes count",
     )

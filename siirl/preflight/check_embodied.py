@@ -161,7 +161,7 @@ def check_demonstrations(reward: RewardArguments, spec: EnvSpec) -> None:
         )
     except (AttributeError, MemoryError, ValueError, *DAMAGE) as error:
         raise ConfigError(
-            f"{place} holds no clips ({error}): make some with python -m siirl.warm_start "
+            f"{place} holds no clips ({error}): make some with siirl warm-start "
             "--clips FILE, or name a LeRobot data set."
         ) from error
     if not tasks.keys() & set(spec.tasks):

@@ -56,7 +56,7 @@ def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
 def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
     remedy = (
         f"give a folder with config.json and model.safetensors, {otherwise}, or make one: "
-        "python -m siirl.warm_start"
+        "siirl warm-start"
     )
     return _model_folder(path, place=place, remedy=remedy)
 
@@ -123,7 +123,7 @@ def _demonstrations(path: str | None) -> Iterator[SiirlError]:
     if path is not None and not find(path).exists():
         yield MissingAssetError(
             f"reward.demonstrations={path}: there is no such file; collect some with python -m "
-            "siirl.warm_start, or leave it out."
+            "siirl warm-start, or leave it out."
         )
 
 

@@ -376,7 +376,7 @@ def _start(model: ModelArguments, trainer: TrainingArguments, spec: EnvSpec) -> 
     )
     return (
         f"WARNING: {trained_on}, {unseen}: expect almost no success there, or train weights "
-        "for them with python -m siirl.warm_start"
+        "for them with siirl warm-start"
     )
 
 

@@ -186,7 +186,7 @@ def check_resume(trainer: TrainingArguments) -> str | None:
         raise ConfigError(
             f"trainer.resume={wanted}: {folder} has finished step {step} of "
             f"trainer.total_steps={total}: raise "
-            "trainer.total_steps, or evaluate the policy: python -m siirl.evaluate "
+            "trainer.total_steps, or evaluate the policy: siirl evaluate "
             f"checkpoint={folder}"
         )
     return f"after step {step} of {folder}"

@@ -59,7 +59,7 @@ def _remedy_of_reward(value: float) -> str:
     if value == 0.0:
         return (
             "A policy that never succeeds learns nothing from a 0/1 reward: start from weights "
-            "that sometimes succeed (siirl.warm_start), take easier tasks, or a reward that "
+            "that sometimes succeed (siirl warm-start), take easier tasks, or a reward that "
             "ranks failures (reward=srpo). If rollouts do succeed, the reward function is wrong."
         )
     if value == 1.0:
@@ -178,7 +178,7 @@ _REMEDY_OF_DROP = {
     "all_success": "The tasks are solved: take harder ones, or end the run.",
     "all_failure_without_reference": (
         "No rollout succeeds, and no success is known: start from weights that sometimes succeed "
-        "(siirl.warm_start), or give demonstrations (reward.demonstrations)."
+        "(siirl warm-start), or give demonstrations (reward.demonstrations)."
     ),
     "truncated": "Rollouts reach their length limit: raise data.max_response_length or "
     "env.max_episode_steps.",
@@ -231,11 +231,11 @@ def _remedy_of_task(task: str, *, success: float) -> str:
             f"{found}, and {success:.0%} of the rollouts succeeded: the start state decides the "
             "outcome, and a 0/1 reward teaches nothing. Raise "
             "actor_rollout_ref.rollout.noise_correlation, or start from a policy that varies more "
-            "(siirl.warm_start with more --target-noise)."
+            "(siirl warm-start with more --target-noise)."
         )
     return (
         f"{found}, and none of the rollouts succeeded: a 0/1 reward teaches nothing. Start from "
-        "weights that sometimes succeed (siirl.warm_start with more --demonstrations), or leave "
+        "weights that sometimes succeed (siirl warm-start with more --demonstrations), or leave "
         "the task out."
     )
 

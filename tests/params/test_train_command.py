@@ -214,7 +214,7 @@ def test_a_run_with_no_step_left_is_refused_and_not_started(
         f"trainer.resume={three_steps}: {three_steps} has finished step 3 of trainer.total_steps=3"
         in message
     )
-    assert f"python -m siirl.evaluate checkpoint={three_steps}" in message
+    assert f"siirl evaluate checkpoint={three_steps}" in message
 
 
 def one_line(text: str) -> str:

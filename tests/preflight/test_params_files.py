@@ -148,7 +148,7 @@ def test_a_missing_policy_folder_is_refused_with_the_remedy() -> None:
     found = problems("actor_rollout_ref.model.path=no/where")
     assert len(found) == 1
     assert found[0].startswith("actor_rollout_ref.model.path=no/where: there is no folder")
-    assert "siirl.warm_start" in found[0]
+    assert "siirl warm-start" in found[0]
 
 
 IN_ITS_PLACE = (
@@ -175,9 +175,7 @@ def test_the_remedy_of_a_reference_is_the_policys_own_start() -> None:
     (robots,) = problems(*use_kl)
     assert text.endswith(f"{IN_ITS_PLACE}null for the policy's initial weights.")
     assert "or null" not in robots
-    assert (
-        "null for the policy's initial weights, or make one: python -m siirl.warm_start." in robots
-    )
+    assert "null for the policy's initial weights, or make one: siirl warm-start." in robots
 
 
 def test_what_may_be_a_hub_id_is_left_to_the_hub_by_language_models_alone() -> None:

@@ -296,7 +296,7 @@ def test_demonstrations_that_are_no_clips_are_refused(
     file.write_bytes(content)
     message = refused((*SRPO, f"reward.demonstrations={file}"), capsys)
     assert f"reward.demonstrations={file} holds no clips" in message
-    assert "python -m siirl.warm_start --clips FILE" in message
+    assert "siirl warm-start --clips FILE" in message
 
 
 def test_demonstrations_of_other_tasks_are_refused(

@@ -16,7 +16,7 @@ from siirl.reporting.graph_drawing import (
 )
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.origin import read_given
-from siirl.reporting.report_page import LiveReport
+from siirl.reporting.report_page import LiveReport, write_report
 from siirl.reporting.rollout_groups import groups, messages
 from siirl.reporting.run_folder import run_folder
 
@@ -117,6 +117,22 @@ def test_keys_that_the_user_set_come_first_with_the_value_of_the_groups(tmp_path
     of_groups = {row.key for row in rows[3:] if not row.source}
     assert len(of_groups) == len(rows) - 3
     assert {"actor_rollout_ref.actor.clip_ratio_high", "env.name"} <= of_groups
+
+
+def test_keys_that_only_the_groups_set_are_folded_below_the_users(tmp_path: Path) -> None:
+    """A text run is not compared with the defaults of the robots' jobs."""
+    words = ["pipeline=grpo", "env=math", "trainer.seed=7", f"trainer.output_dir={tmp_path}"]
+    parsed = parse(words)
+    with (
+        run_folder(parsed.config, needed_bytes=0, given=parsed.given) as folder,
+        MetricWriters([], RunDescription(folder, total_steps=1)) as writers,
+    ):
+        writers.write(step=1, metrics={"reward/mean_score": 1.0})
+    page = write_report(folder).read_text()
+    own, folded = page.partition('id="config"')[2].split(" keys that the groups set</summary>")
+    assert "trainer.seed" in own and "env.name" not in own
+    assert "Defaults are those of the chosen groups: pipeline=grpo env=math." in own
+    assert "<code>env.name</code>" in folded and "trainer.seed" not in folded.split("</details>")[0]
 
 
 def test_runs_are_compared_by_the_keys_that_differ(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def load_demonstration_clips(
 ) -> dict[str, list[NDArray[np.uint8]]]:
     """Clips of successful demonstrations by task: uint8 [frames, height, width, 3].
 
-    They come from the npz of `python -m siirl.warm_start --clips`, with keys `<task>/<number>`, or
+    They come from the npz of `siirl warm-start --clips`, with keys `<task>/<number>`, or
     from the first camera of a LeRobot data set.
 
     Args:
@@ -287,7 +287,7 @@ def load_demonstration_clips(
         return _recorded_clips(RobotDataSet(Path(file)), tasks=tasks, every=every)
     if not Path(file).is_file():
         raise MissingAssetError(
-            f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start "
+            f"reward.demonstrations={file} does not exist. Make it: siirl warm-start "
             "--clips FILE, or set it to null."
         )
     check_archive(Path(file), most_bytes=MOST_CLIP_BYTES)
@@ -299,7 +299,7 @@ def load_demonstration_clips(
     except (ValueError, *DAMAGE) as error:
         raise ValueError(
             f"reward.demonstrations={file} is damaged: {error}. Make it again: "
-            "python -m siirl.warm_start --clips FILE."
+            "siirl warm-start --clips FILE."
         ) from error
     return clips
 
