@@ -15,6 +15,7 @@ def planned_bytes(
     *,
     data: DataArguments | None = None,
     episode_steps: int | None = None,
+    micro_batch_size: int = 1,
 ) -> float:
     """Bytes of an update on one rank, by the plan's table.
 
@@ -22,11 +23,14 @@ def planned_bytes(
         shape: Of the model.
         model: Its adapters, recomputation and types.
         data: Lengths of text.
-        episode_steps: Of a robot's trajectory, which is a micro-batch; None for text.
+        episode_steps: Of a robot's trajectory; None for text.
+        micro_batch_size: Rows of a pass.
     """
     assert shape is not None, "the shapes of the checks are known"
     memory = PolicyMemory(
-        policy=ActorRolloutRefArguments(model=model, actor=ActorArguments(micro_batch_size=1)),
+        policy=ActorRolloutRefArguments(
+            model=model, actor=ActorArguments(micro_batch_size=micro_batch_size)
+        ),
         shape=shape,
         data=data or DataArguments(),
         episode_steps=episode_steps,

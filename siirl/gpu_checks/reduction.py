@@ -9,9 +9,9 @@ import torch
 from torch import multiprocessing
 
 from siirl.engine.training.collectives import GroupOfProcesses, join, leave
-from siirl.engine.training.rank_device import device_of_rank
+from siirl.engine.training.rank_device import prepare_device
 from siirl.gpu_checks.check import CheckSkipped, Trial
-from siirl.gpu_checks.updates import JOBS, distance, engine_of, update
+from siirl.gpu_checks.updates import JOBS, distance, gradient_engine_of, update
 
 GRADIENT_BOUND = 1e-4  # of the norm, in float32: sums in another order
 
@@ -23,7 +23,7 @@ def reduction(trial: Trial) -> None:
     load, scorer, make_batch = JOBS["srpo"]
     torch.manual_seed(0)
     batch = make_batch()
-    alone = engine_of(load(), scorer, device=trial.device, dtype=torch.float32)
+    alone = gradient_engine_of(load(), scorer, device=trial.device, dtype=torch.float32)
     update(alone, batch)
     for ranks in sorted({1, max(1, torch.cuda.device_count())}):
         with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +39,7 @@ def reduction(trial: Trial) -> None:
 
 def work(rank: int, ranks: int, folder: str) -> None:
     """One rank: its share of the rows, through FSDP2; rank 0 writes the result."""
-    on_gpu = device_of_rank().type == "cuda"
+    on_gpu = prepare_device(deterministic=False).type == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     group = join(
         rank=rank,
@@ -53,7 +53,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
     load, scorer, make_batch = JOBS["srpo"]
     torch.manual_seed(0)
     batch = make_batch()
-    engine = engine_of(load(), scorer, device=device, dtype=torch.float32, ranks=group)
+    engine = gradient_engine_of(load(), scorer, device=device, dtype=torch.float32, ranks=group)
     update(engine, batch[rank::ranks])
     if rank == 0:
         found = (engine.gradient_factor, engine.gradient)

@@ -21,6 +21,7 @@ from siirl.params.model_args import LoraArguments, ModelArguments
 from siirl.preflight.model_shapes import decoder_shape
 
 TINY_LM = "assets/tiny_lm"  # for the tokens that end a turn
+ROWS_OF_A_PASS = 4
 
 
 def generation(trial: Trial) -> None:
@@ -55,7 +56,7 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
     lora = LoraArguments(rank=32 if trial.on_gpu else 2)
     model = language_model(trial, lora=lora)
     engine = engine_of(
-        model, text_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=1
+        model, text_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=ROWS_OF_A_PASS
     )
     most = 200
     batch = texts(
@@ -75,6 +76,7 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
     planned = planned_bytes(
         decoder_shape(decoder_config(trial)),
         ModelArguments(dtype=trial.dtype_name, gradient_checkpointing=True, lora=lora),
+        micro_batch_size=ROWS_OF_A_PASS,
         data=DataArguments(max_prompt_length=prompt, max_response_length=answer),
     )
     compare_with_peak(trial, planned)

@@ -20,7 +20,6 @@ from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.batch_loss import BatchLoss, TrainStep
-from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.rank_device import set_deterministic
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.gpu_checks.check import Trial
@@ -54,25 +53,21 @@ class GradientEngine(TrainEngine[Any]):
         return super().apply_gradient(batch_loss)
 
 
-def engine_of(
-    module: nn.Module,
-    scorer: Any,
-    *,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    ranks: Collectives | None = None,
-    **options: Any,
-) -> GradientEngine:
-    """An initialised engine with a constant learning rate."""
-    return GradientEngine(
-        module=module,
-        scorer=scorer,
-        optim=OptimizerArguments(lr=LEARNING_RATE, scheduler="constant"),
-        device=device,
-        compute_dtype=None if dtype == torch.float32 else dtype,
-        ranks=ranks,
-        **options,
-    ).initialize()
+def engine_of(module: nn.Module, scorer: Any, **options: Any) -> TrainEngine[Any]:
+    """An initialised engine; options are those of `_settings`."""
+    return TrainEngine(module=module, scorer=scorer, **_settings(**options)).initialize()
+
+
+def gradient_engine_of(module: nn.Module, scorer: Any, **options: Any) -> GradientEngine:
+    """The same, which keeps its gradients; for comparisons, because copies to the host are slow."""
+    return GradientEngine(module=module, scorer=scorer, **_settings(**options)).initialize()
+
+
+def _settings(*, device: torch.device, dtype: torch.dtype | None, **options: Any) -> dict[str, Any]:
+    """Of an engine with a constant learning rate."""
+    optim = OptimizerArguments(lr=LEARNING_RATE, scheduler="constant")
+    compute_dtype = None if dtype == torch.float32 else dtype
+    return {"optim": optim, "device": device, "compute_dtype": compute_dtype, **options}
 
 
 def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:
@@ -136,7 +131,7 @@ def as_on_cpu(trial: Trial) -> None:
             (trial.device, torch.float32),
             (trial.device, torch.bfloat16),
         ):
-            engine = engine_of(load(), scorer, device=device, dtype=dtype)
+            engine = gradient_engine_of(load(), scorer, device=device, dtype=dtype)
             update(engine, batch)
             found[device.type, dtype] = engine.gradient
         exact = found["cpu", torch.float32]

@@ -24,6 +24,7 @@ from siirl.preflight.model_shapes import openvla_shape
 PICTURE = (1, 224, 224, 3)
 BATCHES = (1, 4, 16, 64)
 RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
+CHUNKS_OF_ADAPTERS, CHUNKS = 32, 16  # of a micro-batch; trainer=gpu_libero_one has the first
 
 
 def acting(trial: Trial) -> None:
@@ -58,19 +59,23 @@ def lora_update(trial: Trial) -> None:
     lora = LoraArguments(rank=RANK if trial.on_gpu else 2)
     policy = openvla(trial, recompute=True)
     policy.adapt(lora, seed=0)
-    _update(trial, policy, passes=ADAPTERS, planned=_planned(trial, lora))
+    chunks = CHUNKS_OF_ADAPTERS if trial.on_gpu else 1
+    planned = _planned(trial, lora, chunks=chunks)
+    _update(trial, policy, chunks=chunks, passes=ADAPTERS, planned=planned)
 
 
 def full_update(trial: Trial) -> None:
     """An update of all weights, where the plan says that it fits."""
-    planned = _planned(trial, LoraArguments())
+    chunks = CHUNKS if trial.on_gpu else 1
+    planned = _planned(trial, LoraArguments(), chunks=chunks)
     if trial.on_gpu:
         free, _ = torch.cuda.mem_get_info(trial.device)
         if planned > free:
             raise CheckSkipped(
                 f"the plan has {planned / 1e9:.0f} GB for it, and {free / 1e9:.0f} GB are free"
             )
-    _update(trial, openvla(trial, recompute=True), passes=TRAINED_WEIGHTS, planned=planned)
+    policy = openvla(trial, recompute=True)
+    _update(trial, policy, chunks=chunks, passes=TRAINED_WEIGHTS, planned=planned)
 
 
 @torch.inference_mode()
@@ -79,22 +84,17 @@ def _forward(policy: OpenVLAOFT, inputs: dict[str, torch.Tensor]) -> torch.Tenso
     return policy(**{**inputs, "proprioception": state}).logits
 
 
-def _chunks(trial: Trial) -> int:
-    """Of a trajectory, which is a micro-batch."""
-    return 8 if trial.on_gpu else 1
-
-
-def _planned(trial: Trial, lora: LoraArguments) -> float:
+def _planned(trial: Trial, lora: LoraArguments, *, chunks: int) -> float:
     options = {"question_length": QUESTION, "recompute": True}
     return planned_bytes(
         openvla_shape(openvla_config(trial), images=1),
         ModelArguments(policy="openvla_oft", dtype=trial.dtype_name, options=options, lora=lora),
-        episode_steps=_chunks(trial) * OpenVLAOFT.chunk_length,
+        episode_steps=chunks * OpenVLAOFT.chunk_length,
     )
 
 
-def _update(trial: Trial, policy: OpenVLAOFT, *, passes: int, planned: float) -> None:
-    rows, chunks = 2, _chunks(trial)
+def _update(trial: Trial, policy: OpenVLAOFT, *, chunks: int, passes: int, planned: float) -> None:
+    rows = 2
     engine = engine_of(
         policy, embodied_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=1
     )

@@ -188,6 +188,14 @@ class OpenVLAPolicy(Policy):
             return seen, None
         return seen, self.quantiles.normalise(proprioception).astype(np.float32)
 
+    def _linear_layers(self) -> list[str]:
+        """Without the projector of proprioception: eight numbers are fewer than an adapter's rank.
+
+        OpenVLA-OFT's own adapters leave it out as well (vla-scripts/finetune.py there).
+        """
+        layers = super()._linear_layers()
+        return [name for name in layers if not name.startswith("proprio_projector.")]
+
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Tokens of the question, int64 [L], from <s> to the blank after "Out:", padded at the end.
 

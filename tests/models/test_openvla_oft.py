@@ -13,7 +13,9 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla import policy_image
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models import save_policy
+from siirl.models.adapters import adapted_layers
 from siirl.models.policy_loader import build_policy, load_policy
+from siirl.params.model_args import LoraArguments
 from siirl.preflight.check_embodied import check_actions
 from tests.models.tiny_openvla import (
     ACTION,
@@ -145,6 +147,14 @@ def test_logits_are_those_of_the_published_computation(folder):
         logits[0], published_logits(policy, folder, **row), rtol=1e-4, atol=1e-5
     )
     assert float(logits.detach().std()) > 0.1
+
+
+def test_adapters_leave_the_projector_of_proprioception_alone(folder):
+    """Its eight inputs are fewer than the usual rank, which would be refused."""
+    policy = policy_of(folder)
+    layers = adapted_layers(policy, LoraArguments(rank=4), layers=policy._linear_layers())
+    assert "projector.fc1" in layers
+    assert not [name for name in layers if name.startswith("proprio_projector.")]
 
 
 @pytest.mark.parametrize(
