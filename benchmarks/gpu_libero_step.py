@@ -48,6 +48,9 @@ def main() -> None:
         write_encoder(flags.folder / "vitg.pt", device)
         settings.append(f"reward.encoder={flags.folder / 'vitg.pt'}")
     write_clips(flags.folder / "clips.npz")
+    if not flags.small:  # the run must find the GPU as empty as a new process would
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     status = train(settings)
     if status != 0:
         sys.exit(status)
