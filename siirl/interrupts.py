@@ -34,6 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_WISH_S = 1.0
 FLUSH_S = 1.0  # the reader of the output may have gone
 OTHER_THREAD_S = 5.0  # that ends the command meanwhile; it may be stuck
+THREADS_END_S = 10.0  # after the result; no thread of siirl works then
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
@@ -188,12 +189,33 @@ def listen() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End a finished command with `status`; later signals do not change it."""
+    """End a finished command with `status`; later signals do not change it.
+
+    Python first waits for threads, and one of an environment that hung may never end. So the
+    command waits for `THREADS_END_S`.
+    """
     global _status
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     _status = status
+    limit = threading.Timer(THREADS_END_S, _end_without_threads, (status,))
+    limit.daemon = True
+    limit.start()
+    atexit.register(limit.cancel)  # called when all threads have ended
     sys.exit(status)
+
+
+def _end_without_threads(status: int) -> None:
+    left = sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.main_thread()
+    )
+    end_at_once(
+        status,
+        f"threads of an environment or plug-in did not end within {THREADS_END_S:g} s "
+        f"({', '.join(left)}); the command ends without them",
+    )
 
 
 def _end_finished() -> None:

@@ -74,6 +74,18 @@ atexit.register(print, "called at exit")
 print("result", end=", ")
 interrupts.leave(3)
 """
+WITH_A_THREAD = """
+import asyncio, time
+from siirl import interrupts
+interrupts.listen()
+interrupts.THREADS_END_S = 0.2
+async def step():
+    await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(time.sleep, 1_000_000))}, timeout=0.1)
+loop = asyncio.new_event_loop()
+loop.run_until_complete(step())
+print("result")
+interrupts.leave(3)
+"""
 WITHOUT_READER = """
 import subprocess, sys
 from siirl import interrupts
@@ -209,6 +221,17 @@ def test_a_finished_command_calls_what_is_registered_and_ends_before_its_modules
         [sys.executable, "-c", FINISHED], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "result, called at exit\n", "")
+
+
+def test_a_finished_command_does_not_wait_for_a_thread_that_never_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_THREAD], capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stdout) == (3, "result\n")
+    assert done.stderr == (
+        "siirl: threads of an environment or plug-in did not end within 0.2 s (asyncio_0); the "
+        "command ends without them\n"
+    )
 
 
 def test_a_command_that_two_threads_end_says_why_once_though_cleaning_up_fails():
