@@ -250,7 +250,7 @@ def _wrong_last_words(text: str) -> list[str]:
     said = re.search(r"^  run folder  (.+)$", text, flags=re.MULTILINE)
     if said is None or not (Path(said[1]) / "checkpoints" / "latest").is_file():
         return []
-    resume = f"Resume with trainer.resume={said[1]}"
+    resume = f"Resume with the same command and trainer.resume={said[1]}"
     return (
         [] if lines[-1] == resume else [f"the last line is not {resume!r} but {lines[-1][:120]!r}"]
     )

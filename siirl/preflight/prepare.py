@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from envs.base import EnvSpec
 from siirl.algos.advantages import ADVANTAGES
@@ -27,6 +28,7 @@ from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
+from siirl.params.given import value_at
 from siirl.params.refusals import refuse
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.check_embodied import (
@@ -49,8 +51,11 @@ from siirl.preflight.machine import (
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import Machine, Plan, make_plan, together
+from siirl.reporting.config_difference import read_config
 from siirl.reporting.metric_writers import check_loggers
+from siirl.reporting.run_folder import CONFIG_FILE
 
+POLICY = "actor_rollout_ref.model.policy"
 WHOLE_EPISODES = "rows are whole episodes (actor_rollout_ref.rollout.n_steps)"
 
 
@@ -82,7 +87,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     groups = place(config, graph)
     refuse(machine_problems(config.cluster, config.env))
     check_loggers(config.trainer.logger)
-    begins = check_resume(config.trainer)
+    begins = check_resume(config)
     plans: dict[int, Plan] = {}
     warnings: list[str] = []
     for group in graph.agent_groups():
@@ -158,17 +163,18 @@ def _plan(
     return plan
 
 
-def check_resume(trainer: TrainingArguments) -> str | None:
+def check_resume(config: SiiRLArguments) -> str | None:
     """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
 
     Returns:
         Checkpoint and step that the run continues from, in words; None for a new run.
 
     Raises:
-        ConfigError: The folder holds no checkpoint, or one of a finished run.
+        ConfigError: The folder holds no checkpoint, or one of a finished run or of another model.
         MissingAssetError: There is no such folder.
         CheckpointError: The checkpoint is incomplete.
     """
+    trainer = config.trainer
     wanted = trainer.resume
     folder = find_resume(trainer)
     total = trainer.total_steps
@@ -180,7 +186,9 @@ def check_resume(trainer: TrainingArguments) -> str | None:
             else f"new run: trainer.resume={wanted} found no checkpoint of "
             f"{trainer.experiment_name}"
         )
-    manifest = read_manifest(resolve_checkpoint(folder))
+    checkpoint = resolve_checkpoint(folder)
+    _require_its_model(config, checkpoint.parent.parent, place=f"trainer.resume={wanted}")
+    manifest = read_manifest(checkpoint)
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
         raise ConfigError(
@@ -190,6 +198,17 @@ def check_resume(trainer: TrainingArguments) -> str | None:
             f"checkpoint={folder}"
         )
     return f"after step {step} of {folder}"
+
+
+def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None:
+    """Refuse to resume `run` with another kind of model; its weights would not load."""
+    file, own = run / CONFIG_FILE, config.actor_rollout_ref.model.policy
+    its = value_at(read_config(file), POLICY)
+    if its not in (None, own):
+        raise ConfigError(
+            f"{place}: that run has {POLICY}={its}, and this job {own}. Repeat the words of its "
+            f"command, or add --config {file}."
+        )
 
 
 def load_graph(config: SiiRLArguments) -> TaskGraph:

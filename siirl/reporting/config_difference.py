@@ -36,7 +36,7 @@ def from_defaults(config_file: Path, given: Given) -> list[Difference]:
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
     found = [
         difference
-        for place, value in flat(_read(config_file), defaults)
+        for place, value in flat(read_config(config_file), defaults)
         if (difference := _difference(place, value, defaults.get(place), given)) is not None
     ]
     return sorted(found, key=lambda difference: not difference.source)
@@ -59,7 +59,7 @@ def _difference(place: str, value: Any, key: Key | None, given: Given) -> Differ
 def between(config_files: Mapping[str, Path]) -> list[tuple[str, Sequence[str]]]:
     """Keys that differ between runs (config.yaml by name), with the value of each run."""
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
-    flattened = [dict(flat(_read(file), defaults)) for file in config_files.values()]
+    flattened = [dict(flat(read_config(file), defaults)) for file in config_files.values()]
     places = dict.fromkeys(place for values in flattened for place in values)
     rows = [
         (place, [as_text(values[place]) if place in values else "-" for values in flattened])
@@ -77,7 +77,8 @@ def flat(tree: Any, known: Mapping[str, Key], place: str = "") -> Iterator[tuple
         yield from flat(value, known, f"{place}.{name}" if place else str(name))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Any]:
+    """Nested values of a config.yaml; empty if it is missing or damaged."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     try:
         check_expansion(text)

@@ -92,7 +92,7 @@ def test_a_damaged_pointer_is_read_or_refused_by_name(whole: Path, content: byte
         except CheckpointError as error:
             assert str(pointer.parent) in str(error)
         assert way_on(whole).endswith(
-            f"Resume with trainer.resume={whole}"
+            f"Resume with the same command and trainer.resume={whole}"
         )  # the last message of a run never fails
 
 

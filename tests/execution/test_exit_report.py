@@ -44,7 +44,7 @@ def ended(folder: Path, how: str) -> str:
 def test_a_process_that_the_timer_ended_has_a_sentence_and_the_way_on(tmp_path: Path) -> None:
     lines = ended(tmp_path, "by the timer").splitlines()
     assert lines[0] == "siirl: the run failed: Nothing"
-    assert lines[-1] == "Resume with trainer.resume=earlier"
+    assert lines[-1] == "Resume with the same command and trainer.resume=earlier"
 
 
 @pytest.mark.parametrize("how", ["killed", "by itself, though its traces were asked for"])

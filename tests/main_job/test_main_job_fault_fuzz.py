@@ -73,7 +73,7 @@ def test_a_sentence_with_the_line_to_resume_is_right(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "latest").touch()
     said = (
         f"  run folder  {tmp_path}\n1/6\nsiirl: the run failed: x\nThe last checkpoint is "
-        f"y\nResume with trainer.resume={tmp_path}\n"
+        f"y\nResume with the same command and trainer.resume={tmp_path}\n"
     )
     assert wrong_ends(Ended(tmp_path, said), 1, frozenset({1})) == []
     (wrong,) = wrong_ends(Ended(tmp_path, said + "(raylet) more\n"), 1, frozenset({1}))

@@ -41,7 +41,7 @@ def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> 
         "rollout_actor of step 2, since ",
         "/stacks. If one operation legitimately takes longer, raise trainer.hang_minutes.\nThe "
         "last checkpoint is ",
-        "/checkpoints/step_00000001\nResume with trainer.resume=",
+        "/checkpoints/step_00000001\nResume with the same command and trainer.resume=",
     )
     assert list(stacks) == ["rank_0"]
     assert 'bad_envs.py", line' in stacks["rank_0"] and "in reset" in stacks["rank_0"]
@@ -65,7 +65,10 @@ def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stac
         "interpreter's lock. Stack traces: ",
         "\nThe last checkpoint is ",
     )
-    assert run.text.rstrip().splitlines()[-1] == f"Resume with trainer.resume={run.folders[0]}"
+    assert (
+        run.text.rstrip().splitlines()[-1]
+        == f"Resume with the same command and trainer.resume={run.folders[0]}"
+    )
     assert "Timeout" in stacks["rank_0"] and 'bad_envs.py", line' in stacks["rank_0"]
 
 
@@ -118,7 +121,7 @@ def test_ranks_whose_code_keeps_the_interpreters_lock_end_the_run_and_are_named(
         run,
         "siirl: the run failed: No progress for trainer.hang_minutes=2. rank 0: ",
         "does not answer, so it is stopped or its code holds the interpreter's lock; last it ",
-        "\nResume with trainer.resume=",
+        "\nResume with the same command and trainer.resume=",
     )
     assert stacks.keys() == {"rank_0", "rank_1", "environment_server"}
     assert all("most recent call first" in text for text in stacks.values())

@@ -45,7 +45,10 @@ def test_in_mid_run(start_run, part: str, sentence: str) -> None:
     run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
     signal_one(run, part, signal.SIGKILL)
     check_failed_with(run, sentence)
-    assert run.text.rstrip().splitlines()[-1] == f"Resume with trainer.resume={run.folders[0]}"
+    assert (
+        run.text.rstrip().splitlines()[-1]
+        == f"Resume with the same command and trainer.resume={run.folders[0]}"
+    )
 
 
 # Ray takes ten seconds to start, and a stopped process is waited for half a minute
@@ -67,7 +70,10 @@ def test_a_process_that_stays_stopped_ends_the_run(start_run, part: str, sentenc
     assert f"siirl: the run failed: {sentence}{pid}) was stopped (SIGSTOP) for 30 s" in run.text
     assert f"`kill -CONT {pid}` continues it" in run.text
     assert "Traceback" not in run.text
-    assert run.text.rstrip().splitlines()[-1] == f"Resume with trainer.resume={run.folders[0]}"
+    assert (
+        run.text.rstrip().splitlines()[-1]
+        == f"Resume with the same command and trainer.resume={run.folders[0]}"
+    )
     run.seconds_until_gone(but=RAY_AGENTS)
 
 

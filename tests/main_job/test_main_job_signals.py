@@ -48,7 +48,7 @@ def check_ended_in_peace(run: RealRun, number: signal.Signals) -> None:
     newest = resolve_checkpoint(folder)
     assert read_manifest(newest)["step"] == steps(folder)[-1]
     assert (
-        f"siirl: interrupted\nThe last checkpoint is {newest}\nResume with trainer.resume={folder}"
+        f"siirl: interrupted\nThe last checkpoint is {newest}\nResume with the same command and trainer.resume={folder}"
         in run.text
     )
     assert "Traceback" not in run.text
@@ -120,8 +120,8 @@ def test_a_run_that_is_not_ready_within_its_grace_ends_all_the_same(start_run) -
     folder = run.folders[0]
     assert run.text.endswith(
         "siirl: interrupted, but not stopped in time: raise trainer.grace_s\n"
-        f"The last checkpoint is {folder}/checkpoints/step_00000001\nResume with "
-        f"trainer.resume={folder}\n"
+        f"The last checkpoint is {folder}/checkpoints/step_00000001\n"
+        f"Resume with the same command and trainer.resume={folder}\n"
     )
 
 

@@ -217,6 +217,18 @@ def test_a_run_with_no_step_left_is_refused_and_not_started(
     assert f"siirl evaluate checkpoint={three_steps}" in message
 
 
+def test_a_run_of_another_model_is_refused_with_its_own_configuration(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (three_steps / "config.yaml").write_text("actor_rollout_ref: {model: {policy: causal_lm}}")
+    assert main(["--plan", *GYM, f"trainer.resume={three_steps}"]) == REFUSED
+    assert (
+        f"trainer.resume={three_steps}: that run has actor_rollout_ref.model.policy=causal_lm, "
+        "and this job tiny_vla. Repeat the words of its command, or add --config "
+        f"{three_steps}/config.yaml." in capsys.readouterr().err
+    )
+
+
 def one_line(text: str) -> str:
     """A plan without its line breaks and indents."""
     return " ".join(text.split())

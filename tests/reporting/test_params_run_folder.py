@@ -152,7 +152,7 @@ def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     newest = folder / "checkpoints" / "step_00000020"
     assert caught.value.__notes__ == [
-        f"The last checkpoint is {newest}\nResume with trainer.resume={folder}"
+        f"The last checkpoint is {newest}\nResume with the same command and trainer.resume={folder}"
     ]
 
 
