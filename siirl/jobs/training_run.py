@@ -95,6 +95,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         tags=config.trainer.tags,
     )
     evaluated: list[dict[str, Reduced]] = []
+    step = 0
     sentinels, ended = Sentinels(), False
     remove_rests(config.trainer, run_folder)
     with ExitStack() as stack:
@@ -119,9 +120,10 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
             if isinstance(event, Ended):
                 ended = True
                 continue
-            writers.write(step=event.step, metrics=event.metrics)
+            step = event.step
+            writers.write(step=step, metrics=event.metrics)
             report.after_step()
-            signs = sentinels.look(event.metrics) if event.step > 0 else []
+            signs = sentinels.look(event.metrics) if step > 0 else []
             for warning in (*event.warnings, *signs):
                 writers.warn(warning)
             if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
@@ -129,7 +131,25 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         writers.finish(evaluated)
     if ended:
         raise Interrupted(STOP.number or signal.SIGTERM)
-    show_summary(run_folder, report=report.file, evaluated=evaluated)
+    show_summary(
+        run_folder,
+        report=report.file,
+        evaluated=evaluated,
+        limit=limit_line(config.trainer, step=step, files=bool(config.data.train_files)),
+    )
+
+
+def limit_line(trainer: TrainingArguments, *, step: int, files: bool) -> str:
+    """What ended a run before `trainer.total_steps`; empty for a run that reached it."""
+    if trainer.total_steps is None or step >= trainer.total_steps:
+        return ""
+    minutes = trainer.max_minutes
+    limits = [] if minutes is None else [f"trainer.max_minutes={minutes:g}"]
+    limits += [f"trainer.total_epochs={trainer.total_epochs}"] if files else []
+    return (
+        f"{' or '.join(limits)} ended the run after step {step} of {trainer.total_steps}: raise it "
+        "and resume, or train on a faster machine"
+    )
 
 
 def first_step(trainer: TrainingArguments) -> int:
@@ -261,9 +281,9 @@ def _connect(
 
 
 def show_summary(
-    run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]
+    run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]], limit: str = ""
 ) -> None:
-    """Print first and last evaluation on the same held-out episodes, and the output paths."""
+    """Print first and last evaluation on the same held-out episodes, `limit`, and output paths."""
     console = Console()
     if len(evaluated) > 1:
         ends = {"before": evaluated[0], "after": evaluated[-1]}
@@ -291,6 +311,8 @@ def show_summary(
                 f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, "
                 f"{evaluated[-1][MEAN_RETURN]:.1f} after"
             )
+    if limit:
+        console.print(Text(limit))
     console.print(
         f"run folder  {run_folder}",
         *places_to_look(run_folder),

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from siirl.jobs.training_run import gain, show_summary
+from siirl.jobs.training_run import gain, limit_line, show_summary
+from siirl.params.training_args import TrainingArguments
 from siirl.reporting.statistics import success_interval
 
 
@@ -50,6 +51,22 @@ def test_a_run_closes_with_success_before_and_after_and_where_to_look(
     ):
         assert part in told
     assert "rollouts" not in told
+
+
+@pytest.mark.parametrize(
+    ("step", "files", "limit"),
+    [
+        (60, False, ""),
+        (24, False, "trainer.max_minutes=6 ended the run after step 24 of 60: raise it and resume"),
+        (24, True, "trainer.max_minutes=6 or trainer.total_epochs=3 ended the run after step 24"),
+    ],
+)
+def test_a_run_that_ends_before_its_last_step_names_the_limit(
+    step: int, files: bool, limit: str
+) -> None:
+    trainer = TrainingArguments(total_steps=60, max_minutes=6, total_epochs=3)
+    line = limit_line(trainer, step=step, files=files)
+    assert line.startswith(limit) and bool(line) == bool(limit)
 
 
 def test_a_run_without_grades_closes_with_its_reward_before_and_after(
