@@ -1,10 +1,10 @@
 """Networks common in continuous control and Atari: from states or images to one action per step.
 
-States go through two tanh layers of 64 units, pictures through the convolutions of Mnih et al. 2015
-(Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of sqrt(2) and of
-0.01 in the head, so that the first actions are nearly uniform (Andrychowicz et al. 2021, arXiv
-2006.05990, section 3.2; Stable-Baselines3 and CleanRL alike). Discrete actions are categorical,
-continuous ones Gaussian with a deviation that does not depend on the state.
+States go through two layers of 64 units, tanh by default, pictures through the convolutions of Mnih
+et al. 2015 (Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of
+sqrt(2) and of 0.01 in the head, so that the first actions are nearly uniform (Andrychowicz et al.
+2021, arXiv 2006.05990, section 3.2; Stable-Baselines3 and CleanRL alike). Discrete actions are
+categorical, continuous ones Gaussian with a deviation that does not depend on the state.
 
 With `normalize` states are standardised by the mean and deviation of all states so far and clipped
 at 10, as `VecNormalize` of Stable-Baselines3 does. The statistics change once per step, after its
@@ -38,6 +38,8 @@ PICTURE_FEATURES = 512
 SMALLEST_PICTURE = 36  # smallest side in pixels that three convolutions accept
 LARGEST_STATE = 10.0  # in deviations, VecNormalize's clip_obs
 EPSILON = 1e-8  # VecNormalize's
+LARGEST_LOG_STD = 20  # deviations of float32 remain finite and positive
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,19 @@ class ControlConfig(TinyConfig):
 
     action_tokenizer: ActionTokenizer | ContinuousActions
     normalize: bool = False
+    activation: str = "tanh"
+    initial_log_std: float = 0.0
 
     @classmethod
     def for_env(
-        cls, spec: EnvSpec, *, chunk_length: int = 1, width: int = 64, normalize: bool = False
+        cls,
+        spec: EnvSpec,
+        *,
+        chunk_length: int = 1,
+        width: int = 64,
+        normalize: bool = False,
+        activation: str = "tanh",
+        initial_log_std: float = 0.0,
     ) -> ControlConfig:
         """The configuration that fits an environment's observations and actions.
 
@@ -58,14 +69,20 @@ class ControlConfig(TinyConfig):
             chunk_length: Actions for each observation.
             width: Units of a layer of states.
             normalize: Whether states are standardised.
+            activation: Of the layers of states, tanh or relu.
+            initial_log_std: Logarithm of the first deviation of continuous actions.
 
         Raises:
             ValueError: An observation space without images and without proprioception, an invalid
-                size, images that are too small, or several tasks.
+                size or option, images that are too small, or several tasks.
         """
         require_sizes({"chunk_length": (chunk_length, 1), "width": (width, 1)})
-        if not isinstance(normalize, bool):
-            raise ValueError(f"normalize={normalize!r} must be true or false.")
+        network: dict[str, Any] = {
+            "normalize": normalize,
+            "activation": activation,
+            "initial_log_std": initial_log_std,
+        }
+        _require_network(**network)
         if len(spec.tasks) > 1:
             raise ValueError(
                 f"Environment {spec.name!r} has {len(spec.tasks)} tasks, and {CONTROL_POLICY} "
@@ -86,7 +103,7 @@ class ControlConfig(TinyConfig):
             else ActionTokenizer.for_space(space, bins=int(bins)),
             chunk_length=chunk_length,
             width=width,
-            normalize=normalize,
+            **network,
             **sizes,
         )
 
@@ -98,16 +115,31 @@ class ControlConfig(TinyConfig):
         """
         coding = values["action_tokenizer"]
         bounds = stored_bounds(coding)
-        if not isinstance(values["normalize"], bool):
-            raise ValueError(f"normalize={values['normalize']!r} must be true or false.")
+        network: dict[str, Any] = {
+            "normalize": values["normalize"],
+            # folders written before these were options
+            "activation": values.get("activation", "tanh"),
+            "initial_log_std": values.get("initial_log_std", 0.0),
+        }
+        _require_network(**network)
         if "bins" not in coding:
             sizes = stored_sizes(values, other={})
-            return cls(
-                action_tokenizer=ContinuousActions(**bounds), normalize=values["normalize"], **sizes
-            )
+            return cls(action_tokenizer=ContinuousActions(**bounds), **network, **sizes)
         sizes = stored_sizes({**values, "bins": coding["bins"]}, other={"bins": 2})
         tokens = ActionTokenizer(bins=coding["bins"], **bounds)
-        return cls(action_tokenizer=tokens, normalize=values["normalize"], **sizes)
+        return cls(action_tokenizer=tokens, **network, **sizes)
+
+
+def _require_network(*, normalize: Any, activation: Any, initial_log_std: Any) -> None:
+    if not isinstance(normalize, bool):
+        raise ValueError(f"normalize={normalize!r} must be true or false.")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}.")
+    if type(initial_log_std) not in (int, float) or not abs(initial_log_std) <= LARGEST_LOG_STD:
+        raise ValueError(
+            f"initial_log_std={initial_log_std!r} must be a number from -{LARGEST_LOG_STD} to "
+            f"{LARGEST_LOG_STD}."
+        )
 
 
 class ControlPolicy(TinyPolicy):
@@ -130,22 +162,26 @@ class ControlPolicy(TinyPolicy):
             outputs *= config.action_tokenizer.bins
         else:
             self.distribution = Gaussian
-            self.log_std = nn.Parameter(torch.zeros(self.tokens_per_chunk))
+            self.log_std = nn.Parameter(
+                torch.full((self.tokens_per_chunk,), float(config.initial_log_std))
+            )
         self.head = nn.Linear(self.feature_size, outputs)
         _orthogonal(self.head, gain=HEAD_GAIN)
 
     def build_backbone(self, config: TinyConfig) -> int:
         """See `TinyPolicy.build_backbone`."""
+        assert isinstance(config, ControlConfig)
         features = 0
         if config.image_shape is not None:
             self.pictures = _picture_layers(config.image_shape)
             features += PICTURE_FEATURES
         if config.proprioception_size:
+            activation = ACTIVATIONS[config.activation]
             self.states = nn.Sequential(
                 nn.Linear(config.proprioception_size, config.width),
-                nn.Tanh(),
+                activation(),
                 nn.Linear(config.width, config.width),
-                nn.Tanh(),
+                activation(),
             )
             features += config.width
             self.register_buffer("count", torch.zeros((), dtype=torch.float64))

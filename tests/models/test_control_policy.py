@@ -1,5 +1,7 @@
 """The networks for control tasks: their output, standardised states, refusals."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
@@ -59,6 +61,39 @@ def test_continuous_actions_are_gaussian_with_one_deviation_for_all_states():
 def test_layers_are_orthogonal():
     weight = policy().states[2].weight
     assert torch.allclose(weight @ weight.T, 2 * torch.eye(64), atol=1e-5)
+
+
+def test_the_first_deviation_and_the_activation_are_options():
+    made = policy(initial_log_std=-2, activation="relu")
+    assert made.log_std.tolist() == [-2.0, -2.0]
+    assert isinstance(made.states[1], torch.nn.ReLU)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"activation": "gelu"}, "activation='gelu' must be one of tanh, relu"),
+        ({"initial_log_std": -30}, "initial_log_std=-30 must be a number from -20 to 20"),
+        ({"initial_log_std": float("nan")}, "initial_log_std=nan must be a number"),
+        ({"initial_log_std": True}, "initial_log_std=True must be a number"),
+        ({"normalize": "yes"}, "normalize='yes' must be true or false"),
+    ],
+    ids=str,
+)
+def test_an_option_out_of_its_range_is_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        policy(**option)
+
+
+def test_a_folder_without_the_newer_options_has_their_defaults(tmp_path):
+    save_policy(policy(), tmp_path)
+    file = tmp_path / "config.json"
+    description = json.loads(file.read_text())
+    for name in ("activation", "initial_log_std"):
+        del description["config"][name]
+    file.write_text(json.dumps(description))
+    config = make_control_policy(spec(CONTINUOUS), str(tmp_path), activation="relu").config
+    assert (config.activation, config.initial_log_std) == ("tanh", 0.0)
 
 
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), seed=st.integers(0, 99))
