@@ -34,6 +34,7 @@ from siirl.models.adapters import (
     stored_adapters,
 )
 from siirl.models.architecture_check import supports_masks, try_out
+from siirl.models.lane_attention import LaneMask
 from siirl.models.pretrained import (
     miniature,
     plan_causal_lm,
@@ -101,7 +102,7 @@ class LanguageModel(Adaptable):
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | LaneMask | None = None,
         cache: Any = None,
         seen: Any = None,
     ) -> torch.Tensor:
@@ -111,12 +112,17 @@ class LanguageModel(Adaptable):
             input_ids: int64 [B, S].
             position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts:
                 each begins where positions restart, and does not attend to the others.
-            attention_mask: int64 [B, S], 0 at padding; or bool [B, 1, S, S], which place (next to
-                last axis) attends to which (last axis), for models that `shares_prompts`.
+            attention_mask: int64 [B, S], 0 at padding; or, for models that `shares_prompts`, of
+                lanes, or bool [B, 1, S, S]: which place (next to last axis) attends to which.
             cache: Keys and values of earlier tokens, of transformers; None: all tokens are here.
             seen: Pictures in the texts (`siirl.models.sight.SeenPictures`), if it sees.
         """
         decoder = self.causal_lm.base_model
+        mask = (
+            attention_mask.for_model(self.causal_lm)
+            if isinstance(attention_mask, LaneMask)
+            else attention_mask
+        )
         told = {"input_ids": input_ids, "position_ids": position_ids}
         if self.sight is not None:
             told = self.sight.inputs(
@@ -124,7 +130,7 @@ class LanguageModel(Adaptable):
             )
         output = decoder(
             **told,
-            attention_mask=attention_mask,
+            attention_mask=mask,
             past_key_values=cache,
             use_cache=cache is not None,
         )

@@ -23,10 +23,10 @@ from siirl.preflight.config_checks import config_problems
 from siirl.preflight.environment_checks import environment_problems
 from siirl.preflight.hub_pins import names_of_hub, pin_hub_places
 from siirl.preflight.machine import (
+    can_compile,
     compile_problems,
     device_problems,
     device_slots,
-    has_compilers,
     offload_problems,
     process_problems,
     require_linux,
@@ -164,5 +164,5 @@ def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:
     devices = device_problems(config.trainer, config.cluster, policy.rollout)
     return [
         *(list(devices) or process_problems(config, cores=cores)),
-        *compile_problems(policy.actor, policy.rollout, compilers=has_compilers),
+        *compile_problems(policy.actor, policy.rollout, compilers=can_compile),
     ]

@@ -3,7 +3,6 @@
 Probes are cheap; torch is imported only where NVIDIA's driver is.
 """
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.models.compilers import has_compilers
 from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import VLLM
@@ -258,10 +258,9 @@ def compile_problems(
         )
 
 
-def has_compilers() -> bool:
-    """Whether torch.compile finds a C++ compiler here, and Triton if there is a GPU."""
-    found = shutil.which(os.environ.get("CXX", "g++")) is not None
-    return found and (not has_nvidia_driver() or importlib.util.find_spec("triton") is not None)
+def can_compile() -> bool:
+    """Whether torch.compile finds what it needs on this machine."""
+    return has_compilers(gpu=has_nvidia_driver())
 
 
 def tensor_parallel_problems(

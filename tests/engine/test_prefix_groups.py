@@ -151,7 +151,7 @@ def test_a_shared_prompt_is_computed_once():
     # 4, and 2 + 1 + 2.
     assert int((apart.input_ids_LS != PAD).sum()) == 6 + 4 + 8 + 3 + 6 + 5 + 4
     assert int((shared.input_ids_LS != PAD).sum()) == 10 + 5 + 6 + 5
-    assert apart.sees_L1SS is None
+    assert apart.sees is None
 
 
 def test_a_token_sees_the_prompt_and_its_own_answer_up_to_itself():
@@ -162,7 +162,7 @@ def test_a_token_sees_the_prompt_and_its_own_answer_up_to_itself():
     for part, before in ((prompt, ()), (first, prompt), (second, prompt)):
         for place in part:
             expected[place, [*before, *range(part[0], place + 1)]] = True
-    assert torch.equal(packed.sees_L1SS[0, 0], expected)
+    assert torch.equal(packed.sees.dense_L1SS()[0, 0], expected)
     assert packed.position_ids_LS[0].tolist() == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
 
 

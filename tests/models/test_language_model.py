@@ -160,7 +160,7 @@ def test_weights_are_read_in_the_asked_type(saved):
 )
 def test_a_folder_that_is_not_there_says_how_to_make_one(path):
     with pytest.raises(
-        MissingAssetError, match=r"there is no such folder.*siirl\.warm_start env=math"
+        MissingAssetError, match=r"there is no such folder.*siirl warm-start env=math"
     ):
         load_language_model(path)
 

@@ -30,6 +30,7 @@ from siirl.data_coordinator.balance import first_fit_decreasing
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups
 from siirl.engine.training.batch_cuts import PrefixGrouping, RowGroup
 from siirl.errors import TensorError
+from siirl.models.lane_attention import LaneMask
 
 COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
 PADDING_OWNER = -1
@@ -42,8 +43,8 @@ class PackedRows:
 
     input_ids_LS: torch.Tensor
     position_ids_LS: torch.Tensor
-    sees_L1SS: torch.Tensor | None
-    """Bool attention mask; None: each place attends to its own text up to itself.
+    sees: LaneMask | None
+    """Attention mask; None: each place attends to its own text up to itself.
 
     Without a mask, texts begin where positions restart.
     """
@@ -155,7 +156,7 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
         width: D, entries of a hidden state; lanes have a quarter of it in tokens, or the length of
             the longest group.
         share_prompts: Compute a prompt once for the rows that have it; the model must support a
-            mask [L, 1, S, S].
+            mask.
 
     Raises:
         TensorError: Columns that are missing or disagree, or a response without a token before it.
@@ -179,18 +180,18 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     number_N = number_BS[row_N, column_N]
     target = (layout.lane_B[row_N], layout.place(row_N, number_N))
     empty_LS = rows.ids_BS.new_zeros((layout.lanes, layout.length))
-    shared = bool(layout.prefix_B.any())
-    mask_L1SS = _attention_mask(layout, row_N, number_N, target) if shared else None
+    sees = None
     if layout.one_row_a_lane(row_N):
         # Padding continues the row and is seen by nothing before it. So no text begins within a
         # lane, and the model attends without a mask, with torch's fastest kernel.
         positions_LS = torch.arange(layout.length, device=row_N.device).expand_as(empty_LS)
     else:  # padding has position 0, so each padding token is a separate text
         positions_LS = empty_LS.index_put(target, number_N)
+        sees = _lane_mask(layout, row_N, number_N, target) if share_prompts else None
     return PackedRows(
         input_ids_LS=empty_LS.index_put(target, rows.ids_BS[row_N, column_N]),
         position_ids_LS=positions_LS,
-        sees_L1SS=mask_L1SS,
+        sees=sees,
         lane_M=layout.lane_B[row_M],
         place_M=layout.place(row_M, predictor_M),
         tokens_M=micro_batch["responses"][row_M, token_M],
@@ -291,21 +292,20 @@ def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.d
     )
 
 
-def _attention_mask(
+def _lane_mask(
     layout: _Layout,
     row_N: torch.Tensor,
     number_N: torch.Tensor,
     target: tuple[torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
-    """Bool [L, 1, S, S]: earlier places of the same row, and of the prefix that it shares."""
+) -> LaneMask:
     shared_N = len(layout.lane_B) + layout.group_B[row_N]  # a number that no row has
     owner_N = torch.where(number_N < layout.prefix_B[row_N], shared_N, row_N)
     padding_LS = row_N.new_full((layout.lanes, layout.length), PADDING_OWNER)
-    owner_LS = padding_LS.index_put(target, owner_N)
-    prefix_LS = padding_LS.index_put(target, shared_N)
-    same_row_LSS = owner_LS[:, None, :] == owner_LS[:, :, None]
-    own_prefix_LSS = owner_LS[:, None, :] == prefix_LS[:, :, None]
-    return (same_row_LSS | own_prefix_LSS).tril()[:, None]
+    return LaneMask(
+        owner_LS=padding_LS.index_put(target, owner_N),
+        prefix_LS=padding_LS.index_put(target, shared_N),
+        shared=bool(layout.prefix_B.any()),
+    )
 
 
 def _one_token(responses_BT: torch.Tensor, kept_BT: torch.Tensor) -> PackedRows:
@@ -313,7 +313,7 @@ def _one_token(responses_BT: torch.Tensor, kept_BT: torch.Tensor) -> PackedRows:
     return PackedRows(
         input_ids_LS=zero_1[None],
         position_ids_LS=zero_1[None],
-        sees_L1SS=None,
+        sees=None,
         lane_M=zero_1,
         place_M=zero_1,
         tokens_M=zero_1,

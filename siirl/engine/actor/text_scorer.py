@@ -35,7 +35,7 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
     """
     packed = pack_rows(micro_batch, width=model_width(module), share_prompts=module.shares_prompts)
     seen = seen_in_lanes(packed, micro_batch, module)
-    hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS, **seen)
+    hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees, **seen)
     hidden_MD, weight_VD = _head(packed.at_predictors(hidden_LSD), module)
     # the backward pass, which is outside of autocast, recomputes logits
     with torch.autocast(hidden_MD.device.type, enabled=False):

@@ -43,7 +43,7 @@ def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) 
         micro_batch, width=model_width(module.trunk), share_prompts=module.trunk.shares_prompts
     )
     seen = seen_in_lanes(packed, micro_batch, module.trunk)
-    values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS, **seen)
+    values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees, **seen)
     return packed.put_back(packed.at_predictors(values_LS))
 
 
