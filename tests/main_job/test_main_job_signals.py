@@ -80,10 +80,9 @@ def test_a_run_on_ray_saves_what_it_has_trained_and_ends_with_all_its_processes(
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_terminal_signals_all_processes_at_once_and_may_do_so_twice(
-    start_run, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("number", STATUS)
+def test_a_group_is_signalled_at_once_and_maybe_twice(start_run, number: signal.Signals) -> None:
+    """As by a terminal, or by `timeout` and `scancel` with SIGTERM."""
     run = in_training(start_run, "cluster=ray")
     run.signal_terminal(number)
     run.signal_terminal(number)

@@ -1,5 +1,6 @@
 """Connects the command to Ray, or starts one, and leaves or ends it again, whatever happens."""
 
+import functools
 import importlib
 import logging
 import os
@@ -169,14 +170,15 @@ def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set
 
     before = _children()
     try:
-        ray.init(
-            address=settings.address or "local",
-            include_dashboard=False,
-            log_to_driver=True,
-            logging_level=logging.WARNING,
-            runtime_env=_runtime_env(settings, folder),
-            _temp_dir=None if folder is None else str(folder / SESSION),
-        )
+        with _own_process_groups():
+            ray.init(
+                address=settings.address or "local",
+                include_dashboard=False,
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+                runtime_env=_runtime_env(settings, folder),
+                _temp_dir=None if folder is None else str(folder / SESSION),
+            )
     except Exception as error:
         if starts == 1 or TIMED_OUT not in str(error):
             raise
@@ -234,6 +236,22 @@ def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
         "there (ray start --head), or leave "
         "cluster.address out to run on this machine."
     )
+
+
+@contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Start each process of Ray 2.60 in a group of its own, which it has no option for.
+
+    A signal to the command's group then reaches the command alone, which saves its weights before
+    it ends Ray: `timeout`, `scancel` and service managers send SIGTERM to a whole group.
+    """
+    services: Any = importlib.import_module("ray._private.services")
+    popen = services.ConsolePopen
+    services.ConsolePopen = functools.partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 @contextmanager
