@@ -37,6 +37,7 @@ WINDOW = 5  # steps whose mean success is compared with the target
 LOCKSTEP = "0"
 PAIR = ("trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
 DECOUPLED = "actor_rollout_ref.actor.loss=decoupled"
+VANILLA = "actor_rollout_ref.actor.loss=vanilla"
 
 
 def behind(versions: int, *more: str) -> tuple[str, ...]:
@@ -63,10 +64,10 @@ STUDIES = {
     "tools": Study(
         common=(
             *("pipeline=grpo", "env=tools", "env.name=benchmarks.slow_tools:SlowToolEnv"),
-            *("env.tasks=[sums-3]", "env.envs_per_server=256", "data.max_response_length=48"),
-            *("data.train_batch_size=8", "actor_rollout_ref.rollout.n=8"),
+            *("env.tasks=[sums-3]", "env.envs_per_server=640", "data.max_response_length=48"),
+            *("data.train_batch_size=8", "actor_rollout_ref.rollout.n=16"),
             "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-            "actor_rollout_ref.actor.optim.lr=2.5e-4",
+            "actor_rollout_ref.actor.optim.lr=4e-4",
             "actor_rollout_ref.actor.optim.scheduler=cosine_with_warmup",
             "actor_rollout_ref.actor.optim.warmup_steps=5",
             *("trainer.val_episodes=200", "trainer.max_minutes=null"),
@@ -76,12 +77,12 @@ STUDIES = {
             "1": behind(1, DECOUPLED),
             "2": behind(2, DECOUPLED),
             "4": behind(4, DECOUPLED),
-            "4 vanilla": behind(4, "actor_rollout_ref.actor.loss=vanilla"),
+            "4 vanilla": behind(4, VANILLA),
         },
-        targets=(0.7, 0.8, 0.9),
-        steps=40,
+        targets=(0.8, 0.85, 0.9),
+        steps=25,
         warm_start=(
-            *("env=tools", "env.tasks=[sums-3]", "--updates=90", "--learning-rate=1e-3"),
+            *("env=tools", "env.tasks=[sums-3]", "--updates=200", "--learning-rate=1e-3"),
             *("--batch-rows=32", "--stop-at=1"),
         ),
     ),
@@ -100,7 +101,9 @@ STUDIES = {
             "colocated": (),
             "colocated, two ranks": ("trainer.n_gpus_per_node=2",),
             LOCKSTEP: behind(0),
+            "0 decoupled": behind(0, DECOUPLED),
             "1": behind(1, DECOUPLED),
+            "1 vanilla": behind(1, VANILLA),
         },
         targets=(0.4, 0.5, 0.6),
         steps=100,
