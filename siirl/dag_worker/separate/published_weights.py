@@ -199,7 +199,7 @@ class WeightThread:
         self, copy: SecondCopy, line: Line, *, arrived: Callable[[Weights], object]
     ) -> None:
         self.copy, self.line, self.arrived = copy, line, arrived
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
         self._over = threading.Event()
         self._free = threading.Event()
         self._free.set()
@@ -208,6 +208,11 @@ class WeightThread:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error that ended the thread; nothing if there is none."""
+        if self._error is not None:
+            raise self._error
 
     def release(self) -> None:
         """Mark the received weights as acting, so that the second copy may be overwritten."""
@@ -223,7 +228,7 @@ class WeightThread:
         try:
             self._receive_all()
         except BaseException as error:
-            self.error = error
+            self._error = error
             raise
 
     def _receive_all(self) -> None:
@@ -235,5 +240,7 @@ class WeightThread:
             if weights is None:
                 continue
             self._free.clear()
+            if self._over.is_set():  # `stop` set `_free` before it was cleared
+                return
             self.copy.receive(weights)
             self.arrived(weights)

@@ -312,8 +312,7 @@ class RolloutWorker:
             for task in [task for task in self._groups if task.done()]:
                 self._groups.remove(task)
                 task.result()
-            if self._thread.error is not None:
-                raise self._thread.error
+            self._thread.check()
             if not ask.done():
                 continue
             work, ask = ask.result(), None
@@ -383,6 +382,7 @@ class RolloutWorker:
 
     async def _until_weights(self, step: int) -> None:
         while self.copy.step < step:
+            self._thread.check()
             await asyncio.sleep(0.01)
 
 

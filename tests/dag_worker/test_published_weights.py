@@ -1,0 +1,60 @@
+"""The thread that receives weights ends with its rank, whatever arrives meanwhile."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from siirl.dag_worker.separate.line import Weights
+from siirl.dag_worker.separate.published_weights import SecondCopy, WeightThread
+from siirl.errors import InvariantError
+
+LIMIT_S = 10.0  # for hangs alone
+
+
+class LateLine:
+    """An exchange that answers each call when `answer` is set."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def call(self, method: str, *arguments: object) -> Weights:
+        self.asked.set()
+        assert self.answer.wait(LIMIT_S)
+        return self.weights
+
+
+def weights(*, checksum: int) -> Weights:
+    return Weights(step=1, version=1, buckets=(), checksum=checksum)
+
+
+def test_weights_that_arrive_while_the_rank_stops_do_not_keep_it_waiting():
+    line = LateLine(weights(checksum=0))
+    thread = WeightThread(
+        SecondCopy(torch.nn.Linear(1, 1), line), line, arrived=lambda weights: None
+    )
+    thread.start()
+    assert line.asked.wait(LIMIT_S)
+    stopping = threading.Thread(target=thread.stop, daemon=True)
+    stopping.start()
+    stopping.join(0.2)  # it has told the thread, and waits for its end
+    line.answer.set()
+    stopping.join(LIMIT_S)
+    assert not stopping.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_weights_with_another_checksum_end_the_thread_with_an_error_that_its_rank_can_ask_for():
+    line = LateLine(weights(checksum=7))
+    line.answer.set()
+    thread = WeightThread(
+        SecondCopy(torch.nn.Linear(1, 1), line), line, arrived=lambda weights: None
+    )
+    thread.check()
+    thread.start()
+    with pytest.raises(InvariantError, match="were sent with 7"):
+        for _ in range(1000):
+            thread.check()
+            time.sleep(LIMIT_S / 1000)
