@@ -72,7 +72,7 @@ def job(flags: argparse.Namespace) -> list[str]:
     """Settings of the run."""
     settings = [
         *("pipeline=embodied_srpo", "env=libero", "model=openvla_oft", "trainer=gpu_libero_one"),
-        *("cluster=local", "env.assets=stand_in", f"env.tasks=[{','.join(TASKS)}]"),
+        *(f"cluster={flags.cluster}", "env.assets=stand_in", f"env.tasks=[{','.join(TASKS)}]"),
         f"actor_rollout_ref.model.path={flags.folder / 'policy'}",
         f"reward.demonstrations={flags.folder / 'clips.npz'}",
         f"data.train_batch_size={flags.prompts}",
@@ -156,6 +156,9 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="for models and run; 19 GB")
     parser.add_argument("--prompts", type=int, default=4, help="start states of a step")
     parser.add_argument("--steps", type=int, default=2, help="the first one is not measured")
+    parser.add_argument(
+        "--cluster", default="ray", help="ray: simulators in processes of their own; or local"
+    )
     parser.add_argument("--small", action="store_true", help="small models on a CPU")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("settings", nargs="*", help="further settings of the run, key=value")

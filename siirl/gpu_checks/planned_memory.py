@@ -16,6 +16,7 @@ def planned_bytes(
     data: DataArguments | None = None,
     episode_steps: int | None = None,
     micro_batch_size: int = 1,
+    compiled: bool = False,
 ) -> float:
     """Bytes of an update on one rank, by the plan's table.
 
@@ -25,11 +26,13 @@ def planned_bytes(
         data: Lengths of text.
         episode_steps: Of a robot's trajectory; None for text.
         micro_batch_size: Rows of a pass.
+        compiled: Whether the blocks are compiled.
     """
     assert shape is not None, "the shapes of the checks are known"
     memory = PolicyMemory(
         policy=ActorRolloutRefArguments(
-            model=model, actor=ActorArguments(micro_batch_size=micro_batch_size)
+            model=model,
+            actor=ActorArguments(micro_batch_size=micro_batch_size, use_torch_compile=compiled),
         ),
         shape=shape,
         data=data or DataArguments(),

@@ -106,9 +106,11 @@ def decoder_config(trial: Trial) -> dict[str, Any]:
     return {"model_type": "qwen2", **(QWEN_7B if trial.on_gpu else {**SMALL, "vocab_size": 300})}
 
 
-def language_model(trial: Trial, *, lora: LoraArguments | None = None) -> LanguageModel:
+def language_model(
+    trial: Trial, *, lora: LoraArguments | None = None, recompute: bool = True
+) -> LanguageModel:
     """Qwen2.5-7B on the device, small on a CPU; weights in the type of the passes to act, in
-    float32 to train adapters.
+    float32 to train adapters, with activations computed again if `recompute`.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -121,7 +123,7 @@ def language_model(trial: Trial, *, lora: LoraArguments | None = None) -> Langua
     if lora is not None:
         add_adapters(causal_lm, lora)
     model = LanguageModel(causal_lm.to(trial.device), lora=lora).eval()
-    if lora is not None:
+    if lora is not None and recompute:
         recompute_activations(model)
     return model
 

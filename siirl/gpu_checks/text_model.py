@@ -13,7 +13,7 @@ from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
 from siirl.gpu_checks.shapes import decoder_config, language_model, texts
-from siirl.gpu_checks.updates import engine_of, timed_update
+from siirl.gpu_checks.updates import compiler_of, engine_of, timed_update
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.flops import ADAPTERS, decoder_flops
 from siirl.params.data_args import DataArguments
@@ -52,11 +52,30 @@ def generation(trial: Trial) -> None:
 
 
 def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> float:
-    """Seconds of the second of two updates of adapters."""
+    """Seconds of the second of two updates of adapters; activations are kept if they fit."""
     lora = LoraArguments(rank=32 if trial.on_gpu else 2)
-    model = language_model(trial, lora=lora)
+    compiler = compiler_of(trial)
+
+    def planned(*, recompute: bool) -> float:
+        return planned_bytes(
+            decoder_shape(decoder_config(trial)),
+            ModelArguments(dtype=trial.dtype_name, gradient_checkpointing=recompute, lora=lora),
+            data=DataArguments(max_prompt_length=prompt, max_response_length=answer),
+            micro_batch_size=ROWS_OF_A_PASS,
+            compiled=compiler is not None,
+        )
+
+    free = torch.cuda.mem_get_info(trial.device)[0] if trial.on_gpu else 0
+    recompute = planned(recompute=False) > free
+    trial.note(recomputes=recompute)
+    model = language_model(trial, lora=lora, recompute=recompute)
     engine = engine_of(
-        model, text_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=ROWS_OF_A_PASS
+        model,
+        text_scorer,
+        device=trial.device,
+        dtype=trial.dtype,
+        micro_batch_size=ROWS_OF_A_PASS,
+        compiler=compiler,
     )
     most = 200
     batch = texts(
@@ -73,13 +92,7 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
     if peak is not None:
         trial.note(mfu=flops / seconds / peak)
     trial.require(metrics["actor/updates"] == 1, f"the update was skipped: {metrics}")
-    planned = planned_bytes(
-        decoder_shape(decoder_config(trial)),
-        ModelArguments(dtype=trial.dtype_name, gradient_checkpointing=True, lora=lora),
-        micro_batch_size=ROWS_OF_A_PASS,
-        data=DataArguments(max_prompt_length=prompt, max_response_length=answer),
-    )
-    compare_with_peak(trial, planned)
+    compare_with_peak(trial, planned(recompute=recompute))
     return seconds
 
 

@@ -20,6 +20,7 @@ from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.batch_loss import BatchLoss, TrainStep
+from siirl.engine.training.compiled_blocks import COMPILER
 from siirl.engine.training.rank_device import set_deterministic
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.gpu_checks.check import Trial
@@ -30,6 +31,7 @@ from siirl.models.language_model import load_language_model
 from siirl.models.tiny_vla import load_policy
 from siirl.models.weight_rows import full_tensor
 from siirl.params import ActorArguments, OptimizerArguments
+from siirl.params.compilers import has_compilers
 from siirl.params.paths import find
 
 TINY_LM, TINY_VLA = "assets/tiny_lm", "assets/tiny_vla"
@@ -76,6 +78,17 @@ def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:
         engine=engine, config=ActorArguments(ppo_mini_batch_size=10_000), rollouts_per_prompt=1
     )
     return actor.update(batch, on_policy=True)
+
+
+def compiles(trial: Trial) -> bool:
+    """Whether a model's blocks are compiled, as in the preset of one GPU."""
+    return trial.on_gpu and has_compilers(gpu=True)
+
+
+def compiler_of(trial: Trial) -> str | None:
+    """Compiler of a model's blocks; noted."""
+    trial.note(compiled=compiles(trial))
+    return COMPILER if compiles(trial) else None
 
 
 def timed_update(

@@ -14,7 +14,14 @@ from siirl.gpu_checks.shapes import (
     openvla_config,
     trajectories,
 )
-from siirl.gpu_checks.updates import act_all, engine_of, requests_of, timed_update
+from siirl.gpu_checks.updates import (
+    act_all,
+    compiler_of,
+    compiles,
+    engine_of,
+    requests_of,
+    timed_update,
+)
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
 from siirl.models.openvla_oft import OpenVLAOFT
 from siirl.models.openvla_policy import openvla_flops
@@ -90,13 +97,19 @@ def _planned(trial: Trial, lora: LoraArguments, *, chunks: int) -> float:
         openvla_shape(openvla_config(trial), images=1),
         ModelArguments(policy="openvla_oft", dtype=trial.dtype_name, options=options, lora=lora),
         episode_steps=chunks * OpenVLAOFT.chunk_length,
+        compiled=compiles(trial),
     )
 
 
 def _update(trial: Trial, policy: OpenVLAOFT, *, chunks: int, passes: int, planned: float) -> None:
     rows = 2
     engine = engine_of(
-        policy, embodied_scorer, device=trial.device, dtype=trial.dtype, micro_batch_size=1
+        policy,
+        embodied_scorer,
+        device=trial.device,
+        dtype=trial.dtype,
+        micro_batch_size=1,
+        compiler=compiler_of(trial),
     )
     batch = trajectories(policy, rows=rows, chunks=chunks, shape=PICTURE)
     metrics, seconds = timed_update(trial, engine, batch)

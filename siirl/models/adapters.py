@@ -112,6 +112,18 @@ def add_adapters(
         inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
 
 
+def narrow_frozen(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give the frozen weights below adapters the type of the passes, in which they are read.
+
+    Without adapters nothing changes. Weights on the meta device are read in that type.
+    """
+    if not any(isinstance(part, Adaptable) and part.lora for part in module.modules()):
+        return
+    for weight in module.parameters():
+        if not weight.requires_grad and weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+
+
 @contextlib.contextmanager
 def _without_memory_on_cpu(model: nn.Module, layers: Sequence[str]) -> Iterator[None]:
     """Let meta weights of these layers appear on the CPU, without memory, in this context.

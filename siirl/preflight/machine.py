@@ -12,9 +12,9 @@ from pathlib import Path
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
-from siirl.models.compilers import has_compilers
 from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
+from siirl.params.compilers import has_compilers
 from siirl.params.domains import VLLM
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments

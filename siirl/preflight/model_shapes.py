@@ -56,6 +56,8 @@ class Computing:
     """Inputs of products: 2 in bfloat16, 4 in float32."""
     residual: int
     """The sum that runs through the blocks: 4 under autocast, since embeddings are float32."""
+    compiled: bool = False
+    """Whether torch.compile fuses products with what follows them, and keeps less in between."""
 
     @property
     def casts(self) -> bool:
@@ -117,13 +119,15 @@ class Stack:
 
     def _gated_bytes(self, computing: Computing) -> int:
         width, compute = self.width, computing.compute
-        # RMSNorm: its input in float32, the normalised input for the gradient of the weight
-        norms = 2 * (4 + computing.residual) * width
+        # RMSNorm: its input in float32, the normalised input for the gradient of the weight;
+        # compiled, its own input
+        norms = 2 * (4 * (not computing.compiled) + computing.residual) * width
         # inputs of q, k, v and of gate, up: one copy per product under autocast, else one in all
         inputs = (5 if computing.casts else 2) * compute * width
         # q, and k and v repeated for the query heads; the kernel's output, and its transpose
         attention = 5 * compute * self.query_width
-        gate = 4 * compute * self.hidden  # gate, silu(gate), up, their product
+        # gate, silu(gate), up, their product; compiled, without the second
+        gate = (3 if computing.compiled else 4) * compute * self.hidden
         heads = (4 + compute) * (self.query_width + self.key_width) * (self.head_norm > 0)
         return norms + inputs + attention + heads + gate
 

@@ -108,16 +108,16 @@ class PolicyMemory:
         trained = self.adapters or shape.parameters
         sharing = actor.fsdp_size or self.ranks
         sharded = trained / sharing
-        weights = (shape.parameters + self.adapters) / sharing
+        weights = (self.base_bytes * shape.parameters + WEIGHT_BYTES * self.adapters) / sharing
         reference = weights * self.has_own_reference * (not self.policy.ref.offload)
         accumulated = trained if actor.reduce_once and self.in_group else sharded
         moments = (("Adam", MOMENTS_BYTES * sharded),)
         offloads = actor.offload_optimizer
         generation = self.generation()
         held = (
-            ("weights", WEIGHT_BYTES * weights),
+            ("weights", weights),
             *(() if offloads else moments),
-            ("reference", WEIGHT_BYTES * reference),
+            ("reference", reference),
             ("acting copy", self.acting_copy()),
             *(() if self.sleeps else generation),
         )
@@ -145,7 +145,20 @@ class PolicyMemory:
     def computing(self) -> Computing:
         """Types of the passes."""
         compute = compute_bytes(self.policy.model)
-        return Computing(compute=compute, residual=compute if self.in_group else 4)
+        narrow = self.in_group or self.base_bytes == compute
+        return Computing(
+            compute=compute,
+            residual=compute if narrow else 4,
+            compiled=self.policy.actor.use_torch_compile,
+        )
+
+    @property
+    def base_bytes(self) -> int:
+        """Of a weight of the model: below adapters, one process holds it in the type of the passes
+        (`siirl.models.adapters.narrow_frozen`).
+        """
+        below = self.adapters and not self.in_group
+        return compute_bytes(self.policy.model) if below else WEIGHT_BYTES
 
     @property
     def text(self) -> bool:

@@ -10,10 +10,13 @@ import torch
 from tiny_models import move_adapters, tiny_causal_lm
 from torch import nn
 
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import CheckpointError, ConfigError
-from siirl.models.adapters import adapted_layers, add_adapters
+from siirl.models.adapters import adapted_layers, add_adapters, narrow_frozen
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.pretrained import check_adapters
+from siirl.params import OptimizerArguments
 from siirl.params.model_args import LoraArguments
 
 pytestmark = pytest.mark.slow
@@ -41,6 +44,33 @@ def test_new_adapters_change_nothing():
         rtol=0,
         atol=0,
     )
+
+
+def test_one_process_holds_the_model_below_adapters_in_the_type_of_the_passes():
+    """Under autocast a product reads the same bits either way."""
+    wide, narrow = adapted(), adapted()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = wide(IDS, ORDER)
+    engine = TrainEngine(
+        module=narrow,
+        scorer=text_scorer,
+        optim=OptimizerArguments(scheduler="constant"),
+        compute_dtype=torch.bfloat16,
+    ).initialize()
+    types = {name: weight.dtype for name, weight in narrow.named_parameters()}
+    assert {types.pop(name) for name in list(types) if ".lora_" in name} == {torch.float32}
+    assert set(types.values()) == {torch.bfloat16}
+    assert len(engine.optimizer.param_groups[0]["params"]) > 0
+    with torch.autocast("cpu", torch.bfloat16):
+        found = narrow(IDS, ORDER).float()
+    assert float((found - expected).detach().norm() / expected.norm()) < 2e-2
+
+
+def test_without_adapters_weights_keep_their_type():
+    model = LanguageModel(tiny_causal_lm("tied"))
+    model.requires_grad_(False)
+    narrow_frozen(model, torch.bfloat16)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 def test_a_seed_fixes_new_adapters_whatever_was_drawn_before():

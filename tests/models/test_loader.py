@@ -40,7 +40,7 @@ def test_a_saved_policy_reads_back_equal(folder):
 
 
 def test_a_missing_folder_says_how_to_make_one(tmp_path):
-    with pytest.raises(MissingAssetError, match=r"siirl\.warm_start"):
+    with pytest.raises(MissingAssetError, match="siirl warm-start"):
         load_policy(tmp_path / "nothing")
 
 

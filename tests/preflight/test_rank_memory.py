@@ -186,13 +186,22 @@ def test_one_rank_casts_the_weights_of_a_block_and_without_recomputation_of_all(
     path = folder(OPENVLA)
 
     def cast(*words: str) -> float:
+        words = ("actor_rollout_ref.model.lora.rank=0", *words)
         table = rank_memory(libero(path, *words, trainer="gpu_libero_one"), LIBERO_10)
         assert table is not None
         return dict(dict(table.phases)["update"])["cast weights"] / GIB
 
     assert cast() == pytest.approx(0.38 + 0.16, abs=0.01)
-    assert cast("actor_rollout_ref.model.lora.rank=0") == cast()
     assert cast("actor_rollout_ref.model.options.recompute=false") == pytest.approx(13.5, abs=0.2)
+
+
+def test_one_rank_holds_the_model_below_adapters_in_the_type_of_the_passes(folder: Any) -> None:
+    """7.54 billion weights in bfloat16 are 14.0 GiB; two adapters' 111 million in float32 0.4."""
+    config = libero(folder(OPENVLA), trainer="gpu_libero_one")
+    table = rank_memory(config, LIBERO_10)
+    assert table is not None
+    assert dict(table.held)["weights"] / GIB == pytest.approx(14.4, abs=0.1)
+    assert "cast weights" not in dict(dict(table.phases)["update"])
 
 
 def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folder: Any) -> None:
@@ -236,7 +245,7 @@ def test_fewer_chunks_a_pass_need_less_memory_and_are_a_remedy(folder: Any) -> N
     assert "or actor_rollout_ref.actor.micro_batch_chunks=8" in str(problem)
 
 
-@pytest.mark.parametrize(("trainer", "gib"), [("gpu_libero_one", 42.1), ("gpus_libero", 39.9)])
+@pytest.mark.parametrize(("trainer", "gib"), [("gpu_libero_one", 22.4), ("gpus_libero", 39.9)])
 def test_presets_of_libero_fit_80_gb_with_openvla_7b(folder: Any, trainer: str, gib: float) -> None:
     """The figure is that of the preset's comment."""
     config = libero(folder(OPENVLA), trainer=trainer)

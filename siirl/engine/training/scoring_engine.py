@@ -33,7 +33,7 @@ from siirl.engine.training.sharding import (
     repeated_blocks,
     shard,
 )
-from siirl.models.adapters import adapters_first
+from siirl.models.adapters import adapters_first, narrow_frozen
 from siirl.models.weight_rows import Rows, full_tensor, in_rows
 from siirl.models.weights import materialise, move_to
 from siirl.params import ActorArguments
@@ -110,6 +110,8 @@ class ScoringEngine(Generic[Scores]):
         Raises:
             CheckpointError: A weight file changed since it was planned.
         """
+        if self.ranks.group is None and self.compute_dtype is not None:
+            narrow_frozen(self.module, self.compute_dtype)
         move_to(self.module.eval(), self.device)
         if self.compiler is not None:
             self.computed = CompiledBlocks([*self.blocks(self.module)], backend=self.compiler)

@@ -59,8 +59,8 @@ class EmbodiedEngine:
         self.policy = policy
         self.device = next(policy.parameters()).device
         self.compute_dtype = compute_dtype
-        weights = next(policy.parameters()).dtype
-        self.whole_dtype = compute_dtype if weights == compute_dtype else None
+        types = {weight.dtype for weight in policy.parameters()}
+        self.whole_dtype = compute_dtype if types == {compute_dtype} else None
         """Common dtype of weights and passes; None if they differ."""
         self.temperature = temperature
         self.top_p = top_p

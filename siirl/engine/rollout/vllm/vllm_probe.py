@@ -82,7 +82,7 @@ def next_token_logits(
         compute_dtype: Type of the passes.
     """
     sharded = isinstance(model, FSDPModule)  # FSDP2 casts
-    casts = not sharded and compute_dtype != next(model.parameters()).dtype
+    casts = not sharded and {weight.dtype for weight in model.parameters()} != {compute_dtype}
     device = ids_1S.device.type
     with torch.autocast(device, compute_dtype, enabled=casts, cache_enabled=False):
         hidden_SD = model(ids_1S, torch.arange(ids_1S.shape[1], device=ids_1S.device)[None])[0]
