@@ -20,6 +20,7 @@ from pathlib import Path
 from siirl import interrupts
 from siirl.errors import SiirlError, UnknownNameError
 from siirl.interrupts import leave
+from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words
@@ -76,6 +77,7 @@ def _end(status: int, sentence: str) -> int:
 def command() -> None:
     """Entry of the process; signals may end it."""
     interrupts.listen()
+    warning_lines.show()
     leave(main())
 
 

@@ -32,6 +32,7 @@ from envs.registry import make_env
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
+from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
@@ -278,6 +279,7 @@ def _find(rows: Sequence[Row], uid: str) -> Row:
 def command() -> None:
     """Entry of the process; signals may end it."""
     interrupts.listen()
+    warning_lines.show()
     leave(main())
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
+from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command() -> None:
     """Entry of the process; signals may end it."""
     interrupts.listen()
+    warning_lines.show()
     leave(main())
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import STOP, leave
+from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words
@@ -232,6 +233,7 @@ def _number(name: str, text: str, *, least: int, most: int) -> int:
 def command() -> None:
     """Entry of the process; signals may end it."""
     interrupts.listen()
+    warning_lines.show()
     logging.basicConfig(level=logging.WARNING, format="siirl: %(message)s")
     leave(main())
 

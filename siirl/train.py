@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from siirl import interrupts, program
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
+from siirl.params import warning_lines
 from siirl.params.command_line import Action, CommandLine, read_command_line
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import commented, help_text
@@ -88,6 +89,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
 def command() -> None:
     """Entry of the process; signals may end it."""
     interrupts.listen()
+    warning_lines.show()
     os.environ.update(short_waits())
     leave(main())
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
+from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
@@ -197,6 +198,7 @@ def number(text: str) -> float:
 def command() -> None:
     """Entry of the process; signals may end it."""
     interrupts.listen()
+    warning_lines.show()
     leave(main())
 
 

@@ -1,0 +1,48 @@
+"""Python's warnings as lines of a command, said once."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from siirl.params import warning_lines
+
+TEXT = "These runs are on stand-in assets: not scores, see the documents."
+
+
+@pytest.fixture(autouse=True)
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(warning_lines, "_said", set())
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    warning_lines.show()
+
+
+def warn(text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = warning_lines._say
+        warnings.warn(text, UserWarning, stacklevel=1)
+
+
+def test_a_warning_is_one_line_without_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    warn(TEXT)
+    warn(TEXT)
+    assert capsys.readouterr().err == f"Warning: {TEXT}\n"
+
+
+def test_a_process_that_is_started_later_does_not_repeat_it() -> None:
+    warn(TEXT)
+    assert os.environ["PYTHONWARNINGS"] == "ignore:These runs are on stand-in assets"
+    program = f"import warnings; warnings.warn({TEXT!r}); warnings.warn('another text')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "stand-in" not in done.stderr and "another text" in done.stderr
+
+
+def test_a_short_beginning_silences_nothing() -> None:
+    warn("Note: a text")
+    assert "PYTHONWARNINGS" not in os.environ
