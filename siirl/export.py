@@ -19,7 +19,7 @@ from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params.command_help import argument_parser
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
-from siirl.params.paths import find
+from siirl.params.paths import find_model
 from siirl.params.refusals import REFUSALS
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -34,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from siirl.jobs.hub_folder import write_hub_folder
 
         folder = write_hub_folder(
-            find(flags.run),
+            find_model(flags.run, key="RUN"),
             flags.output,
             dtype=None if flags.dtype is None else getattr(torch, flags.dtype),
             most_bytes=round(flags.file_gb * 1e9),
             licence=flags.license,
-            base=None if flags.base is None else find(flags.base),
+            base=None if flags.base is None else find_model(flags.base, key="--base"),
         )
     except REFUSALS as error:
         return end(REFUSED, str(error), error)

@@ -143,8 +143,8 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         (("checkpoint=assets/tiny_vla", "--plan"), "Unknown flag '--plan'. Known: --help."),
         (("checkpoint=/dev/null",), "checkpoint=/dev/null: the folder does not exist."),
         (
-            ("checkpoint=no/where",),
-            "checkpoint=no/where: the folder does not exist. Give a policy folder, a checkpoint, "
+            ("checkpoint=no/such/where",),
+            "checkpoint=no/such/where: the folder does not exist. Give a policy folder, a checkpoint, "
             "or a run folder.",
         ),
         (

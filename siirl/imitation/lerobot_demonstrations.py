@@ -44,7 +44,7 @@ def read_demonstrations(
     """
     place = f"{FLAG} {path}"
     try:
-        data = RobotDataSet(find(path))
+        data = RobotDataSet(find(path, key=FLAG))
         chosen = _check_features(data, spec, cameras=cameras, place=place)
         names = tasks_of(data, tasks=spec.tasks)
         episodes = _episodes(data, names, most=most, spec=spec, place=place)

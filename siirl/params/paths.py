@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from siirl.errors import ConfigError
-from siirl.params.hub_place import SCHEME, hub_place
+from siirl.errors import ConfigError, MissingAssetError
+from siirl.params.hub_place import SCHEME, hub_place, is_hub_id
 
 PACKAGE = Path(__file__).resolve().parent.parent
 ASSETS = "assets"
@@ -26,7 +26,7 @@ def asset_path(name: str) -> Path:
     return _shipped(ASSETS) / name
 
 
-def find(path: str) -> Path:
+def find(path: str, *, key: str = "path") -> Path:
     """The file or folder that a config key names. `assets/...` is the shipped one, wherever siirl
     is installed; `hf://...` is its copy in the Hub's cache; any other path is returned as it is.
 
@@ -37,9 +37,9 @@ def find(path: str) -> Path:
     if path.startswith(SCHEME):
         from siirl.params.hub_files import local_copy
 
-        place = hub_place(path, place="path")
+        place = hub_place(path, place=key)
         assert place is not None
-        return local_copy(place, key="path")[0]
+        return local_copy(place, key=key)[0]
     given = Path(path).expanduser()
     if given.parts[:1] == (ASSETS,) and not given.exists():
         return asset_path(str(Path(*given.parts[1:])))
@@ -58,4 +58,23 @@ def named_policy(path: str) -> Path:
             "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
             "folder."
         )
-    return find(path)
+    return find_model(path, key="checkpoint")
+
+
+def find_model(path: str, *, key: str) -> Path:
+    """As `find`; an id `owner/name` for which there is no such folder is one of the Hub."""
+    found = find(path, key=key)
+    if found.exists() or not is_hub_id(path):
+        return found
+    try:
+        return find(f"{SCHEME}{path}", key=key)
+    except MissingAssetError as error:
+        raise not_as_id(path, key=key, error=error) from error
+
+
+def not_as_id(path: str, *, key: str, error: MissingAssetError) -> MissingAssetError:
+    """The error of a plain id, which may also be a misspelt folder."""
+    reason = str(error).removeprefix(f"{key}={SCHEME}").partition(": ")[2]
+    return MissingAssetError(
+        f"{key}={path}: there is no folder {path} here; as an id on the Hub: {reason}"
+    )

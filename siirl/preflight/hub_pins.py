@@ -12,7 +12,7 @@ from typing import Any
 from siirl.errors import MissingAssetError
 from siirl.params.hub_files import local_copy
 from siirl.params.hub_place import DATASET, MODEL, SCHEME, HubPlace, hub_place, is_hub_id
-from siirl.params.paths import find
+from siirl.params.paths import find, not_as_id
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.training_args import SiiRLArguments
 
@@ -77,10 +77,7 @@ def _pinned(key: str, value: str, place: HubPlace) -> str:
     except MissingAssetError as error:
         if value.startswith(SCHEME):
             raise
-        reason = str(error).removeprefix(f"{key}={place}: ")
-        raise MissingAssetError(
-            f"{key}={value}: there is no folder {value} here; as an id on the Hub: {reason}"
-        ) from error
+        raise not_as_id(value, key=key, error=error) from error
 
 
 def _values(config: SiiRLArguments, key: str) -> tuple[str, ...]:

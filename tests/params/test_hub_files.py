@@ -12,8 +12,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.hub_place import DATASET, HubPlace, hub_place, is_hub_id
+from siirl.params.paths import named_policy
 from tests.local_hub import LocalHub, local_hub
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -209,6 +210,21 @@ def test_a_complete_copy_serves_when_the_hub_does_not_answer(hub: LocalHub, tmp_
     assert "HF_HUB_OFFLINE is set, and the cache has no complete copy" in missing
     [unreachable] = ask(nobody, tmp_path / "empty", ["found", "hf://me/policy"])
     assert "the Hub could not be reached" in unreachable
+
+
+def test_a_plain_id_of_a_model_is_looked_up_and_a_missing_one_names_the_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        MissingAssetError,
+        match=r"^checkpoint=some/policy: there is no folder some/policy here; as an id on the Hub: HF_",
+    ):
+        named_policy("some/policy")
+    (tmp_path / "some/policy").mkdir(parents=True)
+    assert named_policy("some/policy") == Path("some/policy")
 
 
 @pytest.mark.parametrize(
