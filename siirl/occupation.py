@@ -5,10 +5,15 @@ counts: a node starts, a micro-batch is done, an environment answers. Left out: 
 process hangs (siirl.execution.scheduler.watchdog).
 """
 
+import sys
+import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+LIBRARY = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Snapshot:
     """Time of the last progress, in Unix seconds by its own machine's clock."""
     words: int = 0
     """Incremented at every snapshot; a process that stops taking them is blocked."""
+    place: str = field(default="", compare=False)
+    """File, line and function that the working thread executes, outside of Python's library."""
 
 
 class Occupation:
@@ -34,6 +41,8 @@ class Occupation:
         self._clock = clock
         self._parts: tuple[tuple[str, bool], ...] = (("starts", False),)
         self._changes, self._since, self._words = 0, clock(), 0
+        self._trouble = ""
+        self._thread = threading.get_ident()
         self.waited_s = 0.0
         """Seconds of all activities so far that waited for other ranks."""
 
@@ -41,11 +50,17 @@ class Occupation:
         """Record progress."""
         self._changes += 1
         self._since = self._clock()
+        self._trouble = ""
+
+    def meet(self, trouble: str) -> None:
+        """Record why there is no progress, until there is some."""
+        self._trouble = trouble
 
     @contextmanager
     def doing(self, text: str, *, waiting: bool = False) -> Iterator[None]:
         """Record the activity `text` within the enclosing activity."""
         outer, begin = self._parts, self._clock()
+        self._thread = threading.get_ident()
         self._parts = (*outer, (text, waiting))
         self.got_on()
         try:
@@ -62,12 +77,26 @@ class Occupation:
         self._words += 1
         texts = [text for text, _ in reversed(parts[1:] or parts)]
         return Snapshot(
-            text=", ".join(texts),
+            text=", ".join(texts) + (f" ({self._trouble})" if self._trouble else ""),
             waiting=parts[-1][1],
             changes=self._changes,
             since=self._since,
             words=self._words,
+            place=_place_of(self._thread),
         )
+
+
+def _place_of(thread: int) -> str:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}, {frame.f_code.co_name}"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith("<") or (file.startswith(LIBRARY) and "site-packages" not in file)
 
 
 OCCUPATION = Occupation()

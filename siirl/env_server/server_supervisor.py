@@ -21,6 +21,7 @@ from siirl.env_server.server import Answers, Raised, Request
 from siirl.env_server.transports import Transport
 from siirl.errors import RefusedByEnvironment
 from siirl.execution.scheduler.ray_errors import in_a_line
+from siirl.occupation import OCCUPATION
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class ServerSupervisor:
             return
         logger.warning("Environment server %s is replaced: %s (%s).", self.name, kind, detail)
         self.last_fault = f"{kind}: server {self.name}: {detail}"
+        OCCUPATION.meet(f"environment server {self.name} was replaced: {kind} ({detail})")
         if culprits is None:
             culprits = {waiting.request.env for waiting in self._unanswered()}
             self._suspects |= culprits

@@ -14,6 +14,7 @@ from envs.base import FrameRequest
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.server import EnvServer, Request
 from siirl.errors import ConfigError, SimulationFailed
+from siirl.occupation import OCCUPATION
 
 WALK = "probe_envs:WalkEnv"
 
@@ -408,6 +409,21 @@ def test_a_closed_pool_refuses_and_may_be_closed_again():
                 await slot.step_chunk(np.zeros((1, 1), np.float32))
 
     asyncio.run(closed())
+
+
+def test_the_watchdog_is_told_which_server_was_replaced_and_why(tmp_path):
+    async def episode():
+        kwargs = {"fault": "hang_awaiting", "ledger": str(tmp_path), "times": 99}
+        async with local_pool(
+            "probe_envs:FaultyEnv", kwargs, num_servers=1, deadline_s=0.3, max_replays=0
+        ) as pool:
+            return await run_episodes(pool, [1])
+
+    with OCCUPATION.doing("computes"):
+        assert isinstance(run_in_virtual_time(episode())[0], SimulationFailed)
+        said = OCCUPATION.snapshot().text
+    replaced = "environment server 1 of 1 (probe_envs:FaultyEnv) was replaced"
+    assert said == f"computes ({replaced}: hung (no answer within 0.3 s))"
 
 
 @pytest.mark.parametrize(

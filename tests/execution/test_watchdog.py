@@ -1,5 +1,7 @@
 """Hangs: a computing rank must progress within the limit; a rank may wait while another works."""
 
+import re
+import threading
 import time
 from typing import NamedTuple
 
@@ -135,6 +137,38 @@ def test_a_stopped_rank_is_reported_as_one_that_does_not_answer():
 
 def test_without_a_limit_nothing_hangs():
     assert judged((0, says(0)), (1e9, says(0)), ranks=1, limit_s=None) == [None, None]
+
+
+def test_a_hang_names_the_code_that_runs():
+    began, over, occupations = threading.Event(), threading.Event(), []
+
+    def step_of_an_environment() -> None:
+        occupations.append(Occupation())
+        began.set()
+        over.wait()
+
+    thread = threading.Thread(target=step_of_an_environment)
+    thread.start()
+    began.wait()
+    clock = Clock()
+    judge = Judge(ranks=1, limit_s=LIMIT_S, clock=clock)
+    for clock.now in (0.0, 61.0):
+        verdict = judge.look({0: occupations[0].snapshot()})
+    over.set()
+    thread.join()
+    assert verdict is not None
+    assert re.search(
+        rf"\(61 s\), in {re.escape(__file__)}, line \d+, step_of_an_environment$", verdict
+    )
+
+
+def test_why_there_is_no_progress_is_reported_until_there_is_some():
+    occupation = Occupation()
+    with occupation.doing("evaluates"):
+        occupation.meet("server 1 was replaced: hung")
+        assert occupation.snapshot().text == "evaluates (server 1 was replaced: hung)"
+        occupation.got_on()
+        assert occupation.snapshot().text == "evaluates"
 
 
 def test_nested_occupations_are_reported_and_end_with_their_context():

@@ -39,6 +39,7 @@ def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> 
         run,
         "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: computes node "
         "rollout_actor of step 2, since ",
+        f" s), in {HERE / 'bad_envs.py'}, line ",
         "/stacks. If one operation legitimately takes longer, raise trainer.hang_minutes.\nThe "
         "last checkpoint is ",
         "/checkpoints/step_00000001\nResume with the same command and trainer.resume=",

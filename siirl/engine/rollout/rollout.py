@@ -16,6 +16,7 @@ from siirl.engine.training.collectives import Collectives
 from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures
 from siirl.interrupts import Interrupted
+from siirl.occupation import OCCUPATION
 
 
 class Rollout:
@@ -39,7 +40,8 @@ class Rollout:
 
     def close(self) -> None:
         """End the environments and release the model; safe to call twice."""
-        self.inference.destroy()
+        with OCCUPATION.doing("closes the environments"):
+            self.inference.destroy()
         self.engine.close()
 
     def generate(

@@ -71,7 +71,8 @@ class Judge:
         snapshot, at = self._seen[rank]
         since = time.strftime("%H:%M:%S", time.localtime(snapshot.since))
         silent = SILENT if now - self._spoke[rank][1] > SILENT_S else ""
-        return f"rank {rank}: {silent}{snapshot.text}, since {since} ({_duration(now - at)})"
+        place = f", in {snapshot.place}" if snapshot.place else ""
+        return f"rank {rank}: {silent}{snapshot.text}, since {since} ({_duration(now - at)}){place}"
 
 
 def _duration(seconds: float) -> str:
