@@ -16,6 +16,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute, parquet
 
+from envs.parquet_footers import check_footers
 from envs.prompt_rows import (
     COLUMNS,
     GSM8K_COLUMNS,
@@ -110,6 +111,7 @@ class ParquetPrompts(PromptFile):
 
     def __init__(self, path: Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION) -> None:
         self.path = path
+        check_footers([path])
         with _readable(path):
             metadata = parquet.read_metadata(path)
             self._is_gsm8k = set(GSM8K_COLUMNS) <= set(metadata.schema.to_arrow_schema().names)
@@ -207,12 +209,19 @@ class ParquetPrompts(PromptFile):
                 raise error_of_length(self.path, self.place(first + int(too_long[0])))
             first += len(batch)
             yield from _cut(batch, sizes)
+        if first != self._starts[group + 1]:
+            raise ValueError(
+                f"{self.path}, row group {group} has {first - self._starts[group]} rows, and its "
+                f"footer says {self._starts[group + 1] - self._starts[group]}. Write the file again."
+            )
 
     def _batches(self, group: int, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
         with _readable(self.path):
-            yield from self._file.iter_batches(
+            for batch in self._file.iter_batches(
                 self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False
-            )
+            ):
+                batch.validate(full=True)  # entries beyond a dictionary, bytes that are no text
+                yield batch
 
     def _values(self, column: Any) -> list[Any]:
         """A column or a table as Python objects."""

@@ -41,8 +41,9 @@ class Occupation:
         self._clock = clock
         self._parts: tuple[tuple[str, bool], ...] = (("starts", False),)
         self._changes, self._since, self._words = 0, clock(), 0
-        self._trouble = ""
         self._thread = threading.get_ident()
+        self.asked: dict[object, str] = {}
+        """Calls of environments without an answer, oldest first; each is removed by its caller."""
         self.waited_s = 0.0
         """Seconds of all activities so far that waited for other ranks."""
 
@@ -50,11 +51,6 @@ class Occupation:
         """Record progress."""
         self._changes += 1
         self._since = self._clock()
-        self._trouble = ""
-
-    def meet(self, trouble: str) -> None:
-        """Record why there is no progress, until there is some."""
-        self._trouble = trouble
 
     @contextmanager
     def doing(self, text: str, *, waiting: bool = False) -> Iterator[None]:
@@ -76,8 +72,9 @@ class Occupation:
         parts = self._parts
         self._words += 1
         texts = [text for text, _ in reversed(parts[1:] or parts)]
+        texts = [f"waits for {call}" for call in list(self.asked.values())[:1]] + texts
         return Snapshot(
-            text=", ".join(texts) + (f" ({self._trouble})" if self._trouble else ""),
+            text=", ".join(texts),
             waiting=parts[-1][1],
             changes=self._changes,
             since=self._since,

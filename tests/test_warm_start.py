@@ -3,6 +3,7 @@ messages for unsupported jobs.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -275,3 +276,22 @@ def test_a_data_set_that_does_not_fit_is_refused(tmp_path, capsys, words, told):
     assert main(["--output", str(tmp_path / "policy"), *line]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "policy").exists()
+
+
+def test_a_damaged_row_of_a_file_is_refused_with_its_place(tmp_path, capsys):
+    """The damaged one is the only row of its kind."""
+    good = {"question": "What is 1 + 1?", "answer": "#### 2"}
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [good] * 9 + [{"question": 3}]))
+    task = "env.tasks=[openai/gsm8k]"
+    words = (task, f"env.kwargs.files=[{file}]", "env.kwargs.heldout_share=0.5", SMALL, *SHORT)
+    assert main(["--output", str(tmp_path / "model"), "env=math", *words]) == 2
+    assert f"{file}, line 10: 'question' must be text" in capsys.readouterr().err
+
+
+def test_damaged_notes_of_the_initial_model_are_refused_with_their_file(tmp_path, capsys):
+    model = shutil.copytree("assets/tiny_lm", tmp_path / "initial")
+    (model / "warm_start.json").write_text("{")
+    words = ("env=math", f"actor_rollout_ref.model.path={model}", *SHORT)
+    assert main(["--output", str(tmp_path / "model"), *words]) == 2
+    assert f"{model / 'warm_start.json'} is damaged" in capsys.readouterr().err

@@ -123,16 +123,13 @@ class ServerSupervisor:
             return
         logger.warning("Environment server %s is replaced: %s (%s).", self.name, kind, detail)
         self.last_fault = f"{kind}: server {self.name}: {detail}"
-        OCCUPATION.meet(f"environment server {self.name} was replaced: {kind} ({detail})")
         if culprits is None:
             culprits = {waiting.request.env for waiting in self._unanswered()}
             self._suspects |= culprits
         transport, self._transport = self._transport, None
         self.generation += 1
         transport.kill()
-        lost = [*self._unanswered(), *self._outbox]
-        self._calls, self._outbox = [], []
-        for waiting in lost:
+        for waiting in self._drop_requests():
             charged = waiting.request.env in culprits
             _settle(
                 waiting.answer,
@@ -155,12 +152,11 @@ class ServerSupervisor:
             self._opening_transport.kill()  # its waiters fail at once
         async with self._starting:
             transport, self._transport = self._transport, None
-        for waiting in [*self._unanswered(), *self._outbox]:
+        for waiting in self._drop_requests():
             _settle(
                 waiting.answer,
                 error=RuntimeError("The pool was closed while an episode was running."),
             )
-        self._calls, self._outbox = [], []
         if transport is not None:
             closing = transport.shut()
             await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
@@ -226,7 +222,17 @@ class ServerSupervisor:
                     _settle(entry.answer, error=error)
                 continue
             self._calls.append(call)
+            OCCUPATION.asked[call] = (
+                f"{waiting[0].request.method} of environment server {self.name}"
+            )
             self._watch(call, sent)
+
+    def _drop_requests(self) -> list[_Waiting]:
+        dropped = [*self._unanswered(), *self._outbox]
+        for call in self._calls:
+            del OCCUPATION.asked[call]
+        self._calls, self._outbox = [], []
+        return dropped
 
     def _unanswered(self) -> list[_Waiting]:
         return [waiting for call in self._calls for waiting in call.waiting.values()]
@@ -265,6 +271,7 @@ class ServerSupervisor:
             self.condemn("died", str(error).partition("\n")[0].rstrip("."), generation=generation)
             return
         self._calls.remove(call)
+        del OCCUPATION.asked[call]
         self._flush()
 
     def _on_answers(

@@ -30,6 +30,7 @@ from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
 from siirl.params import OptimizerArguments, SiiRLArguments
+from siirl.params.documents import read_json
 from siirl.params.model_args import ModelArguments
 from siirl.params.paths import find
 from siirl.params.training_args import TrainingArguments
@@ -129,7 +130,10 @@ class Questions:
 
     def _question(self, number: int, split: str) -> PromptRow:
         task = self.source.tasks[number % len(self.source.tasks)]
-        return self.source.draw_row(task, split, int(self.random.integers(1 << 31)))
+        try:
+            return self.source.draw_row(task, split, int(self.random.integers(1 << 31)))
+        except ValueError as error:
+            raise ConfigError(f"task {task}: {error}") from error
 
     def _rows(self, questions: Sequence[PromptRow]) -> TensorDict:
         return rows_of(
@@ -200,7 +204,7 @@ def _notes_of(path: str | None) -> dict[str, Any]:
     return (
         {}
         if file is None or not file.is_file()
-        else {"taught_on_from": json.loads(file.read_text())}
+        else {"taught_on_from": read_json(file, remedy="Remove it, or copy the model again.")}
     )
 
 

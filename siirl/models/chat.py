@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError
-from siirl.models.pretrained import KEY, first_line, seeing_config, source_of
+from siirl.errors import ConfigError, MissingAssetError
+from siirl.models.pretrained import KEY, damage_named, first_line, seeing_config, source_of
 
 if TYPE_CHECKING:  # the module needs gymnasium
     from envs.question_pictures import PictureSource
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the module needs gymnasium
 
 # Does not occur elsewhere in the output of a chat template.
 PLACEHOLDER = "[words of the assistant]"
+TOKENIZER_FILES = "tokenizer.json, tokenizer_config.json, chat_template and generation_config.json"
 PICTURE = "<image>"
 """Place of a picture in the words of a message (`envs.question_pictures.PLACEHOLDER`)."""
 OPENING: list[Message] = [
@@ -227,22 +228,19 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
             f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the files of the model's "
             "own there."
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except OSError as error:
-        raise MissingAssetError(
-            f"{KEY}={source} has no tokenizer that can be read: {first_line(error)}"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{KEY}={source} has a tokenizer that cannot be read: {first_line(error)}"
-        ) from error
-    return ChatTokenizer(
-        tokenizer,
-        further_stop_ids=_generation_stops(source),
-        place=source,
-        reader=_picture_reader(source),
-    )
+    with damage_named(source, TOKENIZER_FILES):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        except OSError as error:
+            raise MissingAssetError(
+                f"{KEY}={source} has no tokenizer that can be read: {first_line(error)}"
+            ) from error
+        return ChatTokenizer(
+            tokenizer,
+            further_stop_ids=_generation_stops(source),
+            place=source,
+            reader=_picture_reader(source),
+        )
 
 
 def _picture_reader(source: str) -> PictureReader | None:

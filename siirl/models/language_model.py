@@ -36,6 +36,7 @@ from siirl.models.adapters import (
 from siirl.models.architecture_check import supports_masks, try_out
 from siirl.models.lane_attention import LaneMask
 from siirl.models.pretrained import (
+    damage_named,
     miniature,
     plan_causal_lm,
     quiet_transformers,
@@ -278,33 +279,31 @@ def load_language_model(
     source = source_of(path)
     config = read_config(source, trust_remote_code=trust_remote_code)
     stored = stored_adapters(source)
+    new = lora if lora is not None and lora.rank > 0 else None
     causal_lm: Any = None
     planned: PlannedWeights | None = None
-    if not weights and stored is None:
-        found = plan_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
-        if found is not None:
-            causal_lm, planned = found
-    if planned is not None:
-        lora = lora if lora is not None and lora.rank > 0 else None
-        if lora is not None:
-            add_adapters(causal_lm, lora, seed=seed)
-    elif stored is not None:
-        lora = stored
-        causal_lm = read_adapted(source, config, stored, dtype=dtype)
-    else:
-        causal_lm = read_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
-        lora = lora if lora is not None and lora.rank > 0 else None
-        if lora is not None:
-            add_adapters(causal_lm, lora, seed=seed)
-    sight = _sight_of(config, source)
-    model = LanguageModel(causal_lm.eval(), lora=lora, sight=sight).eval()
-    model.planned = planned
-    asked = model
-    if planned is not None:
-        small = miniature(config, trust_remote_code=trust_remote_code)
-        asked = LanguageModel(small, sight=sight)
-    try_out(asked, source)
-    model.shares_prompts = supports_masks(asked)
+    with damage_named(source, "config.json and its weights"):
+        if not weights and stored is None:
+            found = plan_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
+            if found is not None:
+                causal_lm, planned = found
+        if stored is not None:
+            causal_lm = read_adapted(source, config, stored, dtype=dtype)
+        elif planned is None:
+            causal_lm = read_causal_lm(
+                source, config, dtype=dtype, trust_remote_code=trust_remote_code
+            )
+        if stored is None and new is not None:
+            add_adapters(causal_lm, new, seed=seed)
+        sight = _sight_of(config, source)
+        model = LanguageModel(causal_lm.eval(), lora=stored or new, sight=sight).eval()
+        model.planned = planned
+        asked = model
+        if planned is not None:
+            small = miniature(config, trust_remote_code=trust_remote_code)
+            asked = LanguageModel(small, sight=sight)
+        try_out(asked, source)
+        model.shares_prompts = supports_masks(asked)
     if gradient_checkpointing:
         recompute_activations(model)
     return model

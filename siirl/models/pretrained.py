@@ -12,7 +12,7 @@ from typing import Any
 import safetensors
 import torch
 
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
 from siirl.models.weights import (
@@ -40,6 +40,7 @@ def source_of(path: str | Path, *, place: str = KEY) -> str:
     """
     folder = find(str(path))
     if folder.is_dir():
+        _check_entries(folder)
         return str(folder)
     if folder.exists():
         raise MissingAssetError(
@@ -54,6 +55,16 @@ def source_of(path: str | Path, *, place: str = KEY) -> str:
             "`siirl warm-start env=math --output FOLDER` makes one."
         )
     return find_on_hub(name, place=place)
+
+
+def _check_entries(folder: Path) -> None:
+    """Refuse a named pipe, which would block its reader, and a link that leads nowhere."""
+    for entry in sorted(folder.iterdir()):
+        if not entry.is_file() and not entry.is_dir():
+            raise MissingAssetError(
+                f"{entry} is no file that can be read (a link that leads nowhere, a pipe or a "
+                "device). Copy the model's file there, or remove it."
+            )
 
 
 def read_config(source: str, *, trust_remote_code: bool) -> Any:
@@ -71,17 +82,18 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
             f"{KEY}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub "
             "model."
         )
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except OSError as error:
-        raise MissingAssetError(
-            f"{KEY}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id of a "
-            "hub model."
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{KEY}={source} holds no model that transformers knows: {first_line(error)}"
-        ) from error
+    with damage_named(source, CONFIG_FILE):
+        try:
+            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        except OSError as error:
+            raise MissingAssetError(
+                f"{KEY}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id "
+                "of a hub model."
+            ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"{KEY}={source} holds no model that transformers knows: {first_line(error)}"
+            ) from error
     if sees(config):
         return config
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
@@ -258,6 +270,26 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
         adapted_layers(
             model_class(config).from_config(config, trust_remote_code=trust_remote_code), lora
         )
+
+
+@contextlib.contextmanager
+def damage_named(source: str, files: str) -> Iterator[None]:
+    """Raise what transformers raises for damaged files of a model as a CheckpointError.
+
+    Args:
+        source: Folder or hub id of the model.
+        files: The files that are read.
+    """
+    try:
+        yield
+    except SiirlError:
+        raise
+    # tokenizers raises Exception itself, huggingface_hub and jinja2 classes without another base
+    except Exception as error:
+        raise CheckpointError(
+            f"{KEY}={source}: no model can be made of {files}: {type(error).__name__}: "
+            f"{first_line(error)} Copy or download the model's files again."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -441,6 +441,12 @@ def test_a_file_that_is_not_there_is_refused():
         loader("no_such.parquet")
 
 
+def test_a_link_that_leads_to_itself_is_refused(tmp_path):
+    (tmp_path / "train.jsonl").symlink_to("train.jsonl")
+    with pytest.raises(MissingAssetError, match=r"There is no file .*train\.jsonl"):
+        loader(tmp_path / "train.jsonl")
+
+
 def test_a_file_named_twice_is_refused(files):
     with pytest.raises(ConfigError, match=r"data.train_files names .*train.jsonl more than once"):
         loader(files / "train.jsonl", files / "train.jsonl")

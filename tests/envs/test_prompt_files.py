@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow
 import pytest
@@ -18,6 +19,7 @@ from envs.prompt_files import open_prompts, write_prompts
 from envs.prompt_rows import PromptRow, require_truth
 from envs.text import message
 
+DAMAGED = Path(__file__).parent / "damaged_parquet"
 READ_AND_TELL = """
 import pyarrow
 from envs.prompt_files import open_prompts
@@ -244,6 +246,20 @@ def test_parquet_whose_pages_are_damaged_is_reported(tmp_path, what):
         ValueError, match=r"rows\.parquet is not a readable parquet file \((page|a b)"
     ):
         prompts.rows(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("ends_its_reader", "the process that read its footer failed .it was ended by SIGABRT"),
+        ("lacks_rows", "row group 0 has 0 rows, and its footer says 40"),
+        ("index_beyond_its_dictionary", "Value at position 12 out of bounds: 63"),
+    ],
+)
+def test_parquet_with_changed_bytes_is_reported(name, sentence):
+    """40 rows, of which one to three bytes were changed at random."""
+    with pytest.raises(ValueError, match=rf"{name}\.parquet.*{sentence}"):
+        list(open_prompts(DAMAGED / f"{name}.parquet").select(range(40)))
 
 
 def test_parquet_without_rows_is_reported(tmp_path):

@@ -162,13 +162,13 @@ def test_a_hang_names_the_code_that_runs():
     )
 
 
-def test_why_there_is_no_progress_is_reported_until_there_is_some():
+def test_the_oldest_call_without_an_answer_is_reported():
     occupation = Occupation()
     with occupation.doing("evaluates"):
-        occupation.meet("server 1 was replaced: hung")
-        assert occupation.snapshot().text == "evaluates (server 1 was replaced: hung)"
-        occupation.got_on()
-        assert occupation.snapshot().text == "evaluates"
+        occupation.asked |= {1: "reset of server 1", 2: "reset of server 2"}
+        assert occupation.snapshot().text == "waits for reset of server 1, evaluates"
+        del occupation.asked[1]
+        assert occupation.snapshot().text == "waits for reset of server 2, evaluates"
 
 
 def test_nested_occupations_are_reported_and_end_with_their_context():

@@ -207,6 +207,29 @@ def test_a_damaged_data_set_is_refused_with_file_and_remedy(
         list(RobotDataSet(broken(tmp_path / "copy", name, content)).read(cameras=[FRONT]))
 
 
+def test_a_pipe_in_the_place_of_a_table_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    folder = shutil.copytree(HERE / "v30", tmp_path / "copy")
+    file = folder / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=r"file-000\.parquet cannot be read"):
+        RobotDataSet(folder)
+
+
+def test_an_instruction_that_is_no_text_is_refused_with_its_file(tmp_path: Path) -> None:
+    folder = shutil.copytree(HERE / "v30", tmp_path / "copy")
+    file = folder / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    rows = parquet.read_table(file).to_pylist()
+    bad = pyarrow.array([[b"\xdc"]] * len(rows), pyarrow.list_(pyarrow.binary()))
+    table = pyarrow.Table.from_pylist([{**row, "tasks": None} for row in rows])
+    tasks = bad.view(pyarrow.list_(pyarrow.string()))
+    parquet.write_table(
+        table.set_column(table.schema.get_field_index("tasks"), "tasks", tasks), file
+    )
+    with pytest.raises(ValueError, match=r"file-000\.parquet cannot be read: .*UTF8"):
+        RobotDataSet(folder)
+
+
 @pytest.mark.parametrize("side", [5_000, 13_500])  # the second is refused by Pillow already
 def test_a_picture_that_would_fill_the_memory_is_refused(side: int, tmp_path: Path) -> None:
     folder = tmp_path / "copy"

@@ -165,5 +165,15 @@ def test_a_folder_without_tokenizer_is_reported(tmp_path):
 def test_a_damaged_tokenizer_is_reported(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises((CheckpointError, MissingAssetError), match="tokenizer that can"):
+    with pytest.raises(CheckpointError, match=r"no model can be made of tokenizer\.json"):
+        load_chat_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_whose_vocabulary_is_damaged_is_reported(tmp_path):
+    """The library tokenizers raises a plain Exception."""
+    tiny_tokenizer().save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["1"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"Exception: .*floating point.* Copy or download"):
         load_chat_tokenizer(tmp_path)

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import re
 
 import pytest
 import torch
@@ -231,6 +233,31 @@ def test_weights_of_another_size_are_refused(saved):
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
     with pytest.raises(CheckpointError, match="another model"):
+        load_language_model(saved)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", ".."),
+        ("num_attention_heads", 0),
+        ("hidden_size", -1),
+        ("layer_types", [""]),
+        ("pad_token_id", 10**6),
+        ("hidden_act", None),
+    ],
+)
+def test_a_configuration_of_which_no_model_can_be_made_is_refused(saved, key, value):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises((CheckpointError, ConfigError), match=re.escape(str(saved))):
+        load_language_model(saved)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(saved):
+    (saved / "model.safetensors").unlink()
+    os.mkfifo(saved / "model.safetensors")
+    with pytest.raises(MissingAssetError, match=r"model\.safetensors is no file that can be read"):
         load_language_model(saved)
 
 

@@ -1,5 +1,6 @@
 """Files that a job names: missing, truncated, and checkpoints to resume from."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -115,6 +116,21 @@ def test_a_truncated_file_is_refused_with_its_size(weights: Path, kept: int) -> 
     ):
         check_safetensors(file)
     assert str(file) in problems(f"actor_rollout_ref.model.path={weights}")[0]
+
+
+def test_a_tensor_with_more_numbers_than_bits_is_refused(weights: Path) -> None:
+    file = weights / "model.safetensors"
+    file.write_bytes(
+        file.read_bytes().replace(b'"shape":[5]', b'"shape":[9]').replace(b"[3,4]", b"[999]")
+    )
+    with pytest.raises(CheckpointError, match=r"a of shape \[999\] has 48 bytes"):
+        check_safetensors(file)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is no file that can be read"):
+        check_safetensors(tmp_path / "model.safetensors")
 
 
 def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pyarrow import parquet
 
+from envs.parquet_footers import check_footers
 from siirl.data_coordinator.lerobot.video_frames import VideoFile
 from siirl.params.documents import is_count
 
@@ -154,6 +155,7 @@ class RobotDataSet:
             ValueError: A missing or damaged file.
         """
         wanted = [place for place in self.episodes if episodes is None or place.index in episodes]
+        check_footers(dict.fromkeys(place.data for place in wanted))
         open_videos: dict[str, VideoFile] = {}
         try:
             for place in sorted(wanted, key=lambda place: (str(place.data), place.index)):
@@ -236,6 +238,7 @@ class RobotDataSet:
         files = sorted((self.folder / "meta/episodes").glob("*/*.parquet"))
         if not files:
             raise ValueError(f"{self.folder} has no meta/episodes. {REMEDY}")
+        check_footers(files)
         for file in files:
             for row in _table(file, columns).to_pylist():
                 yield EpisodePlace(
@@ -334,8 +337,10 @@ def _table(
                 f"{file} would unpack to {values} values, more than {MOST_VALUES}. Split it into "
                 "files of fewer episodes."
             )
-        return parquet.read_table(file, columns=list(columns), filters=filters)
-    except (OSError, pyarrow.ArrowException) as error:
+        table = parquet.read_table(file, columns=list(columns), filters=filters)
+        table.validate(full=True)  # texts may hold bytes that are no text
+        return table
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())[:200]
         raise ValueError(f"{file} cannot be read: {said}. {REMEDY}") from error
 

@@ -6,6 +6,7 @@ configuration's key, then file and row.
 """
 
 import bisect
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -95,7 +96,7 @@ def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
     if not names:
         raise ConfigError(f"{key}=[] names no file to read prompts from.")
     paths = [path for name in names for path in prompt_paths(name, key=key)]
-    resolved = [path.resolve() for path in paths]
+    resolved = [os.path.realpath(path) for path in paths]
     repeated = [path for path, end in zip(paths, resolved, strict=True) if resolved.count(end) > 1]
     if repeated:
         raise ConfigError(
@@ -116,7 +117,7 @@ def prompt_paths(name: str, *, key: str) -> list[Path]:
         MissingAssetError: A place that the Hub does not serve.
     """
     place = hub_place(name, place=key, kind=DATASET)
-    path = Path(name).expanduser().resolve()
+    path = Path(os.path.realpath(Path(name).expanduser()))  # keeps a link that leads to itself
     if place is not None:
         path = local_copy(place, key=key)[0]  # a link; its target has no file extension
     if not path.is_dir():
