@@ -1,7 +1,8 @@
 """Checks arguments of environments: seed and options of `reset`, and actions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,45 @@ def checked_tasks(tasks: Sequence[str] | str) -> Sequence[str]:
     if len(set(tasks)) < len(tasks):
         raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
     return tasks
+
+
+def checked_choice(name: str, value: Any, known: Iterable[str]) -> str:
+    """Return `value` if it is one of the known names.
+
+    Raises:
+        ValueError: It is not; the message names the nearest one.
+    """
+    names = tuple(known)
+    if value not in names:
+        raise ValueError(
+            f"Unknown {name} {value!r}.{nearest(value, names)} Known: {listed(value, names)}."
+        )
+    return str(value)
+
+
+def check_counts(**counts: Any) -> None:
+    """Require whole numbers of at least 1; None is no bound.
+
+    Raises:
+        ValueError: Another value.
+    """
+    for name, count in counts.items():
+        if count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
+
+
+def check_heldout_share(share: float, *, may_be_zero: bool = True) -> None:
+    """Require a share below 1, and above 0 unless a split may be empty.
+
+    Raises:
+        ValueError: Another number.
+    """
+    above_lower_end = share >= 0 if may_be_zero else share > 0
+    if not (above_lower_end and share < 1):
+        lower = "at least" if may_be_zero else "above"
+        raise ValueError(f"heldout_share must be {lower} 0 and below 1, got {share}.")
 
 
 def checked_deadline(name: str, seconds: float) -> float:

@@ -30,7 +30,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_deadline, checked_seed, read_options
+from envs.arguments import (
+    check_heldout_share,
+    checked_choice,
+    checked_deadline,
+    checked_seed,
+    read_options,
+)
 from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.math.generators import SPLITS, held_out
 from envs.mistakes import MISTAKES, describe_error
@@ -109,14 +115,12 @@ class ReasoningGymEnv(Environment):
                 the generator refuses.
             RuntimeError: reasoning-gym is not installed.
         """
-        if wording not in WORDINGS:
-            raise ValueError(f"Unknown wording {wording!r}; known: {', '.join(WORDINGS)}.")
-        if not 0 < heldout_share < 1:
-            raise ValueError(f"heldout_share must be above 0 and below 1, got {heldout_share}.")
+        checked_choice("wording", wording, WORDINGS)
+        check_heldout_share(heldout_share, may_be_zero=False)
         if type(num_verifiers) is not int:
             raise ValueError(f"num_verifiers must be a whole number, got {num_verifiers!r}.")
         checked_deadline("verifier_cpu_s", verifier_cpu_s)
-        self._split = _checked_split(split)
+        self._split = checked_choice("split", split, SPLITS)
         self._dataset, self._config = _checked_dataset(dataset), dict(config)
         _check_config(dataset, config)
         self._heldout_share, self._suffix = heldout_share, WORDINGS[wording]
@@ -146,7 +150,7 @@ class ReasoningGymEnv(Environment):
             refuse_row(options["row"])
         seed = checked_seed(seed)
         read_options(options, spec=self.spec, further=("split",))
-        split = _checked_split(options.get("split", self._split))
+        split = checked_choice("split", options.get("split", self._split), SPLITS)
         self._question = question = self._draw(seed, split=split)
         truth = question["answer"]
         info: Info = {
@@ -316,9 +320,3 @@ def _check_config(dataset: str, config: Mapping[str, Any]) -> None:
             f"dataset={dataset!r} with {shortened(dict(config))} makes no question: "
             f"{describe_error(error)}."
         ) from error
-
-
-def _checked_split(split: Any) -> str:
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}; known: {', '.join(SPLITS)}.")
-    return str(split)

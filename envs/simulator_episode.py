@@ -74,6 +74,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         kept_simulators: Number of cached simulators; the least recently used is dropped. None: all.
         perturb: Perturbed factors of an episode (`envs.perturbations`).
         perturb_strength: Scale of their ranges, in (0, 1].
+
+    Raises:
+        ValueError: An image below 8 pixels, or an unknown perturbation.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         perturb: Sequence[str] = (),
         perturb_strength: float = 1.0,
     ) -> None:
+        if image_size < 8:
+            raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
         self._factors = checked_factors(perturb)
         self._strength = checked_strength(perturb_strength)
         self._perturbation = Perturbation(frozenset(), self._strength, seed=0)

@@ -32,7 +32,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_seed, read_options
+from envs.arguments import check_heldout_share, checked_choice, checked_seed, read_options
 from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.math.generators import SPLITS, held_out
 from envs.mistakes import MISTAKES, describe_error
@@ -93,9 +93,8 @@ class VerifiersEnv(Environment):
             ValueError: An environment that is not installed, or cannot be run.
             RuntimeError: The package is not installed, or has another interface.
         """
-        if not 0 < heldout_share < 1:
-            raise ValueError(f"heldout_share must be above 0 and below 1, got {heldout_share}.")
-        self._split = _checked_split(split)
+        check_heldout_share(heldout_share, may_be_zero=False)
+        self._split = checked_choice("split", split, SPLITS)
         self._environment = _load(id, json.dumps(arguments, sort_keys=True))
         self._rows = {name: _rows_of(id, self._environment, name, heldout_share) for name in SPLITS}
         self._id, self._success_at = id, success_at
@@ -119,7 +118,7 @@ class VerifiersEnv(Environment):
             refuse_row(options["row"])
         seed = checked_seed(seed)
         read_options(options, spec=self.spec, further=("split",))
-        rows = self._rows[_checked_split(options.get("split", self._split))]
+        rows = self._rows[checked_choice("split", options.get("split", self._split), SPLITS)]
         random = np.random.default_rng(None if seed is None else [seed, zlib.crc32(b"verifiers")])
         row = rows[int(random.integers(len(rows)))]
         await self._end()
@@ -361,9 +360,3 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return watched
-
-
-def _checked_split(split: Any) -> str:
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}; known: {', '.join(SPLITS)}.")
-    return str(split)

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, get_args
 import gymnasium
 import numpy as np
 
-from envs.arguments import checked_seed, read_options
+from envs.arguments import check_counts, checked_choice, checked_seed, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.libero.assets import AUTO, LABEL, SHORT_NOTICE, find_assets
 from envs.libero.initial_states import States, state_number
 from envs.libero.rendering import CAMERAS, SceneCameras
 from envs.libero.suites import choose_tasks
-from envs.names import listed, nearest
 from envs.offscreen import RenderQuality
 from envs.perturbations import OPTION
 from envs.simulator_episode import SimulatorEnv
@@ -87,23 +86,10 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             RuntimeError: LIBERO is not installed.
         """
         chosen = choose_tasks(suite, tasks)
-        if image_size < 8:
-            raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
-        for name, number in (
-            ("max_episode_steps", max_episode_steps),
-            ("kept_simulators", kept_simulators),
-        ):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}.")
-        for kind, value, known in (
-            ("camera", camera, tuple(CAMERA_SETS)),
-            ("states", states, get_args(States)),
-            ("render_quality", render_quality, get_args(RenderQuality)),
-        ):
-            if value not in known:
-                raise ValueError(
-                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {listed(value, known)}."
-                )
+        check_counts(max_episode_steps=max_episode_steps, kept_simulators=kept_simulators)
+        checked_choice("camera", camera, CAMERA_SETS)
+        checked_choice("states", states, get_args(States))
+        checked_choice("render_quality", render_quality, get_args(RenderQuality))
         super().__init__(
             image_size=image_size,
             cameras=CAMERA_SETS[camera],

@@ -24,7 +24,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_seed, checked_tasks, read_options
+from envs.arguments import (
+    check_counts,
+    check_heldout_share,
+    checked_choice,
+    checked_seed,
+    checked_tasks,
+    read_options,
+)
 from envs.base import Environment, Info, StepResult
 from envs.math.generators import SPLITS
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader, check_truth
@@ -97,11 +104,9 @@ class MathEnv(Environment):
             ValueError: An invalid argument or file.
             FileNotFoundError: A missing file.
         """
-        if not 0 <= heldout_share < 1:
-            raise ValueError(f"heldout_share must be at least 0 and below 1, got {heldout_share}.")
-        if num_agents < 1:
-            raise ValueError(f"num_agents must be at least 1, got {num_agents}.")
-        self._split = _checked_split(split)
+        check_heldout_share(heldout_share)
+        check_counts(num_agents=num_agents)
+        self._split = checked_choice("split", split, SPLITS)
         self._source = question_source(
             tasks=tasks,
             files=files,
@@ -216,7 +221,7 @@ def asked_row(
     options = options or {}
     seed = checked_seed(seed)
     task = read_options(options, spec=env.spec, further=("split", "row")).task
-    split = _checked_split(options.get("split", split))
+    split = checked_choice("split", options.get("split", split), SPLITS)
     if options.get("row") is None:
         drawn = source.draw(task, split=split, seed=seed)
         if drawn.images:
@@ -282,9 +287,3 @@ async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward
 def ungraded_info() -> Info:
     """The info of a step that the environment cannot grade."""
     return {"success": None, REWARD_PARTS: {}, VERDICT: NOT_GRADED, "answer": None}
-
-
-def _checked_split(split: Any) -> str:
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}; known: {', '.join(SPLITS)}.")
-    return str(split)

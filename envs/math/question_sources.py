@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from envs.arguments import checked_choice
 from envs.math.generators import WORDINGS, GeneratedTask, draw_question, held_out, prompt_row
 from envs.math.grading import check_truth
 from envs.prompt_files import open_prompts
@@ -38,8 +39,7 @@ class GeneratedQuestions:
     """Questions from the generators of `envs.math.generators`."""
 
     def __init__(self, tasks: Sequence[str], *, wording: str, heldout_share: float) -> None:
-        if wording not in WORDINGS:
-            raise ValueError(f"Unknown wording {wording!r}; known: {', '.join(WORDINGS)}.")
+        checked_choice("wording", wording, WORDINGS)
         self._generators = {name: GeneratedTask.of(name) for name in tasks}
         self.tasks = tuple(self._generators)
         self._wording, self._heldout_share = wording, heldout_share

@@ -20,10 +20,9 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_seed, read_options
+from envs.arguments import checked_choice, checked_seed, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
-from envs.names import listed, nearest
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
 from envs.perturbations import OPTION, Perturbation
 from envs.perturbed_look import Look
@@ -34,6 +33,7 @@ if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
 
 # Without dependencies: its metadata pins MuJoCo 3.3.0, but the project's numbers come from 3.8.1.
 INSTALL = "python -m pip install --no-deps metaworld==3.1.1"
+INSTALL_MUJOCO = "python -m pip install mujoco==3.8.1"
 DEFAULT_TASKS = (
     "drawer-open",
     "button-press",
@@ -100,15 +100,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             ValueError: An unknown name, a task given twice, or a number out of range.
             RuntimeError: Meta-World or MuJoCo is not installed; checked without importing them.
         """
-        for package, command in (
-            ("metaworld", INSTALL),
-            ("mujoco", "python -m pip install mujoco==3.8.1"),
-        ):
-            if importlib.util.find_spec(package) is None:
-                raise RuntimeError(
-                    f"env=metaworld needs the package {package}, which is not installed. Type: "
-                    f"{command}"
-                )
+        _check_installed()
         if isinstance(tasks, str) or not tasks:
             raise ValueError(
                 f"tasks must be a list of one or more Meta-World tasks, got {tasks!r}."
@@ -116,21 +108,13 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
         names = tuple(task_name(name) for name in tasks)
         if len(set(names)) < len(names):
             raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
-        if image_size < 8:
-            raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
         if not 1 <= max_episode_steps <= METAWORLD_LIMIT:
             raise ValueError(
                 f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got "
                 f"{max_episode_steps}."
             )
-        for kind, value, known in (
-            ("camera", camera, CAMERAS),
-            ("render_quality", render_quality, get_args(RenderQuality)),
-        ):
-            if value not in known:
-                raise ValueError(
-                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {listed(value, known)}."
-                )
+        checked_choice("camera", camera, CAMERAS)
+        checked_choice("render_quality", render_quality, get_args(RenderQuality))
         super().__init__(
             image_size=image_size,
             cameras=(camera,),
@@ -261,6 +245,15 @@ def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
         return np.clip(instance.get_action(env.state), -1.0, 1.0).astype(np.float32)
 
     return policy
+
+
+def _check_installed() -> None:
+    for package, command in (("metaworld", INSTALL), ("mujoco", INSTALL_MUJOCO)):
+        if importlib.util.find_spec(package) is None:
+            raise RuntimeError(
+                f"env=metaworld needs the package {package}, which is not installed. Type: "
+                f"{command}"
+            )
 
 
 def _camera(model: Any, name: str) -> Any:

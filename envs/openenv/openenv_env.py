@@ -14,13 +14,14 @@ is simulated again from its seed instead. Left out: frames for videos, and rows 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
-from envs.arguments import checked_deadline, checked_seed
+from envs.arguments import check_counts, checked_deadline, checked_seed
 from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
-from envs.openenv.description import describe
+from envs.openenv.description import Description, describe
 from envs.openenv.session import ServerFault, ServerRefused, Session
 from envs.openenv.space_play import SpacePlay
 from envs.openenv.text_form import TextForm
@@ -88,48 +89,31 @@ class OpenEnvEnv(Environment):
         Raises:
             ValueError: An invalid argument, no server at `url`, or one with another protocol.
         """
-        for name, value in (
-            ("max_episode_steps", max_episode_steps),
-            ("max_message_mib", max_message_mib),
-            ("max_observation_characters", max_observation_characters),
-        ):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        check_counts(
+            max_episode_steps=max_episode_steps,
+            max_message_mib=max_message_mib,
+            max_observation_characters=max_observation_characters,
+        )
         checked_deadline("deadline_s", deadline_s)
         checked_deadline("connect_deadline_s", connect_deadline_s)
         url = checked_url(
             url, key="env.url", token_key="env.kwargs.token_file", server="an OpenEnv server"
         )
         token = None if token_file is None else read_token(token_file)
-        described = describe(url, token=token, deadline_s=connect_deadline_s)
-        self._play: _Play
-        if described.spec is not None:
-            _refuse_text_arguments(
-                action_field=action_field,
-                observation_field=observation_field,
-                instructions=instructions or None,
-                max_episode_steps=max_episode_steps,
-                replayable=replayable,
-            )
-            self._play = SpacePlay(described.spec, url=url, tasks=tasks)
-        else:
-            if tasks is not None:
-                raise ValueError(f"The environment at {url} has no named tasks: leave tasks out.")
-            form = TextForm.of(
-                described.action_schema,
-                url=url,
-                action_field=action_field,
-                observation_field=observation_field,
+        self._play = _make_play(
+            describe(url, token=token, deadline_s=connect_deadline_s),
+            url=url,
+            tasks=tasks,
+            text=_TextArguments(
                 instructions=instructions,
-                max_observation_characters=max_observation_characters,
-            )
-            self._play = TextPlay(
-                form,
-                url=url,
-                max_turns=max_episode_steps or MAX_TURNS,
+                action_field=action_field,
+                observation_field=observation_field,
+                max_episode_steps=max_episode_steps,
                 success_return=float(success_return),
-                replayable=bool(replayable),
-            )
+                replayable=replayable,
+                max_observation_characters=max_observation_characters,
+            ),
+        )
         self.spec = self._play.spec
         self._session = Session(
             url,
@@ -210,10 +194,55 @@ class OpenEnvEnv(Environment):
         raise EpisodeFailed(str(error).rstrip(".")) from error
 
 
-def _refuse_text_arguments(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}={value!r} is for other OpenEnv servers; this one is `siirl serve`, "
-                "which reports its own value: leave it out."
-            )
+@dataclass(frozen=True, kw_only=True)
+class _TextArguments:
+    """Arguments that only environments of text read."""
+
+    instructions: str
+    action_field: str | None
+    observation_field: str | None
+    max_episode_steps: int | None
+    success_return: float
+    replayable: bool | None
+    max_observation_characters: int
+
+    def refuse(self) -> None:
+        """Raise ValueError if one is given that a server of siirl reports itself."""
+        for name in (
+            "action_field",
+            "observation_field",
+            "instructions",
+            "max_episode_steps",
+            "replayable",
+        ):
+            value = getattr(self, name)
+            if value not in (None, ""):
+                raise ValueError(
+                    f"{name}={value!r} is for other OpenEnv servers; this one is `siirl serve`, "
+                    "which reports its own value: leave it out."
+                )
+
+
+def _make_play(
+    server: Description, *, url: str, tasks: Sequence[str] | None, text: _TextArguments
+) -> _Play:
+    if server.spec is not None:
+        text.refuse()
+        return SpacePlay(server.spec, url=url, tasks=tasks)
+    if tasks is not None:
+        raise ValueError(f"The environment at {url} has no named tasks: leave tasks out.")
+    form = TextForm.of(
+        server.action_schema,
+        url=url,
+        action_field=text.action_field,
+        observation_field=text.observation_field,
+        instructions=text.instructions,
+        max_observation_characters=text.max_observation_characters,
+    )
+    return TextPlay(
+        form,
+        url=url,
+        max_turns=text.max_episode_steps or MAX_TURNS,
+        success_return=text.success_return,
+        replayable=bool(text.replayable),
+    )

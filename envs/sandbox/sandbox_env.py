@@ -9,7 +9,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
-from envs.arguments import checked_seed, checked_tasks, read_options
+from envs.arguments import (
+    check_heldout_share,
+    checked_choice,
+    checked_seed,
+    checked_tasks,
+    read_options,
+)
 from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.prompt_rows import PromptRow
 from envs.sandbox.generator import SPLITS, WORDINGS, GeneratedTask, draw_row
@@ -88,37 +94,18 @@ class SandboxEnv(Environment):
 
         Raises:
             ValueError: An invalid argument.
-                RuntimeError: Isolation is not possible on this machine.
+            RuntimeError: Isolation is not possible on this machine.
         """
-        _check_choice("reward", reward, REWARDS)
-        _check_choice("wording", wording, WORDINGS)
-        _check_choice("isolation", isolation, ISOLATIONS)
-        _check_choice("split", split, SPLITS)
-        if not 0 <= heldout_share < 1:
-            raise ValueError(
-                f"env.kwargs.heldout_share must be at least 0 and below 1, got {heldout_share}."
-            )
-        if num_tests < 4:
-            raise ValueError(
-                f"env.kwargs.num_tests must be at least 4, or chance passes too often; "
-                f"got {num_tests}."
-            )
-        asked = None if tasks is None else checked_tasks(tasks)
-        self._source: ProblemSource = (
-            FileProblems(
-                [files] if isinstance(files, str) else files,
-                tasks=asked,
-                heldout_share=heldout_share,
-            )
-            if files
-            else GeneratedProblems(
-                asked or DEFAULT_TASKS,
-                wording=wording,
-                heldout_share=heldout_share,
-                num_tests=num_tests,
-            )
+        self._reward = checked_choice("reward", reward, REWARDS)
+        self._split = checked_choice("split", split, SPLITS)
+        checked_choice("isolation", isolation, ISOLATIONS)
+        self._source = problem_source(
+            tasks=tasks,
+            files=files,
+            wording=wording,
+            heldout_share=heldout_share,
+            num_tests=num_tests,
         )
-        self._reward, self._split = reward, split
         self._sandbox = make_sandbox(
             isolation, url=url, packages=tuple(packages), limits=Limits.of(limits)
         )
@@ -137,8 +124,7 @@ class SandboxEnv(Environment):
         """See `Environment.reset`; options: `task`, `split`, and `row` (prompt columns)."""
         options = options or {}
         task = read_options(options, spec=self.spec, further=("split", "row")).task
-        split = options.get("split", self._split)
-        _check_choice("split", split, SPLITS)
+        split = checked_choice("split", options.get("split", self._split), SPLITS)
         seed, self._problem = checked_seed(seed), None
         given = options.get("row")
         problem = (
@@ -214,6 +200,34 @@ class GeneratedProblems:
         return Problem.of(row)
 
 
+def problem_source(
+    *,
+    tasks: Sequence[str] | None,
+    files: Sequence[str] | str,
+    wording: str,
+    heldout_share: float,
+    num_tests: int,
+) -> ProblemSource:
+    """The source of problems: `files` if given, generators otherwise.
+
+    Raises:
+        ValueError: An invalid argument.
+    """
+    checked_choice("wording", wording, WORDINGS)
+    check_heldout_share(heldout_share)
+    if num_tests < 4:
+        raise ValueError(
+            f"env.kwargs.num_tests must be at least 4, or chance passes too often; got {num_tests}."
+        )
+    asked = None if tasks is None else checked_tasks(tasks)
+    if files:
+        paths = [files] if isinstance(files, str) else files
+        return FileProblems(paths, tasks=asked, heldout_share=heldout_share)
+    return GeneratedProblems(
+        asked or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share, num_tests=num_tests
+    )
+
+
 def make_sandbox(
     isolation: str, *, limits: Limits, url: str | None = None, packages: tuple[str, ...] = ()
 ) -> Sandbox:
@@ -221,7 +235,7 @@ def make_sandbox(
 
     Raises:
         ValueError: A `url` without `remote` or the reverse, or packages without bubblewrap.
-            RuntimeError: Isolation is not possible on this machine.
+        RuntimeError: Isolation is not possible on this machine.
     """
     if (url is not None) != (isolation == "remote"):
         raise ValueError(
@@ -258,8 +272,3 @@ def _tried_bubblewrap(limits: Limits, packages: tuple[str, ...]) -> Bubblewrap:
 
 def _origin(problem: Problem) -> Info:
     return {"task": problem.row.data_source, "data_source": problem.row.data_source}
-
-
-def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"Unknown {name} {value!r}; known: {', '.join(known)}.")

@@ -5,6 +5,8 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
+from envs.arguments import check_counts
+
 OUT_OF_CHARACTERS, OUT_OF_TOKENS = "out of characters", "out of tokens"
 
 
@@ -27,9 +29,7 @@ class Budget:
             ValueError: A bound below 1, a token bound without a tokenizer, or the reverse.
             FileNotFoundError: No such tokenizer.
         """
-        for name, value in (("max_characters", max_characters), ("max_tokens", max_tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        check_counts(max_characters=max_characters, max_tokens=max_tokens)
         if (max_tokens is None) != (tokenizer is None):
             raise ValueError(
                 "max_tokens and tokenizer come together: "

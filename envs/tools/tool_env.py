@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
+from envs.arguments import check_counts
 from envs.base import Environment, Info, StepResult
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
 from envs.math.math_env import (
@@ -102,13 +103,11 @@ class ToolEnv(Environment):
         Raises:
             ValueError: An invalid argument.
         """
-        for name, value in (
-            ("max_turns", max_turns),
-            ("max_calls_per_turn", max_calls_per_turn),
-            ("max_tool_characters", max_tool_characters),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        check_counts(
+            max_turns=max_turns,
+            max_calls_per_turn=max_calls_per_turn,
+            max_tool_characters=max_tool_characters,
+        )
         self._budget = Budget.of(
             max_characters=max_characters, max_tokens=max_tokens, tokenizer=tokenizer
         )

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.arguments import checked_action, checked_seed, read_options
+from envs.arguments import (
+    check_counts,
+    check_heldout_share,
+    checked_action,
+    checked_choice,
+    checked_seed,
+    read_options,
+)
 from envs.base import EnvSpec, FrameRequest
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -76,3 +83,28 @@ def test_seed_may_be_numpys():
 def test_negative_seed_is_refused():
     with pytest.raises(ValueError, match="seed must not be negative, got -1"):
         checked_seed(-1)
+
+
+def test_an_unknown_choice_is_answered_with_the_nearest_name():
+    assert checked_choice("split", "train", ("train", "heldout")) == "train"
+    with pytest.raises(
+        ValueError,
+        match=r"Unknown split 'trian'\. Did you mean 'train'\? Known: train, heldout\.",
+    ):
+        checked_choice("split", "trian", ("train", "heldout"))
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, True, "2"])
+def test_a_count_is_a_whole_number_of_at_least_1(count):
+    check_counts(max_turns=1, kept=np.int64(2), limit=None)
+    with pytest.raises(ValueError, match="max_turns must be a whole number of at least 1, got"):
+        check_counts(max_turns=count)
+
+
+def test_a_share_of_zero_is_refused_where_both_splits_need_questions():
+    check_heldout_share(0.0)
+    with pytest.raises(ValueError, match=r"must be above 0 and below 1, got 0\.0"):
+        check_heldout_share(0.0, may_be_zero=False)
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="must be at least 0 and below 1"):
+            check_heldout_share(share)

@@ -172,7 +172,7 @@ def test_the_last_marked_answer_counts_or_the_whole_text():
         ({"largst": 3}, "Did you mean 'largest'"),
         ({"largest": 0}, "largest must be positive"),
         ({"heldout_share": 0}, "above 0 and below 1"),
-        ({"wording": "loud"}, "Unknown wording 'loud'; known: words, bare"),
+        ({"wording": "loud"}, "Unknown wording 'loud'. Known: words, bare"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(fake_package, arguments, message):

@@ -263,8 +263,8 @@ def test_random_task_resets_and_steps(task, stand_ins):
         ),
         ({"states": "none"}, r"Unknown states 'none'\. Known: split, all"),
         ({"render_quality": "best"}, r"Unknown render_quality 'best'\. Known: fast, full"),
-        ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
-        ({"kept_simulators": 0}, "kept_simulators must be at least 1, got 0"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be a whole number of at least 1, got 0"),
+        ({"kept_simulators": 0}, "kept_simulators must be a whole number of at least 1, got 0"),
         ({"assets": "/no/such/folder"}, r"env\.assets='/no/such/folder' is not a folder"),
     ],
 )

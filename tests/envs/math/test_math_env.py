@@ -229,10 +229,10 @@ def test_ungradable_row_of_a_file_is_reported_with_its_place(tmp_path):
     ("arguments", "sentence"),
     [
         ({"tasks": ["sum-2"]}, "Did you mean 'sums-n'"),
-        ({"split": "test"}, "Unknown split 'test'; known: train, heldout"),
-        ({"wording": "long"}, "Unknown wording 'long'; known: bare, words"),
+        ({"split": "test"}, "Unknown split 'test'. Known: train, heldout"),
+        ({"wording": "long"}, "Unknown wording 'long'. Known: bare, words"),
         ({"heldout_share": 1.0}, "heldout_share must be at least 0 and below 1"),
-        ({"num_agents": 0}, "num_agents must be at least 1"),
+        ({"num_agents": 0}, "num_agents must be a whole number of at least 1"),
         ({"num_graders": 0}, "num_workers must be positive"),
         ({"grading_cpu_s": 0}, "grading_cpu_s must be at least 0.001 s"),
     ],

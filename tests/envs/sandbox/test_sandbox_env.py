@@ -136,13 +136,13 @@ def test_sandbox_that_fails_is_no_reward(env, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"isolation": "docker"}, "Unknown isolation 'docker'; known: bubblewrap, remote, none"),
+        ({"isolation": "docker"}, "Unknown isolation 'docker'. Known: bubblewrap, remote, none"),
         ({"isolation": "remote"}, "url is the address for env.isolation=remote"),
         ({"url": "http://sandbox"}, "url is the address for env.isolation=remote"),
         ({"isolation": "none", "packages": ["numpy"]}, "packages needs env.isolation=bubblewrap"),
         ({"reward": "most"}, "Unknown reward 'most'"),
         ({"wording": "long"}, "Unknown wording"),
-        ({"split": "test"}, "Unknown split 'test'; known: train, heldout"),
+        ({"split": "test"}, "Unknown split 'test'. Known: train, heldout"),
         ({"tasks": ["list-2"]}, "Unknown sandbox task 'list-2'. Did you mean 'lists-n'"),
         ({"num_tests": 1}, "num_tests must be at least 4"),
         ({"heldout_share": 1.0}, "below 1, got 1.0"),
