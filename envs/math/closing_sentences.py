@@ -15,12 +15,13 @@ from envs.math.languages import after_conclusion, in_english
 from envs.math.leads import REWORKING, changes, denies, is_rough
 from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
 from envs.math.notation import is_several
+from envs.math.other_numbers import ASKS_THE_REST, tells_the_other_part
 from envs.math.plain_text import plain
 from envs.math.provisional import DIGITS, OPERATED, PROVISIONAL, is_provisional, words_asked
 from envs.math.quantities import is_compared, read_quantity
 from envs.math.questions import asks_a_difference, asks_by
 from envs.math.sentences import TAIL, without_exclamation
-from envs.math.statements import AFFIRMED, ASKS_THE_REST, KEPT, PARTED
+from envs.math.statements import AFFIRMED
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, TIME, is_plain_label, is_value
 from envs.math.vocabulary import CARDINALS, CHANGING, WORDS, words
 
@@ -161,8 +162,7 @@ def _first_value(sentence: str, *, question: str) -> str | None:
             return None
         value = _without_circumstances(value, question=question)
         if is_value(value, question=question):
-            parts = ASKS_THE_REST.search(question) and PARTED.search(lead)
-            if parts and not KEPT.search(sentence):
+            if tells_the_other_part(lead, sentence, question=question):
                 return None
             return _after(lead, value, question=question)
     return None

@@ -5,7 +5,8 @@ of the question are allowed; with anything else the text is no quantity. A perce
 `50%` and `50 percent` are 50, and not 0.5, as in the normalisation of Hendrycks et al. (MATH, 2021,
 `strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
 
-Left out: expressions, which go to `envs.math.verification`.
+Left out: the number itself (`envs.math.leading_numbers`), and expressions, which go to
+`envs.math.verification`.
 """
 
 import functools
@@ -14,11 +15,11 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from envs.math.leading_numbers import leading_number
 from envs.math.plain_text import plain
 from envs.math.vocabulary import (
     ABOUT_ITSELF,
     AMBIGUOUS,
-    CARDINALS,
     CASED,
     CHANGING,
     CLOSINGS,
@@ -36,48 +37,13 @@ from envs.math.vocabulary import (
 )
 
 SIMPLE = re.compile(r"-?[0-9]{1,30}")
-NUMBER = re.compile(
-    r"""
-    (?P<sign>[-+]?)\ ?(?:(?P<currency>US\$|R\$|USD|EUR|GBP|Rs\.?|[$€£¥₹])\ ?(?P<inner_sign>-?))?
-    (?:
-      (?P<mixed>[0-9]{1,9})(?:\ and)?\ (?P<top>[0-9]{1,9})/(?P<bottom>[0-9]{1,9})
-    | (?P<european>[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2} | [0-9]+,(?:[0-9]{1,2}|[0-9]{4,}) | 0,[0-9]+)(?![0-9,])
-    | (?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?![0-9,]) | [0-9]+)?(?P<decimals>\.[0-9]+)?
-      (?:\ ?/\ ?(?P<denominator>[0-9]+) | [eE](?P<e>[-+]?[0-9]{1,2})(?![0-9A-Za-z])
-        | \ ?[*x]\ ?10\^\{?(?P<power>[-+]?[0-9]{1,2})\}?)?
-    )
-    """,
-    re.VERBOSE,
-)
 TOKEN = re.compile(
     r"o'clock|[A-Za-z]+(?:['\u2019][a-z]{0,2})?|°[CF]?|US\$|[%$€£¥₹¢/]|\^ ?\{? ?[23] ?\}?|\S"
 )
 WORD = re.compile(r"[A-Za-z]+")
-NUMBER_WORDS = re.compile(
-    rf"(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)(?:[ -]+|$|(?=[^A-Za-z])))+", re.IGNORECASE
-)
 SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
 BELOW_ZERO = re.compile(r"(?<=[a-zCF\u00b0]) below (?:zero|0)$", re.IGNORECASE)
 """`5 degrees below zero`"""
-PARTS = {
-    "half": 2,
-    "halve": 2,
-    "third": 3,
-    "quarter": 4,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "seventh": 7,
-    "eighth": 8,
-    "ninth": 9,
-    "tenth": 10,
-}
-PARTED = re.compile(
-    rf"(?:(?P<whole>[0-9]{{1,9}}|(?:(?:{'|'.join((*CARDINALS, *SCALES))})[ -])+?)[ -]?and[ -])?"
-    rf"(?P<top>an?|{'|'.join(list(CARDINALS)[1:10])})[ -](?P<bottom>{'|'.join(PARTS)})s?(?![A-Za-z-])(?! (?:past|to)\b)",
-    re.IGNORECASE,
-)
-"""`two thirds`, `three and a half`."""
 RATE = re.compile(
     r"(?:\b(?:per|each|every|an?)\b|/) ?(?P<per>[A-Za-z]+)|\b(?P<adverb>each|apiece|hourly|daily|weekly|monthly|yearly)\b",
     re.IGNORECASE,
@@ -140,9 +106,10 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
         text = f"-{text[signed.end() :]}"
     if BELOW_ZERO.search(text) is not None:
         text = f"-{BELOW_ZERO.sub('', text)}"
-    number, currency, places, tail = _number(text)
-    if number is None:
+    begin = leading_number(text)
+    if begin is None:
         return None
+    number, tail = begin.value, begin.rest
     while (scale := WORD.match(tail.lstrip(" -"))) is not None and scale[0].lower() in SCALES:
         number = number * SCALES[scale[0].lower()]
         tail = tail.lstrip(" -")[scale.end() :]
@@ -154,8 +121,8 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
         return None
     return Quantity(
         number,
-        tuple(dict.fromkeys((*currency, *units))),
-        places,
+        tuple(dict.fromkeys((*begin.currency, *units))),
+        begin.places,
         counted,
         _rate(tail, units),
         power=_power(tail),
@@ -205,91 +172,6 @@ def stem(word: str) -> str:
 def _denominator(power: re.Match[str]) -> str:
     """`h^{-1}` after another unit as `/h`, `s^{-2}` as `/s^2`."""
     return f"/{power[1]}" if power[2] == "1" else f"/{power[1]}^{power[2]}"
-
-
-def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
-    """Number, currency before it, decimal places, and the rest; the number is None if the text does
-    not begin with one.
-    """
-    parted = PARTED.match(text) if "and" in text or text[:1].isalpha() else None
-    if parted is not None:
-        return _parted(parted), (), 0, text[parted.end() :]
-    match = NUMBER.match(text)
-    if match is None or not (
-        match["mixed"] or match["european"] or match["whole"] or match["decimals"]
-    ):
-        return _number_in_words(text)
-    number = _value(match)
-    if number is not None and "-" in (match["sign"], match["inner_sign"]):
-        number = -number
-    currency = (
-        (UNITS[match["currency"].rstrip(".").lower()],)
-        if match["currency"] and match["currency"] != "US$"
-        else ()
-    )
-    return number, currency, len(match["decimals"] or " ") - 1, text[match.end() :]
-
-
-def _parted(match: re.Match[str]) -> Fraction | None:
-    """The value of `three and a half`; None if the share is not below 1."""
-    top = CARDINALS.get(match["top"].lower(), 1)
-    bottom = PARTS[match["bottom"].lower()]
-    if match["whole"] is None:
-        return Fraction(top, bottom)
-    named = match["whole"].strip(" -").lower().replace("-", " ")
-    whole = int(named) if named.isdecimal() else _cardinal(named.split())
-    return None if whole is None or top >= bottom else whole + Fraction(top, bottom)
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    if match["mixed"]:
-        top, bottom = int(match["top"]), int(match["bottom"])
-        return Fraction(match["mixed"]) + Fraction(top, bottom) if top < bottom else None
-    if match["european"]:
-        return Fraction(match["european"].replace(".", "").replace(",", "."))
-    number = Fraction((match["whole"] or "0").replace(",", "") + (match["decimals"] or ""))
-    if match["denominator"] is not None:
-        return number / int(match["denominator"]) if int(match["denominator"]) else None
-    return number * Fraction(10) ** int(match["e"] or match["power"] or 0)
-
-
-def _number_in_words(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
-    negative, body = text.startswith("-"), text.removeprefix("-")
-    match = NUMBER_WORDS.match(body)
-    if match is None:
-        return None, (), 0, text
-    number = _cardinal(match[0].lower().replace("-", " ").split())
-    return (
-        None if number is None else Fraction(-number if negative else number),
-        (),
-        0,
-        body[match.end() :],
-    )
-
-
-def _cardinal(words: list[str]) -> int | None:
-    """The value of a cardinal in words, or None: `one hundred and five` is one, `three four` is
-    none.
-    """
-    total, current, last = 0, 0, 1000
-    for word in words:
-        if word == "and":
-            if current < 100 and not total:
-                return None
-        elif word in SCALES and current:
-            current *= SCALES[word]
-            if SCALES[word] >= 1000:
-                total, current = total + current, 0
-            last = 1000
-        elif (
-            word in CARDINALS
-            and (CARDINALS[word] < 10 <= last if last < 1000 else True)
-            and last != 10
-        ):
-            current, last = current + CARDINALS[word], CARDINALS[word]
-        else:
-            return None
-    return None if words[-1] == "and" else total + current
 
 
 def _units(tail: str, *, question: str) -> tuple[str, ...] | None:

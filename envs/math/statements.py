@@ -17,14 +17,14 @@ from envs.math.contrasts import contrasted, denies_itself
 from envs.math.conversions import read_compound
 from envs.math.dress import EMPHASISED, undressed
 from envs.math.introductions import LABEL, introduces, is_label
+from envs.math.other_numbers import introduces_another_number, tells_the_other_part
 from envs.math.plain_text import plain
-from envs.math.quantities import Quantity, is_unit, read_quantity, stem, words_of
+from envs.math.quantities import Quantity, is_unit, read_quantity
 from envs.math.questions import PRECISION, precisions
 from envs.math.sentences import INDEPENDENT
 from envs.math.vocabulary import (
     CHANGING,
     HEDGES,
-    NUMBERED,
     ORDINARY_VERBS,
     UNITS,
     WORDS,
@@ -332,26 +332,19 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         or not introduces(introduction, question=question)
     ):
         return None
-    if ASKS_THE_REST.search(question) and PARTED.search(introduction) and not KEPT.search(text):
+    if tells_the_other_part(introduction, text, question=question):
         return ()
     quantity = read_quantity(undressed(text[first.start() :]), question=question)
     if quantity is not None:
-        if _names_a_part(introduction, question=question) or OF_A_NOUN.fullmatch(introduction):
-            return ()
-        names = NUMBERED_BEFORE.search(introduction) and WORDS.search(text, first.end())
-        return () if names else (quantity,)
+        after = text[first.end() :]
+        another = introduces_another_number(introduction, after=after, question=question)
+        return () if another else (quantity,)
     rest = undressed(text[first.start() :])
     return (
         _parts(rest, question=question, left=left)
         if SAME.search(rest) or EQUALS.search(rest)
         else None
     )
-
-
-def _names_a_part(introduction: str, *, question: str) -> bool:
-    """Whether `introduction` ends like `in step`, which `question` does not speak of."""
-    named = IN_A_PART.search(introduction)
-    return named is not None and stem(named["part"].lower()) not in words_of(question)
 
 
 def _introduced_in_words(text: str, *, question: str) -> tuple[Part, ...] | None:
@@ -371,23 +364,6 @@ def _is_comment(text: str, *, question: str) -> bool:
         and len(WORDS.findall(text)) > 1
         and introduces(text, question=question)
     )
-
-
-NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
-"""`Step 8 shows it` names a step, and states nothing about a number."""
-IN_A_PART = re.compile(
-    rf"\b(?:in|from|see|by|of|at) (?:the )?(?P<part>{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE
-)
-OF_A_NOUN = re.compile(
-    r"(?:an?|the|some) (?:[a-z]+ )?[a-z]+ (?:with|having|containing) ", re.IGNORECASE
-)
-"""`a number with 17 digits`"""
-ASKS_THE_REST = re.compile(r"\b(?:left|remain(?:s|ing)?)\b[^.?!]*\?", re.IGNORECASE)
-PARTED = re.compile(
-    r"\b(?:gave|gives|sold|sells|ate|eats|lost|loses|spent|spends|used|uses)\b", re.IGNORECASE
-)
-KEPT = re.compile(r"\b(?:left|remain\w*|has|have|had)\b", re.IGNORECASE)
-"""`Tom gave away 18 apples` states nothing about the apples that are left."""
 
 
 def _without_units(side: str) -> str:
