@@ -162,7 +162,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="small models on a CPU")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("settings", nargs="*", help="further settings of the run, key=value")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()  # settings may follow options
 
 
 if __name__ == "__main__":

@@ -68,11 +68,7 @@ def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
         *([("roles", _render_roles(plan))] if plan.roles else []),
-        (
-            "environments",
-            f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = "
-            f"{plan.num_servers * plan.envs_per_server}",
-        ),
+        ("environments", _render_environments(plan)),
         *([("servers", _render_servers(plan))] if plan.servers else []),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
@@ -111,6 +107,13 @@ def _render_ranks(plan: Plan) -> str:
     local = plan.cluster == "local"
     place = "one process, cluster=local" if local else f"Ray actors, cluster={plan.cluster}"
     return f"{plan.ranks}{machines} ({place})"
+
+
+def _render_environments(plan: Plan) -> str:
+    number = plan.num_servers * plan.envs_per_server
+    found = f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {number}"
+    alone = plan.cluster == "local" and number > 1
+    return f"{found}, which take turns in that one process" if alone else found
 
 
 def _render_group(group: GroupPlan) -> str:

@@ -362,6 +362,13 @@ def test_every_number_is_in_the_text() -> None:
         assert part in text
 
 
+def test_environments_of_one_process_are_said_to_take_turns() -> None:
+    local = dataclasses.replace(plan_of(), cluster="local")
+    assert "2 servers x 4 = 8, which take turns in that one process" in one_line(render(local))
+    alone = dataclasses.replace(local, num_servers=1, envs_per_server=1)
+    assert "1 server x 1 = 1 a step" in one_line(render(alone))
+
+
 def test_of_many_tasks_ten_are_named_and_all_are_counted() -> None:
     many = dataclasses.replace(SPEC, tasks=tuple(f"t{number}" for number in range(90)))
     assert (

@@ -3,7 +3,7 @@
 `send` packs rows of weights into the buffer of a transport. The transports:
 
 - `SharedMemory`: host memory that a process of the same machine maps; for engines on a CPU.
-- `CudaIpc`: GPU memory that a process with the same GPU maps. No GPU has run it yet.
+- `CudaIpc`: GPU memory that a process with the same GPU maps.
 - `Broadcast`: a collective call of a process group (gloo or NCCL), over any number of machines.
 
 Memory beyond the weights is one bucket that both sides map, or one on each side: weights larger
