@@ -103,7 +103,7 @@ def attend(
         )
     dtype = value_LHSE.dtype  # autocast leaves rotated queries and keys in float32
     groups = query_LHSE.shape[1] // key_LHSE.shape[1]
-    output_LHSE = _flex_attention(query_LHSE.device.type)(
+    output_LHSE = _flex_attention(query_LHSE)(
         query_LHSE.to(dtype),
         repeat_kv(key_LHSE.to(dtype), groups),
         repeat_kv(value_LHSE, groups),
@@ -113,9 +113,15 @@ def attend(
     return output_LHSE.transpose(1, 2).contiguous(), None
 
 
+def _flex_attention(query_LHSE: torch.Tensor) -> Any:
+    """Compiled on a GPU; within a compiled block it is compiled with the block."""
+    compiles = query_LHSE.is_cuda and not torch.compiler.is_compiling()
+    return _compiled() if compiles else flex_attention
+
+
 @functools.cache
-def _flex_attention(device: str) -> Any:
-    """Compiled for all sizes at once: another compilation for each new length of a lane would end
-    at torch's limit, after which whole scores are built.
+def _compiled() -> Any:
+    """For all sizes at once: another compilation for each new length of a lane would end at torch's
+    limit, after which whole scores are built.
     """
-    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+    return torch.compile(flex_attention, dynamic=True)

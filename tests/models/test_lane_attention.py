@@ -1,5 +1,7 @@
 """Masks of lanes: dense, and in the blocks that a GPU computes, which a CPU computes too, slowly."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from siirl.engine.training.compiled_blocks import CompiledBlocks
 from siirl.models import lane_attention
 from siirl.models.lane_attention import LaneMask, attend_in_lanes
 from siirl.models.language_model import LanguageModel
@@ -69,6 +72,29 @@ def test_a_model_computes_the_same_by_blocks_as_by_a_dense_mask(dtype: torch.dty
     assert torch.equal(plain, expected)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def compiles() -> Iterator[None]:
+    """Leave torch.compile as it was."""
+    yield
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("compiles")
+def test_compiled_blocks_compute_the_same_under_the_mask() -> None:
+    ids_LS = torch.tensor([[1, 2, 3, 4, 5, 6, 7]])
+    positions_LS = torch.tensor([[0, 1, 2, 3, 2, 3, 4]])
+    mask = mask_of([9, 9, 0, 0, 1, 1, 1], [9] * 7)
+    whole = model()
+    attend_in_lanes(whole.causal_lm)
+    with torch.no_grad():
+        expected = whole(ids_LS, positions_LS, mask)
+        compiled = CompiledBlocks([*whole.causal_lm.base_model.layers], backend="eager")
+        with compiled.passes():
+            found = whole(ids_LS, positions_LS, mask.blocks())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_attention_function_reads_a_text_alone_as_torch_does() -> None:
