@@ -25,7 +25,7 @@ from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.libero.assets import AUTO, LABEL, SHORT_NOTICE, find_assets
 from envs.libero.initial_states import States, state_number
 from envs.libero.rendering import CAMERAS, SceneCameras
-from envs.libero.suites import choose_tasks
+from envs.libero.suites import ACTION_SIZE, PROPRIOCEPTION_SIZE, choose_tasks
 from envs.offscreen import RenderQuality
 from envs.perturbations import OPTION
 from envs.simulator_episode import SimulatorEnv
@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
     from envs.libero.libero_simulator import LiberoSimulator
 
 DEFAULT_SUITE = "object"  # one scene and one skill: the easiest to learn
-ACTION_SIZE = 7
-PROPRIOCEPTION_SIZE = 8
 INIT_STATE = "init_state"
 SHARED_STATES = "env.states=all: training and evaluation start from the same initial states"
 CAMERA_SETS = {"both": tuple(CAMERAS), **{name: (name,) for name in CAMERAS}}

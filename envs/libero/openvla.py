@@ -32,7 +32,6 @@ from envs.libero.tensorflow_images import cropped_image, resized_image, stored_i
 
 IMAGE_SIZE = 224
 CHUNK_LENGTH = 8
-ACTION_SIZE = 7
 BINS = 256
 LLAMA_VOCABULARY = 32_000
 SMALLEST_RANGE = 1e-8  # keeps a quantity that never changes from a division by zero

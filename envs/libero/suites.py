@@ -1,4 +1,4 @@
-"""LIBERO's five suites and 130 tasks: names, numbers, instructions and published step limits.
+"""LIBERO's five suites and 130 tasks: names, numbers, instructions, published step limits, and sizes.
 
 Imports no simulator. Names and order are the installed package's (its order 0, which papers number
 tasks by); they are read from its table of tasks, a file of plain data, without importing the
@@ -21,6 +21,8 @@ suite and a margin, as in the evaluation script of OpenVLA and OpenVLA-OFT
 # control steps without motion after each reset: objects are dropped a few centimetres (the same
 # script)
 SETTLE_STEPS = 10
+ACTION_SIZE = 7  # the gripper's motion and rotation, and the fingers
+PROPRIOCEPTION_SIZE = 8  # the gripper's position and rotation, and two fingers
 ALIASES = {"long": "10"}
 PREFIX = "libero_"
 

@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 
 from envs.archives import check_stored
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
-from envs.libero.openvla import ACTION_SIZE, BINS, IMAGE_SIZE, Quantiles, read_statistics
+from envs.libero.openvla import BINS, IMAGE_SIZE, Quantiles, read_statistics
+from envs.libero.suites import ACTION_SIZE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.openvla import OpenVLA
 from siirl.models.openvla_oft import DEVIATION, OpenVLAOFT, OpenVLARegression

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.libero.openvla import IMAGE_SIZE
+from envs.libero.suites import ACTION_SIZE, PROPRIOCEPTION_SIZE
 from siirl.models.openvla_vision import EncoderShape, encoder_shape
 from siirl.params.documents import read_object
 
@@ -43,7 +44,6 @@ LLAMA = {"model_type": "llama", **dict(zip(SIZES, (4096, 11008, 32, 32), strict=
 PATCH = 14  # pixels per side, of both published encoders
 QUESTION_LENGTH = 96
 """Places of a question, the default of `siirl.models.openvla_checkpoint.load_openvla_oft`."""
-ACTION_SIZE, PROPRIOCEPTION_SIZE = 7, 8  # of LIBERO
 ACTION_HEAD_FILE = "action_head--*_checkpoint.pt"
 """A regression head of OpenVLA-OFT, which is not in config.json."""
 

@@ -15,8 +15,9 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
 from siirl.models.policy_loader import build_policy
 from siirl.params.model_args import LoraArguments
+from tests.models.published_flows import robot
 from tests.models.test_pi import checkpoint
-from tests.models.test_smolvla import CHECKPOINT, robot
+from tests.models.test_smolvla import CHECKPOINT
 
 ROWS, CHUNKS, TOKENS = 3, 2, 28
 TOLERANCE = 1e-5  # relative, max norm

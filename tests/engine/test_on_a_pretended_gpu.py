@@ -33,9 +33,10 @@ from siirl.models.policy_loader import build_policy
 from siirl.models.weight_rows import in_rows
 from siirl.params import ActorArguments
 from siirl.params.paths import find
+from tests.models.published_flows import robot
 from tests.models.test_openvla_oft import spec_of
 from tests.models.test_pi import make as make_pi
-from tests.models.test_smolvla import CHECKPOINT, robot
+from tests.models.test_smolvla import CHECKPOINT
 from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
 from vjepa.encoders import random_network, wrap
 from vjepa.latent_encoder import Computing

@@ -1,39 +1,35 @@
 """pi0 and pi0.5 against LeRobot's numbers (`pi/make_reference.py`), and as policies of siirl."""
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.algos.flow_distributions import FlowNoise, FlowSDE
 from siirl.errors import ConfigError
 from siirl.models.pi_checkpoint import HEAD, WORDS
 from siirl.models.pi_parts import scaled_and_centred
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params.model_args import LoraArguments
+from tests.models.published_flows import (
+    WATCHED,
+    observed,
+    require_merged_adapters,
+    require_same_chunks,
+    require_same_files,
+    require_same_log_probs,
+    robot,
+    run_lerobot,
+)
 
 FOLDER = Path(__file__).parent / "pi"
 KINDS = ("pi0", "pi05")
-WATCHED = "gradient."
 STATE = np.array([-2.0, -1.0, -0.999, 0.0, 0.5, 0.9921875, 1.0, 3.0], np.float32)
-
-
-def robot(*, cameras=2, state=8, actions=7, name="arm") -> EnvSpec:
-    """An environment with the spaces of the checkpoints."""
-    images = gymnasium.spaces.Box(0, 255, (cameras, 48, 64, 3), np.uint8)
-    felt = gymnasium.spaces.Box(-np.inf, np.inf, (state,))
-    spaces = gymnasium.spaces.Dict({IMAGES: images, PROPRIOCEPTION: felt})
-    box = gymnasium.spaces.Box(-1, 1, (actions,), np.float32)
-    return EnvSpec(name, ("only",), spaces, box, 10)
 
 
 def checkpoint(kind) -> Path:
@@ -68,19 +64,7 @@ def policy(kind):
 
 @pytest.fixture(scope="module")
 def observation(policy, reference, tasks) -> dict[str, torch.Tensor]:
-    """The inputs of `forward`, of the reference's raw observations."""
-    rows = [
-        policy.prepare(images=image.numpy(), proprioception=state.numpy())
-        for image, state in zip(reference["images"], reference["state"], strict=True)
-    ]
-    images, states = zip(*rows, strict=True)
-    return {
-        "pixel_values": torch.from_numpy(np.stack(images)),
-        "proprioception": torch.from_numpy(np.stack(states)),
-        "instruction_ids": torch.from_numpy(
-            np.stack([policy.tokenize_instruction(task) for task in tasks])
-        ),
-    }
+    return observed(policy, reference, tasks)
 
 
 def prefix_of(policy, observation):
@@ -176,18 +160,7 @@ def test_a_sampled_chunk_has_the_log_prob_that_training_computes(
     kind, noise, distribution, observation
 ):
     policy = make(kind, noise=noise)
-    generator = torch.Generator().manual_seed(0)
-    uniforms = torch.rand(3, policy.uniforms_per_chunk, generator=generator)
-    with torch.no_grad():
-        flow = policy(**observation)
-        choices = flow.sample(uniforms)
-        alone = policy(**{name: part[:1] for name, part in observation.items()})
-        log_probs = flow.log_prob(choices)
-        assert isinstance(flow, distribution) and policy.distribution is distribution
-        assert flow.shape == log_probs.shape == (3, 4 * 7)
-        torch.testing.assert_close(alone.log_prob(choices[:1]), log_probs[:1], rtol=0, atol=1e-4)
-        torch.testing.assert_close(alone.sample(uniforms[:1]), choices[:1], rtol=0, atol=1e-4)
-    assert policy.action_tokenizer.decode(flow.values(choices)[0].numpy()).shape == (4, 7)
+    require_same_log_probs(policy, observation, distribution)
 
 
 def test_the_prefix_is_computed_once_for_all_steps_of_a_chunk(policy, observation):
@@ -244,22 +217,9 @@ def test_only_what_lerobot_trains_has_a_gradient(kind, observation):
 def test_adapters_are_trained_instead_of_the_weights_and_merged_when_read(
     tmp_path, kind, observation
 ):
-    policy = make(kind)
-    policy.adapt(LoraArguments(rank=2, target_modules=("q_proj", "action_in_proj")), seed=0)
-    with torch.no_grad():
-        before = policy(**observation).mode()
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=0.02)
-        after = policy(**observation).mode()
-        save_policy(policy, tmp_path)
-        policy.describe_adapters(tmp_path)
-        read = make(kind, tmp_path)(**observation).mode()
-    assert (after - before).abs().max() > 0.01
-    torch.testing.assert_close(read, after, rtol=1e-4, atol=1e-4)
-    assert {name for name, weight in policy.named_parameters() if weight.requires_grad} == {
-        name for name, _ in policy.named_parameters() if "lora_" in name
-    }
+    require_merged_adapters(
+        make(kind), observation, folder=tmp_path, read=lambda folder: make(kind, folder)
+    )
 
 
 def test_adapters_without_names_are_where_weights_would_be_trained(kind):
@@ -305,26 +265,16 @@ def test_an_instruction_without_place_in_the_prompt_is_refused():
         make("pi05").tokenize_instruction("x" * 449)
 
 
-LEROBOT = "LEROBOT_PI_PYTHON"
-"""Environment variable: a Python with lerobot 0.6.1 (`pi/make_reference.py` says how)."""
-
-
 def lerobot(*words: object) -> None:
-    if LEROBOT not in os.environ:
-        pytest.skip(f"{LEROBOT} names no Python with lerobot 0.6.1 (pi/make_reference.py)")
     script = FOLDER / "make_reference.py"
-    subprocess.run([os.environ[LEROBOT], script, *map(str, words)], check=True)
+    run_lerobot(script, *words, variable="LEROBOT_PI_PYTHON", version="0.6.1")
 
 
 @pytest.mark.slow
 def test_lerobot_makes_the_committed_files_again(tmp_path):
     lerobot(tmp_path)
-    for place in KINDS:
-        for file in ("reference.safetensors", "checkpoint/model.safetensors"):
-            found, expected = load_file(tmp_path / place / file), load_file(FOLDER / place / file)
-            assert found.keys() == expected.keys()
-            for name, tensor in expected.items():
-                torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+    for kind in KINDS:
+        require_same_files(tmp_path / kind, FOLDER / kind)
 
 
 @pytest.mark.slow
@@ -332,6 +282,4 @@ def test_lerobot_acts_with_a_folder_that_siirl_wrote_as_with_its_own(tmp_path, k
     policy = tmp_path / "policy"
     save_policy(make(kind), policy)
     lerobot(tmp_path, "--check", policy)
-    chunks = load_file(tmp_path / "chunks.safetensors")
-    for name in ("sampled", "unnormalised"):
-        torch.testing.assert_close(chunks[name], reference[name], rtol=1e-5, atol=1e-5)
+    require_same_chunks(tmp_path / "chunks.safetensors", reference)

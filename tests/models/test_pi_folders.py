@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.policy_loader import build_policy
-from tests.models.test_pi import KINDS, checkpoint, make, robot
+from tests.models.published_flows import robot
+from tests.models.test_pi import KINDS, checkpoint, make
 
 
 @pytest.fixture(params=KINDS)

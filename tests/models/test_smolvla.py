@@ -1,39 +1,36 @@
 """SmolVLA against LeRobot's numbers (`smolvla/make_reference.py`), and as a policy of siirl."""
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.algos.flow_distributions import FlowNoise, FlowSDE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.models.prefix_layers import embed_time
 from siirl.models.smolvla_network import scaled_and_padded
 from siirl.params.model_args import LoraArguments
-from tests.models.smolvla.random_weights import VARIANTS, published, random_weights
+from tests.models.lerobot_reference import random_weights
+from tests.models.published_flows import (
+    WATCHED,
+    observed,
+    require_merged_adapters,
+    require_same_chunks,
+    require_same_files,
+    require_same_log_probs,
+    robot,
+    run_lerobot,
+)
+from tests.models.smolvla.variants import VARIANTS, published
 
 FOLDER = Path(__file__).parent / "smolvla"
 CHECKPOINT = FOLDER / "checkpoint"
-WATCHED = "gradient."
-
-
-def robot(*, cameras=2, state=8, actions=7, name="arm") -> EnvSpec:
-    """An environment with the spaces of the checkpoint."""
-    images = gymnasium.spaces.Box(0, 255, (cameras, 48, 64, 3), np.uint8)
-    felt = gymnasium.spaces.Box(-np.inf, np.inf, (state,))
-    spaces = gymnasium.spaces.Dict({IMAGES: images, PROPRIOCEPTION: felt})
-    box = gymnasium.spaces.Box(-1, 1, (actions,), np.float32)
-    return EnvSpec(name, ("only",), spaces, box, 10)
 
 
 def make(path=CHECKPOINT, *, spec=None, **options):
@@ -54,22 +51,6 @@ def tasks():
 @pytest.fixture(scope="module")
 def policy():
     return make()
-
-
-def observed(policy, reference, tasks) -> dict[str, torch.Tensor]:
-    """The inputs of `forward`, of the reference's raw observations."""
-    rows = [
-        policy.prepare(images=image.numpy(), proprioception=state.numpy())
-        for image, state in zip(reference["images"], reference["state"], strict=True)
-    ]
-    images, states = zip(*rows, strict=True)
-    return {
-        "pixel_values": torch.from_numpy(np.stack(images)),
-        "proprioception": torch.from_numpy(np.stack(states)),
-        "instruction_ids": torch.from_numpy(
-            np.stack([policy.tokenize_instruction(task) for task in tasks])
-        ),
-    }
 
 
 def euler(policy, observation, noise_NKA) -> torch.Tensor:
@@ -152,19 +133,7 @@ def test_other_kinds_of_attention_are_lerobots(tmp_path, variant, reference, tas
 @pytest.mark.parametrize(("noise", "kind"), [("sde", FlowSDE), ("learnt", FlowNoise)])
 def test_a_sampled_chunk_has_the_log_prob_that_training_computes(noise, kind, reference, tasks):
     policy = make(noise=noise)
-    observation = observed(policy, reference, tasks)
-    generator = torch.Generator().manual_seed(0)
-    uniforms = torch.rand(3, policy.uniforms_per_chunk, generator=generator)
-    with torch.no_grad():
-        flow = policy(**observation)
-        choices = flow.sample(uniforms)
-        alone = policy(**{name: part[:1] for name, part in observation.items()})
-        log_probs = flow.log_prob(choices)
-        assert isinstance(flow, kind) and policy.distribution is kind
-        assert flow.shape == log_probs.shape == (3, 4 * 7)
-        torch.testing.assert_close(alone.log_prob(choices[:1]), log_probs[:1], rtol=0, atol=1e-4)
-        torch.testing.assert_close(alone.sample(uniforms[:1]), choices[:1], rtol=0, atol=1e-4)
-    assert policy.action_tokenizer.decode(flow.values(choices)[0].numpy()).shape == (4, 7)
+    require_same_log_probs(policy, observed(policy, reference, tasks), kind)
 
 
 def test_the_prefix_is_computed_once_for_all_steps_of_a_chunk(policy, reference, tasks):
@@ -201,22 +170,8 @@ def test_adapters_are_trained_instead_of_the_weights_and_merged_when_read(
     tmp_path, reference, tasks
 ):
     policy = make()
-    policy.adapt(LoraArguments(rank=2, target_modules=("q_proj", "action_in_proj")), seed=0)
     observation = observed(policy, reference, tasks)
-    with torch.no_grad():
-        before = policy(**observation).mode()
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=0.02)
-        after = policy(**observation).mode()
-        save_policy(policy, tmp_path)
-        policy.describe_adapters(tmp_path)
-        read = make(tmp_path)(**observation).mode()
-    assert (after - before).abs().max() > 0.01
-    torch.testing.assert_close(read, after, rtol=1e-4, atol=1e-4)
-    assert {name for name, weight in policy.named_parameters() if weight.requires_grad} == {
-        name for name, _ in policy.named_parameters() if "lora_" in name
-    }
+    require_merged_adapters(policy, observation, folder=tmp_path, read=make)
 
 
 def test_adapters_without_names_are_where_weights_would_be_trained():
@@ -378,25 +333,15 @@ def test_a_checkpoint_without_the_vision_language_model_needs_its_files(tmp_path
         make(folder, vlm=str(tmp_path / "elsewhere"))
 
 
-LEROBOT = "LEROBOT_PYTHON"
-"""Environment variable: a Python with lerobot 0.4.4 (`smolvla/make_reference.py` says how)."""
-
-
 def lerobot(*words: object) -> None:
-    if LEROBOT not in os.environ:
-        pytest.skip(f"{LEROBOT} names no Python with lerobot 0.4.4 (smolvla/make_reference.py)")
     script = FOLDER / "make_reference.py"
-    subprocess.run([os.environ[LEROBOT], script, *map(str, words)], check=True)
+    run_lerobot(script, *words, variable="LEROBOT_PYTHON", version="0.4.4")
 
 
 @pytest.mark.slow
 def test_lerobot_makes_the_committed_files_again(tmp_path):
     lerobot(tmp_path)
-    for file in ("reference.safetensors", "checkpoint/model.safetensors"):
-        found, expected = load_file(tmp_path / file), load_file(FOLDER / file)
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+    require_same_files(tmp_path, FOLDER)
 
 
 @pytest.mark.slow
@@ -404,6 +349,4 @@ def test_lerobot_acts_with_a_folder_that_siirl_wrote_as_with_its_own(tmp_path, r
     policy = tmp_path / "policy"
     save_policy(make(), policy)
     lerobot(tmp_path, "--check", policy)
-    chunks = load_file(tmp_path / "chunks.safetensors")
-    for name in ("sampled", "unnormalised"):
-        torch.testing.assert_close(chunks[name], reference[name], rtol=1e-5, atol=1e-5)
+    require_same_chunks(tmp_path / "chunks.safetensors", reference)

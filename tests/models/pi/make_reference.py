@@ -14,8 +14,6 @@ FOLDER/chunks.safetensors.
 LeRobot has two sizes of each transformer, by name, and one image encoder; this script makes them small.
 """
 
-import argparse
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,24 +21,30 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import transformers
 from lerobot.configs.policies import PreTrainedConfig
-from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.policies.pi0 import modeling_pi0, processor_pi0
 from lerobot.policies.pi0.configuration_pi0 import PI0Config
 from lerobot.policies.pi05 import modeling_pi05, processor_pi05
 from lerobot.policies.pi05.configuration_pi05 import PI05Config
-from lerobot.processor import PolicyProcessorPipeline, TokenizerProcessorStep
-from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
-from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from lerobot.processor import TokenizerProcessorStep
+from safetensors.torch import load_file
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-sys.path.append(str(Path(__file__).parents[1] / "smolvla"))
-from random_weights import random_weights
+sys.path.append(str(Path(__file__).parents[1]))
+from lerobot_reference import (
+    byte_tokenizer,
+    libero_features,
+    prepared,
+    random_weights,
+    raw_inputs,
+    run,
+    sampled,
+    write_chunks,
+    write_reference,
+)
 
 PUBLISHED = "google/paligemma-3b-pt-224"
-CAMERAS = ("observation.images.image", "observation.images.image2")
 TASKS = ["pick up the bowl", "open the top_drawer and put the bowl inside", "push the plate\n"]
 VOCABULARY = 262
 GEMMA = {
@@ -140,12 +144,7 @@ def write(folder: Path, kind: Kind, *, tokenizer: Path) -> None:
     before.save_pretrained(checkpoint)
     after.save_pretrained(checkpoint)
     (checkpoint / "tokenizer.json").write_text((tokenizer / "tokenizer.json").read_text())
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        folder / "reference.safetensors",
-        metadata={"lerobot": "0.6.1", **versions, "tasks": json.dumps(TASKS)},
-    )
+    write_reference(tensors, folder, lerobot="0.6.1", tasks=TASKS)
 
 
 def make_small(kind: Kind, *, tokenizer: Path) -> None:
@@ -179,13 +178,7 @@ def make_small(kind: Kind, *, tokenizer: Path) -> None:
 
 def write_tokenizer(folder: Path) -> None:
     """A tokenizer of bytes with Gemma's special tokens."""
-    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: place for place, word in enumerate([*special, *letters])}
-    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
+    tokenizer = byte_tokenizer(["<pad>", "<eos>", "<bos>", "<unk>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 2)]
     )
@@ -195,17 +188,8 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def make_config(kind: Kind) -> PreTrainedConfig:
-    """Two cameras, LIBERO's state of 8 numbers and actions of 7."""
-    image = PolicyFeature(FeatureType.VISUAL, (3, 48, 64))
-    return kind.config(
-        **SIZES,
-        tokenizer_max_length=kind.tokens,
-        input_features={
-            **dict.fromkeys(CAMERAS, image),
-            "observation.state": PolicyFeature(FeatureType.STATE, (8,)),
-        },
-        output_features={"action": PolicyFeature(FeatureType.ACTION, (7,))},
-    )
+    """LIBERO's features in small sizes."""
+    return kind.config(**SIZES, tokenizer_max_length=kind.tokens, **libero_features())
 
 
 def make_statistics(kind: Kind) -> dict[str, dict[str, torch.Tensor]]:
@@ -223,20 +207,12 @@ def make_statistics(kind: Kind) -> dict[str, dict[str, torch.Tensor]]:
 
 def numbers(kind: Kind, policy: Any, before: Any, after: Any) -> dict[str, torch.Tensor]:
     """Inputs and LeRobot's outputs, by name."""
-    generator = torch.Generator().manual_seed(3)
-    rows = len(TASKS)
-    tensors = {
-        "images": torch.randint(0, 256, (rows, 2, 48, 64, 3), generator=generator).byte(),
-        "state": torch.randn((rows, 8), generator=generator),
-        "noise": torch.randn((rows, 6, 9), generator=generator),
-        "actions": torch.randn((rows, 6, 7), generator=generator),
-        "time": torch.tensor([0.9, 0.4, 0.1]),
-    }
-    batch = prepared(before, tensors)
+    tensors = raw_inputs(rows=len(TASKS))
+    batch = prepared(before, tensors, TASKS)
     tensors["tokens"] = batch["observation.language.tokens"]
     tensors["mask"] = batch["observation.language.attention_mask"]
     tensors["normalised_state"] = batch["observation.state"]
-    tensors["sampled"] = sampled(policy, before, tensors)
+    tensors["sampled"] = sampled(policy, before, tensors, TASKS)
     tensors["unnormalised"] = torch.stack([after(row) for row in tensors["sampled"]])
 
     batch["action"] = tensors["actions"]
@@ -260,24 +236,6 @@ def numbers(kind: Kind, policy: Any, before: Any, after: Any) -> dict[str, torch
     return tensors
 
 
-def prepared(before: Any, tensors: dict[str, torch.Tensor]) -> dict:
-    """The batch that LeRobot's processor makes of raw observations."""
-    images = tensors["images"].permute(0, 1, 4, 2, 3).float() / 255
-    return before(
-        {
-            **{camera: images[:, place] for place, camera in enumerate(CAMERAS)},
-            "observation.state": tensors["state"],
-            "task": list(TASKS),
-        }
-    )
-
-
-def sampled(policy: Any, before: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Normalised chunks of actions from `noise`."""
-    policy.reset()
-    return policy.predict_action_chunk(prepared(before, tensors), noise=tensors["noise"]).clone()
-
-
 def check(folder: Path, policy: Path) -> None:
     """Write the chunks of a policy that siirl exported."""
     write_tokenizer(folder / "tokenizer")
@@ -289,31 +247,15 @@ def check(folder: Path, policy: Path) -> None:
     embedding = read.state_dict()[f"{PALIGEMMA}language_model.embed_tokens.weight"]
     head = stored["model.paligemma_with_expert.paligemma.lm_head.weight"]
     assert torch.equal(embedding, head), "LeRobot did not read the weights"
-    overrides = {"tokenizer_processor": {"tokenizer_name": str(folder / "tokenizer")}}
-    before = PolicyProcessorPipeline.from_pretrained(
-        policy, "policy_preprocessor.json", overrides=overrides
-    )
-    after = PolicyProcessorPipeline.from_pretrained(
-        policy,
-        "policy_postprocessor.json",
-        to_transition=policy_action_to_transition,
-        to_output=transition_to_policy_action,
-    )
-    inputs = load_file(Path(__file__).parent / config.type / "reference.safetensors")
-    chunks = sampled(read, before, inputs)
-    save_file(
-        {"sampled": chunks, "unnormalised": torch.stack([after(row) for row in chunks])},
-        folder / "chunks.safetensors",
+    write_chunks(
+        folder,
+        read,
+        stored=policy,
+        tokenizer=folder / "tokenizer",
+        inputs=Path(__file__).parent / config.type / "reference.safetensors",
+        tasks=TASKS,
     )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--check", type=Path)
-    flags = parser.parse_args()
-    torch.set_num_threads(1)  # sums of several threads differ in their last bit
-    if flags.check is None:
-        main(flags.folder)
-    else:
-        check(flags.folder, flags.check)
+    run(main, check)

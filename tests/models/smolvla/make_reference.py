@@ -10,33 +10,39 @@ float32 for the projections of the action expert), with its processors. `checkpo
 two files of a vision-language model that LeRobot reads from the Hub. `reference.safetensors` holds
 inputs, and what LeRobot computes from them in float32: tokens, velocities, losses, gradients and
 action chunks. `--check` reads a policy folder instead, and writes the chunks of the same inputs to
-FOLDER/chunks.safetensors. Of other configurations only a chunk is kept (`random_weights.py` beside this file).
+FOLDER/chunks.safetensors. Of other configurations only a chunk is kept (`variants.py` beside this file).
 """
 
-import argparse
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-import transformers
 from lerobot.configs.policies import PreTrainedConfig
-from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.policies.smolvla import smolvlm_with_expert
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors
-from lerobot.processor import PolicyProcessorPipeline
-from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
-from random_weights import VARIANTS, published, random_weights
-from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, SmolVLMConfig
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings
+from variants import VARIANTS, published
+
+sys.path.append(str(Path(__file__).parents[1]))
+from lerobot_reference import (
+    byte_tokenizer,
+    libero_features,
+    prepared,
+    random_weights,
+    raw_inputs,
+    run,
+    sampled,
+    write_chunks,
+    write_reference,
+)
 
 PUBLISHED = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-CAMERAS = ("observation.images.image", "observation.images.image2")
 TASKS = ["pick up the bowl", "open the top drawer and put the bowl inside", "push the plate\n"]
 VLM = {
     "scale_factor": 2,
@@ -108,7 +114,6 @@ SmolVLMVisionEmbeddings.forward = embed_patches
 
 def main(folder: Path) -> None:
     """Write the folder."""
-    torch.set_num_threads(1)  # sums of several threads differ in their last bit
     checkpoint = folder / "checkpoint"
     write_vlm(checkpoint / "vlm")
     config = make_config(checkpoint / "vlm")
@@ -119,7 +124,7 @@ def main(folder: Path) -> None:
     for name, changes in VARIANTS.items():
         changed = dataclasses.replace(config, **changes)
         other = make_policy(changed, checkpoint / "vlm", seed=1).float()
-        tensors[f"{name}.actions"] = sampled(other, before, tensors)
+        tensors[f"{name}.actions"] = sampled(other, before, tensors, TASKS)
 
     types = {name: tensor.dtype for name, tensor in published(policy.state_dict()).items()}
     for name, weight in policy.named_parameters():
@@ -131,12 +136,7 @@ def main(folder: Path) -> None:
     step.tokenizer_name, step.tokenizer = PUBLISHED, None
     before.save_pretrained(checkpoint)
     after.save_pretrained(checkpoint)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        folder / "reference.safetensors",
-        metadata={"lerobot": "0.4.4", **versions, "tasks": json.dumps(TASKS)},
-    )
+    write_reference(tensors, folder, lerobot="0.4.4", tasks=TASKS)
 
 
 def write_vlm(folder: Path) -> None:
@@ -144,16 +144,7 @@ def write_vlm(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = SmolVLMConfig(**VLM).to_dict()
     (folder / "config.json").write_text(json.dumps({**VLM, "model_type": config["model_type"]}))
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={word: place for place, word in enumerate([*special, *letters])}, merges=[]
-        )
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
+    tokenizer = byte_tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|im_end|>", model_max_length=8192
     ).save_pretrained(folder)
@@ -161,17 +152,8 @@ def write_vlm(folder: Path) -> None:
 
 
 def make_config(vlm: Path) -> SmolVLAConfig:
-    """Two cameras, LIBERO's state of 8 numbers and actions of 7."""
-    image = PolicyFeature(FeatureType.VISUAL, (3, 48, 64))
-    return SmolVLAConfig(
-        **SIZES,
-        vlm_model_name=str(vlm),
-        input_features={
-            **dict.fromkeys(CAMERAS, image),
-            "observation.state": PolicyFeature(FeatureType.STATE, (8,)),
-        },
-        output_features={"action": PolicyFeature(FeatureType.ACTION, (7,))},
-    )
+    """LIBERO's features in small sizes."""
+    return SmolVLAConfig(**SIZES, vlm_model_name=str(vlm), **libero_features())
 
 
 def make_policy(config: SmolVLAConfig, vlm: Path, *, seed: int) -> SmolVLAPolicy:
@@ -205,20 +187,12 @@ def make_statistics() -> dict[str, dict[str, torch.Tensor]]:
 
 def numbers(policy: SmolVLAPolicy, before, after) -> dict[str, torch.Tensor]:
     """Inputs and LeRobot's outputs, by name."""
-    generator = torch.Generator().manual_seed(3)
-    rows = len(TASKS)
-    tensors = {
-        "images": torch.randint(0, 256, (rows, 2, 48, 64, 3), generator=generator).byte(),
-        "state": torch.randn((rows, 8), generator=generator),
-        "noise": torch.randn((rows, 6, 9), generator=generator),
-        "actions": torch.randn((rows, 6, 7), generator=generator),
-        "time": torch.tensor([0.9, 0.4, 0.1]),
-    }
-    batch = prepared(before, tensors)
+    tensors = raw_inputs(rows=len(TASKS))
+    batch = prepared(before, tensors, TASKS)
     tensors["tokens"] = batch["observation.language.tokens"]
     tensors["mask"] = batch["observation.language.attention_mask"]
     tensors["normalised_state"] = batch["observation.state"]
-    sampled_actions = sampled(policy, before, tensors)
+    sampled_actions = sampled(policy, before, tensors, TASKS)
     tensors["sampled"] = sampled_actions
     tensors["unnormalised"] = torch.stack([after(row) for row in sampled_actions])
 
@@ -245,54 +219,21 @@ def numbers(policy: SmolVLAPolicy, before, after) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def prepared(before, tensors: dict[str, torch.Tensor]) -> dict:
-    """The batch that LeRobot's processor makes of raw observations."""
-    images = tensors["images"].permute(0, 1, 4, 2, 3).float() / 255
-    return before(
-        {
-            **{camera: images[:, place] for place, camera in enumerate(CAMERAS)},
-            "observation.state": tensors["state"],
-            "task": list(TASKS),
-        }
-    )
-
-
-def sampled(policy: SmolVLAPolicy, before, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Normalised chunks of actions from `noise`."""
-    policy.reset()
-    return policy.predict_action_chunk(prepared(before, tensors), noise=tensors["noise"]).clone()
-
-
 def check(folder: Path, policy: Path) -> None:
     """Write the chunks of a policy that siirl exported."""
     config = PreTrainedConfig.from_pretrained(policy)
     config.vlm_model_name = str(policy / "vlm")
     stand_in_for_the_processor()
     read = SmolVLAPolicy.from_pretrained(policy, config=config, strict=True).float()
-    overrides = {"tokenizer_processor": {"tokenizer_name": str(policy / "vlm")}}
-    before = PolicyProcessorPipeline.from_pretrained(
-        policy, "policy_preprocessor.json", overrides=overrides
-    )
-    after = PolicyProcessorPipeline.from_pretrained(
-        policy,
-        "policy_postprocessor.json",
-        to_transition=policy_action_to_transition,
-        to_output=transition_to_policy_action,
-    )
-    inputs = load_file(Path(__file__).parent / "reference.safetensors")
-    chunks = sampled(read, before, inputs)
-    save_file(
-        {"sampled": chunks, "unnormalised": torch.stack([after(row) for row in chunks])},
-        folder / "chunks.safetensors",
+    write_chunks(
+        folder,
+        read,
+        stored=policy,
+        tokenizer=policy / "vlm",
+        inputs=Path(__file__).parent / "reference.safetensors",
+        tasks=TASKS,
     )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--check", type=Path)
-    flags = parser.parse_args()
-    if flags.check is None:
-        main(flags.folder)
-    else:
-        check(flags.folder, flags.check)
+    run(main, check)
