@@ -21,6 +21,7 @@ from siirl.errors import InvariantError
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
 from siirl.params import ActorArguments, OptimizerArguments, SiiRLArguments
+from siirl.params.parser import parse_config
 
 MODEL, PROMPTS, ANSWERS, TOKENS = "assets/tiny_lm", 24, 4, 8
 
@@ -130,15 +131,25 @@ def after_two_steps(job):
 def test_rounding_stops_no_step_and_leaves_room(job, after_two_steps):
     for metrics in after_two_steps[:2]:
         assert metrics["actor/updates"] == 1.0
-        assert (
-            0.0
-            < metrics["rollout/log_prob_gap_mean"]
-            < log_prob_gap_bound(
-                job.config.actor_rollout_ref.rollout, job.config.actor_rollout_ref.model
-            )
-            / 2
-        )
+        bound = log_prob_gap_bound(job.config.actor_rollout_ref, on_gpu=False)
+        assert 0.0 < metrics["rollout/log_prob_gap_mean"] < bound / 2
         require_agreement(metrics, job.config.actor_rollout_ref)
+
+
+@pytest.mark.parametrize(
+    ("words", "on_gpu", "bound"),
+    [
+        ((), False, 1e-2),
+        ((), True, 3e-2),  # acts and trains by two attention kernels
+        (("actor_rollout_ref.actor.use_torch_compile=true",), False, 3e-2),
+        (("actor_rollout_ref.rollout.max_log_prob_gap=0.5",), True, 0.5),
+        (("actor_rollout_ref.model.dtype=float32",), True, 1e-4),
+    ],
+)
+def test_the_bound_of_16_bits_depends_on_the_kernels(words, on_gpu, bound):
+    words = ("pipeline=grpo", "env=math", "actor_rollout_ref.model.dtype=bfloat16", *words)
+    settings = parse_config(words).actor_rollout_ref
+    assert log_prob_gap_bound(settings, on_gpu=on_gpu) == bound
 
 
 def test_weights_of_the_step_before_stop_the_run(job, after_two_steps):
