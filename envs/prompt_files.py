@@ -21,10 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-from pyarrow import parquet
-
-from envs.parquet_prompts import ParquetPrompts
 from envs.prompt_rows import (
     COLUMNS,
     GSM8K_COLUMNS,
@@ -64,6 +60,8 @@ def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path} to read prompts from.")
     if path.suffix == ".parquet":
+        from envs.parquet_prompts import ParquetPrompts  # pyarrow takes 35 MB
+
         return ParquetPrompts(path, gsm8k_instruction=gsm8k_instruction)
     if path.suffix == ".jsonl":
         return JsonLinesPrompts(path, gsm8k_instruction=gsm8k_instruction)
@@ -76,6 +74,9 @@ def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
     """Write `rows` as parquet or jsonl, by the ending of `path`; `open_prompts` reads it."""
     path, columns = Path(path), [row.as_columns() for row in rows]
     if path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
         for entry in columns:
             entry["extra_info"] = entry["extra_info"] or None  # parquet has no dict without entries
         for entry, row in zip(columns, rows, strict=True):

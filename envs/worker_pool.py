@@ -30,6 +30,9 @@ from envs.arguments import checked_deadline
 
 MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
+# A call of milliseconds, of which some come at once, waits for the process that is busy with the
+# one before: a grader's process takes 59 MB and seconds to start.
+PATIENCE_S = 0.1
 ANSWERS = ("ready", "unavailable", "raised", "result")  # keys of an answer of `envs.worker_child`
 
 
@@ -86,6 +89,8 @@ class WorkerPool:
         self._idle: list[_Worker] = []
         self._alive: set[_Worker] = set()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._first_starts = False
         self._closed = False
 
     async def call(self, argument: Any, *, deadline_s: float | None = None) -> Any:
@@ -138,6 +143,14 @@ class WorkerPool:
             if worker.is_alive():
                 return worker
             self._discard(worker)
+        try:
+            return self._start()
+        finally:
+            with self._changed:
+                self._first_starts = False
+                self._changed.notify_all()
+
+    def _start(self) -> "_Worker":
         worker = _Worker(self.settings)
         with self._lock:
             self._alive.add(worker)
@@ -156,20 +169,28 @@ class WorkerPool:
         return worker
 
     def _pop_idle(self) -> "_Worker | None":
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        """An idle process, also one that soon is; None: the caller starts another."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or not self._first_starts)
+            self._changed.wait_for(lambda: self._idle or not self._alive, timeout=PATIENCE_S)
+            if self._idle:
+                return self._idle.pop()
+            self._first_starts = not self._alive
+            return None
 
     def _put_back(self, worker: "_Worker") -> None:
         with self._lock:
             closed = self._closed
             if not closed:
                 self._idle.append(worker)
+                self._changed.notify()
         if closed:
             worker.tidy_up()
 
     def _discard(self, worker: "_Worker") -> None:
-        with self._lock:
+        with self._changed:
             self._alive.discard(worker)
+            self._changed.notify_all()
         worker.tidy_up()
 
 

@@ -36,7 +36,9 @@ def workers(tmp_path, monkeypatch):
     def make(name: str, **settings) -> WorkerPool:
         pools.append(
             WorkerPool(
-                WorkerSettings(target=f"tests_envs_workers:{name}", num_workers=1, **settings)
+                WorkerSettings(
+                    target=f"tests_envs_workers:{name}", **{"num_workers": 1, **settings}
+                )
             )
         )
         return pools[-1]
@@ -140,6 +142,23 @@ def test_calls_share_the_processes_and_queue(workers):
         return time.monotonic() - began
 
     assert asyncio.run(three()) >= 0.3
+
+
+def together(pool, arguments):
+    async def all_of_them():
+        return await asyncio.gather(*(pool.call(argument) for argument in arguments))
+
+    return asyncio.run(all_of_them())
+
+
+def test_short_calls_at_once_share_the_first_process(workers):
+    pool = workers("process_id", num_workers=4)
+    assert len(set(together(pool, [None] * 8))) == 1
+
+
+def test_long_calls_at_once_have_a_process_each(workers):
+    pool = workers("process_id_later", num_workers=2)
+    assert len(set(together(pool, [2.0, 2.0]))) == 2
 
 
 def test_closing_ends_a_running_call(workers):

@@ -53,6 +53,11 @@ def process_id(_: Any) -> int:
     return os.getpid()
 
 
+def process_id_later(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
 def start_sleeper(seconds: str) -> None:
     """Leave a process behind whose command line says who it is, and hang."""
     os.spawnlp(os.P_NOWAIT, "sleep", "sleep", seconds)

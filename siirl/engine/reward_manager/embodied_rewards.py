@@ -17,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.archives import DAMAGE, MEBIBYTE, check_archive
-from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, is_robot_data_set
-from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.engine.reward_manager.reward_contract import (
     EpisodeOutcomes,
     Memoryless,
@@ -29,8 +27,9 @@ from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import RewardArguments
 from vjepa.reward_settings import TrajectoryRewardConfig
 
-# SciPy and scikit-learn take a fifth of the imports' time of a run, and only these need them.
+# SciPy and scikit-learn take a fifth of a run's imports, pyarrow 35 MB; only these need them.
 if TYPE_CHECKING:
+    from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet
     from vjepa.reward import RewardOutput, TrajectoryReward
     from vjepa.success_value import SuccessValueReward
 
@@ -283,8 +282,11 @@ def load_demonstration_clips(
         MissingAssetError: No such file.
         ValueError: Neither of them, or more than `MOST_CLIP_BYTES` unpacked.
     """
-    if is_robot_data_set(Path(file)):
-        return _recorded_clips(RobotDataSet(Path(file)), tasks=tasks, every=every)
+    if Path(file).is_dir():
+        from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, is_robot_data_set
+
+        if is_robot_data_set(Path(file)):
+            return _recorded_clips(RobotDataSet(Path(file)), tasks=tasks, every=every)
     if not Path(file).is_file():
         raise MissingAssetError(
             f"reward.demonstrations={file} does not exist. Make it: siirl warm-start "
@@ -315,8 +317,10 @@ def _clip(frames: NDArray[Any], key: str) -> NDArray[np.uint8]:
 
 
 def _recorded_clips(
-    data: RobotDataSet, *, tasks: Sequence[str], every: int
+    data: "RobotDataSet", *, tasks: Sequence[str], every: int
 ) -> dict[str, list[NDArray[np.uint8]]]:
+    from siirl.data_coordinator.lerobot.task_names import tasks_of
+
     if not data.cameras:
         raise ValueError(f"{data.folder} has no camera, but clips are compared by their images.")
     names = tasks_of(data, tasks=tasks)
