@@ -47,7 +47,7 @@ from envs.text import (
     observe,
     text_spec,
 )
-from envs.verifiers_messages import plain_message, response_of, told, with_tools
+from envs.verifiers_messages import comparable, plain_message, response_of, with_tools
 
 PACKAGE = "verifiers"
 INSTALL = "pip install 'verifiers>=0.1.14,<0.4'"
@@ -207,7 +207,7 @@ class _Conversation:
         prompt, tools = self._asked.result()
         self._asked = asyncio.Future()
         known = len(self._known)
-        if told(prompt[:known]) != told(self._known):
+        if comparable(prompt[:known]) != comparable(self._known):
             await self.cancel()
             raise RolloutFailed(
                 "The environment rewrites the conversation between turns, and a policy continues "

@@ -48,7 +48,7 @@ def plain_message(entry: Any) -> Message:
     return message(cast(Role, role if role in ROLES else "user"), text)
 
 
-def told(messages: Sequence[Message]) -> list[tuple[str, str]]:
+def comparable(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Messages in a comparable form."""
     return [(entry["role"], entry["content"]) for entry in messages]
 

@@ -5,7 +5,7 @@ callbacks of C code. A thread receives the signal, even while the main thread wa
 
 - Usually the command ends at once: one message, no process left, exit status 128 + the signal's
   number (130, 143, 129), as in a shell.
-- Within `first_finish(grace_s)` the first signal is a request (`STOP`) that the run checks for, to
+- Within `grace_period(grace_s)` the first signal is a request (`STOP`) that the run checks for, to
   save completed steps (siirl.dag_worker.dagworker). A second signal or the end of the grace period
   ends the command at once.
 
@@ -173,7 +173,7 @@ class _Listener:
         return os.read(self._reader, 1)[0] if ready else None
 
 
-_last_words: list[Callable[[], str]] = []
+_final_messages: list[Callable[[], str]] = []
 _ending = threading.Lock()
 _listener: _Listener | None = None
 _status: int | None = None  # of the finished command; None while it runs
@@ -235,7 +235,7 @@ def _end_finished() -> None:
 
 
 @contextmanager
-def first_finish(grace_s: float) -> Iterator[None]:
+def grace_period(grace_s: float) -> Iterator[None]:
     """Make the first signal a request to end within `grace_s`; no effect without a listener."""
     if _listener is None:
         yield
@@ -248,16 +248,16 @@ def first_finish(grace_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def last_words(words: Callable[[], str]) -> Iterator[None]:
+def final_message(words: Callable[[], str]) -> Iterator[None]:
     """Call `words` and print its result if the command ends at once meanwhile; it may clean up.
 
     It is called from another thread.
     """
-    _last_words.append(words)
+    _final_messages.append(words)
     try:
         yield
     finally:
-        _last_words.remove(words)
+        _final_messages.remove(words)
 
 
 def end_at_once(status: int, sentence: str) -> NoReturn:
@@ -277,7 +277,7 @@ def end_at_once(status: int, sentence: str) -> NoReturn:
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         end_descendants()
-        for last in reversed(_last_words):
+        for last in reversed(_final_messages):
             if word := _word(last):
                 _write(f"{word}\n", to=errors)
     finally:

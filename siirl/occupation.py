@@ -47,7 +47,7 @@ class Occupation:
         self.waited_s = 0.0
         """Seconds of all activities so far that waited for other ranks."""
 
-    def got_on(self) -> None:
+    def record_progress(self) -> None:
         """Record progress."""
         self._changes += 1
         self._since = self._clock()
@@ -58,12 +58,12 @@ class Occupation:
         outer, begin = self._parts, self._clock()
         self._thread = threading.get_ident()
         self._parts = (*outer, (text, waiting))
-        self.got_on()
+        self.record_progress()
         try:
             yield
         finally:
             self._parts = outer
-            self.got_on()
+            self.record_progress()
             if waiting:
                 self.waited_s += self._clock() - begin
 

@@ -136,7 +136,7 @@ def serve(place: Place, overrides: Sequence[str]) -> None:
             deadline_s=config.env.deadline_s,
             max_replays=config.env.max_replays,
         )
-        with interrupts.first_finish(config.trainer.grace_s):
+        with interrupts.grace_period(config.trainer.grace_s):
             asyncio.run(_answer(place, pool, token=token, seed=config.trainer.seed))
 
 

@@ -32,7 +32,7 @@ THREADS_AND_CHILDREN = """
 import subprocess, sys, time
 from siirl import interrupts
 interrupts.listen()
-with interrupts.last_words(lambda: "outer"), interrupts.last_words(lambda: "inner"), interrupts.last_words(str):
+with interrupts.final_message(lambda: "outer"), interrupts.final_message(lambda: "inner"), interrupts.final_message(str):
     child = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
     print(child.pid, flush=True)
     time.sleep(600)
@@ -43,7 +43,7 @@ import os, threading
 from siirl import interrupts
 def fails():
     raise OSError(39, "Directory not empty")
-with interrupts.last_words(lambda: "outer"), interrupts.last_words(fails):
+with interrupts.final_message(lambda: "outer"), interrupts.final_message(fails):
     threads = [
         threading.Thread(target=interrupts.end_at_once, args=(1, "a rank waits")) for _ in range(2)
     ]
@@ -91,7 +91,7 @@ import subprocess, sys
 from siirl import interrupts
 interrupts.listen()
 child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-with interrupts.first_finish(600.0):
+with interrupts.grace_period(600.0):
     print(child.pid, flush=True)
     interrupts.STOP.arrives(within_s=600.0)
     for _ in range(100):

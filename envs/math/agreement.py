@@ -11,8 +11,8 @@ import re
 
 from envs.math.approximation import is_rounding_of, size_of
 from envs.math.contrasts import contrasted
-from envs.math.dress import undressed
 from envs.math.introductions import introduces, is_label
+from envs.math.markup import without_markup
 from envs.math.mathematics import COMMAND, LETTERS, Comparison, is_mathematics, without_units
 from envs.math.notation import (
     are_of_two_kinds,
@@ -59,12 +59,12 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
         return int(truth) == int(answer)
     if _same_text(truth, answer):
         return True
-    if question and echoes(undressed(answer), question, truth=truth):
+    if question and echoes(without_markup(answer), question, truth=truth):
         return False
     number = truth_quantity(truth)
     if number is None:
         return _mathematics_agrees(truth, answer, question=question)
-    said = numeral(undressed(answer))
+    said = numeral(without_markup(answer))
     if said is not None:
         return said.base == asked_base(question) and said.digits == truth.strip()
     parts = read_statement(answer, question=question)
@@ -78,7 +78,7 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
 
 
 def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
-    wanted_time, time = TIME.fullmatch(plain(truth)), TIME.fullmatch(undressed(plain(answer)))
+    wanted_time, time = TIME.fullmatch(plain(truth)), TIME.fullmatch(without_markup(plain(answer)))
     if wanted_time is not None and time is not None:
         return _same_time(wanted_time, time)
     truth = both_signs(with_named_sets(truth))
@@ -126,11 +126,12 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
             answer[: approximate.start()],
         )
     sides = _sides(truth, as_list(truth, answer), question=question)
-    answers = [without_units(undressed(side)) for side in sides]
+    answers = [without_units(without_markup(side)) for side in sides]
     if not all(is_mathematics(side, truth=truth) for side in answers):
         return False
     return tuple(
-        Comparison(in_latex(without_units(undressed(truth))), in_latex(side)) for side in answers
+        Comparison(in_latex(without_units(without_markup(truth))), in_latex(side))
+        for side in answers
     )
 
 
@@ -142,8 +143,8 @@ def _same_time(truth: re.Match[str], answer: re.Match[str]) -> bool:
 
 def _rounds(truth: str, text: str) -> bool:
     """Whether `text` is the truth's value rounded to its own decimal places."""
-    rounded = read_quantity(undressed(text.strip(" ()$")))
-    value = size_of(in_latex(without_units(undressed(truth))))
+    rounded = read_quantity(without_markup(text.strip(" ()$")))
+    value = size_of(in_latex(without_units(without_markup(truth))))
     if rounded is None or value is None or not rounded.places:
         return False
     return is_rounding_of(value, rounded=float(rounded.value), places=rounded.places)
@@ -182,7 +183,7 @@ def _same_text(truth: str, answer: str) -> bool:
 
 def _compact(text: str) -> str:
     """`text` without markup and spaces, words in lower case."""
-    text = undressed(text)
+    text = without_markup(text)
     for _ in range(3):
         text = DRESS.sub(r"\1", text)
     text = (

@@ -8,19 +8,24 @@ import re
 from collections import deque
 
 from envs.math.contrasts import contrasted, denies_itself
-from envs.math.dress import MARKUP, undressed
 from envs.math.languages import (
-    JOINED_ELSEWHERE,
+    FOREIGN_JOIN,
     SCRIPT,
-    changes_elsewhere,
+    ends_in_foreign_language,
+    foreign_lead_changes,
+    has_foreign_change,
+    has_foreign_retraction,
     in_english,
-    lead_changes_elsewhere,
-    leads_elsewhere,
-    retracts_elsewhere,
 )
 from envs.math.leads import changes, denies, is_rough, leads_on
-from envs.math.line_marks import MAX_ANSWER_CHARACTERS, TAG_END, MarkedAnswer, leads_elsewhere_at
+from envs.math.line_marks import (
+    MAX_ANSWER_CHARACTERS,
+    TAG_END,
+    MarkedAnswer,
+    introduces_another_answer,
+)
 from envs.math.marks import Mark
+from envs.math.markup import MARKUP, without_markup
 from envs.math.notation import is_several
 from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
@@ -119,23 +124,27 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
         opened = between.replace("\\(", " ").replace("\\[", " ")
         spoilt = (
             spoilt
-            or (inner[-1].foreign and retracts_elsewhere(rest))
-            or leads_elsewhere_at(text[begin : inner[-1].start], inner[-1], question=question)
+            or (inner[-1].foreign and has_foreign_retraction(rest))
+            or introduces_another_answer(
+                text[begin : inner[-1].start], inner[-1], question=question
+            )
         )
-        if undressed(opened) and not leads_on(opened, question=question):
+        if without_markup(opened) and not leads_on(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
     elif solutions := _solutions(text, [*inner, mark]):
         content = ", ".join(solutions)
     elif inner:
-        spoilt = spoilt or undressed(content_of_box(text, inner[-1].end)[0]) != undressed(content)
+        spoilt = spoilt or without_markup(content_of_box(text, inner[-1].end)[0]) != without_markup(
+            content
+        )
     elif is_rough(lead) and _has_decimals(content):
         content = f"\\approx {content}"
-    elif leads_elsewhere(lead):
+    elif ends_in_foreign_language(lead):
         spoilt = (
             spoilt
             or bool(PART_OF.search(text, begin, mark.start))
-            or lead_changes_elsewhere(lead)
-            or changes_elsewhere(sentence)
+            or foreign_lead_changes(lead)
+            or has_foreign_change(sentence)
         )
     elif PART_OF.search(text, begin, mark.start) or (
         not is_several(content) and changes(lead, question=question)
@@ -170,13 +179,13 @@ def _with_sentence(
     """
     bracketed = IN_BRACKETS.match(sentence)
     if bracketed is not None and SCRIPT.search(bracketed[1]):
-        spoilt = spoilt or changes_elsewhere(bracketed[1])
+        spoilt = spoilt or has_foreign_change(bracketed[1])
         sentence = sentence[bracketed.end() :].strip(" .\u3002")
         if not sentence:
             return MarkedAnswer(content.strip(), mark.start, spoilt)
     contrast = contrasted(sentence)
     own = (
-        read_quantity(undressed(f"{content} {contrast.answer}"), question=question)
+        read_quantity(without_markup(f"{content} {contrast.answer}"), question=question)
         if contrast is not None
         else None
     )
@@ -197,9 +206,9 @@ def _with_sentence(
     if (
         not spoilt
         and SIMPLE.fullmatch(content.strip())
-        and read_quantity(undressed(measured), question=question) is not None
+        and read_quantity(without_markup(measured), question=question) is not None
     ):
-        return MarkedAnswer(undressed(measured), mark.start)
+        return MarkedAnswer(without_markup(measured), mark.start)
     return MarkedAnswer(content.strip(), mark.start, spoilt)
 
 
@@ -215,7 +224,7 @@ def _is_cut_off(text: str, mark: Mark, end: int) -> bool:
 
 
 def _has_decimals(content: str) -> bool:
-    quantity = read_quantity(undressed(content))
+    quantity = read_quantity(without_markup(content))
     return quantity is not None and quantity.places > 0
 
 
@@ -223,7 +232,7 @@ def _spoils(sentence: str) -> bool:
     """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
     another.
     """
-    if any(form.search(sentence) for form in (RETRACTION, ANOTHER_CASE)) or JOINED_ELSEWHERE.match(
+    if any(form.search(sentence) for form in (RETRACTION, ANOTHER_CASE)) or FOREIGN_JOIN.match(
         sentence
     ):
         return True

@@ -10,9 +10,9 @@ import re
 from envs.math.clauses import COMPARED, IMAGINED, main_clause
 from envs.math.closing_equations import computed_value
 from envs.math.contrasts import contrasted
-from envs.math.dress import EMPHASISED, undressed
 from envs.math.languages import after_conclusion, in_english
 from envs.math.leads import REWORKING, changes, denies, is_rough
+from envs.math.markup import EMPHASISED, without_markup
 from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
 from envs.math.notation import is_several
 from envs.math.other_numbers import ASKS_THE_REST, tells_the_other_part
@@ -199,7 +199,7 @@ def _without_remarks(sentence: str, *, question: str) -> str:
     return sentence
 
 
-def stated_elsewhere(sentence: str, *, question: str) -> str | None:
+def stated_foreign_value(sentence: str, *, question: str) -> str | None:
     """The only number, with its unit, of the last clause of a `sentence` in another language."""
     clause = after_conclusion(re.split(r"[,;:](?![0-9])", plain(sentence))[-1])
     english = in_english(clause, question=question)
@@ -257,14 +257,14 @@ def _behind_an_equation(sentence: str) -> tuple[int, int]:
 
 
 def _is_time(value: str) -> bool:
-    quantity = read_quantity(undressed(value))
+    quantity = read_quantity(without_markup(value))
     clock = quantity is not None and quantity.units[:1] in (("am",), ("pm",), ("o'clock",))
-    return clock or TIME.fullmatch(undressed(value)) is not None
+    return clock or TIME.fullmatch(without_markup(value)) is not None
 
 
 def _is_measured(value: str) -> bool:
     """Whether `value` is a duration or another amount, and no point in time."""
-    quantity = read_quantity(undressed(value))
+    quantity = read_quantity(without_markup(value))
     return not _is_time(value) and quantity is not None and bool(quantity.units or quantity.counted)
 
 
@@ -297,7 +297,7 @@ def _without_circumstances(text: str, *, question: str) -> str:
             or not is_value(text[:end], question=question)
         ):
             continue
-        counted = read_quantity(undressed(text[:end]), question=question)
+        counted = read_quantity(without_markup(text[:end]), question=question)
         if PLACES.match(rest) or (counted is not None and counted.counted):
             return text[:end] if not is_value(text, question=question) else text
     return text

@@ -11,8 +11,8 @@ that are words in `envs.math.named_answers`.
 
 from envs.math.answers import in_plain_signs
 from envs.math.clauses import without_asides
-from envs.math.closing_sentences import stated_elsewhere, stated_value
-from envs.math.languages import leads_elsewhere
+from envs.math.closing_sentences import stated_foreign_value, stated_value
+from envs.math.languages import ends_in_foreign_language
 from envs.math.last_lines import last_lines, last_sentence
 from envs.math.line_marks import MarkedAnswer
 from envs.math.lone_values import alone_on_line, spoils, total_of_line
@@ -57,6 +57,6 @@ def _at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None
         or stated_value(sentence, text=text, question=question)
         or named_answer(sentence, NAMED, question=question)
     )
-    if concluded is None and leads_elsewhere(sentence.rstrip(".\u3002 ")):
-        concluded = stated_elsewhere(sentence, question=question)
+    if concluded is None and ends_in_foreign_language(sentence.rstrip(".\u3002 ")):
+        concluded = stated_foreign_value(sentence, question=question)
     return None if concluded is None else MarkedAnswer(concluded, position)

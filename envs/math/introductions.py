@@ -4,7 +4,7 @@ of a plain sentence.
 
 import re
 
-from envs.math.dress import undressed
+from envs.math.markup import without_markup
 from envs.math.plain_text import plain
 from envs.math.quantities import read_quantity, stem, words_of
 from envs.math.vocabulary import (
@@ -65,7 +65,7 @@ def is_label(side: str, *, question: str) -> bool:
     r"""Whether a side of an equation names the value: `x`, `f(3)`, `a + b`, `\angle ABC`, `Total
     cost`.
     """
-    side = undressed(ARGUMENTS.sub("", undressed(side)))
+    side = without_markup(ARGUMENTS.sub("", without_markup(side)))
     if not re.search(r"[A-Za-z]", side) or not LABEL.fullmatch(side):
         return False
     if read_quantity(side) is not None:

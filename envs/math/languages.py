@@ -4,7 +4,7 @@ after the number.
 `La respuesta es 11.`, `答案是 11。` and `Ответ: 11` mark answers as `The answer is 11.` does. The words
 before them are a closed table here too, of conclusions (`por lo tanto`). After the number any
 harmless words may follow (`30 конфет`), because the words that change it are listed by language in
-`envs.math.changing_elsewhere`: `mil`, `oder`, `不` are never harmless.
+`envs.math.foreign_changes`: `mil`, `oder`, `不` are never harmless.
 
 Sources: the exemplars of MGSM (Shi et al. 2022, arXiv 2210.03057) in Bengali, Chinese, French,
 German, Japanese, Russian, Spanish, Swahili, Telugu and Thai; the answer prefixes of OpenAI's
@@ -14,9 +14,9 @@ simple-evals for MGSM.
 import re
 from fractions import Fraction
 
-from envs.math.changing_elsewhere import (
+from envs.math.foreign_changes import (
     CHANGING_CHARACTERS,
-    CHANGING_ELSEWHERE,
+    CHANGING_FOREIGN_WORDS,
     CHANGING_PARTS,
     COUNT_NOUNS,
     PHRASES,
@@ -57,7 +57,7 @@ COPULAS = (
 )
 COPULAS_WITHOUT_SPACES = "应该是 就是 是 等于 等於 为 為 选 選 は 은 는 คือ"
 """`答案应该是18` answers; `答案可能是18` does not, as the word for `maybe` is no copula."""
-UNITS_ELSEWHERE = {
+FOREIGN_UNITS = {
     "cent": "centavo centavos centime centimes céntimo céntimos centesimi kopeken копеек копейки 美分 セント 센트",
     "dollar": "dólar dólares dollari доллар доллара долларов долара доларів 美元 ドル 달러 dolari dolar dollaria डॉलर ডলার "
     "డాలర్లు ดอลลาร์ đô_la",
@@ -97,7 +97,7 @@ space.
 """
 ENDINGS = "です でした になります となります である だ 입니다 이다 예요 이에요 है हैं ครับ ค่ะ"
 """Endings of a sentence after its number."""
-LINKS_ELSEWHERE = words(
+FOREIGN_LINKS = words(
     """
     de del des du la las el los le les il lo gli i der die das den dem des em en na nas al au aux do
     da di por para per pro pour par à zu im am in je jede jeden jedem cada chaque ogni und y et e в
@@ -105,7 +105,7 @@ LINKS_ELSEWHERE = words(
     总共 全部 합계 모두 全部で
     """
 )
-VERBS_ELSEWHERE = words(
+FOREIGN_VERBS = words(
     """
     hay son tiene tienen es est sont ont ist sind hat haben são tem há è sono ha hanno cuesta kostet
     gana ganan paga pagan necesita vende compra gagne paie coûte verdient bezahlt zahlt braucht
@@ -113,8 +113,8 @@ VERBS_ELSEWHERE = words(
     bleiben resta restano restam sobram produce produit
     """
 )
-HARMLESS_ELSEWHERE = LINKS_ELSEWHERE | VERBS_ELSEWHERE | words(COPULAS)
-JOINED_ELSEWHERE = re.compile(
+HARMLESS_FOREIGN_WORDS = FOREIGN_LINKS | FOREIGN_VERBS | words(COPULAS)
+FOREIGN_JOIN = re.compile(
     r"[,;]?\s*(?:\b(?:o|ou|u|oder|oppure|или)\b|或者?|または|또는)[\s$\\({]*[-+]?[0-9]",
     re.IGNORECASE,
 )
@@ -131,7 +131,7 @@ CONCLUDING = words(
     """
 )
 """Words that may precede a mark of another language, in its clause."""
-RETRACTING_ELSEWHERE = words(
+FOREIGN_RETRACTIONS = words(
     "nein non no нет não nej nie но однако pero mais aber sondern ma però sino espera perdón "
     "pardon warte attendez o ou oder или"
 )
@@ -200,7 +200,7 @@ LAST_LETTER = 0x530  # after Latin, Greek and Cyrillic
 COMMAND = re.compile(r"\\[A-Za-z]+")
 SPELLINGS = {
     spelling.replace("_", " "): name
-    for name, spellings in UNITS_ELSEWHERE.items()
+    for name, spellings in FOREIGN_UNITS.items()
     for spelling in spellings.split()
 }
 WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\u0e00-\u0e7f]")
@@ -213,13 +213,13 @@ UNIT = re.compile(
     ),
     re.IGNORECASE,
 )
-SCALES_ELSEWHERE = {
+FOREIGN_SCALES = {
     **dict.fromkeys(["mil", "mille", "tausend", "тысяч", "тысячи", "тысяча", "千"], 1000),
     **dict.fromkeys(["万", "萬", "만"], 10_000),
     **dict.fromkeys(["亿", "億", "억"], 100_000_000),
 }
 SCALED = re.compile(
-    rf"(?<![0-9.,])(?P<number>[0-9]+(?:\.[0-9]+)?)\s?(?P<scale>{'|'.join(SCALES_ELSEWHERE)})(?![0-9a-zа-я])",
+    rf"(?<![0-9.,])(?P<number>[0-9]+(?:\.[0-9]+)?)\s?(?P<scale>{'|'.join(FOREIGN_SCALES)})(?![0-9a-zа-я])",
     re.IGNORECASE,
 )
 """A scale is a part of the number, as `million` is in English."""
@@ -266,7 +266,7 @@ def concludes(lead: str) -> bool:
     clauses = re.split(r"[,;:](?![0-9])|\.(?=[^\s0-9])", lead.strip(" \t*_#>-"))
     computed = COMPUTED.match(clauses[-1])
     clause = clauses[-1][computed.end() :] if computed is not None else clauses[-1]
-    if computed is not None and not changes_elsewhere(clause) and not DIGIT.search(clause):
+    if computed is not None and not has_foreign_change(clause) and not DIGIT.search(clause):
         return True
     if CONCLUDING_CHARACTERS.fullmatch(clause):
         return True
@@ -280,7 +280,7 @@ def after_conclusion(clause: str) -> str:
     return clause if opening is None else clause[opening.end() :]
 
 
-def changes_elsewhere(text: str) -> bool:
+def has_foreign_change(text: str) -> bool:
     """Whether `text` holds a word or a character that changes a number in another language than
     English.
     """
@@ -288,10 +288,10 @@ def changes_elsewhere(text: str) -> bool:
     if CHANGING_CHARACTERS & set(text) or CHANGING_PARTS.search(text):
         return True
     said = [word.lower() for word in WORD.findall(COMMAND.sub(" ", text))]
-    return not CHANGING_ELSEWHERE.isdisjoint(said) or PHRASES.search(text.lower()) is not None
+    return not CHANGING_FOREIGN_WORDS.isdisjoint(said) or PHRASES.search(text.lower()) is not None
 
 
-def lead_changes_elsewhere(lead: str) -> bool:
+def foreign_lead_changes(lead: str) -> bool:
     """Whether `lead`, the words before a number in another language than English, changes it. The
     words before the verb name the requested quantity, which may be anything without a doubt:
     `4月和5月共卖出了`.
@@ -299,23 +299,23 @@ def lead_changes_elsewhere(lead: str) -> bool:
     clause = re.split(r"[,;:]", lead)[-1]
     verb = next(reversed([*VERB_WITHOUT_SPACES.finditer(clause)]), None)
     if verb is None or SUPPOSED.search(lead):
-        return SUPPOSED.search(lead) is not None or changes_elsewhere(clause)
+        return SUPPOSED.search(lead) is not None or has_foreign_change(clause)
     asked = COUNT_NOUNS.sub(" ", clause[: verb.start()])
-    return DOUBTING_CHARACTERS.search(asked) is not None or changes_elsewhere(clause[verb.end() :])
+    return DOUBTING_CHARACTERS.search(asked) is not None or has_foreign_change(clause[verb.end() :])
 
 
-def leads_elsewhere(lead: str) -> bool:
+def ends_in_foreign_language(lead: str) -> bool:
     """Whether the last clause of `lead` is in another language than English."""
     clause = re.split(r"[,;:]", lead)[-1]
     said = [word.lower() for word in WORD.findall(COMMAND.sub(" ", clause))]
-    return any(word in VERBS_ELSEWHERE or not word.isascii() for word in said)
+    return any(word in FOREIGN_VERBS or not word.isascii() for word in said)
 
 
-def retracts_elsewhere(rest: str) -> bool:
+def has_foreign_retraction(rest: str) -> bool:
     """Whether the words after an answer begin with a retraction in a language besides English."""
     first = WORD.search(rest)
     return RETRACTING_CHARACTERS.match(rest) is not None or (
-        first is not None and first[0].lower() in RETRACTING_ELSEWHERE
+        first is not None and first[0].lower() in FOREIGN_RETRACTIONS
     )
 
 
@@ -335,7 +335,7 @@ def in_english(
     """
     statement = ENDING.sub("", statement.strip().rstrip("。."))
     statement = SCALED.sub(_in_full, BRACKETED.sub(r" \1", statement))
-    if changes_elsewhere(statement):
+    if has_foreign_change(statement):
         return None
     if _groups_by_points(before or statement):
         statement = THOUSANDS.sub(lambda number: number[0].replace(".", ""), statement)
@@ -352,7 +352,7 @@ def in_english(
     harmless = [
         word
         for word in WORD.findall(COMMAND.sub(" ", statement))
-        if word.lower() in HARMLESS_ELSEWHERE or _stem(word) in stems
+        if word.lower() in HARMLESS_FOREIGN_WORDS or _stem(word) in stems
     ]
     for word in harmless:
         statement = re.sub(rf"(?<![^\W\d_\\]){re.escape(word)}(?![^\W\d_])", " ", statement)
@@ -380,7 +380,7 @@ def _leaves_alone(said: list[str]) -> bool:
 
 def _in_full(scaled: re.Match[str]) -> str:
     """`3万` as 30000."""
-    number = Fraction(scaled["number"]) * SCALES_ELSEWHERE[scaled["scale"].lower()]
+    number = Fraction(scaled["number"]) * FOREIGN_SCALES[scaled["scale"].lower()]
     return str(number) if number.denominator == 1 else scaled[0]
 
 

@@ -6,7 +6,7 @@ Left out: their meaning (`envs.math.conclusions`).
 
 import re
 
-from envs.math.dress import MARKUP
+from envs.math.markup import MARKUP
 from envs.math.sentences import SENTENCE_END
 
 RULE = re.compile(r"[-*_=\s]*$")

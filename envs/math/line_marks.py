@@ -6,7 +6,7 @@ It is the sentence after the mark, or the next one where the mark ends its line.
 import re
 from typing import NamedTuple
 
-from envs.math.languages import SCRIPT, concludes, in_english, retracts_elsewhere
+from envs.math.languages import SCRIPT, concludes, has_foreign_retraction, in_english
 from envs.math.leads import changes, denies, is_attributed, names_another_answer
 from envs.math.marks import Mark
 from envs.math.sentences import (
@@ -40,7 +40,7 @@ class MarkedAnswer(NamedTuple):
     """The sentences after it, which may correct it; empty if they only name another value."""
 
 
-def leads_elsewhere_at(lead: str, mark: Mark, *, question: str) -> bool:
+def introduces_another_answer(lead: str, mark: Mark, *, question: str) -> bool:
     """Whether the words before a line mark turn the marked value into something else."""
     if mark.foreign:
         return not concludes(lead)
@@ -67,14 +67,14 @@ def lined_answer(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
     spoilt = (
         (mark.kind == "phrase" and (_is_imagined(text, lead, mark) or is_attributed(lead)))
         or denies(lead)
-        or leads_elsewhere_at(lead, mark, question=question)
+        or introduces_another_answer(lead, mark, question=question)
     )
     statement = _undressed_line(statement, opened=_opened(text, mark))
     if mark.foreign or SCRIPT.search(statement):
         before = text[max(0, mark.start - SURROUNDINGS) : mark.end]
         english = in_english(statement, question=question, before=before, marked=mark.foreign)
         spoilt, statement = (
-            spoilt or english is None or retracts_elsewhere(rest),
+            spoilt or english is None or has_foreign_retraction(rest),
             english or statement,
         )
     spoilt = spoilt or taken_back(rest, statement)

@@ -9,9 +9,9 @@ import re
 
 from envs.math.approximation import size_of
 from envs.math.conversions import read_compound
-from envs.math.dress import EMPHASISED, undressed
 from envs.math.last_lines import last_sentence
 from envs.math.leads import changes, denies
+from envs.math.markup import EMPHASISED, without_markup
 from envs.math.notation import in_latex, numeral
 from envs.math.plain_text import DRESS
 from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
@@ -31,7 +31,7 @@ def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
     """The value that `line` is, without markup; None if it has anything else."""
     if ITEM.match(line) or CUT_OFF.search(line):
         return None
-    inside = undressed(line.replace("**", " ") if ":" in line else line)
+    inside = without_markup(line.replace("**", " ") if ":" in line else line)
     for emphasised in EMPHASISED:
         inside = emphasised.sub(r"\2", inside)
     if not inside or "?" in inside or (inside.endswith("!") and "$" not in line):
@@ -71,7 +71,7 @@ def total_of_line(line: str, *, question: str) -> str | None:
     """The value of a line whose label names a total, also in a list: `- **Total: 54 pages**`,
     `Total pages read: 12 + 18 + 24 = 54`.
     """
-    labelled = LABEL.fullmatch(undressed(_without_bullet(line).replace("**", " ")))
+    labelled = LABEL.fullmatch(without_markup(_without_bullet(line).replace("**", " ")))
     if labelled is None or CUT_OFF.search(line):
         return None
     said = {word.lower() for word in WORDS.findall(labelled["label"])}

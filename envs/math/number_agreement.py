@@ -8,8 +8,8 @@ import re
 from fractions import Fraction
 
 from envs.math.conversions import converted, same_amount, units_of_the_kind
-from envs.math.dress import undressed
 from envs.math.expressions import NoExpression, compute
+from envs.math.markup import without_markup
 from envs.math.mathematics import COMMAND, Comparison, is_mathematics, without_units
 from envs.math.notation import in_latex
 from envs.math.quantities import Quantity, read_quantity, same_units
@@ -43,7 +43,7 @@ def truth_quantity(truth: str) -> Quantity | None:
     """The number that `truth` is; None for a list, an expression or a text."""
     if LISTED.search(truth):
         return None
-    quantity = read_quantity(undressed(truth))
+    quantity = read_quantity(without_markup(truth))
     if quantity is not None:
         return quantity
     parts = read_statement(truth)

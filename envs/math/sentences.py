@@ -2,7 +2,7 @@ r"""Splits text into sentences, and finds those that retract an answer, such as 
 
 import re
 
-from envs.math.dress import undressed
+from envs.math.markup import without_markup
 from envs.math.quantities import read_quantity
 from envs.math.vocabulary import WORDS, words
 
@@ -118,8 +118,8 @@ def taken_back(rest: str, answer: str) -> bool:
             return True
         if RETRACTION.search(sentence):
             return True
-        if number == 0 and (other := read_quantity(undressed(sentence))) is not None:
-            said = read_quantity(undressed(answer))
+        if number == 0 and (other := read_quantity(without_markup(sentence))) is not None:
+            said = read_quantity(without_markup(answer))
             return said is not None and said.value != other.value
         if number == 0 and _is_replaced(sentence, answer):
             return True
@@ -128,7 +128,7 @@ def taken_back(rest: str, answer: str) -> bool:
 
 def is_another(text: str, answer: str) -> bool:
     """Whether `text` is another quantity than `answer`, and in no unit that `answer` lacks."""
-    said, other = read_quantity(undressed(answer)), read_quantity(undressed(text))
+    said, other = read_quantity(without_markup(answer)), read_quantity(without_markup(text))
     if said is None or other is None or said.value == other.value:
         return False
     return set(other.units) <= set(said.units)
@@ -136,7 +136,7 @@ def is_another(text: str, answer: str) -> bool:
 
 def _is_replaced(sentence: str, answer: str) -> bool:
     """Whether `sentence` says `it is 20` after the answer 18."""
-    instead = INSTEAD.search(undressed(sentence))
+    instead = INSTEAD.search(without_markup(sentence))
     return instead is not None and is_another(instead["other"], answer)
 
 
@@ -155,7 +155,7 @@ def corrections(rest: str) -> str:
     if not rest or rest.isspace():
         return ""
     first = first_sentence(rest.strip())[0]
-    return "" if read_quantity(undressed(first)) is not None else rest
+    return "" if read_quantity(without_markup(first)) is not None else rest
 
 
 def _retracts(sentence: str, first: re.Match[str]) -> bool:

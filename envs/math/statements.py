@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from envs.math.contrasts import contrasted, denies_itself
 from envs.math.conversions import read_compound
-from envs.math.dress import EMPHASISED, undressed
 from envs.math.introductions import LABEL, introduces, is_label
+from envs.math.markup import EMPHASISED, without_markup
 from envs.math.other_numbers import introduces_another_number, tells_the_other_part
 from envs.math.plain_text import plain
 from envs.math.quantities import Quantity, is_unit, read_quantity
@@ -130,20 +130,20 @@ def without_label(text: str) -> str:
     """`text` without an introduction such as `x =` or `The answer is`, for answers that are not
     numbers.
     """
-    text = undressed(text)
+    text = without_markup(text)
     introduction = re.match(
         r"(?:(?:so|thus|therefore|hence),? +)?(?:(?:the +)?(?:final +|correct +)?answer|it|this|option|choice)(?: *[:=]| +is:?| *$)\s*",
         text,
         re.IGNORECASE,
     )
-    return undressed(text[introduction.end() :]) if introduction is not None else text
+    return without_markup(text[introduction.end() :]) if introduction is not None else text
 
 
 def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
     """Parse recursively. Each step removes something, so the text bounds the depth; `left` bounds
     it by a small number.
     """
-    text = undressed(text)
+    text = without_markup(text)
     if not text or not left:
         return ()
     quantity = read_quantity(text, question=question)
@@ -289,7 +289,7 @@ def _approximated(text: str, *, question: str, left: int) -> tuple[Part, ...] | 
     sign = APPROXIMATELY.search(text)
     if sign is None:
         return None
-    rounded = read_quantity(undressed(text[sign.end() :]), question=question)
+    rounded = read_quantity(without_markup(text[sign.end() :]), question=question)
     before = text[: sign.start()].strip()
     if rounded is None or rounded.places == 0:
         return ()
@@ -334,12 +334,12 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         return None
     if tells_the_other_part(introduction, text, question=question):
         return ()
-    quantity = read_quantity(undressed(text[first.start() :]), question=question)
+    quantity = read_quantity(without_markup(text[first.start() :]), question=question)
     if quantity is not None:
         after = text[first.end() :]
         another = introduces_another_number(introduction, after=after, question=question)
         return () if another else (quantity,)
-    rest = undressed(text[first.start() :])
+    rest = without_markup(text[first.start() :])
     return (
         _parts(rest, question=question, left=left)
         if SAME.search(rest) or EQUALS.search(rest)

@@ -7,7 +7,7 @@ Left out: where the piece stands (`envs.math.lone_values`, `envs.math.closing_se
 import re
 
 from envs.math.conversions import read_compound
-from envs.math.dress import undressed
+from envs.math.markup import without_markup
 from envs.math.mathematics import is_mathematics, without_units
 from envs.math.provisional import PROVISIONAL
 from envs.math.quantities import SIGN_WORDS, read_quantity, stem, words_of
@@ -57,7 +57,7 @@ def is_plain_label(label: str, *, question: str) -> bool:
 
 def is_value(text: str, *, question: str) -> bool:
     """Whether the whole of `text` is one value, maybe restated."""
-    inside = undressed(text)
+    inside = without_markup(text)
     if (
         TIME.fullmatch(inside)
         or read_quantity(inside, question=question) is not None

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _warned: set[str] = set()  # servers by command: each episode starts one
 
 
-class GarbageCount:
+class LinesOutsideProtocol:
     """Lines of one server that are not MCP."""
 
     def __init__(self, server: str) -> None:
@@ -70,7 +70,7 @@ class GarbageCount:
             )
 
 
-_counting: ContextVar[GarbageCount | None] = ContextVar("counting", default=None)
+_counting: ContextVar[LinesOutsideProtocol | None] = ContextVar("counting", default=None)
 
 
 def _is_something_else(record: logging.LogRecord) -> bool:
@@ -125,7 +125,7 @@ class Process:
             cwd=self.cwd,
             encoding_error_handler="replace",
         )
-        return _StdioTransport(parameters, GarbageCount(str(self)))
+        return _StdioTransport(parameters, LinesOutsideProtocol(str(self)))
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Address:
 
 
 class _StdioTransport(Transport):
-    def __init__(self, parameters: StdioServerParameters, garbage: GarbageCount) -> None:
+    def __init__(self, parameters: StdioServerParameters, garbage: LinesOutsideProtocol) -> None:
         self._parameters, self._garbage = parameters, garbage
         self._errors = ErrorStream()  # until `close`
 

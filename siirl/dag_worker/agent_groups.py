@@ -15,8 +15,8 @@ from siirl.dag_worker import stages
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
+from siirl.engine.rollout.engine_of_agents import assign_engines
 from siirl.engine.rollout.generation import TextEngine
-from siirl.engine.rollout.text_team import seat
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError, ConfigError, SiirlError
@@ -185,11 +185,11 @@ def build_groups(
             sharers=[config_of_group(config, each) for each in sharing],
         )
     groups = {number: groups[number] for number in numbers}
-    _seat(groups, config)
+    _assign_engines(groups, config)
     return AgentGroups(groups, _together(groups.values(), run_folder, ranks), drawing)
 
 
-def _seat(groups: Mapping[int, WorkerComponents], config: SiiRLArguments) -> None:
+def _assign_engines(groups: Mapping[int, WorkerComponents], config: SiiRLArguments) -> None:
     """Let the groups play their roles in each other's environments."""
     seats = {
         group: (cast(TextEngine, components.rollout.engine), workflow.tokenizer)
@@ -200,7 +200,7 @@ def _seat(groups: Mapping[int, WorkerComponents], config: SiiRLArguments) -> Non
         played_by = config_of_group(config, group).env.played_by
         if played_by:
             players = [seats[player] for player in played_by]
-            seat(components.rollout, players, lockstep=config.trainer.deterministic)
+            assign_engines(components.rollout, players, lockstep=config.trainer.deterministic)
 
 
 def _together(

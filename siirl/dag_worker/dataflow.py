@@ -30,7 +30,7 @@ from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeStatus, NodeType, TaskGraph
 from siirl.execution.dag.resource_groups import acts
 from siirl.execution.dag.stage import declared_start
-from siirl.execution.dag.writers import LOADER, Writers, meet
+from siirl.execution.dag.writers import LOADER, Writers, joined_writers
 
 Call = Callable[[Node, TensorDict, Any], NodeOutput]
 """Calls a node's function on its input, with the result of work started ahead (or None)."""
@@ -204,7 +204,7 @@ class Dataflow:
             self._release(name, this)
         if len(names) == 1:
             return batches[0], next(iter(known.values()), {})
-        joined = meet(
+        joined = joined_writers(
             node.node_id,
             known,
             graph_id=self.graph.graph_id,

@@ -34,7 +34,7 @@ from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
-from siirl.models.pretrained import seeing_config, source_of
+from siirl.models.pretrained import picture_model_config, source_of
 from siirl.models.weights import move_to
 from siirl.params import SiiRLArguments
 from siirl.params.agents import rows_per_episode
@@ -324,7 +324,7 @@ def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
         ConfigError: Another engine than `hf`.
     """
     engine, path = policy.rollout.name, policy.model.path
-    if engine != "hf" and path is not None and seeing_config(source_of(path)) is not None:
+    if engine != "hf" and path is not None and picture_model_config(source_of(path)) is not None:
         raise ConfigError(
             f"actor_rollout_ref.rollout.name={engine} passes no pictures to the model, but "
             f"actor_rollout_ref.model.path={path} is a vision-language model: set rollout=hf."

@@ -46,7 +46,7 @@ NOWHERE = -1
 PAIRS_UP_TO = 64
 
 
-def partition_near_home(
+def partition_with_few_transfers(
     *,
     work_N: Integers,
     bytes_N: Integers,
@@ -270,7 +270,7 @@ def divide(
         len(bundles) - len(bundles) % request.partitions if request.equal_counts else len(bundles)
     )
     work, used = _work(entries), bundles[:usable]
-    part_N = partition_near_home(
+    part_N = partition_with_few_transfers(
         work_N=np.array([sum(work[entry.order] for entry in bundle) for bundle in used], np.int64),
         bytes_N=np.array([sum(map(_size, bundle)) for bundle in used], np.int64),
         home_N=_homes(used, parts=request.partitions),

@@ -20,7 +20,7 @@ from envs.base import EpisodeFailed
 from siirl.env_server.server import Answers, Raised, Request
 from siirl.env_server.transports import Transport
 from siirl.errors import RefusedByEnvironment
-from siirl.execution.scheduler.ray_errors import in_a_line
+from siirl.execution.scheduler.ray_errors import stated_cause
 from siirl.occupation import OCCUPATION
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class ServerSupervisor:
         self._outbox.append(waiting)
         return await waiting.answer
 
-    def condemn(
+    def kill_server(
         self, kind: FaultKind, detail: str, *, generation: int, culprits: set[int] | None = None
     ) -> None:
         """Kill the server of `generation`; all its waiting requests fail.
@@ -191,7 +191,7 @@ class ServerSupervisor:
         error = opening.exception()
         if error is not None:
             raise ServerFault(
-                "start", f"server {self.name}: {in_a_line(error)}", charged=True
+                "start", f"server {self.name}: {stated_cause(error)}", charged=True
             ) from error
         raised = opening.result()
         if raised is None:
@@ -252,7 +252,7 @@ class ServerSupervisor:
 
     def _on_late(self, sent: "asyncio.Future[None]", deadline_s: float, generation: int) -> None:
         if not sent.done():
-            self.condemn("hung", f"no answer within {deadline_s:g} s", generation=generation)
+            self.kill_server("hung", f"no answer within {deadline_s:g} s", generation=generation)
 
     def _on_end(
         self,
@@ -265,10 +265,12 @@ class ServerSupervisor:
         if sent.cancelled():
             return
         error = sent.exception()
-        if call not in self._calls:  # `condemn` or `close` has already failed these requests
+        if call not in self._calls:  # `kill_server` or `close` has already failed these requests
             return
         if error is not None:
-            self.condemn("died", str(error).partition("\n")[0].rstrip("."), generation=generation)
+            self.kill_server(
+                "died", str(error).partition("\n")[0].rstrip("."), generation=generation
+            )
             return
         self._calls.remove(call)
         del OCCUPATION.asked[call]
@@ -296,7 +298,7 @@ class ServerSupervisor:
                         "raised", f"server {self.name}: {detail}\n{value.trace}", charged=True
                     ),
                 )
-                self.condemn("raised", detail, generation=generation, culprits={request.env})
+                self.kill_server("raised", detail, generation=generation, culprits={request.env})
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -136,7 +136,7 @@ class Slot:
                 # part of a refused chunk may have been executed: the episode's state is unknown
                 self._episode = None
                 raise
-        OCCUPATION.got_on()
+        OCCUPATION.record_progress()
         if method != "frames":
             episode.add(method, arguments, result)
         return result
@@ -183,7 +183,9 @@ class Slot:
                 result, spec=self._spec, num_actions=len(arguments[0])
             )
         if fault is not None:
-            self.supervisor.condemn("garbage", fault, generation=generation, culprits={self._env})
+            self.supervisor.kill_server(
+                "garbage", fault, generation=generation, culprits={self._env}
+            )
             raise ServerFault("garbage", f"server {self.supervisor.name}: {fault}", charged=True)
         return result
 

@@ -41,7 +41,7 @@ from siirl.jobs.libero_protocol import (
     suite_words,
 )
 from siirl.jobs.policy_place import configuration
-from siirl.jobs.training_run import places_to_look
+from siirl.jobs.training_run import recording_lines
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
@@ -120,7 +120,7 @@ def evaluate(
         )
     with (
         run_folder(config, needed_bytes=10_000_000, describe=lambda folder: "") as folder,
-        interrupts.first_finish(config.trainer.grace_s),
+        interrupts.grace_period(config.trainer.grace_s),
     ):
         description = {
             "checkpoint": str(checkpoint),
@@ -141,7 +141,10 @@ def evaluate(
         if spec.notice:
             console.print(Text(printable(spec.notice), style="bold"))
         console.print(
-            f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True
+            f"results     {folder / RESULT_FILE}",
+            *recording_lines(folder),
+            sep="\n",
+            soft_wrap=True,
         )
 
 

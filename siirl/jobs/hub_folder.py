@@ -189,7 +189,7 @@ def _appearing(output: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
         return ""
 
-    with interrupts.last_words(remove):
+    with interrupts.final_message(remove):
         try:
             yield unfinished
             unfinished.chmod(0o755)  # mkdtemp creates folders with mode 0700

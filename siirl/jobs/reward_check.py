@@ -135,7 +135,7 @@ def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> N
     check_policy(config, spec)
     with (
         run_folder(config, needed_bytes=10_000_000, describe=lambda folder: "") as folder,
-        interrupts.first_finish(config.trainer.grace_s),
+        interrupts.grace_period(config.trainer.grace_s),
         _started(config, folder) as check,
     ):
         scored, metrics, paid = check.run(steps)

@@ -51,9 +51,9 @@ from siirl.preflight.machine import device_slots
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
     TEXT_COLUMNS,
-    laggards,
     score_table,
     success_table,
+    tasks_below_others,
 )
 from siirl.reporting.graph_drawing import write_graph
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
@@ -97,7 +97,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     evaluated: list[dict[str, Reduced]] = []
     step = 0
     sentinels, ended = Sentinels(), False
-    remove_rests(config.trainer, run_folder)
+    remove_unfinished_files(config.trainer, run_folder)
     with ExitStack() as stack:
         write_graph(graph, run_folder)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
@@ -115,7 +115,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 writers.activity(event.text)
                 continue
             if isinstance(event, Ready):
-                stack.enter_context(interrupts.first_finish(config.trainer.grace_s))
+                stack.enter_context(interrupts.grace_period(config.trainer.grace_s))
                 continue
             if isinstance(event, Ended):
                 ended = True
@@ -158,7 +158,7 @@ def first_step(trainer: TrainingArguments) -> int:
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
 
-def remove_rests(trainer: TrainingArguments, run_folder: Path) -> None:
+def remove_unfinished_files(trainer: TrainingArguments, run_folder: Path) -> None:
     """Remove unfinished files that killed writers of this experiment or the resumed run left."""
     folders = {*run_folder.parent.glob("*/checkpoints")}
     if trainer.resume is not None:
@@ -296,8 +296,8 @@ def show_summary(
                     columns,
                 )
             )
-            console.print(Text(printable(gain(columns["before"], columns["after"]))))
-            for sentence in laggards(columns["after"]):
+            console.print(Text(printable(success_change(columns["before"], columns["after"]))))
+            for sentence in tasks_below_others(columns["after"]):
                 console.print(Text(printable(sentence, keep="")))
         if scores["after"]:
             console.print(
@@ -315,14 +315,16 @@ def show_summary(
         console.print(Text(limit))
     console.print(
         f"run folder  {run_folder}",
-        *places_to_look(run_folder),
+        *recording_lines(run_folder),
         f"report      {report}",
         sep="\n",
         soft_wrap=True,
     )
 
 
-def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInterval]) -> str:
+def success_change(
+    before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInterval]
+) -> str:
     """Sentence on the change in success of all tasks together, or of the only task."""
     name = list(after)[-1]
     first, last = before[name], after[name]
@@ -330,7 +332,7 @@ def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInter
     return f"{name}: {100 * (last.rate - first.rate):+.1f} points, the intervals {relation}"
 
 
-def places_to_look(run_folder: Path) -> list[str]:
+def recording_lines(run_folder: Path) -> list[str]:
     """A line per folder of recorded episodes (videos or text); none without recordings."""
     return [
         f"{name:<11} {run_folder / name}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siirl.errors import ConfigError, MissingAssetError
-from siirl.models.pretrained import KEY, damage_named, first_line, seeing_config, source_of
+from siirl.models.pretrained import KEY, damage_named, first_line, picture_model_config, source_of
 
 if TYPE_CHECKING:  # the module needs gymnasium
     from envs.question_pictures import PictureSource
@@ -244,7 +244,7 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
 
 
 def _picture_reader(source: str) -> PictureReader | None:
-    config = seeing_config(source)
+    config = picture_model_config(source)
     if config is None:
         return None
     # imports Pillow and transformers' image processors, which models of text do without

@@ -43,8 +43,8 @@ from siirl.models.pretrained import (
     read_adapted,
     read_causal_lm,
     read_config,
-    sees,
     source_of,
+    takes_pictures,
 )
 from siirl.models.weight_rows import Rows
 from siirl.models.weights import PlannedWeights
@@ -311,7 +311,7 @@ def load_language_model(
 
 def _sight_of(config: Any, source: str) -> Any:
     """Sight of a model that takes pictures, else None."""
-    if not sees(config):
+    if not takes_pictures(config):
         return None
     # imports Pillow and transformers' image processors, which models of text do without
     from siirl.models.seen_pictures import load_picture_reader

@@ -94,7 +94,7 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
             raise ConfigError(
                 f"{KEY}={source} holds no model that transformers knows: {first_line(error)}"
             ) from error
-    if sees(config):
+    if takes_pictures(config):
         return config
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     brings_code = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
@@ -109,12 +109,12 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
     return config
 
 
-def sees(config: Any) -> bool:
+def takes_pictures(config: Any) -> bool:
     """Whether a configuration belongs to a model that takes pictures."""
     return config.model_type in SEEING
 
 
-def seeing_config(source: str) -> Any | None:
+def picture_model_config(source: str) -> Any | None:
     """The configuration of a model that takes pictures; None for other models."""
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -131,7 +131,7 @@ def model_class(config: Any) -> Any:
     """The class of transformers that builds the model of a configuration."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if takes_pictures(config) else AutoModelForCausalLM
 
 
 def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
@@ -213,7 +213,7 @@ def miniature(config: Any, *, trust_remote_code: bool) -> Any:
     if getattr(text, "layer_types", None):
         text.layer_types = kinds[:layers]
     text.num_hidden_layers = layers
-    if sees(small):
+    if takes_pictures(small):
         small.vision_config.depth = 1
     text.vocab_size = MINIATURE_TOKENS
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None

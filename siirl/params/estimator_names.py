@@ -37,10 +37,10 @@ ESTIMATORS: Mapping[str, frozenset[str]] = estimators_in(SOURCE.read_text())
 """Arguments by name of the estimator."""
 
 
-def that_take(argument: str) -> tuple[str, ...]:
+def estimators_taking(argument: str) -> tuple[str, ...]:
     """Names of the estimators that ask for `argument`."""
     return tuple(sorted(name for name, arguments in ESTIMATORS.items() if argument in arguments))
 
 
-GROUP_ESTIMATORS = that_take("index")
+GROUP_ESTIMATORS = estimators_taking("index")
 """Advantages relative to the other rollouts of a prompt."""

@@ -6,7 +6,7 @@ NEWEST_CHECKPOINT = "checkpoints/latest"
 """In a run folder: the pointer that siirl.dag_worker.checkpoint writes."""
 
 
-def way_on(folder: Path, before: str | None = None) -> str:
+def describe_resume(folder: Path, before: str | None = None) -> str:
     """Describe how to resume a run that ended early, or `before`, the run that it resumed."""
     pointer = folder / NEWEST_CHECKPOINT
     if not pointer.is_file() and before is not None:

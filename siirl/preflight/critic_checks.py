@@ -13,7 +13,7 @@ from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
-from siirl.params.estimator_names import that_take
+from siirl.params.estimator_names import estimators_taking
 from siirl.params.rollout_args import RolloutArguments
 
 WITH_CRITIC = "ppo"
@@ -53,7 +53,7 @@ def estimator_problems(
     estimator, pipeline = algorithm.adv_estimator, dag.pipeline
     if dag.own_graph:
         return
-    needed = [PROVIDED[column] for column in PROVIDED if estimator in that_take(column)]
+    needed = [PROVIDED[column] for column in PROVIDED if estimator in estimators_taking(column)]
     for wanted, in_words in needed:
         if pipeline != wanted:
             yield ConfigError(
@@ -66,7 +66,7 @@ def estimator_problems(
             yield ConfigError(
                 f"pipeline={pipeline} provides {in_words}, which "
                 f"algorithm.adv_estimator={estimator} does not read: take "
-                f"algorithm.adv_estimator={' or '.join(that_take(column))}, or pipeline=grpo."
+                f"algorithm.adv_estimator={' or '.join(estimators_taking(column))}, or pipeline=grpo."
             )
 
 

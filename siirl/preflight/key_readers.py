@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 
 from siirl.params import sizes
 from siirl.params.algorithm_args import AlgorithmArguments
-from siirl.params.estimator_names import that_take
+from siirl.params.estimator_names import estimators_taking
 from siirl.params.reward_args import VIDEO_REWARDS
 from siirl.preflight.key_conditions import (
     CRITIC,
@@ -62,9 +62,9 @@ KL = "algorithm.kl_ctrl"
 
 ROWS: tuple[Row, ...] = (
     *(
-        ("algorithm", (setting.name,), by_estimators(*that_take(setting.name)))
+        ("algorithm", (setting.name,), by_estimators(*estimators_taking(setting.name)))
         for setting in fields(AlgorithmArguments)
-        if that_take(setting.name) and setting.name != SPREAD
+        if estimators_taking(setting.name) and setting.name != SPREAD
     ),
     (
         "algorithm",

@@ -309,7 +309,7 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -
     return _interval_table(title, columns)
 
 
-def laggards(after: Mapping[str, SuccessInterval]) -> list[str]:
+def tasks_below_others(after: Mapping[str, SuccessInterval]) -> list[str]:
     """A sentence for each task whose interval lies below that of the other tasks together."""
     tasks = {name: rate for name, rate in after.items() if name != "all" and rate.episodes}
     found = []

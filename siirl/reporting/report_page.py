@@ -29,7 +29,7 @@ from siirl.reporting.charts import (
     task_charts,
 )
 from siirl.reporting.config_difference import from_defaults
-from siirl.reporting.console import laggards
+from siirl.reporting.console import tasks_below_others
 from siirl.reporting.embedded_videos import MOST_BYTES, embedded_videos
 from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
@@ -138,7 +138,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         written=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
         length=_length(rows),
         notices=list(dict.fromkeys(row["notice"] for row in rows if "notice" in row)),
-        warnings=[*_warnings(folder), *_laggards(rows)],
+        warnings=[*_warnings(folder), *_tasks_below_others(rows)],
         key_figures=list(_key_figures(rows)),
         sections=_sections(contents),
         damaged_videos=index.damaged,
@@ -258,10 +258,10 @@ def _length(rows: Sequence[Row]) -> str:
     return f"step {rows[-1]['step']}{spent}"
 
 
-def _laggards(rows: Sequence[Row]) -> list[str]:
+def _tasks_below_others(rows: Sequence[Row]) -> list[str]:
     """Tasks that the last evaluation leaves below the others."""
     rated = [found for row in rows if (found := evaluations(row))]
-    return laggards(rated[-1]) if rated else []
+    return tasks_below_others(rated[-1]) if rated else []
 
 
 def _warnings(folder: Path) -> list[str]:

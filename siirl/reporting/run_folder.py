@@ -14,7 +14,7 @@ from siirl.errors import ConfigError, MissingAssetError, RunFailed
 from siirl.params.given import Given
 from siirl.params.parser import to_yaml
 from siirl.params.refusals import REFUSALS
-from siirl.params.resume_line import way_on
+from siirl.params.resume_line import describe_resume
 from siirl.params.training_args import SiiRLArguments
 from siirl.reporting.origin import ORIGIN_FILE, write_origin
 
@@ -63,7 +63,7 @@ def run_folder(
         needed_bytes: Disk space of the run, as the plan estimates.
         now: The time that names the folder.
         measure_free: Free space on the disk of a folder.
-        describe: Note about the folder of a run that ends early; None: `way_on`.
+        describe: Note about the folder of a run that ends early; None: `describe_resume`.
         given: What the user set; None: not known, and not recorded.
 
     Raises:
@@ -73,13 +73,13 @@ def run_folder(
     parent = Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     place = f"trainer.output_dir={config.trainer.output_dir}"
-    say = describe or functools.partial(way_on, before=config.trainer.resume)
+    say = describe or functools.partial(describe_resume, before=config.trainer.resume)
     folder: Path | None = None
 
     def leave() -> str:
         return "" if folder is None or not folder.is_dir() else _leave(folder, made, say)
 
-    with interrupts.last_words(leave):
+    with interrupts.final_message(leave):
         try:
             folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
             _write_probe(folder / PROBE_FILE)

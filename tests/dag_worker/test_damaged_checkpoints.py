@@ -25,7 +25,7 @@ from siirl.models.adapters import stored_adapters
 from siirl.models.policy_loader import load_policy, save_policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params.compose import load_file
-from siirl.params.resume_line import way_on
+from siirl.params.resume_line import describe_resume
 from siirl.params.weight_files import check_safetensors, weight_files
 
 MANY = settings(
@@ -91,7 +91,7 @@ def test_a_damaged_pointer_is_read_or_refused_by_name(whole: Path, content: byte
             assert resolve_checkpoint(whole).parent == pointer.parent
         except CheckpointError as error:
             assert str(pointer.parent) in str(error)
-        assert way_on(whole).endswith(
+        assert describe_resume(whole).endswith(
             f"Resume with the same command and trainer.resume={whole}"
         )  # the last message of a run never fails
 

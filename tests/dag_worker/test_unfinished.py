@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from siirl.dag_worker.unfinished import remove_unfinished, unfinished_folder
-from siirl.jobs.training_run import remove_rests
+from siirl.jobs.training_run import remove_unfinished_files
 from siirl.params.parser import parse_config
 
 WRITER = """
@@ -62,7 +62,7 @@ def test_what_a_living_writer_writes_stays(tmp_path: Path) -> None:
 
 def test_the_next_start_of_the_experiment_removes_it(killed: Path) -> None:
     new = killed.parent.parent / "2026-01-02_00-00-00"
-    remove_rests(parse_config([]).trainer, new)
+    remove_unfinished_files(parse_config([]).trainer, new)
     assert list(killed.iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_a_start_that_resumes_from_another_experiment_removes_it_there(
     (killed / "latest").write_text("step_00000001\n")
     (killed / "step_00000001").mkdir()
     (killed / "step_00000001" / "manifest.json").write_text("{}")
-    remove_rests(
+    remove_unfinished_files(
         parse_config([f"trainer.resume={killed.parent}"]).trainer,
         tmp_path / "other" / "2026-01-02_00-00-00",
     )

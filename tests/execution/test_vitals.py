@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from siirl.errors import RunFailed
-from siirl.execution.scheduler.ray_errors import in_a_line
+from siirl.execution.scheduler.ray_errors import stated_cause
 from siirl.execution.scheduler.vitals import Server, Vitals
 
 
@@ -55,8 +55,8 @@ def test_what_ray_says_over_many_lines_becomes_one_without_its_guesses() -> None
         "file. "
         "Some common causes include: (1) ..."
     )
-    assert in_a_line(ValueError(said)) == "its worker process has died. End of file."
-    assert in_a_line(ValueError("GCS\n is away")) == "GCS is away"
+    assert stated_cause(ValueError(said)) == "its worker process has died. End of file."
+    assert stated_cause(ValueError("GCS\n is away")) == "GCS is away"
 
 
 def test_rays_list_of_processes_at_an_end_of_memory_is_left_out():
@@ -65,7 +65,7 @@ def test_rays_list_of_processes_at_an_end_of_memory_is_left_out():
         "127.0.0.1, ID: 1d5d) was 21.43GB used / 23.54GB limit (0.910310)\nOOM kill reason: Memory "
         "usage 24062033920B exceeded threshold\nTop 10 memory users: PID MEM(GB) COMMAND ..."
     )
-    assert in_a_line(ValueError(said)) == (
+    assert stated_cause(ValueError(said)) == (
         "the machine is out of memory (21.43 of 23.54 GB), and Ray ended 2 of the run's processes. "
         "End other programs, or lower env.num_servers and env.envs_per_server."
     )

@@ -181,7 +181,7 @@ def test_nested_occupations_are_reported_and_end_with_their_context():
                 "waits in all_reduce, computes node reward", True, changes=2, since=5.0, words=1
             )
         clock.now = 7.0
-        occupation.got_on()
+        occupation.record_progress()
         assert occupation.snapshot() == Snapshot(
             "computes node reward", False, changes=4, since=7.0, words=2
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from siirl.jobs.training_run import gain, limit_line, show_summary
+from siirl.jobs.training_run import limit_line, show_summary, success_change
 from siirl.params.training_args import TrainingArguments
 from siirl.reporting.statistics import success_interval
 
@@ -27,7 +27,7 @@ def test_a_gain_is_reported_with_the_overlap_of_its_intervals(
         {"push": success_interval(0, 75), "all": success_interval(count, 300)}
         for count in (before, after)
     ]
-    assert gain(*rates) == expected
+    assert success_change(*rates) == expected
 
 
 def test_a_run_closes_with_success_before_and_after_and_where_to_look(

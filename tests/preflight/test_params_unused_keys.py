@@ -5,7 +5,7 @@ from pathlib import Path
 
 from siirl.algos.advantages import ESTIMATOR_SETTINGS
 from siirl.params.env_args import POOL_KEYS
-from siirl.params.estimator_names import that_take
+from siirl.params.estimator_names import estimators_taking
 from siirl.params.parser import known_keys
 
 # Read where keys are declared and judged, since their only use belongs there.
@@ -76,7 +76,7 @@ def test_every_key_is_read_or_refused(repository: Path) -> None:
     )  # takes the trajectory reward's settings as a whole
     code = "\n".join(file.read_text() for file in files)
     of_estimators = {
-        f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if that_take(name)
+        f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if estimators_taking(name)
     }  # passed by name
     unread = [
         place

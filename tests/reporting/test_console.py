@@ -13,10 +13,10 @@ from siirl.reporting.console import (
     ConsoleWriter,
     evaluation_line,
     first_estimate,
-    laggards,
     no_update_line,
     stage_line,
     success_table,
+    tasks_below_others,
 )
 from siirl.reporting.progress import Progress, duration
 from siirl.reporting.statistics import success_interval
@@ -125,13 +125,13 @@ def test_only_the_first_step_prints_the_duration_of_training() -> None:
 def test_a_task_that_ends_below_the_others_is_named() -> None:
     rates = {"a": success_interval(60, 100), "b": success_interval(98, 100)}
     rates |= {"c": success_interval(97, 100), "all": success_interval(255, 300)}
-    (sentence,) = laggards(rates)
+    (sentence,) = tasks_below_others(rates)
     assert sentence.startswith("a ends below the other tasks: 60.0 % [50.2, 69.1] (60/100)")
 
 
 def test_tasks_with_intervals_that_overlap_are_alike() -> None:
-    assert laggards({"a": success_interval(5, 10), "b": success_interval(8, 10)}) == []
-    assert laggards({"a": success_interval(0, 10), "all": success_interval(0, 10)}) == []
+    assert tasks_below_others({"a": success_interval(5, 10), "b": success_interval(8, 10)}) == []
+    assert tasks_below_others({"a": success_interval(0, 10), "all": success_interval(0, 10)}) == []
 
 
 LONG = {

@@ -31,7 +31,7 @@ from siirl.dag_worker.separate.training_side import (
     DistantLoader,
     DistantRollout,
     DistantValidator,
-    NothingShown,
+    NoEpisodeLog,
     TrainingSide,
 )
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
@@ -46,7 +46,7 @@ from siirl.params.model_args import ModelArguments
 from siirl.params.training_args import TrainingArguments
 
 
-class Elsewhere:
+class UnavailableComponent:
     """Placeholder for a component of the other resource group; any access raises an error.
 
     Args:
@@ -114,7 +114,7 @@ def build_training(
         context,
         cast(Any, DistantRollout(side)),
         cast(Any, DistantValidator(side=side, kinds=make.kinds)),
-        NothingShown(),
+        NoEpisodeLog(),
         checkpoints,
     )
 
@@ -192,12 +192,12 @@ def build_rollout(
         run_folder=run_folder,
         ranks=OneProcess(),
         collector=make.collector(rollouts, ranks=ranks),
-        actor=cast(Any, Elsewhere("actor", "train")),
+        actor=cast(Any, UnavailableComponent("actor", "train")),
         reference=None,
-        reward=cast(Any, Elsewhere("reward", "train") if reward is None else reward),
-        weights=cast(Any, Elsewhere("weights", "train")),
+        reward=cast(Any, UnavailableComponent("reward", "train") if reward is None else reward),
+        weights=cast(Any, UnavailableComponent("weights", "train")),
         redistribution=StayOnRank(),
-        kl_controller=cast(Any, Elsewhere("kl_controller", "train")),
+        kl_controller=cast(Any, UnavailableComponent("kl_controller", "train")),
         exchange=buffer,
         loader=loader,
     )

@@ -14,7 +14,7 @@ from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.line import LOST
 from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.errors import RunFailed
-from siirl.execution.scheduler.ray_errors import in_a_line
+from siirl.execution.scheduler.ray_errors import stated_cause
 
 WAITING_CALLS = 1000  # a few of each rank
 
@@ -68,5 +68,5 @@ class RayLine:
 def _died(error: RayActorError) -> RunFailed:
     return RunFailed(
         "The process that passes rows and weights between the rollout and the training ranks died: "
-        f"{in_a_line(error)}. Resume the run from its last checkpoint."
+        f"{stated_cause(error)}. Resume the run from its last checkpoint."
     )

@@ -350,7 +350,7 @@ class DistantRollout:
             self.side.line.call("end")
 
 
-class NothingShown:
+class NoEpisodeLog:
     """Replaces the episode log on a rank that records nothing."""
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def _last_words(said: bytes) -> str:
+def _last_line(said: bytes) -> str:
     """The last line of what ffmpeg said."""
     lines = said.decode(errors="replace").split("\n")
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
@@ -75,7 +75,7 @@ class VideoFile:
             self._process = None
             raise ValueError(
                 f"{self.file} ends before frame {self._next}: "
-                f"{_last_words(said) or 'it is too short'}. Download "
+                f"{_last_line(said) or 'it is too short'}. Download "
                 "the data set again."
             )
         self._next += 1

@@ -37,7 +37,7 @@ def in_batches(
     )
 
 
-def as_it_is(items: Any) -> Any:
+def identity(items: Any) -> Any:
     """Identity collation: rows are texts."""
     return items
 
@@ -50,7 +50,7 @@ def _read(dataset: Any, *, num_workers: int, **options: Any) -> Iterator[Any]:
         loader = StatefulDataLoader(
             dataset,
             num_workers=num_workers,
-            collate_fn=as_it_is,
+            collate_fn=identity,
             multiprocessing_context=_context(num_workers),
             # the loader draws a seed for its processes, which must not come from the run's
             # generator

@@ -155,7 +155,7 @@ class MicroBatches:
         parts = self._parts(batch)
         number = max(1, int(self.ranks.maximum(torch.tensor(len(parts)))))
         for place, part in enumerate(parts, start=1):
-            OCCUPATION.got_on()
+            OCCUPATION.record_progress()
             if isinstance(part, Part):
                 yield take_part(batch, part).to(self.device), part.rows, place == number
             else:

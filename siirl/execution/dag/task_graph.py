@@ -14,7 +14,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.columns import PROMPT_COLUMNS, column_set, providers_of
 from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
 from siirl.execution.dag.node_output import NodeOutput
-from siirl.execution.dag.writers import meet
+from siirl.execution.dag.writers import joined_writers
 
 
 class TaskGraph:
@@ -293,7 +293,9 @@ class TaskGraph:
         for node_id in self.get_topological_sort():
             branches = {name: put_out[name] for name in self.get_sources(node_id)}
             written = dict.fromkeys(self.nodes[node_id].provided_columns or (), node_id)
-            joined = meet(node_id, branches, graph_id=self.graph_id, ancestors=self.get_writers)
+            joined = joined_writers(
+                node_id, branches, graph_id=self.graph_id, ancestors=self.get_writers
+            )
             put_out[node_id] = {**joined, **written}
 
     def _check_moved_rows(self) -> None:

@@ -19,7 +19,7 @@ Ancestors = Callable[[str], set[str]]
 """Ids of all nodes that a node's rows have passed (`TaskGraph.get_writers`)."""
 
 
-def meet(
+def joined_writers(
     node_id: str, branches: Mapping[str, Writers], *, graph_id: str, ancestors: Ancestors
 ) -> dict[str, str]:
     """Writers of the joined columns of `node_id`.

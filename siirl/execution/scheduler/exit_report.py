@@ -60,7 +60,7 @@ def wait_and_report(sentence: str, traces: str, run_folder: str, before: str) ->
 
     lines = [f"siirl: {sentence}"]
     if run_folder:
-        from siirl.params.resume_line import way_on
+        from siirl.params.resume_line import describe_resume
 
-        lines.append(way_on(Path(run_folder), before or None))
+        lines.append(describe_resume(Path(run_folder), before or None))
     say("\n".join(lines))

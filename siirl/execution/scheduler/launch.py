@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from siirl.errors import RunFailed
 from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
-from siirl.execution.scheduler.ray_errors import in_a_line
+from siirl.execution.scheduler.ray_errors import stated_cause
 from siirl.execution.scheduler.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class _Replacements:
         if self._deaths[rank] > replacement.at_most:
             return None
         logger.warning(
-            "The process of rank %d died (%s): another takes its place.", rank, in_a_line(error)
+            "The process of rank %d died (%s): another takes its place.", rank, stated_cause(error)
         )
         replacement.died(rank)
         return self._start(rank)
@@ -179,7 +179,7 @@ def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
     to.
     """
     vitals.explain()
-    return RunFailed(f"The process of rank {rank} died: {in_a_line(error)}")
+    return RunFailed(f"The process of rank {rank} died: {stated_cause(error)}")
 
 
 def _actor_class(rank_class: type, layout: Layout) -> Any:

@@ -144,7 +144,7 @@ def machines() -> list[Machine]:
     ]
 
 
-def this_machine_lives() -> bool:
+def is_this_machine_alive() -> bool:
     """Whether the connected cluster counts this machine as alive."""
     import ray
 

@@ -8,7 +8,7 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-def in_a_line(error: BaseException) -> str:
+def stated_cause(error: BaseException) -> str:
     """Ray's stated cause, without its lists of possible causes and processes."""
     said, _, _ = " ".join(str(error).split()).partition(" Some common causes include")
     if short := OUT_OF_MEMORY.search(said):

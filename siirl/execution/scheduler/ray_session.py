@@ -15,7 +15,7 @@ from typing import Any
 
 from siirl.errors import ConfigError, RunFailed, SiirlError
 from siirl.execution.scheduler.cluster_watch import ClusterWatch, StoppedWatch
-from siirl.execution.scheduler.placement import servers_of_cluster, this_machine_lives
+from siirl.execution.scheduler.placement import is_this_machine_alive, servers_of_cluster
 from siirl.execution.scheduler.private_session import (
     PRIVATE_FOLDER,
     SESSION,
@@ -23,7 +23,7 @@ from siirl.execution.scheduler.private_session import (
     private_environment,
     private_folder,
 )
-from siirl.execution.scheduler.ray_errors import in_a_line
+from siirl.execution.scheduler.ray_errors import stated_cause
 from siirl.execution.scheduler.vitals import Vitals
 from siirl.interrupts import Interrupted, end_at_once
 
@@ -113,14 +113,14 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
 
     vitals = Vitals(servers_of_cluster())
     try:
-        with printed(), ClusterWatch(Vitals(vitals.servers), node_lives=this_machine_lives):
+        with printed(), ClusterWatch(Vitals(vitals.servers), node_lives=is_this_machine_alive):
             yield
     except RayError as error:
         vitals.explain()
         cause = error.cause if isinstance(error, RayTaskError) else error
         if not isinstance(cause, RayError):
             raise cause from error
-        raise RunFailed(f"Ray failed: {in_a_line(cause)}") from error
+        raise RunFailed(f"Ray failed: {stated_cause(cause)}") from error
     finally:
         _shut_down(started)
 
@@ -194,14 +194,14 @@ def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, An
     """
     if folder is not None:
         return {"env_vars": {**settings.env_vars, PRIVATE_FOLDER: str(folder)}}
-    hook = f"{__name__}.{work_where_the_command_does.__name__}"
+    hook = f"{__name__}.{change_to_command_folder.__name__}"
     return {
         "env_vars": {**settings.env_vars, WORKING_FOLDER: os.getcwd()},
         "worker_process_setup_hook": hook,
     }
 
 
-def work_where_the_command_does() -> None:
+def change_to_command_folder() -> None:
     """Change to the command's folder: called by Ray in each process, so that relative paths of the
     configuration resolve as they do for the command.
 

@@ -3,14 +3,14 @@
 import pytest
 
 from envs.math.answers import marked_answer
-from envs.math.changing_elsewhere import CHANGING_BY_LANGUAGE, CHANGING_ELSEWHERE
+from envs.math.foreign_changes import CHANGING_BY_LANGUAGE, CHANGING_FOREIGN_WORDS
 from envs.math.languages import (
-    LINKS_ELSEWHERE,
+    FOREIGN_LINKS,
     NOUNS,
     SPELLINGS,
     concludes,
+    foreign_lead_changes,
     in_english,
-    lead_changes_elsewhere,
 )
 from envs.math.quantities import read_quantity
 
@@ -219,7 +219,7 @@ def test_words_before_a_foreign_mark_are_known_ones(lead, leads):
 
 
 def test_no_unit_and_no_link_is_a_word_that_changes_a_number():
-    assert not CHANGING_ELSEWHERE & (LINKS_ELSEWHERE | set(SPELLINGS))
+    assert not CHANGING_FOREIGN_WORDS & (FOREIGN_LINKS | set(SPELLINGS))
 
 
 @pytest.mark.parametrize(
@@ -236,4 +236,4 @@ def test_no_unit_and_no_link_is_a_word_that_changes_a_number():
     ],
 )
 def test_words_before_the_verb_must_be_known_unless_they_doubt(lead, changes):
-    assert lead_changes_elsewhere(lead) is changes
+    assert foreign_lead_changes(lead) is changes

@@ -254,7 +254,7 @@ class HFEngine(InProcessTextEngine):
         **seen: SeenPictures,
     ) -> torch.Tensor:
         self.counts.forward_passes += 1
-        OCCUPATION.got_on()
+        OCCUPATION.record_progress()
         with self._precision():
             return self.model(input_ids, position_ids, mask, self.cache, **seen)
 

@@ -172,7 +172,7 @@ class ServerEngine(TextEngineBase):
             if not self.running:
                 self.counts.busy_s += time.perf_counter() - self.busy_since
         self.answered_at = time.perf_counter()
-        OCCUPATION.got_on()
+        OCCUPATION.record_progress()
         self.counts.tokens += len(response.tokens)
         return response
 

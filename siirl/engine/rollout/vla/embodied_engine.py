@@ -167,7 +167,7 @@ class EmbodiedEngine:
         self.counts.busy_s += time.perf_counter() - begin
         self.counts.calls += len(requests)
         self.counts.forward_passes += 1
-        OCCUPATION.got_on()
+        OCCUPATION.record_progress()
         return [
             ActResponse(choices[i], values[i], log_probs[i], self.policy_version)
             for i in range(len(requests))

@@ -351,7 +351,7 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
         for output in self.vllm.step() if self.running else []:
             self._take(output)
         self.counts.forward_passes += 1
-        OCCUPATION.got_on()
+        OCCUPATION.record_progress()
         return bool(self.running)
 
     def _take(self, output: Any) -> None:

@@ -17,7 +17,7 @@ from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.models.chat import ChatTokenizer
 
 
-class TextTeam:
+class EngineOfAgents:
     """A `TextEngine` that hands each agent's requests to its own engine.
 
     Args:
@@ -124,7 +124,7 @@ class TextTeam:
                 one.answer.cancel()
 
 
-def seat(
+def assign_engines(
     rollout: Rollout, players: Sequence[tuple[TextEngine, ChatTokenizer]], *, lockstep: bool
 ) -> None:
     """Let these engines play the agents of a rollout's environment.
@@ -135,6 +135,6 @@ def seat(
         lockstep: Deterministic mode.
     """
     assert isinstance(rollout.workflow, TextWorkflow)
-    rollout.engine = TextTeam([engine for engine, _ in players], lockstep=lockstep)
+    rollout.engine = EngineOfAgents([engine for engine, _ in players], lockstep=lockstep)
     rollout.inference.engine = rollout.engine
     rollout.workflow.tokenizers = {agent: own for agent, (_, own) in enumerate(players)}

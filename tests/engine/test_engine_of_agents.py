@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from siirl.engine.rollout.engine_of_agents import EngineOfAgents
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine
-from siirl.engine.rollout.text_team import TextTeam
 
 
 class Recorder(InProcessTextEngine):
@@ -55,7 +55,7 @@ def asks(episode: str, agent: int) -> GenerationRequest:
 def rounds(*, lockstep: bool, delays: dict[str, int]) -> tuple[list, list]:
     """Steps of two engines, whose agents 0 and 1 act in turn in each of these episodes."""
     engines = [Recorder(7, lockstep=lockstep), Recorder(8, lockstep=lockstep)]
-    team = TextTeam(engines, lockstep=lockstep)
+    team = EngineOfAgents(engines, lockstep=lockstep)
 
     async def episode(name: str, delay: int) -> list[int]:
         said = []
@@ -91,7 +91,7 @@ def test_without_lockstep_a_request_does_not_wait():
 
 def test_agents_of_one_group_share_its_engine_and_are_counted_once():
     engine = Recorder(7, lockstep=True)
-    team = TextTeam([engine, engine], lockstep=True)
+    team = EngineOfAgents([engine, engine], lockstep=True)
 
     async def both() -> None:
         team.expect(episodes=1, at_once=1)
@@ -105,7 +105,7 @@ def test_agents_of_one_group_share_its_engine_and_are_counted_once():
 
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_a_request_that_an_engine_refuses_is_refused_to_its_episode(lockstep):
-    team = TextTeam([Recorder(7, lockstep=lockstep)], lockstep=lockstep)
+    team = EngineOfAgents([Recorder(7, lockstep=lockstep)], lockstep=lockstep)
     long = GenerationRequest(uid="x", input_ids=(1,), max_new_tokens=500, seed=(0,))
 
     async def ask() -> None:

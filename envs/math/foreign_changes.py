@@ -109,10 +109,10 @@ CHANGING_BY_LANGUAGE = {
     "bình_phương",
 }
 """By language (ISO 639-1); an underscore is a space."""
-CHANGING_ELSEWHERE = words(" ".join(CHANGING_BY_LANGUAGE.values()))
+CHANGING_FOREIGN_WORDS = words(" ".join(CHANGING_BY_LANGUAGE.values()))
 PHRASES = re.compile(
     "|".join(
-        re.escape(word.replace("_", " ")) for word in sorted(CHANGING_ELSEWHERE) if "_" in word
+        re.escape(word.replace("_", " ")) for word in sorted(CHANGING_FOREIGN_WORDS) if "_" in word
     )
 )
 CHANGING_CHARACTERS = frozenset(

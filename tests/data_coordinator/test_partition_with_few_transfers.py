@@ -13,7 +13,7 @@ from siirl.data_coordinator.partition import (
     TOLERANCE,
     fewest_bytes,
     largest_load,
-    partition_near_home,
+    partition_with_few_transfers,
 )
 
 
@@ -23,7 +23,7 @@ def numbers(values):
 
 def divided(work, homes, parts, *, sizes=None, equal_counts=False):
     """Parts of rows whose bytes are their work, unless `sizes` says otherwise."""
-    return partition_near_home(
+    return partition_with_few_transfers(
         work_N=numbers(work),
         bytes_N=numbers(work if sizes is None else sizes),
         home_N=numbers(homes),

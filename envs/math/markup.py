@@ -45,7 +45,7 @@ EMPHASISED = (
 """Markdown around a number, and around the unit after it."""
 
 
-def undressed(text: str) -> str:
+def without_markup(text: str) -> str:
     """`text` without markup, quotes, mathematics signs and brackets around all of it, and without
     signs that end a sentence.
     """
