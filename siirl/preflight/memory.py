@@ -122,28 +122,48 @@ def image_bytes_per_trajectory(model: ModelArguments, env_spec: EnvSpec) -> floa
     return chunks * float(math.prod(space.shape))
 
 
-def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> Parts:
-    """Memory of a training run; `models` is 2 with a critic, else 1."""
-    adapters = config.actor_rollout_ref.model.lora.rank > 0
-    has_own_reference = config.actor_rollout_ref.ref.path is not None
-    frozen = int(adapters) + int(
-        sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm)
-        and (has_own_reference or not adapters)
+def training_memory(
+    config: SiiRLArguments, env_spec: EnvSpec, *, models: int, on_gpu: bool = False
+) -> Parts:
+    """Host memory of a training run; `models` is 2 with a critic, else 1."""
+    policy = config.actor_rollout_ref
+    images = image_bytes_per_trajectory(policy.model, env_spec)
+    return (
+        *_processes(config, env_spec),
+        *(_left_by_gpus if on_gpu else _trained)(config, models=models),
+        ("images", episodes_of_training(config).count * images),
     )
-    parameters = policy_parameters(config.actor_rollout_ref.model)
-    trained = trained_parameters(config.actor_rollout_ref.model)
+
+
+def _trained(config: SiiRLArguments, *, models: int) -> Parts:
+    """What ranks on CPUs train with."""
+    policy = config.actor_rollout_ref
+    adapters = policy.model.lora.rank > 0
+    frozen = int(adapters) + int(
+        sizes.needs_reference(policy.actor, config.algorithm)
+        and (policy.ref.path is not None or not adapters)
+    )
+    parameters = policy_parameters(policy.model)
+    trained = trained_parameters(policy.model)
     own = BYTES_PER_TRAINED_PARAMETER * trained + BYTES_PER_PARAMETER * (parameters - trained)
     # adapters themselves are negligible
     weights = frozen * BYTES_PER_PARAMETER * parameters + (models - adapters) * own
-    return (
-        *_processes(config, env_spec),
-        ("policy, critic and Adam" if models > 1 else "policy and Adam", weights),
-        (
-            "images",
-            episodes_of_training(config).count
-            * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec),
-        ),
+    return (("policy, critic and Adam" if models > 1 else "policy and Adam", weights),)
+
+
+def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
+    """The copy of which a checkpoint is written while training goes on, and what is offloaded."""
+    policy = config.actor_rollout_ref
+    parameters = policy_parameters(policy.model)
+    trained = 0 if policy.model.lora.rank else trained_parameters(policy.model)
+    moments = MOMENTS_BYTES_PER_PARAMETER * trained
+    copied = models * (BYTES_PER_PARAMETER * parameters + moments) * (config.trainer.save_freq > 0)
+    offloaded = (
+        models * moments * policy.actor.offload_optimizer
+        + BYTES_PER_PARAMETER * parameters * policy.ref.offload
     )
+    parts = (("a checkpoint in writing", float(copied)), ("offloaded", float(offloaded)))
+    return tuple(part for part in parts if part[1])
 
 
 def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:

@@ -334,7 +334,9 @@ def _needs(
     config: SiiRLArguments, spec: EnvSpec, machine: Machine, length: LengthPlan, *, models: int
 ) -> Needs:
     return Needs(
-        memory_parts=training_memory(config, spec, models=models),
+        memory_parts=training_memory(
+            config, spec, models=models, on_gpu=machine.gpu_bytes is not None
+        ),
         rank_memory=None if machine.gpu_bytes is None else rank_memory(config, spec),
         disk_bytes=disk_bytes(
             config.trainer,

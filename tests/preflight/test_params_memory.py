@@ -155,6 +155,28 @@ def test_frozen_weights_have_neither_gradients_nor_moments(
     assert parts["policy and Adam"] == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "bytes_per_parameter"),
+    [
+        ((), {"a checkpoint in writing": 4 + 8}),
+        (("actor_rollout_ref.model.lora.rank=4",), {"a checkpoint in writing": 4}),
+        (("trainer.save_freq=-1",), {}),
+        (
+            ("trainer.save_freq=-1", "actor_rollout_ref.actor.offload_optimizer=true"),
+            {"offloaded": 8},
+        ),
+    ],
+)
+def test_beside_gpus_the_host_holds_copies_and_what_is_offloaded(
+    words: tuple[str, ...], bytes_per_parameter: dict[str, int]
+) -> None:
+    parts = dict(training_memory(job(*words), SPEC, models=1, on_gpu=True))
+    assert "policy and Adam" not in parts
+    expected = {name: number * 2_200_000 for name, number in bytes_per_parameter.items()}
+    assert {name: parts[name] for name in parts if name in expected} == expected
+    assert len(parts) == len(dict(training_memory(job(), SPEC, models=1))) - 1 + len(expected)
+
+
 def test_an_evaluation_holds_weights_once() -> None:
     """2.2 million parameters in float32 without gradient and moments."""
     parts = dict(evaluation_memory(job(), SPEC))
