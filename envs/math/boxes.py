@@ -17,7 +17,7 @@ from envs.math.languages import (
     has_foreign_retraction,
     in_english,
 )
-from envs.math.leads import changes, denies, is_rough, leads_on
+from envs.math.leads import TENTATIVE, changes, denies, is_rough, leads_on
 from envs.math.line_marks import (
     MAX_ANSWER_CHARACTERS,
     TAG_END,
@@ -73,6 +73,12 @@ ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|i
 """`18 for odd n, 20 for even n`"""
 IN_BRACKETS = re.compile(r"\(([^()0-9A-Za-z]{1,10})\)")
 """`\\boxed{72}(\u4e2a)`, what is counted in another script."""
+ASIDE_OF_A_BOX = re.compile(
+    r",? (?:with equality (?:if and only if|if|iff|when|exactly when|for|at)\b.{1,80}"
+    r"|and (?:the|my) (?:box|answer|value) above (?:should be|is to be|can be) (?:disregarded|ignored))$",
+    re.IGNORECASE,
+)
+"""`, with equality if and only if x = y = z`"""
 LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
 """Between the boxes of several solutions."""
 
@@ -110,7 +116,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
     sentence, rest = first_sentence(after)
-    sentence = INDEPENDENT.sub("", sentence.rstrip(" .$"))
+    sentence = ASIDE_OF_A_BOX.sub("", INDEPENDENT.sub("", sentence.rstrip(" .$")))
     sentence = TAG_END.split(sentence, maxsplit=1)[0]
     if attached is not None and not is_unit(attached[0]):
         return MarkedAnswer(f"{content}{attached[0]}", mark.start, True)
@@ -134,9 +140,10 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     elif solutions := _solutions(text, [*inner, mark]):
         content = ", ".join(solutions)
     elif inner:
-        spoilt = spoilt or without_markup(content_of_box(text, inner[-1].end)[0]) != without_markup(
-            content
-        )
+        first = without_markup(content_of_box(text, inner[-1].end)[0])
+        if first != without_markup(content):
+            spoilt = spoilt or None in map(read_quantity, (first, without_markup(content)))
+            content = f"{first} = {content}"  # both must be right
     elif is_rough(lead) and _has_decimals(content):
         content = f"\\approx {content}"
     elif ends_in_foreign_language(lead):
@@ -232,9 +239,9 @@ def _spoils(sentence: str) -> bool:
     """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
     another.
     """
-    if any(form.search(sentence) for form in (RETRACTION, ANOTHER_CASE)) or FOREIGN_JOIN.match(
-        sentence
-    ):
+    if any(
+        form.search(sentence) for form in (RETRACTION, ANOTHER_CASE, TENTATIVE)
+    ) or FOREIGN_JOIN.match(sentence):
         return True
     if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
         return True

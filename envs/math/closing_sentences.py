@@ -11,7 +11,7 @@ from envs.math.clauses import COMPARED, IMAGINED, main_clause
 from envs.math.closing_equations import computed_value
 from envs.math.contrasts import contrasted
 from envs.math.languages import after_conclusion, in_english
-from envs.math.leads import REWORKING, changes, denies, is_rough
+from envs.math.leads import REWORKING, TENTATIVE, changes, denies, is_rough
 from envs.math.markup import EMPHASISED, without_markup
 from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
 from envs.math.notation import is_several
@@ -70,6 +70,8 @@ PERIOD = re.compile(
     re.IGNORECASE,
 )
 """`over the three months`, `at the end of those 4 hours`: says when, whatever its number."""
+WAYS = re.compile(r"(?<=ways) to (?:choose|pick|order)(?= |$)")
+"""`252 ways to choose the team`"""
 PLACES = re.compile(
     r" (?:to|at|in|for|of|below|above|between|up|from|on|that|who|which|when|after|because|since|as|with|left"
     r"|available|altogether|by [a-z]+ing)\b",
@@ -117,6 +119,8 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     or more than that.
     """
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
+        return None
+    if TENTATIVE.search(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = QUOTED.sub(r"\1", CONTRACTED.sub(r"\1 is", sentence))
@@ -278,6 +282,7 @@ def _without_circumstances(text: str, *, question: str) -> str:
     """The first words of `text` that are a value, if the words after them neither change it nor add
     another: `12 ways to arrange them`.
     """
+    text = WAYS.sub(" to do", text)
     asked_words = words_asked(question)
     asked_numbers = set(DIGITS.findall(question[-TAIL:]))
     for end in [match.start() for match in re.finditer(r"(?<=[A-Za-z0-9%$)}]) (?=[A-Za-z])", text)][

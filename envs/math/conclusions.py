@@ -9,6 +9,8 @@ alone is read in `envs.math.lone_values`, the sentence in `envs.math.closing_sen
 that are words in `envs.math.named_answers`.
 """
 
+import re
+
 from envs.math.answers import in_plain_signs
 from envs.math.clauses import without_asides
 from envs.math.closing_sentences import stated_foreign_value, stated_value
@@ -17,7 +19,13 @@ from envs.math.last_lines import last_lines, last_sentence
 from envs.math.line_marks import MarkedAnswer
 from envs.math.lone_values import alone_on_line, spoils, total_of_line
 from envs.math.named_answers import NAMED, NAMED_IN_BOLD, named_answer, stated_name
-from envs.math.sentences import TAIL
+from envs.math.provisional import DOUBT
+from envs.math.sentences import TAIL, taken_back
+
+EXPLANATION = re.compile(
+    r"\n[*_#\s]{0,6}(?:explanation|reasoning|reason|justification)[*_]{0,2}:", re.IGNORECASE
+)
+"""What follows explains the answer before it."""
 
 
 def concluded_answer(text: str, *, question: str = "", named: bool = False) -> MarkedAnswer | None:
@@ -29,7 +37,14 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
         return answer
     stated = without_asides(tail.rstrip())
     answer = None if stated is None else _at_the_end(stated, whole=whole, question=question)
-    return answer if answer is not None else _at_the_end(tail, whole=whole, question=question)
+    answer = answer or _at_the_end(tail, whole=whole, question=question)
+    explanation = EXPLANATION.search(tail)
+    if answer is not None or explanation is None:
+        return answer
+    answer = _at_the_end(tail[: explanation.start()], whole=whole, question=question)
+    after = tail[explanation.end() :]
+    doubtful = answer is not None and (DOUBT.search(after) or taken_back(after, answer.text))
+    return None if doubtful else answer
 
 
 def _name_at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:

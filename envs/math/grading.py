@@ -177,7 +177,7 @@ def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Compariso
     percent`, is read like the closing sentence of a text.
     """
     agrees = agreement(truth, answer, question=question)
-    if agrees is not False or not SENTENCE.match(answer):
+    if agrees is not False or not (SENTENCE.match(answer) or is_word(truth)):
         return agrees
     stated = concluded_answer(answer, question=question, named=is_word(truth))
     if stated is None or stated.spoilt:

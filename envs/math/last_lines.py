@@ -18,11 +18,21 @@ PLEASANTRY = re.compile(
     r"(?:i hope (?:this|that|it) (?:helps|is (?:clear|correct|helpful))|hope (?:this|that|it) helps|let me know|feel free|"
     r"\$?\\(?:blacksquare|square|qed)\$?|\u220e|\u25a0|q\.?e\.?d|done|[\u2705\u2713\u2714])[^0-9]{0,160}$"
     r"|(?:would you like|do you want|want me|shall i"
-    r"|i can (?:also )?(?:show|explain|give|provide|walk)|if you(?:['\u2019]d| would)? (?:like|want)|let me know|feel free)\b"
+    r"|i can (?:also )?(?:show|explain|give|provide|walk)|if you(?:['\u2019]d| would)? (?:like|want|have)|let me know|feel free"
+    r"|(?:great|good|nice) question|just ask)\b"
     r"(?!.*\b(?:answer|result|mistake|wrong|instead)\b).{0,200}$",
     re.IGNORECASE,
 )
 """A greeting or an offer, which may hold numbers: `Would you like 3 more?`"""
+ASIDE = re.compile(
+    r"(?:(?:this|that|it|the (?:result|answer|value)) (?:is|seems|looks) (?:plausible|reasonable|sensible|as expected)"
+    r"|(?:this|that) (?:makes sense|follows from)"
+    r"|(?:a|one|the most) (?:common|typical|frequent) (?:mistake|error|slip|trap) (?:is|would be))\b"
+    r"(?!.*\b(?:but|however|actually|wait|sorry|oops|corrected|correction|instead|really|should"
+    r"|so|thus|hence|therefore|making|gives|giving|total|answer is)\b)",
+    re.IGNORECASE,
+)
+"""A remark on an answer that stands before it: `This is plausible because it lies between 70 and 95.`"""
 QUOTED = re.compile(r"^> ?(?=\*\*|\$)")
 ROW = re.compile(r"\|([^|]*[A-Za-z][^|]*)\|([^|]*[0-9][^|]*)\|")
 CHECK = re.compile(
@@ -49,7 +59,7 @@ def last_lines(text: str, *, whole: bool) -> list[str]:
         for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()
     ]
     lines = [line for line in lines if line and (line in FENCES or not RULE.fullmatch(line))]
-    while lines and (PLEASANTRY.match(lines[-1]) or _is_check(lines)):
+    while lines and (_is_closing(lines[-1]) or _is_check(lines)):
         lines.pop()
     opening = FENCES.get(lines[-1]) if lines else None
     if opening is not None:
@@ -65,6 +75,16 @@ def last_lines(text: str, *, whole: bool) -> list[str]:
     return lines if whole or thought else lines[1:]
 
 
+def _sentences(line: str) -> list[str]:
+    ends = [match.end() for match in SENTENCE_END.finditer(line) if match.end() < len(line)]
+    return [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)], strict=True)]
+
+
+def _is_closing(line: str) -> bool:
+    """Whether `line` is a greeting or an offer, or several."""
+    return PLEASANTRY.match(line) is not None or all(map(PLEASANTRY.match, _sentences(line)))
+
+
 def _row(line: str) -> str:
     """A row `| **Total** | **37** |` of a table as `Total: 37`; another line unchanged."""
     row = ROW.fullmatch(line)
@@ -78,8 +98,7 @@ def _is_check(lines: list[str]) -> bool:
 
 def last_sentence(line: str) -> str:
     """The last sentence of `line` that is no greeting."""
-    ends = [match.end() for match in SENTENCE_END.finditer(line) if match.end() < len(line)]
-    sentences = [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)], strict=True)]
-    while len(sentences) > 1 and PLEASANTRY.match(sentences[-1]):
+    sentences = _sentences(line)
+    while len(sentences) > 1 and (PLEASANTRY.match(sentences[-1]) or ASIDE.match(sentences[-1])):
         sentences.pop()
     return sentences[-1].strip()

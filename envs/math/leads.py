@@ -48,13 +48,21 @@ DENIED = re.compile(
     r"(?!.*\b(?:so|thus|hence|therefore)\b)",
     re.IGNORECASE,
 )
+TENTATIVE = re.compile(
+    r"\b(?:at first (?:sight|glance|blush|look|thought)|on (?:the face of it|(?:a )?first (?:reading|inspection|thought|impression))"
+    r"|naively|tentatively|superficially|seemingly|apparently"
+    r"|(?:my|our|the|a) (?:first|initial|naive|gut|quick) (?:thought|guess|instinct|impression|reaction|idea|feeling)s?)\b"
+    r"(?!.*\b(?:but|however|though|although|while|whereas|actually|really|in fact|in reality|closer|careful\w*)\b)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""`At first sight, thus the answer is 18`, without what a second look shows."""
 IGNORING = re.compile(
     r"\bif (?:you|we|one|i) (?:ignore|disregard|forget|skip|exclude)\b", re.IGNORECASE
 )
 """`If you ignore Tuesday, ...` answers another question."""
 VERBS = ORDINARY_VERBS | words(
     """
-    get getting obtain obtains obtained obtaining yield yields yielded yielding give giving find
+    get getting making obtain obtains obtained obtaining yield yields yielded yielding give giving find
     finds found finding having conclude concludes see know calculate compute produces produce so
     thus therefore hence then leaves leave leaving left walk totals earn collect say hold holds sees
     serves served visits visited plays played watches watched picks picked plants planted sends sent
@@ -118,6 +126,7 @@ DRESSED = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|color|f?box(?:ed)?|textcolor|large|Large|huge)"
     r"(?:\{[a-z]*\})?\s*\{|\\begin\{[a-z*]+\}|(?<![A-Za-z}])[{(]|&|\\\\|\\left\s*\()\s*$"
 )
+IT_IS = re.compile(r"\b(it|that|this)['\u2019]s\b", re.IGNORECASE)
 NUMBERING = re.compile(r"[#*\s]*[0-9]{1,2}[.)]\s*$")
 
 
@@ -149,6 +158,15 @@ EITHER_RANGE = re.compile(
 """`for x > 4 or x < -1: `, two ranges of what is asked for."""
 
 
+CHOICE_OF_SUBJECT = re.compile(
+    r"([0-9]) or [0-9]+(?= [a-z]+\b.*\b(?:is|are|was|were|equals)[\s$\\(]*$)"
+)
+"""`the multiples of 3 or 5 below 1000 are`: a property of what is asked for."""
+NAMELY = re.compile(
+    r"\b(?:choice|option|answer|value|solution|number|possibility), (?:namely|i\.e\.,?|that is,?)$"
+)
+
+
 def is_attributed(lead: str) -> bool:
     """Whether the words before `answer is` give it to others."""
     return ATTRIBUTED.search(plain(lead) + " ") is not None
@@ -158,10 +176,11 @@ def denies(lead: str) -> bool:
     """Whether the words directly before a mark make it doubtful, or its sentence denies it."""
     if not lead.strip():
         return False
-    if any(form.search(lead) for form in (DENIED, IGNORING, EXCLUDING)):
+    if any(form.search(lead) for form in (DENIED, IGNORING, EXCLUDING, TENTATIVE)):
         return True
     lead = EITHER_RANGE.sub(" ", lead)
     clause = RELATIVE.sub(" ", re.split(r"[,;]", plain(lead))[-1])
+    clause = CHOICE_OF_SUBJECT.sub(r"\1 ", clause)
     if SUPPOSING.search(clause):
         return True
     said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
@@ -174,8 +193,8 @@ def changes(lead: str, *, question: str) -> bool:
     """
     if NUMBERING.fullmatch(lead):
         return False
-    text = _bare(lead)
-    if not text:
+    text = IT_IS.sub(r"\1 is", _bare(lead))
+    if not text or NAMELY.search(text):
         return False
     if RELATED.search(text):
         return True

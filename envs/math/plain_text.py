@@ -12,6 +12,9 @@ GROUPING = re.compile(
     r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;:! ]|['\u2019\u00a0\u2007\u2009\u202f])(?=[0-9]{3}(?![0-9]))"
 )
 SPACED_GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3})+(?![0-9/]|\.[0-9]{4})")
+UNDERSCORED = re.compile(r"(?<![\w.])[0-9]{1,3}(?:_[0-9]{3})+(?![\w.])")
+"""`1_000_000`, as programming languages group digits."""
+DECIMALS = re.compile(r",[0-9]{1,2}(?![0-9,])")
 DRESS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox|underline)"
     r" ?\{([^{}]*)\}"
@@ -72,7 +75,17 @@ def plain(text: str) -> str:
     for character in VULGAR.keys() & set(text):
         text = text.replace(character, f" {VULGAR[character]}")
     text = " ".join(text.split())
-    return SPACED_GROUPS.sub(lambda match: match[0].replace(" ", ","), text)
+    return SPACED_GROUPS.sub(_joined_groups, text)
+
+
+def ungrouped(text: str) -> str:
+    """`text` with `1_000` as `1000`."""
+    return UNDERSCORED.sub(lambda match: match[0].replace("_", ""), text)
+
+
+def _joined_groups(match: re.Match[str]) -> str:
+    """`12 500` as `12,500`, and `12 500` before a decimal comma as `12500`."""
+    return match[0].replace(" ", "" if DECIMALS.match(match.string, match.end()) else ",")
 
 
 def unslashed(text: str) -> str:

@@ -30,8 +30,14 @@ NEEDS = re.compile(
     r"\bI(?:['\u2019]d| would|['\u2019]ll| will)? (?:need|want|require|have to|must)\b"
 )
 """`I would need 15 more facts`: the writer's own needs, where the question has no `I`."""
-NEXT = re.compile(r"\bthe next (?=[a-z])", re.IGNORECASE)
-"""`The next number` of a sequence is what is asked for."""
+HARMLESS = re.compile(
+    r"\bthe next (?=[a-z])|\bequally likely\b|\b(?:in|of|on|by|to|and|since|until) (?-i:May)\b"
+    r"|\bof one (?=[a-z]+ (?:is|was|equals)\b)",
+    re.IGNORECASE,
+)
+"""`The next number` of a sequence is what is asked for, equally likely cases are no doubt, `in May`
+is a month, and `the weight of one box is` says of what.
+"""
 STATED = re.compile(
     r"\b(?:is|are|was|were|has|have|had|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}(-?[0-9][0-9.,]*+)(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
     re.IGNORECASE,
@@ -52,7 +58,7 @@ def is_provisional(lead: str, *, question: str, terms: str = "") -> bool:
     """Whether the words before a value make it provisional, or contain another value that is not
     one of the `terms` from which the value is computed.
     """
-    said = [word.lower() for word in WORDS.findall(NEXT.sub(" ", lead))]
+    said = [word.lower() for word in WORDS.findall(HARMLESS.sub(" ", lead))]
     bound = BOUND.search(lead.rstrip(" $\\(")) is not None and ASKS_A_BOUND.search(question)
     asked = {stem(word) for word in words_asked(question)}
     harmless = {word for word in said if stem(word) in asked}

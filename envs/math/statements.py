@@ -18,7 +18,7 @@ from envs.math.conversions import read_compound
 from envs.math.introductions import LABEL, introduces, is_label
 from envs.math.markup import EMPHASISED, without_markup
 from envs.math.other_numbers import introduces_another_number, tells_the_other_part
-from envs.math.plain_text import plain
+from envs.math.plain_text import plain, ungrouped
 from envs.math.quantities import Quantity, is_unit, read_quantity
 from envs.math.questions import PRECISION, precisions
 from envs.math.sentences import INDEPENDENT
@@ -54,6 +54,10 @@ AFFIRMED = re.compile(
     r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:(?:final|correct|right|only|unique|real|positive|valid) )*(?:answer|solution)"
     r"|is correct|(?:- |\u2014 )?final answer|"
     r"\(final(?: answer)?\)|exactly|only|as required)$",
+    re.IGNORECASE,
+)
+CERTAINLY = re.compile(
+    r"^(?:definitely|certainly|clearly|precisely|exactly|indeed) (?=[$\\(]{0,3}-?[0-9])",
     re.IGNORECASE,
 )
 PLACED = re.compile(
@@ -119,7 +123,7 @@ def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
     """The parts of a statement about a number, all of which must be the answer; () if it has other
     content.
     """
-    text = INDEPENDENT.sub("", REMAINING.sub(" ", text))
+    text = CERTAINLY.sub("", INDEPENDENT.sub("", REMAINING.sub(" ", ungrouped(text))))
     for emphasised in EMPHASISED:
         text = emphasised.sub(r"\2", text)
     parts = _parts(text, question=question, left=MAX_PARTS)

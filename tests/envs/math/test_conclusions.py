@@ -250,3 +250,40 @@ def test_refuted_mark_gives_way_to_the_value_that_the_text_concludes(grader, tex
 def test_doubtful_or_second_value_after_a_mark_is_no_correction(grader, text):
     assert not grade(grader, text, "15").correct
     assert not grade(grader, text, "16").correct
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        (
+            "The snail needs **6 days**. A common mistake is to answer 9, forgetting its last day.",
+            "6",
+        ),
+        ("The average is 84. This is plausible because it lies between 70 and 95.", "84"),
+        (
+            "She sold 48 in April and 24 in May, which makes 72 clips.\n\nI hope this helps! If you have 1 or 2 more questions, just ask.",
+            "72",
+        ),
+        (
+            "It takes **3 bolts** in total.\n\nExplanation: white needs half of 2, that is 1 bolt.",
+            "3",
+        ),
+        ("Hence there are 252 ways to choose the team.", "252"),
+        ("The cases are equally likely, so the probability is $\\frac13$.", "1/3"),
+    ],
+)
+def test_remarks_on_an_answer_leave_it(grader, text, reference):
+    assert grade(grader, text, reference).correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The snail needs **9 days**. A common mistake is to answer 9, so the answer is 6.",
+        "The average is 9. This is plausible, but it should be 84.",
+        "It takes **9 bolts**.\n\nExplanation: maybe one is left over.",
+        "It takes **9 bolts**.\n\nExplanation: 2 + 1. Wait, that is wrong.",
+    ],
+)
+def test_remarks_that_doubt_or_correct_an_answer_take_it_back(grader, text):
+    assert not grade(grader, text, "9").correct

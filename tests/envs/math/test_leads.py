@@ -194,3 +194,53 @@ def test_verb_known_by_its_form_and_a_factorial_lead_to_the_answer(grader, text)
 )
 def test_supposition_and_rejection_before_a_mark_spoil_it(text):
     assert marked_answer(text).spoilt or marked_answer(text).text != "24"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "At first sight, thus the answer is 24.",
+        "At first glance, so \\boxed{24}",
+        "\\boxed{24} at first sight",
+        "On the face of it, therefore there are 24 plums.",
+        "My first guess is that the answer is 24.",
+        "Tentatively, #### 24",
+        "Apparently the answer is 24.",
+    ],
+)
+def test_a_first_impression_is_no_answer(grader, text):
+    assert not is_right(grader, text, "24", PLUMS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("At first sight it is 17, but the answer is 24.", "24"),
+        ("The sum of the multiples of 3 or 5 below 10 is \\boxed{23}.", "23"),
+        ("Ten is eight plus two, so in binary it's \\boxed{1010}.", "1010"),
+        ("That leaves one option, namely \\boxed{24}.", "24"),
+        ("The chance is \\boxed{\\frac{3}{8}}, or as a decimal \\boxed{0.375}.", "0.375"),
+        ("The minimum is \\boxed{9}, with equality if and only if $x=y=z$.", "9"),
+        ("So the answer is definitely 24.", "24"),
+        ("Final answer: 1_000_000", "1000000"),
+        ("La réponse finale est donc 12 500,75 euros.", "12500.75"),
+        ('{"name": "submit", "arguments": {"answer": 84}}', "84"),
+        ("So the answer is: **No**, such a triangle can't exist.", "No"),
+    ],
+)
+def test_what_leads_to_the_answer_or_says_it_again_leaves_it(grader, text, reference):
+    assert is_right(grader, text, reference, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The chance is \\boxed{\\frac{3}{8}}, or as a decimal \\boxed{0.5}.",
+        "The answer 3 or 5 is \\boxed{5}.",
+        "Either \\boxed{A} or \\boxed{B}.",
+    ],
+)
+def test_two_values_of_which_one_is_wrong_are_no_answer(grader, text):
+    assert not any(
+        is_right(grader, text, truth, "") for truth in ("\\frac{3}{8}", "0.5", "5", "A", "B")
+    )
