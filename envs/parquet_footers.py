@@ -14,12 +14,12 @@ from pyarrow import parquet
 
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings
 
-DEADLINE_S = 600.0  # of one footer: for hangs alone
+DEADLINE_S = 600.0  # for one footer; only a hang takes longer
 SETTINGS = WorkerSettings("envs.parquet_footers:read_footer", num_workers=1, deadline_s=DEADLINE_S)
 
 
 def check_footers(files: Iterable[Path]) -> None:
-    """Refuse files whose footers would end this process; once for each state of a file.
+    """Refuse files whose footer would abort this process; a file is read again only if it changed.
 
     Raises:
         ValueError: Such a file, with the remedy.
@@ -27,7 +27,7 @@ def check_footers(files: Iterable[Path]) -> None:
     states = []
     for file in files:
         if not file.is_file():  # opening it reports the fault; a named pipe would block
-            raise ValueError(f"{file} cannot be read: it is missing, or no file. Copy it again.")
+            raise ValueError(f"{file} cannot be read: it is missing, or not a file. Copy it again.")
         status = file.stat()
         states.append((str(file), status.st_size, status.st_mtime_ns))
     _check(tuple(states))
@@ -38,7 +38,7 @@ def _check(states: tuple[tuple[str, int, int], ...]) -> None:
     pool = WorkerPool(SETTINGS)
     try:
         for file, _, _ in states:
-            with contextlib.suppress(WorkerRaised):  # raised here as well, when it is opened
+            with contextlib.suppress(WorkerRaised):  # opening the file raises the same error
                 pool.call_blocking(file)
     except WorkerKilled as end:
         raise ValueError(

@@ -220,7 +220,9 @@ class ParquetPrompts(PromptFile):
             for batch in self._file.iter_batches(
                 self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False
             ):
-                batch.validate(full=True)  # entries beyond a dictionary, bytes that are no text
+                batch.validate(
+                    full=True
+                )  # refuses indices beyond a dictionary and bytes that are not UTF-8
                 yield batch
 
     def _values(self, column: Any) -> list[Any]:

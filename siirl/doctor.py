@@ -49,7 +49,7 @@ def examine(subjects: Sequence[Check]) -> int:
     from siirl.params.terminal_lines import fitted
 
     lacking = 0
-    told: dict[str, str] = {}  # subjects by what they lack
+    reported: dict[str, str] = {}  # subjects by what they lack
     for check in subjects:
         try:
             state, words = "ok", check.examine()
@@ -60,7 +60,7 @@ def examine(subjects: Sequence[Check]) -> int:
             RuntimeError,
         ) as lack:  # siirl's own errors are subclasses of these
             state = "missing"
-            first = told.setdefault(str(lack), check.subject)
+            first = reported.setdefault(str(lack), check.subject)
             words = str(lack) if first == check.subject else f"for the reason given at {first}."
             words += f" Only {check.only_for} needs it." if check.only_for else ""
             lacking += check.only_for is None

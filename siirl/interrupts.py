@@ -191,8 +191,8 @@ def listen() -> None:
 def leave(status: int) -> NoReturn:
     """End a finished command with `status`; later signals do not change it.
 
-    Python first waits for threads, and one of an environment that hung may never end. So the
-    command waits for `THREADS_END_S`.
+    Python waits for all threads first, and a thread of a hung environment never ends. After
+    `THREADS_END_S` the process ends without them.
     """
     global _status
     for number in SIGNALS:
@@ -263,7 +263,7 @@ def final_message(words: Callable[[], str]) -> Iterator[None]:
 def end_at_once(status: int, sentence: str) -> NoReturn:
     """End this process and its descendants without further output; callable from any thread.
 
-    The sentence comes first: last words may fail, and they clean up after processes that have
+    The sentence comes first: a final message may fail, and it cleans up after processes that have
     ended.
     """
     try:

@@ -29,7 +29,7 @@ COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
 _siirl
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-SECONDS = 600.0  # for an answer from an interactive shell; for hangs alone
+SECONDS = 600.0  # for an answer from an interactive shell; only a hang takes longer
 
 
 @pytest.fixture(scope="module")

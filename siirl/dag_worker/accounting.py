@@ -79,7 +79,7 @@ def work_of_update(
 ) -> Iterator[dict[str, float]]:
     """Fills the yielded metrics with the speed of the update in the block.
 
-    `perf/mfu` is the achieved FLOP/s divided by the vendor's peak for the dtype of the passes
+    `perf/mfu` is the achieved FLOP/s divided by the vendor's peak for the compute dtype
     (PaLM, arXiv 2204.02311, appendix B). It is absent for a device without a stated peak.
     """
     before, began = engine.flops, clock()

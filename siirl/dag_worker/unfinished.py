@@ -44,8 +44,8 @@ def unfinished_folder(folder: Path) -> Iterator[Path]:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove folders of killed writers; none while a writer lives or without permission."""
-    with _nobody_writing(folder) as nobody:
-        for rest in folder.glob(f"{UNFINISHED}*") if nobody else ():
+    with _without_writers(folder) as is_idle:
+        for rest in folder.glob(f"{UNFINISHED}*") if is_idle else ():
             if rest.is_dir():
                 shutil.rmtree(rest, ignore_errors=True)
                 continue
@@ -54,7 +54,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 @contextmanager
-def _nobody_writing(folder: Path) -> Iterator[bool]:
+def _without_writers(folder: Path) -> Iterator[bool]:
     """Yield whether no writer is alive, and keep new writers out meanwhile."""
     lock_file = folder / LOCK
     if not lock_file.exists():

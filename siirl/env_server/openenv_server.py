@@ -282,11 +282,11 @@ def _observed(
     observation: Any, info: Mapping[str, Any], *, reward: float | None, done: bool
 ) -> Message:
     shown = observation if isinstance(observation, Mapping) else {OBSERVATION: observation}
-    told = {name: value for name, value in info.items() if name != GROUND_TRUTH}
+    public = {name: value for name, value in info.items() if name != GROUND_TRUTH}
     return {
         "type": "observation",
         "data": {
-            "observation": {**to_json(shown), INFO: info_to_json(told)},
+            "observation": {**to_json(shown), INFO: info_to_json(public)},
             "reward": reward,
             "done": done,
         },

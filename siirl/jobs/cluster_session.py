@@ -18,7 +18,7 @@ def session(cluster: ClusterArguments) -> AbstractContextManager[None]:
 def cluster_settings(cluster: ClusterArguments) -> ClusterSettings:
     """Where processes run by `cluster`; each has one OpenMP thread, as they share cores."""
     address = None if cluster.address is None else resolve_address(cluster.address)
-    told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
+    inherited = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
     return ClusterSettings(
-        address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **told}
+        address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **inherited}
     )

@@ -140,7 +140,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
 
 
 def limit_line(trainer: TrainingArguments, *, step: int, files: bool) -> str:
-    """What ended a run before `trainer.total_steps`; empty for a run that reached it."""
+    """Sentence on the limit that ended a run before its last step; empty if none did."""
     if trainer.total_steps is None or step >= trainer.total_steps:
         return ""
     minutes = trainer.max_minutes

@@ -113,9 +113,9 @@ def add_adapters(
 
 
 def narrow_frozen(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give the frozen weights below adapters the type of the passes, in which they are read.
+    """Cast the frozen weights of a model with adapters to the compute dtype.
 
-    Without adapters nothing changes. Weights on the meta device are read in that type.
+    Nothing changes without adapters. Weights on the meta device are loaded in that dtype.
     """
     if not any(isinstance(part, Adaptable) and part.lora for part in module.modules()):
         return
@@ -126,7 +126,7 @@ def narrow_frozen(module: nn.Module, dtype: torch.dtype) -> None:
 
 @contextlib.contextmanager
 def _without_memory_on_cpu(model: nn.Module, layers: Sequence[str]) -> Iterator[None]:
-    """Let meta weights of these layers appear on the CPU, without memory, in this context.
+    """Show meta weights of these layers as CPU weights without memory in this context.
 
     peft moves a new adapter to the device of its layer, and on the meta device its numbers would be
     lost.

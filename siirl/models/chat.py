@@ -233,7 +233,7 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         except OSError as error:
             raise MissingAssetError(
-                f"{KEY}={source} has no tokenizer that can be read: {first_line(error)}"
+                f"{KEY}={source} has no readable tokenizer: {first_line(error)}"
             ) from error
         return ChatTokenizer(
             tokenizer,

@@ -124,13 +124,13 @@ class LanguageModel(Adaptable):
             if isinstance(attention_mask, LaneMask)
             else attention_mask
         )
-        told = {"input_ids": input_ids, "position_ids": position_ids}
+        inputs = {"input_ids": input_ids, "position_ids": position_ids}
         if self.sight is not None:
-            told = self.sight.inputs(
+            inputs = self.sight.inputs(
                 decoder, input_ids, position_ids, seen=seen, generates=cache is not None
             )
         output = decoder(
-            **told,
+            **inputs,
             attention_mask=mask,
             past_key_values=cache,
             use_cache=cache is not None,

@@ -58,11 +58,11 @@ def source_of(path: str | Path, *, place: str = KEY) -> str:
 
 
 def _check_entries(folder: Path) -> None:
-    """Refuse a named pipe, which would block its reader, and a link that leads nowhere."""
+    """Refuse a named pipe, which would block its reader, and a broken link."""
     for entry in sorted(folder.iterdir()):
         if not entry.is_file() and not entry.is_dir():
             raise MissingAssetError(
-                f"{entry} is no file that can be read (a link that leads nowhere, a pipe or a "
+                f"{entry} is not a readable file (a broken link, a pipe or a "
                 "device). Copy the model's file there, or remove it."
             )
 
@@ -92,7 +92,7 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
             ) from error
         except ValueError as error:
             raise ConfigError(
-                f"{KEY}={source} holds no model that transformers knows: {first_line(error)}"
+                f"{KEY}={source} holds no model type known to transformers: {first_line(error)}"
             ) from error
     if takes_pictures(config):
         return config
@@ -274,7 +274,7 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
 
 @contextlib.contextmanager
 def damage_named(source: str, files: str) -> Iterator[None]:
-    """Raise what transformers raises for damaged files of a model as a CheckpointError.
+    """Turn any error that transformers raises for damaged files into a CheckpointError.
 
     Args:
         source: Folder or hub id of the model.
@@ -284,10 +284,10 @@ def damage_named(source: str, files: str) -> Iterator[None]:
         yield
     except SiirlError:
         raise
-    # tokenizers raises Exception itself, huggingface_hub and jinja2 classes without another base
+    # tokenizers raises plain Exception; huggingface_hub and jinja2 derive theirs from it directly
     except Exception as error:
         raise CheckpointError(
-            f"{KEY}={source}: no model can be made of {files}: {type(error).__name__}: "
+            f"{KEY}={source}: {files} cannot be loaded: {type(error).__name__}: "
             f"{first_line(error)} Copy or download the model's files again."
         ) from error
 

@@ -1,4 +1,4 @@
-"""What torch.compile needs beside torch."""
+"""Checks for the compilers that torch.compile needs."""
 
 import importlib.util
 import os
@@ -6,6 +6,6 @@ import shutil
 
 
 def has_compilers(*, gpu: bool) -> bool:
-    """Whether there is a C++ compiler here, and Triton for a GPU."""
+    """Whether a C++ compiler and, for a GPU, Triton are installed."""
     found = shutil.which(os.environ.get("CXX", "g++")) is not None
     return found and (not gpu or importlib.util.find_spec("triton") is not None)

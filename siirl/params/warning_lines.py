@@ -1,4 +1,4 @@
-"""Python's warnings as lines `Warning: …` of a command, each once, without path and source line.
+"""Prints each of Python's warnings once, as a line `Warning: …` without path and source line.
 
 Processes that the command starts later inherit PYTHONWARNINGS and do not repeat them.
 """
@@ -10,12 +10,12 @@ from typing import TextIO
 
 from siirl.params.terminal_lines import say
 
-LEAST = 12  # characters that identify a warning by its beginning
+LEAST_CHARACTERS = 12  # of a beginning that identifies a warning
 _said: set[str] = set()
 
 
 def show() -> None:
-    """Print the warnings of this process as lines from now on."""
+    """Print warnings of this process this way from now on."""
     warnings.showwarning = _say
 
 
@@ -32,7 +32,7 @@ def _say(
         return
     _said.add(text)
     say(f"Warning: {text}")
-    start = re.split("[:,]", text)[0]  # which separate the fields of PYTHONWARNINGS
-    if len(start) >= LEAST:
+    start = re.split("[:,]", text)[0]  # these signs separate the fields of PYTHONWARNINGS
+    if len(start) >= LEAST_CHARACTERS:
         given = os.environ.get("PYTHONWARNINGS")
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (given, f"ignore:{start}")))

@@ -14,7 +14,7 @@ WHOLE_FILE = "model.safetensors"
 # of weights in several files: the file of each weight (Hugging Face's layout)
 INDEX_FILE = f"{WHOLE_FILE}.index.json"
 MOST_HEADER_BYTES = 100_000_000  # the safetensors library reads no longer header either
-BITS = 8  # of a byte; no stored number has less than one
+BITS = 8  # of a byte; a stored number has at least one
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
 LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
 
@@ -33,7 +33,7 @@ def check_safetensors(file: Path, *, counted: Callable[[str], bool] = lambda nam
         CheckpointError: It is truncated, or not a safetensors file.
     """
     if not file.is_file():  # reading a named pipe would block
-        raise CheckpointError(f"{file} is no file that can be read. Copy or make it again.")
+        raise CheckpointError(f"{file} is not a readable file. Copy or make it again.")
     size = file.stat().st_size
     refusal = f"{file} ({size} bytes) is not a whole safetensors file"
     with file.open("rb") as stream:

@@ -259,7 +259,7 @@ def compile_problems(
 
 
 def can_compile() -> bool:
-    """Whether torch.compile finds what it needs on this machine."""
+    """Whether torch.compile can run on this machine."""
     return has_compilers(gpu=has_nvidia_driver())
 
 

@@ -57,7 +57,7 @@ class Computing:
     residual: int
     """The sum that runs through the blocks: 4 under autocast, since embeddings are float32."""
     compiled: bool = False
-    """Whether torch.compile fuses products with what follows them, and keeps less in between."""
+    """Whether torch.compile fuses operations, which then keep fewer activations."""
 
     @property
     def casts(self) -> bool:

@@ -10,7 +10,7 @@ from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import counted, shortage, size_text
 from siirl.preflight.plan import Plan, listed
 
-LEAST_TEXT = 40  # columns beside a topic; in a narrower terminal the text stands below it
+LEAST_TEXT = 40  # columns beside a topic; a narrower terminal has the text below it
 BELOW = 4  # indent of that text
 UNGRADED_ROWS = (
     "includes rows that the environment cannot grade (no ground truth, or a style that needs a "

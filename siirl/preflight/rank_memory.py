@@ -1,7 +1,7 @@
 """Memory of a rank's GPU, by holder.
 
 FSDP2 shards weights, gradients and moments evenly over the ranks, and gathers one block at a time
-in the type of the passes. A single rank computes under autocast, which casts a weight for each
+in the compute dtype. A single rank computes under autocast, which casts a weight for each
 product and keeps the copy for the backward pass. A step has three phases, each of which frees its
 memory before the next: rollout, the passes of an update, and the optimiser's step. The table shows
 each; the largest decides.
@@ -154,11 +154,11 @@ class PolicyMemory:
 
     @property
     def base_bytes(self) -> int:
-        """Of a weight of the model: below adapters, one process holds it in the type of the passes
+        """Bytes of a base weight: with adapters, a single process holds it in the compute dtype
         (`siirl.models.adapters.narrow_frozen`).
         """
-        below = self.adapters and not self.in_group
-        return compute_bytes(self.policy.model) if below else WEIGHT_BYTES
+        narrow = self.adapters and not self.in_group
+        return compute_bytes(self.policy.model) if narrow else WEIGHT_BYTES
 
     @property
     def text(self) -> bool:

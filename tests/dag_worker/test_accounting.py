@@ -47,7 +47,7 @@ def test_only_waiting_for_other_ranks_is_idle():
     assert step.metrics([])["perf/idle_share"] == 0.25
 
 
-def test_waiting_of_an_earlier_step_is_not_counted_again():
+def test_waiting_in_an_earlier_step_is_not_counted_again():
     step, occupation, clock = account()
     with occupation.doing("waits", waiting=True):
         clock.now = 5.0

@@ -29,13 +29,13 @@ def reference_of(*words):
     return make.reference(None, policy), policy
 
 
-def test_the_policy_below_its_adapters_is_the_reference():
+def test_the_base_model_of_adapters_is_the_reference():
     reference, policy = reference_of(KL, ADAPTERS)
     assert isinstance(reference, WithoutAdapter)
     assert reference.model is policy
 
 
-def test_without_adapters_it_is_a_separate_policy_and_without_a_kl_there_is_none():
+def test_the_reference_is_a_separate_policy_without_adapters_and_absent_without_a_kl():
     reference, policy = reference_of(KL)
     assert reference.engine.module is not policy
     assert reference_of(ADAPTERS)[0] is None

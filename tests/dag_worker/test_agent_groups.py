@@ -114,7 +114,7 @@ def test_a_resumed_run_of_two_agents_equals_an_uninterrupted_one_bit_for_bit(tmp
         assert equal(weights(tmp_path / "whole", 2, name), weights(tmp_path / "parts", 2, name))
 
 
-def test_a_group_that_shares_weights_trains_those_of_the_other(tmp_path):
+def test_a_group_that_shares_weights_trains_the_weights_of_the_other_group(tmp_path):
     words = job(tmp_path, "trainer.total_steps=2", agents="{0:{},1:{shares:0,data:{seed:7}}}")
     steps = run(tmp_path / "both", words)
     last = tmp_path / "both" / "checkpoints" / "step_00000002"

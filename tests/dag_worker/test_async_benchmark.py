@@ -26,7 +26,7 @@ def run_of(success, *, step_s):
     return rows
 
 
-def test_the_clock_runs_to_the_mean_of_the_last_steps_without_the_evaluation():
+def test_the_time_to_a_target_excludes_evaluations():
     found = measure(run_of([0.0] + [0.9] * (WINDOW + 1), step_s=2.0), targets=(0.8, 0.95))
     assert found["steps_to"] == {"0.8": WINDOW + 1, "0.95": None}  # the first mean is 0.72
     assert found["seconds_to"] == {"0.8": 2.0 * (WINDOW + 1), "0.95": None}
@@ -56,7 +56,7 @@ def test_answers_take_half_a_second_in_the_median_and_ten_in_one_of_a_hundred():
     assert np.quantile(times, 0.99) == pytest.approx(10.0, rel=0.2)
 
 
-def test_a_call_is_one_token_before_and_one_after_its_expression(tmp_path):
+def test_a_call_has_one_token_before_and_one_after_its_expression(tmp_path):
     short_calls(tmp_path / "model")
     tokenizer = load_chat_tokenizer(tmp_path / "model")
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+3"}}\n</tool_call>'

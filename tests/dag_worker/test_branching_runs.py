@@ -99,7 +99,7 @@ def half_of_right(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_a_reward_in_processes_beside_the_reference_gives_the_chains_rewards(job, tmp_path) -> None:
+def test_a_reward_computed_beside_the_reference_equals_that_of_the_chain(job, tmp_path) -> None:
     (tmp_path / "own.py").write_text(OWN_REWARD)
     own = (
         f"custom_reward_function.path={tmp_path}/own.py",
@@ -134,7 +134,7 @@ def test_the_distflow_guides_workflow_trains_once_it_ends_in_an_update(job) -> N
     assert [step["policy/version"] for step in steps] == [1.0, 2.0, 3.0]
 
 
-def test_two_rollouts_that_meet_are_refused(job) -> None:
+def test_two_rollouts_with_a_common_successor_are_refused(job) -> None:
     two = """
 nodes:
   - {node_id: one, node_type: ENV_INTERACT}

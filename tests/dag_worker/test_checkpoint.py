@@ -111,7 +111,7 @@ def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
         )  # another order of sums, divided by Adam's small moments
 
 
-def test_state_of_other_owners_comes_back_as_it_was(tmp_path):
+def test_the_state_of_other_owners_is_restored(tmp_path):
     job = Job(tmp_path)
     state = {
         "loader": {
@@ -136,7 +136,7 @@ def test_state_of_other_owners_comes_back_as_it_was(tmp_path):
         assert found.state[name] == state[name]
 
 
-def test_state_that_could_not_be_read_again_is_refused_with_its_place(tmp_path):
+def test_a_state_that_could_not_be_loaded_is_refused_with_its_place(tmp_path):
     job = Job(tmp_path)
     with pytest.raises(
         CheckpointError, match=r"state\['loader'\]\[1\] cannot be saved.*Found: TinyPolicy"
@@ -174,7 +174,7 @@ def test_the_newest_stay_and_the_oldest_go(tmp_path):
     assert job.checkpoints.latest() == tmp_path / "step_00000004"
 
 
-def test_a_step_that_is_taken_again_does_not_overwrite_the_first(tmp_path):
+def test_a_repeated_step_does_not_overwrite_the_first(tmp_path):
     job = Job(tmp_path).train(1)
     first, second = job.save(), job.save()
     assert second.name == "step_00000001-1"
@@ -205,7 +205,7 @@ def die_while_saving(folder):
     job.train(1).save()
 
 
-def test_a_process_that_is_killed_while_saving_leaves_the_checkpoint_before(tmp_path):
+def test_a_process_killed_while_saving_leaves_the_previous_checkpoint(tmp_path):
     process = multiprocessing.get_context("spawn").Process(
         target=die_while_saving, args=(tmp_path,)
     )
@@ -253,7 +253,7 @@ def die_in_an_asynchronous_save(folder):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_kill_in_an_asynchronous_save_resumes_from_the_checkpoint_before(tmp_path):
+def test_a_run_killed_during_an_asynchronous_save_resumes_from_the_previous_checkpoint(tmp_path):
     process = multiprocessing.get_context("spawn").Process(
         target=die_in_an_asynchronous_save, args=(tmp_path,)
     )
@@ -268,7 +268,7 @@ def test_a_kill_in_an_asynchronous_save_resumes_from_the_checkpoint_before(tmp_p
     assert largest_difference(weights(resumed.train(1).engine), expected) < 1e-6
 
 
-def test_a_run_that_ends_with_an_error_gives_its_checkpoint_some_time(tmp_path):
+def test_a_failed_run_gives_its_checkpoint_time_to_finish(tmp_path):
     job = Job(tmp_path).train(1)
     job.checkpoints.start_saving(step=1, state={"actor": job.actor.state_dict()})
     job.checkpoints.close(within_s=600)

@@ -21,7 +21,7 @@ def rows(*values):
     return TensorDict({"x": torch.tensor(values)}, batch_size=[len(values)])
 
 
-def test_what_was_put_is_taken_once():
+def test_a_buffered_batch_is_taken_once():
     buffer = ColocatedBuffer(StayOnRank())
     buffer.put(rows(1, 2), buffer="a")
     buffer.put(rows(3), buffer="b")

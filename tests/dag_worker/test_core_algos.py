@@ -102,7 +102,7 @@ def documented(*names):
         ("apply_kl_penalty", documented("data", "kl_ctrl", "kl_penalty")),
     ],
 )
-def test_argument_lists_are_the_documents(name, arguments):
+def test_argument_lists_equal_those_of_the_documents(name, arguments):
     parameters = inspect.signature(getattr(core_algos, name)).parameters.values()
     assert [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY] == arguments
 
@@ -120,7 +120,7 @@ def listing_of_vanilla(old_log_prob, log_prob, advantages, mask):
     ]
 
 
-def test_vanilla_is_that_of_the_documents_listing():
+def test_the_vanilla_loss_equals_that_of_the_documents():
     generator = torch.Generator().manual_seed(0)
     old, shift, advantages = (torch.randn(6, 8, generator=generator) for _ in range(3))
     mask = (torch.arange(8) < torch.tensor([1, 8, 3, 5, 8, 2])[:, None]).float()
@@ -208,7 +208,7 @@ def test_a_loss_in_the_documents_form_is_four_scalars_and_has_a_gradient(name):
     assert log_prob.grad.count_nonzero() > 0
 
 
-def test_a_bound_of_the_config_wins_over_the_losss_own_and_clip_ratio_does_not():
+def test_a_configured_bound_overrides_that_of_the_loss_and_clip_ratio_does_not():
     old, log_prob, advantages, mask = (
         torch.zeros(1, 1),
         torch.full((1, 1), 2.0),
@@ -391,7 +391,7 @@ def kl_batch():
     )
 
 
-def test_kl_is_taken_off_the_scores_of_a_copy():
+def test_the_kl_is_subtracted_from_a_copy_of_the_scores():
     batch = kl_batch()
     rewarded, metrics = apply_kl_penalty(batch, FixedKLController(0.1))
     torch.testing.assert_close(

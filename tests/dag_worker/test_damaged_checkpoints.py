@@ -132,7 +132,7 @@ def write_digest(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("state", [[], None, 3, "text"])
-def test_a_state_that_is_no_dict_is_refused_by_name(tmp_path: Path, state: object) -> None:
+def test_a_state_that_is_not_a_dict_is_refused_by_name(tmp_path: Path, state: object) -> None:
     jobs = manager(tmp_path)
     folder = jobs.save(step=1, state={})
     torch.save(state, folder / "state.pt")
@@ -151,7 +151,7 @@ def test_a_file_that_the_manifest_does_not_name_is_not_taken(tmp_path: Path) -> 
         jobs.load()
 
 
-def test_a_manifest_reads_nothing_outside_of_its_folder(tmp_path: Path) -> None:
+def test_a_manifest_reads_no_file_outside_its_folder(tmp_path: Path) -> None:
     jobs = manager(tmp_path)
     folder = jobs.save(step=1, state={})
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -163,7 +163,7 @@ def test_a_manifest_reads_nothing_outside_of_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"loader": None}, {"loader": {}, "reward": 3}])
-def test_a_state_of_another_job_is_refused_and_not_a_key_error(state: dict) -> None:
+def test_the_state_of_another_job_is_refused_with_a_sentence(state: dict) -> None:
     class Parts:
         def load_state(self, state: dict) -> None:
             self.epoch = state["loader"]["epoch"]

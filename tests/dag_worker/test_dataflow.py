@@ -125,14 +125,14 @@ def test_a_row_that_one_branch_filtered_out_is_not_in_the_join():
     assert joined["log_prob"].tolist() == [0.0]
 
 
-def test_a_column_that_one_branch_changed_is_the_changed_one():
+def test_a_join_takes_the_column_of_the_branch_that_changed_it():
     joined = Flow(fork(left=double_score, right=keep_even)).step().seen["join"]
     assert joined["score"].tolist() == [0.0]
     flow = Flow(fork(left=keep_even, right=double_score)).step()
     assert flow.seen["join"]["score"].tolist() == [0.0]
 
 
-def test_the_latest_version_of_a_column_holds_after_branches_of_branches():
+def test_nested_branches_keep_the_latest_version_of_a_column():
     pipeline = fork(left=double_score).add_node("again", double_score, ["reward"])
     pipeline.add_node("both", passes, ["again", "join"])
     flow = Flow(pipeline).step()
@@ -191,7 +191,7 @@ def test_rows_of_two_agents_are_joined_only_if_their_prompts_are_the_same(same):
         flow.step()
 
 
-def test_a_load_node_gets_the_prompts_whatever_it_depends_on():
+def test_a_load_node_gets_the_prompts_despite_its_dependencies():
     pipeline = Pipeline("load").add_node("a", rollout)
     pipeline.add_node("load", passes, ["a"], node_type=NodeType.DATA_LOAD)
     assert Flow(pipeline).step().seen["load"].keys() == {"index"}
@@ -308,7 +308,7 @@ def test_a_join_with_a_second_entry_node_has_the_rows_of_all_rounds():
     assert flow.order.count("hint") == 1
 
 
-def test_further_prompts_of_a_node_on_the_prompts_reach_the_entry_that_its_rows_meet():
+def test_a_refill_asked_by_a_node_on_the_prompts_reaches_the_joined_entry():
     pipeline = Pipeline("refill").add_node("hint", hint)
     pipeline.add_node(
         "sampling", Sampling(), node_role=NodeRole.DYNAMIC_SAMPLING, provides=[]
@@ -355,7 +355,7 @@ def test_a_node_is_ready_when_its_dependencies_have_run():
     assert flow.graph.nodes["join"].status is NodeStatus.COMPLETED
 
 
-def test_a_skipped_node_hands_its_input_on():
+def test_a_skipped_node_passes_its_input_on():
     flow = Flow(fork())
     flow.graph.skip_node("reward", reason="unused")
     flow.step()
@@ -383,25 +383,25 @@ def done(result):
     return work
 
 
-def test_work_that_can_be_begun_runs_beside_independent_nodes():
+def test_work_that_can_begin_early_runs_beside_independent_nodes():
     flow = Flow(fork(left=slow_reward_with(done(5.0)))).step()
     assert flow.order == ["rollout", "begin reward", "log_prob", "reward", "join"]
     assert flow.seen["join"]["reward"].tolist() == [5.0, 5.0]
 
 
-def test_work_that_cannot_be_begun_is_done_when_the_node_is_called():
+def test_work_that_cannot_begin_early_is_done_at_the_call():
     flow = Flow(fork(left=slow_reward_with(None))).step()
     assert flow.seen["join"]["reward"].tolist() == [-1.0, -1.0]
 
 
-def test_nothing_is_begun_where_nothing_runs_meanwhile():
+def test_no_work_begins_early_if_no_node_runs_beside_it():
     pipeline = Pipeline("chain").add_node("rollout", rollout)
     pipeline.add_node("reward", slow_reward_with(done(5.0)), ["rollout"])
     pipeline.add_node("after", passes, ["reward"])
     assert Flow(pipeline).step().order == ["rollout", "reward", "after"]
 
 
-def test_a_failure_elsewhere_waits_for_what_has_begun():
+def test_a_failing_node_waits_for_work_that_has_begun():
     work, ended = Future(), []
 
     def fail(batch):

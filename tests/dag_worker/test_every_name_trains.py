@@ -151,7 +151,7 @@ def test_a_kl_in_the_reward_trains(tmp_path, name):
     assert [step["actor/kl_coef"] for step in steps] == [0.5, 0.5]
 
 
-def test_a_coefficient_that_adapts_shrinks_while_there_is_no_kl(tmp_path):
+def test_an_adaptive_coefficient_shrinks_without_kl(tmp_path):
     steps, weights = train(
         tmp_path, *KL_IN_REWARD, "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=60"
     )
@@ -196,7 +196,7 @@ KEYS = {
 
 @pytest.mark.slow  # two runs for each key: a minute
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_of_the_command_line_changes_what_is_learned(tmp_path, key):
+def test_a_command_line_key_changes_the_trained_weights(tmp_path, key):
     together, other = KEYS[key]
     pipeline = "ppo" if key == "lam" else "grpo"
     weights = [

@@ -81,7 +81,7 @@ def test_srpo_updates_the_shipped_flow_on_meta_world(tmp_path, noise):
         ),
     ],
 )
-def test_what_a_flow_cannot_do_is_refused_before_a_process_starts(words, told):
+def test_options_that_a_flow_policy_lacks_are_refused_before_a_process_starts(words, told):
     with pytest.raises(ConfigError, match=told):
         config = parse_config([*SMALL, "pipeline=grpo", *words])
         check_policy(config, describe_env(config))

@@ -80,7 +80,7 @@ def check_goes_on(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_before_weights_change_a_step_is_given_up(whole, tmp_path) -> None:
+def test_a_step_is_abandoned_before_its_weights_change(whole, tmp_path) -> None:
     events = interrupted(tmp_path, begins("step 3"))
     assert events[-1] == Ended(2)
     assert read_manifest(resolve_checkpoint(tmp_path))["step"] == 2
@@ -89,7 +89,7 @@ def test_before_weights_change_a_step_is_given_up(whole, tmp_path) -> None:
     check_goes_on(tmp_path, whole, done=done)
 
 
-def test_once_weights_have_changed_a_step_is_finished(whole, tmp_path, monkeypatch) -> None:
+def test_a_step_is_completed_once_its_weights_changed(whole, tmp_path, monkeypatch) -> None:
     """The request comes in the node that trains the actor in step 1."""
     run_node = Node.run
 
@@ -109,7 +109,7 @@ def test_once_weights_have_changed_a_step_is_finished(whole, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("evaluation", "step"), [(1, 2), (2, 4)])
-def test_an_evaluation_that_was_broken_off_is_made_by_the_next_run(
+def test_an_interrupted_evaluation_is_repeated_by_the_next_run(
     whole, tmp_path, evaluation: int, step: int
 ) -> None:
     events = interrupted(tmp_path, begins(EVALUATING, time=evaluation))

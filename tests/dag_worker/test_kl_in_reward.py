@@ -59,7 +59,7 @@ def batch():
 
 
 @pytest.mark.parametrize("name", KL_ESTIMATORS)
-def test_every_estimator_takes_its_share_off_the_scores(name):
+def test_every_estimator_subtracts_the_kl_share_from_the_scores(name):
     rewards_BT, metrics = less_kl(
         batch(), context(f"algorithm.kl_penalty={name}", "algorithm.kl_ctrl.kl_coef=0.1")
     )

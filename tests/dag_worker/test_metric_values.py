@@ -39,17 +39,17 @@ from siirl.reporting.metrics import Unusable, Weighted
         *(torch.nn.Parameter(torch.tensor(2.0)), torch.tensor([2.0]).sum()),
     ],
 )
-def test_a_number_of_any_library_is_taken(number: Any) -> None:
+def test_numbers_of_all_libraries_are_accepted(number: Any) -> None:
     assert (plain(number), type(plain(number))) == (2.0, float)
 
 
 @pytest.mark.parametrize("truth", [True, np.True_, torch.tensor(True)])
-def test_true_is_one(truth: Any) -> None:
+def test_true_counts_as_one(truth: Any) -> None:
     assert plain(truth) == 1.0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_number_on_a_gpu_is_taken() -> None:
+def test_a_number_on_a_gpu_is_accepted() -> None:
     assert plain(torch.tensor(2.0, device="cuda")) == 2.0
     assert plain(torch.tensor([2.0, 3.0], device="cuda")) == [2.0, 3.0]
 
@@ -69,7 +69,7 @@ def test_a_name_that_cannot_be_written_is_replaced() -> None:
     assert plain_name(Stubborn(1.0)) == "name of type Stubborn"
 
 
-def test_a_weighted_mean_may_be_of_any_numbers() -> None:
+def test_a_weighted_mean_takes_numbers_of_all_libraries() -> None:
     assert plain(Weighted(np.float32(0.5), torch.tensor(3))) == Weighted(0.5, 3.0)  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ class StubbornMapping(dict[str, float]):
         raise RuntimeError("not now")
 
 
-def test_a_container_that_cannot_be_read_is_left_out() -> None:
+def test_an_unreadable_container_is_skipped() -> None:
     assert plain(StubbornList([1.0])) == Unusable("of type StubbornList")
     assert plain_record(StubbornMapping(a=1.0)) == {
         "metrics of a node": Unusable("of type StubbornMapping")
@@ -127,13 +127,13 @@ def test_a_container_that_cannot_be_read_is_left_out() -> None:
         (torch.zeros, "of type builtin_function_or_method"),
     ],
 )
-def test_what_is_no_number_says_what_it_is(value: Any, named: str) -> None:
+def test_a_metric_that_is_not_a_number_is_described(value: Any, named: str) -> None:
     found = plain(value)
     assert isinstance(found, Unusable)
     assert named in found.what
 
 
-def test_a_number_that_no_float_holds_is_infinite() -> None:
+def test_a_number_too_large_for_a_float_becomes_infinite() -> None:
     assert (plain(10**5000), plain(-(10**400))) == (math.inf, -math.inf)
 
 
@@ -160,7 +160,7 @@ NAMES = st.text() | st.sampled_from(
 
 @pytest.mark.odd_metrics
 @given(st.lists(st.dictionaries(NAMES, ANYTHING, max_size=3) | ANYTHING, max_size=4))
-def test_no_metric_ends_a_run(recorded: list[Any]) -> None:
+def test_no_metric_value_ends_a_run(recorded: list[Any]) -> None:
     worker = MetricWorker()
     for metrics in recorded:
         worker.record(metrics)
@@ -168,12 +168,12 @@ def test_no_metric_ends_a_run(recorded: list[Any]) -> None:
     assert all(isinstance(value, float | list) for value in reduced.values())
 
 
-def test_names_that_are_no_text_become_text() -> None:
+def test_names_that_are_not_strings_become_strings() -> None:
     assert plain_record({3: 1, "\ud800": 2}) == {"3": 1.0, "?": 2.0}
 
 
 @pytest.mark.odd_metrics
-def test_metrics_that_are_no_mapping_are_named() -> None:
+def test_metrics_that_are_not_a_mapping_are_named() -> None:
     worker = MetricWorker()
     worker.record([1.0])
     worker.record(None)

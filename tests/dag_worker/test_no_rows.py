@@ -56,11 +56,11 @@ def test_the_idle_rank_has_the_columns_of_the_other_and_meets_it_in_the_next_col
     assert idle[3] == ["episode-0", "episode-1"]
 
 
-def test_without_a_row_anywhere_every_rank_stops() -> None:
+def test_every_rank_stops_if_no_rank_has_rows() -> None:
     assert run_on_ranks(gather_with_an_idle_rank, (0, 0)) == ["TooManyFailures", "TooManyFailures"]
 
 
-def test_one_process_stops_too_and_leaves_rows_as_they_are() -> None:
+def test_one_process_also_stops_and_keeps_rows_unchanged() -> None:
     with pytest.raises(TooManyFailures, match="No episode of the step could be simulated"):
         with_columns_of_all(rows(0), ranks=OneProcess())
     batch = rows(1)

@@ -66,7 +66,7 @@ def test_a_workflow_file_alone_trains(folder: Path, environment: str) -> None:
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_a_function_alone_trains(folder: Path, environment: str) -> None:
+def test_a_users_pipeline_function_trains(folder: Path, environment: str) -> None:
     assert (
         main(
             [
@@ -80,7 +80,7 @@ def test_a_function_alone_trains(folder: Path, environment: str) -> None:
     assert steps(folder, "own_graph") == [1, 2]
 
 
-def test_a_pipeline_beside_it_gives_its_defaults_and_not_its_graph(
+def test_a_pipeline_option_beside_a_graph_gives_defaults_only(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*ENVIRONMENTS["math"], "pipeline=dapo", "dag.workflow_file=own.yaml", *SMALL]) == 0

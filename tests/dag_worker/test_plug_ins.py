@@ -160,7 +160,7 @@ def test_an_object_that_can_be_called_is_a_plug_in(
     assert advantages_11.item() == expected
 
 
-def test_a_plug_in_that_returns_something_else_is_named(callables: None) -> None:
+def test_a_plug_in_with_a_wrong_return_type_is_named(callables: None) -> None:
     load(
         "algorithm.adv_estimator=own_callables:nothing",
         "actor_rollout_ref.actor.loss=own_callables:one_tensor",
@@ -205,7 +205,7 @@ def test_every_key_that_takes_plug_ins_has_a_registry_and_its_choices_are_in_it(
 
 
 @pytest.mark.parametrize("place", OWN)
-def test_a_registered_name_is_found_when_its_module_is_named_and_only_then(
+def test_a_registered_name_is_found_only_if_its_module_is_configured(
     own_names: Path, place: str
 ) -> None:
     name, _ = OWN[place]
@@ -222,7 +222,7 @@ def test_a_reference_is_registered_under_its_own_text(own_names: Path, place: st
 
 @pytest.mark.parametrize("place", OWN)
 @pytest.mark.parametrize("wrong", ["wants_more", "not_callable", "in_c", "no_such_name"])
-def test_what_does_not_fit_its_key_is_refused_before_anything_starts(
+def test_a_wrong_plug_in_is_refused_before_a_process_starts(
     own_names: Path, place: str, wrong: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -230,7 +230,7 @@ def test_what_does_not_fit_its_key_is_refused_before_anything_starts(
     assert str(caught.value).startswith(f"{place}=own_names:{wrong}: ")
 
 
-def test_a_users_straight_through_estimator(own_names: Path) -> None:
+def test_a_users_straight_through_estimator_trains(own_names: Path) -> None:
     load("actor_rollout_ref.actor.kl_loss_type=own_kl+", "user_modules=[own_names]")
 
 
@@ -307,7 +307,7 @@ def assigned(position: int) -> list[str]:
 
 
 @pytest.mark.odd_metrics
-def test_a_run_with_plug_ins_at_every_key(own_names: Path) -> None:
+def test_every_key_that_takes_a_plug_in_runs_with_one(own_names: Path) -> None:
     rows = command(own_names, "cluster=local", "actor_rollout_ref.actor.ppo_epochs=1", *assigned(1))
     assert_everything_of_the_users_own_acted(rows)
 

@@ -189,7 +189,7 @@ def test_a_step_in_which_every_group_is_dropped_makes_no_update_and_says_so(tmp_
 # ReMax
 
 
-def test_remax_takes_the_reward_of_a_greedy_episode_off_each_return(tmp_path):
+def test_remax_subtracts_the_reward_of_a_greedy_episode_from_each_return(tmp_path):
     (step,) = train(tmp_path, "pipeline=remax", "trainer.total_steps=1", "env.max_episode_steps=8")
     # No pole falls within eight steps: every return is 8, that of the greedy episode too.
     assert (step["reward/baseline"], step["reward/mean_score"], step["advantage/abs_mean"]) == (

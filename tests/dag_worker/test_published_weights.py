@@ -10,7 +10,7 @@ from siirl.dag_worker.separate.line import Weights
 from siirl.dag_worker.separate.published_weights import SecondCopy, WeightThread
 from siirl.errors import InvariantError
 
-LIMIT_S = 10.0  # for hangs alone
+LIMIT_S = 10.0  # only a hang takes longer
 
 
 class LateLine:
@@ -46,7 +46,7 @@ def test_weights_that_arrive_while_the_rank_stops_do_not_keep_it_waiting():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_weights_with_another_checksum_end_the_thread_with_an_error_that_its_rank_can_ask_for():
+def test_a_wrong_checksum_ends_the_thread_and_the_rank_gets_its_error():
     line = LateLine(weights(checksum=7))
     line.answer.set()
     thread = WeightThread(

@@ -247,7 +247,7 @@ def refilled(seed):
     )
 
 
-def test_a_refill_gives_every_node_that_its_rows_meet_the_rows_of_all_prompts():
+def test_after_a_refill_every_later_node_gets_the_rows_of_all_prompts():
     found = Counter(refilled(seed) for seed in range(200))
     assert found["same"] > 100
     assert all(found[call] for call in CALLS)

@@ -28,24 +28,24 @@ def test_a_score_at_the_last_place_of_prompt_and_response_moves_to_the_last_toke
     assert placed([[0, 0, 0, 0, 0.5], [0, 0, 0, 0, 0.25]]) == [[0, 0, 0.5], [0.25, 0, 0]]
 
 
-def test_rewards_at_a_prompt_a_tool_or_padding_move_and_the_rest_stays() -> None:
+def test_rewards_at_prompt_tool_or_padding_tokens_move_and_others_stay() -> None:
     assert placed([[1.0, 0, 2.0, 4.0, 8.0], [0, 0, 3.0, 0, 0]]) == [[2.0, 0, 13.0], [3.0, 0, 0]]
 
 
-def test_rewards_of_the_response_that_stand_right_stay_as_they_are() -> None:
+def test_rewards_at_policy_tokens_stay_in_place() -> None:
     assert (
         placed([[0.1, 0, 0.2], [0.3, 0, 0]]) == torch.tensor([[0.1, 0, 0.2], [0.3, 0, 0]]).tolist()
     )
 
 
-def test_another_shape_is_refused_with_those_that_fit() -> None:
+def test_an_unsupported_shape_is_refused_with_the_supported_ones() -> None:
     with pytest.raises(
         TensorError, match=r"token_level_rewards has shape \[2, 4\].*\[2, 3\] or \[2, 5\]"
     ):
         placed([[0.0] * 4, [0.0] * 4])
 
 
-def test_whole_numbers_become_fractions_and_are_warned_of_once(
+def test_integer_rewards_become_floats_with_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewards, "_warned", set())
@@ -56,7 +56,7 @@ def test_whole_numbers_become_fractions_and_are_warned_of_once(
     assert "token_level_rewards has dtype torch.int64" in record.message
 
 
-def test_only_what_a_node_has_changed_is_looked_at() -> None:
+def test_only_changed_columns_of_a_node_are_compared() -> None:
     before = TensorDict(
         {"response_mask": MASK, "token_level_scores": torch.ones(2, 3)}, batch_size=[2]
     )

@@ -97,7 +97,7 @@ def test_the_weighted_score_is_at_the_last_token():
     assert output.metrics["reward/failed"] == 0.0
 
 
-def test_a_return_is_placed_where_it_was_earned_and_the_rest_of_the_reward_at_the_end():
+def test_step_rewards_keep_their_place_and_the_rest_of_the_reward_is_at_the_end():
     """Twice the number in the text and half the return: 1 at token 0 and 3 at token 1, 4 at token
     0, and nothing.
     """
@@ -118,7 +118,7 @@ def test_a_return_is_placed_where_it_was_earned_and_the_rest_of_the_reward_at_th
     assert output.metrics["reward/mean_score"] == pytest.approx((34.0 / 3, 3.0))
 
 
-def test_rewards_on_the_way_are_left_out_where_success_alone_is_the_reward():
+def test_step_rewards_are_ignored_if_only_success_is_rewarded():
     context_ = context()
     context_.reward = SuccessReward()
     rows = batch("3", "5", "7")
@@ -131,7 +131,7 @@ def test_rewards_on_the_way_are_left_out_where_success_alone_is_the_reward():
     ]
 
 
-def test_an_estimator_of_a_whole_episodes_baseline_gets_the_whole_reward_at_the_end():
+def test_an_estimator_with_an_episode_baseline_gets_the_whole_reward_at_the_end():
     @register_adv_est("own_baseline", reward_at_finish=True)
     def own_baseline(token_level_rewards, response_mask):
         return token_level_rewards, token_level_rewards
@@ -155,7 +155,7 @@ def test_an_estimator_of_a_whole_episodes_baseline_gets_the_whole_reward_at_the_
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 1.0, 300.0]))
-def test_a_rows_scores_add_up_to_its_return_whatever_was_masked_in_between(seed, scale):
+def test_scores_of_a_row_sum_to_its_return_despite_masked_tokens(seed, scale):
     generator = torch.Generator().manual_seed(seed)
     mask_BT = torch.rand(4, 12, generator=generator) < 0.6
     mask_BT[:, 0] = True
@@ -185,12 +185,12 @@ def test_too_many_failures_stop_the_run_with_the_first_reason():
         compute_reward(batch=batch("3", "many", "few"), context=context())
 
 
-def test_without_one_reward_the_run_stops_whatever_is_tolerated():
+def test_a_step_without_any_reward_stops_the_run():
     with pytest.raises(TooManyFailures, match="2 of 2 samples could not be scored"):
         compute_reward(batch=batch("many", "few"), context=context(share=1.0))
 
 
-def test_a_penalty_is_in_what_is_trained_on_and_not_in_the_score():
+def test_a_penalty_changes_the_trained_reward_and_not_the_score():
     shaped = context(overlong=lambda length_B: (-0.5 * length_B).astype("float32"))
     output = compute_reward(batch=batch("3", "5", "7"), context=shaped)
     # Tokens after the prompt of two: 2, 1 and 3.
@@ -238,7 +238,7 @@ def test_a_rank_whose_rows_all_failed_continues_without_rows_if_the_others_compe
     ]
 
 
-def test_too_many_failures_stop_every_rank_with_the_same_words(on_two_ranks) -> None:
+def test_too_many_failures_stop_every_rank_with_the_same_message(on_two_ranks) -> None:
     one, other = (of_second[1] for of_second in on_two_ranks)
     assert one == other
     assert "2 of 5 samples could not be scored" in one

@@ -99,7 +99,7 @@ def test_every_prompt_of_a_file_is_asked_n_times_by_its_row(make):
     )
 
 
-def test_questions_are_made_up_from_the_seed_where_there_is_no_file(make):
+def test_questions_are_generated_from_the_seed_without_files(make):
     domain = make(lambda request: "1")
     output = domain.roll_out(
         batch_of(*TaskLoader(tasks=["sums-1"], prompts_per_step=3, seed=0).draw(3)), step=1
@@ -110,7 +110,7 @@ def test_questions_are_made_up_from_the_seed_where_there_is_no_file(make):
     assert len({request.seed for request in domain.rollout.engine.requests}) == 12
 
 
-def test_greedy_rollouts_are_one_a_prompt_with_ids_of_their_own(make):
+def test_each_prompt_has_one_greedy_rollout_with_its_own_id(make):
     domain = make(half_right)
     output = domain.roll_out(batch_of(asked(0, "2+3=")), step=7, greedy=True)
     assert texts(output.batch, "uid") == ["000007-00000000-000-greedy"]
@@ -146,7 +146,7 @@ def test_a_step_that_is_refilled_records_no_more_episodes_than_one_that_is_not(t
     assert [request.group_id for request in rollout.asked if request.record] == [0, 1, 2, 6, 7]
 
 
-def test_metrics_are_declared_and_tell_of_text(make):
+def test_metrics_of_a_text_run_are_declared(make):
     output = make(half_right).roll_out(batch_of(asked(0, "2+3=")), step=1)
     metrics = reduce_metrics([output.metrics])
     assert metrics["rollout/a_b/success_rate"] == 0.5
@@ -175,7 +175,7 @@ def test_a_mixed_group_has_a_success_and_a_failure_of_one_prompt():
     }
 
 
-def test_group_of_which_every_sample_failed_is_dropped_and_counted(make):
+def test_a_group_of_failed_samples_is_dropped_and_counted(make):
     domain = make(half_right, max_prompt_length=10, max_failed_share=0.5)
     output = domain.roll_out(
         batch_of(asked(0, "2+3="), asked(1, "a question that is far too long")), step=1

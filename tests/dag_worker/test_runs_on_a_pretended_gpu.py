@@ -35,7 +35,7 @@ UPDATES = {"values and numbers": 4.0, "videos": 0.0, "text with a reference": 1.
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_run_has_every_tensor_where_it_belongs(kind, tmp_path, monkeypatch):
+def test_every_tensor_of_a_run_is_on_its_device(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(dagworker, "prepare_process", lambda trainer: GPU)
     with pretended_gpu():
         steps = run(tmp_path / "run", RUNS[kind])

@@ -121,7 +121,7 @@ def test_refills_are_asked_for_together(reports):
         assert step["rollout/episodes"] % (3 * RANKS) == 0
 
 
-def test_no_rank_waits_where_nothing_is_left(reports):
+def test_no_rank_waits_for_rows_if_none_are_left(reports):
     assert [
         (step["sampling/groups"], step["actor/updates"])
         for step in reports[0]["dapo without a group"]

@@ -42,7 +42,7 @@ def weights(folder, step):
     return load_language_model(folder / "checkpoints" / f"step_{step:08d}" / "actor").state_dict()
 
 
-def test_a_run_trains_what_sees_and_resumes_bit_for_bit(job, tmp_path):
+def test_a_vision_language_model_trains_and_resumes_bit_for_bit(job, tmp_path):
     whole = run(tmp_path / "whole", [*job, "trainer.total_steps=2"])
     gaps = [event.metrics["rollout/log_prob_gap_mean"] for event in whole if event.step > 0]
     assert len(gaps) == 2

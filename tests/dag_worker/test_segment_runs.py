@@ -66,7 +66,7 @@ def test_statistics_of_states_count_every_decision_and_are_resumed(tmp_path):
         assert one[f"{prefix}count"].item() == 3 * 64
 
 
-def test_a_step_takes_as_many_decisions_whatever_ends_in_it(tmp_path):
+def test_a_step_has_a_fixed_number_of_decisions(tmp_path):
     steps = train(tmp_path, "trainer.total_steps=2", "trainer.save_freq=-1")
     assert [step["data/decisions"] for step in steps] == [64.0, 64.0]
     assert [step["env/steps"] for step in steps] == [64.0, 64.0]
@@ -106,7 +106,7 @@ def test_another_number_of_environments_does_not_resume(tmp_path):
         )
 
 
-def test_a_row_of_decisions_has_the_chunks_own_columns():
+def test_a_row_of_decisions_has_the_columns_of_its_chunks():
     """Two rows of two and one chunk of two tokens each; the padded chunk gives no row."""
     row = {"final_proprioception": [0.0], "bootstrapped": True, "task_id": 7}
     batch = Samples2Dict(

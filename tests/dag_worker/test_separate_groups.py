@@ -95,7 +95,7 @@ def branches(folder, *words):
     return (*SUMS, f"dag.workflow_file={folder / 'own.yaml'}", "trainer.total_steps=2", *words)
 
 
-def test_a_graph_with_branches_before_its_cut_trains_like_a_colocated_one(tmp_path):
+def test_a_cut_graph_with_branches_trains_like_the_colocated_graph(tmp_path):
     job = branches(tmp_path, FIXED)
     colocated = run(tmp_path / "one", (*job, "cluster=local"))
     assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
@@ -131,7 +131,7 @@ def test_refills_of_dapo_reach_the_rollouts(tmp_path):
     assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
 
 
-def test_a_schedule_ahead_is_the_same_twice_and_as_far_behind_as_it_says(tmp_path):
+def test_a_schedule_ahead_repeats_and_its_lag_is_the_reported_one(tmp_path):
     job = (*SUMS, *PAIR, FIXED, "trainer.max_staleness=2", "trainer.total_steps=4")
     first, second = (run_groups(tmp_path / name, job) for name in ("a", "b"))
     idle = ("group/rollout/idle_share", "group/train/idle_share")

@@ -24,7 +24,7 @@ def test_one_file_holds_the_products_of_all_ranks(tmp_path):
     assert products == {"rank 0", "rank 1"}
 
 
-def test_ranks_that_count_from_other_moments_are_put_on_one_axis(tmp_path):
+def test_traces_of_ranks_with_different_clocks_share_one_axis(tmp_path):
     parts = []
     for rank, base in enumerate((1_000_000, 4_000_000)):
         part = tmp_path / f"{rank}.json"

@@ -66,7 +66,7 @@ def test_a_kl_without_weight_needs_no_reference():
     assert reference_of(KL, "actor_rollout_ref.actor.kl_loss_coef=0")[0] is None
 
 
-def test_under_adapters_the_reference_is_the_model_below_them_and_no_second_one():
+def test_with_adapters_the_reference_is_the_base_model_without_a_copy():
     reference, model, actor = reference_of(KL, adapters=LoraArguments(rank=4))
     assert isinstance(reference, WithoutAdapter)
     assert reference.model is model
@@ -81,7 +81,7 @@ def test_a_reference_from_a_folder_is_a_separate_model_also_under_adapters():
     assert reference.engine.module is not model
 
 
-def test_otherwise_the_reference_is_a_frozen_copy():
+def test_without_adapters_the_reference_is_a_frozen_copy():
     reference, model, _ = reference_of(KL)
     assert isinstance(reference, Actor)
     assert reference.engine.optimizer is None
@@ -136,7 +136,7 @@ def actor_weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow  # importing peft takes fifteen seconds
-def test_the_kl_of_adapters_begins_at_zero_and_is_measured_against_the_model_below_them(adapted):
+def test_the_kl_of_adapters_starts_at_zero_and_compares_with_the_base_model(adapted):
     _, steps, shared = adapted
     first, second = (event.metrics["actor/kl_loss"] for event in steps)
     assert abs(first) < 1e-8 < second
@@ -166,7 +166,7 @@ def test_a_whole_run_moves_adapters_and_leaves_the_shipped_weights_as_they_are(a
 
 
 @pytest.mark.slow  # as above, and a second run
-def test_recomputed_activations_change_no_number_of_a_run(adapted, tmp_path):
+def test_recomputed_activations_do_not_change_a_run(adapted, tmp_path):
     folder, steps, _ = adapted
     kept = train(tmp_path / "run", "pipeline=ppo", KL, *ADAPTERS, "trainer.total_steps=2")
     assert [untimed(event.metrics) for event in kept] == [untimed(event.metrics) for event in steps]
@@ -177,7 +177,7 @@ def test_recomputed_activations_change_no_number_of_a_run(adapted, tmp_path):
 # Prompts from files
 
 
-def test_a_run_stopped_in_the_middle_of_an_epoch_asks_what_it_would_have_asked(tmp_path):
+def test_a_run_resumed_within_an_epoch_asks_the_remaining_prompts(tmp_path):
     rows = [
         {"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(10)
     ]
@@ -269,7 +269,7 @@ def test_a_run_is_rewarded_by_what_a_classifier_says_of_each_conversation(classi
 # Several agents
 
 
-def test_every_agent_is_a_row_of_its_own_reward_in_the_group_of_the_question(tmp_path):
+def test_each_agent_has_a_row_with_its_reward_in_the_questions_group(tmp_path):
     (step,) = train(
         tmp_path / "run", "pipeline=ppo", "env.kwargs.num_agents=2", "trainer.total_steps=1"
     )

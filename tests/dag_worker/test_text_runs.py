@@ -65,7 +65,7 @@ def test_prompts_follow_what_can_be_learnt_and_a_resumed_run_follows_the_same(tm
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_updates_too_small_for_the_weights_are_seen(tmp_path):
+def test_updates_too_small_for_the_weights_are_reported(tmp_path):
     sound = train(tmp_path / "sound", "pipeline=grpo", "trainer.total_steps=1")
     small = train(
         tmp_path / "small",
@@ -147,7 +147,7 @@ def test_questions_of_an_evaluation_are_never_trained_on(tmp_path):
     assert not asked["train"] & asked["val"]
 
 
-def test_prompts_come_from_files_where_some_are_named(tmp_path):
+def test_prompts_come_from_files_if_files_are_configured(tmp_path):
     rows = [
         {"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(40)
     ]

@@ -45,7 +45,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_whose_last_step_is_done_says_so(tmp_path):
+def test_a_finished_run_reports_that_no_step_is_left(tmp_path):
     """Steps are counted in the plan already; epochs of files only the loader counts."""
     train(tmp_path / "run", "trainer.total_steps=1")
     with pytest.raises(
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_a_policy_folder_that_says_what_it_is(tmp_path):
     assert learnt_tasks(str(folder)) == env_spec("gymnasium", id="CartPole-v1").tasks
 
 
-def test_a_checkpoint_has_learnt_the_tasks_of_its_start_as_well(tmp_path):
+def test_a_checkpoint_lists_the_learnt_tasks_of_its_start_too(tmp_path):
     train(tmp_path / "run", "trainer.total_steps=1")
     start = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
     description = json.loads((start / "config.json").read_text())

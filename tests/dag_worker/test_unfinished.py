@@ -45,12 +45,12 @@ def killed(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_a_killed_writer_left_is_removed(killed: Path) -> None:
+def test_unfinished_files_of_a_killed_writer_are_removed(killed: Path) -> None:
     remove_unfinished(killed)
     assert list(killed.iterdir()) == []
 
 
-def test_what_a_living_writer_writes_stays(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_living_writer_stay(tmp_path: Path) -> None:
     writer = start_writer(tmp_path / "checkpoints")
     try:
         remove_unfinished(tmp_path / "checkpoints")
@@ -60,13 +60,13 @@ def test_what_a_living_writer_writes_stays(tmp_path: Path) -> None:
         writer.wait()
 
 
-def test_the_next_start_of_the_experiment_removes_it(killed: Path) -> None:
+def test_the_next_start_of_the_experiment_removes_unfinished_files(killed: Path) -> None:
     new = killed.parent.parent / "2026-01-02_00-00-00"
     remove_unfinished_files(parse_config([]).trainer, new)
     assert list(killed.iterdir()) == []
 
 
-def test_a_start_that_resumes_from_another_experiment_removes_it_there(
+def test_resuming_from_another_experiment_removes_its_unfinished_files(
     killed: Path, tmp_path: Path
 ) -> None:
     (killed / "latest").write_text("step_00000001\n")

@@ -104,7 +104,9 @@ OF_EVERY_ROW = (
 
 @pytest.mark.slow  # two processes that each import everything: a quarter of a minute
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_say_of_ungraded_rows_what_one_says(reports, folder: Path, case: str) -> None:
+def test_two_ranks_report_of_ungraded_rows_what_one_rank_reports(
+    reports, folder: Path, case: str
+) -> None:
     one, two = (reports[rank][case] for rank in range(RANKS))
     assert one == two
     (alone,) = run(folder / f"{case} alone", words_of(case, folder / "files"))

@@ -109,7 +109,7 @@ def test_accuracy_with_counts_and_every_generation_is_handed_on(make):
     assert validator.recorder.trajectories[0][2].row["uid"] == "val-000003-sampled-000000"
 
 
-def test_held_out_questions_are_other_ones_than_those_of_training_and_the_same_each_time(make):
+def test_held_out_questions_are_fixed_and_never_trained_on(make):
     heldout, training = (
         make(right, options={"split": "heldout"}),
         make(right, options={"split": "train"}),
@@ -124,7 +124,7 @@ def test_held_out_questions_are_other_ones_than_those_of_training_and_the_same_e
     assert not set(first) & {question(r) for r in training.rollout.engine.requests}
 
 
-def test_most_likely_tokens_are_asked_for_once_a_prompt_and_counted_apart(make):
+def test_greedy_samples_are_requested_once_per_prompt_and_counted_separately(make):
     validator = make(right, samples=3)
     metrics = validator.evaluate(step=0, greedy=True)
     assert [request.greedy for request in validator.rollout.engine.requests] == [True] * 5
@@ -133,7 +133,7 @@ def test_most_likely_tokens_are_asked_for_once_a_prompt_and_counted_apart(make):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_either_way_of_acting_can_be_recorded_or_not(make, greedy):
+def test_sampled_and_greedy_episodes_can_each_be_recorded(make, greedy):
     validator, asked = make(right, record=2), []
     validator.evaluate(step=0, greedy=greedy, on_done=asked.append)
     assert sorted(request.group_id for request in asked if request.record) == [0, 1]
@@ -202,7 +202,7 @@ class Shown(Kept):
         self.trajectories = []
 
 
-def test_pictures_of_episodes_that_are_over_are_let_go_and_each_video_is_made_once(make):
+def test_pictures_of_finished_episodes_are_freed_and_each_video_is_made_once(make):
     """Twenty episodes on four environments, the first twelve with a video."""
     validator = make(right, episodes=20, record=12)
     validator.rollout.workflow, validator.recorder = Filmed(validator.rollout.pool), Shown()
@@ -235,7 +235,7 @@ def test_too_many_failed_episodes_stop_the_run(make):
         make(right, max_prompt_length=3).evaluate(step=0)
 
 
-def test_an_empty_share_of_a_rank_is_evaluated_to_nothing(make):
+def test_a_rank_without_prompts_has_no_evaluation_outcomes(make):
     metrics = make(right, prompts=list[EpisodeTask]()).evaluate(step=0)
     assert metrics == {"env/failed_episodes": 0.0}
 
@@ -284,7 +284,7 @@ def test_rows_without_a_grade_alone_are_rated_by_the_reward_and_have_no_success(
     assert sorted(validator.recorder.rewards.values()) == [2.0, 3.0]
 
 
-def test_where_every_held_out_row_has_a_grade_the_reward_is_asked_nothing(make):
+def test_the_reward_is_not_called_if_every_held_out_row_has_a_grade(make):
     reward = Length()
     metrics = make(
         by_number, prompts=prompts_of(GRADED), env={"ungraded": True}, reward=reward
@@ -293,7 +293,7 @@ def test_where_every_held_out_row_has_a_grade_the_reward_is_asked_nothing(make):
     assert not [name for name in metrics if "score" in name]
 
 
-def test_an_episode_that_the_reward_cannot_score_is_counted_and_in_no_mean(make):
+def test_an_episode_without_a_score_is_counted_and_left_out_of_means(make):
     asked = {
         "prompts": prompts_of(JUDGED, JUDGED),
         "env": {"ungraded": True},
@@ -312,14 +312,14 @@ def test_an_episode_that_the_reward_cannot_score_is_counted_and_in_no_mean(make)
         make(by_number, **asked, max_unscored_share=0.4).evaluate(step=0)
 
 
-def test_an_empty_share_of_a_rank_is_scored_to_nothing(make):
+def test_a_rank_without_rows_has_no_scores(make):
     metrics = make(
         right, prompts=list[EpisodeTask](), env={"ungraded": True}, reward=Length()
     ).evaluate(step=0)
     assert metrics == {"env/failed_episodes": 0.0}
 
 
-def test_where_no_episode_could_be_scored_there_is_no_mean():
+def test_without_scored_episodes_there_is_no_mean():
     assert score_metrics([("a/b", None)], greedy=False) == {
         **{"val/a_b/scored_episodes": 0.0, "val/a_b/unscored_episodes": 1.0},
         **{"val/all/scored_episodes": 0.0, "val/all/unscored_episodes": 1.0},
@@ -353,7 +353,7 @@ def test_pass_at_k_is_a_mean_over_prompts_and_leaves_out_those_with_too_few_samp
     assert (metrics["val/a/any_successes"], metrics["val/a/any_episodes"]) == (1.0, 2.0)
 
 
-def test_a_source_name_with_a_slash_stays_one_part_of_the_metrics_name():
+def test_a_slash_in_a_source_name_does_not_split_the_metric_name():
     found = [Outcome(prompt=0, task="openai/gsm8k", success=True, env_return=1.0)]
     assert "val/openai_gsm8k/success_rate" in evaluation_metrics(
         found, greedy=False, reports_success=True
@@ -372,6 +372,6 @@ def test_pass_at_k_is_the_share_of_all_sets_with_a_right_answer(samples, success
 
 
 @pytest.mark.parametrize(("samples", "successes", "k"), [(4, 5, 1), (4, 1, 5), (4, 1, 0)])
-def test_counts_that_cannot_be_are_refused(samples, successes, k):
+def test_impossible_counts_are_refused(samples, successes, k):
     with pytest.raises(ValueError, match="cannot be"):
         pass_at_k(samples=samples, successes=successes, k=k)

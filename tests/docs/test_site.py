@@ -77,7 +77,7 @@ new Promise(shown => {
         const found = document.querySelectorAll(".md-search-result__item")
         if (found.length) { clearInterval(ask); shown(found.length) }
     }, 500)
-    setTimeout(() => shown(0), 300000) // for hangs alone
+    setTimeout(() => shown(0), 300000) // only a hang takes longer
 })
 """
 """Types into the search until there are results; the index is read meanwhile."""

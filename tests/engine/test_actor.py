@@ -44,7 +44,7 @@ def test_rollout_log_probs_stand_in_for_old_ones():
     assert largest_difference(one.gradients[0], other.gradients[0]) == 0.0
 
 
-def test_no_old_log_probs_at_all_are_refused():
+def test_missing_old_log_probs_are_refused():
     with pytest.raises(ConfigError, match="needs old_log_probs or rollout_log_probs"):
         updated(trajectories(3).exclude("old_log_probs", "rollout_log_probs"))
 
@@ -153,7 +153,7 @@ def test_no_advantage_anywhere_moves_nothing_not_even_by_momentum_or_decay():
     assert largest_difference(before, weights(engine)) == 0.0
 
 
-def test_no_rows_are_no_step():
+def test_no_rows_make_no_optimiser_step():
     _, metrics = updated(trajectories(4)[:0])
     assert metrics["actor/updates"] == 0.0
 
@@ -207,7 +207,7 @@ def test_mini_batches_continue_where_a_checkpoint_left_them():
         ({"clip_ratio_low": 2.0}, ConfigError, "clip_ratio_low=2.0"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_actor_is_made(config, error, message):
+def test_invalid_settings_are_refused_when_the_actor_is_made(config, error, message):
     with pytest.raises(error, match=message):
         make_actor(make_engine(), **config)
 

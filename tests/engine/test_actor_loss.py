@@ -31,7 +31,7 @@ def resolved(*overrides):
 LOSS, ACTOR = "actor_rollout_ref.actor.loss", "actor_rollout_ref.actor"
 
 
-def test_a_loss_comes_with_its_own_aggregation_unless_another_is_asked_for():
+def test_a_loss_has_its_own_aggregation_unless_another_is_configured():
     assert resolved(f"{LOSS}=gspo").aggregation == "seq-mean-token-mean"
     assert resolved(f"{LOSS}=gspo", f"{ACTOR}.loss_agg_mode=token-mean").aggregation == "token-mean"
     assert resolved("pipeline=grpo").aggregation == "token-mean"
@@ -66,7 +66,7 @@ def test_clip_ratio_alone_bounds_the_ratio_on_both_sides():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_given_bound_holds_at_any_place_of_the_command_line(order):
+def test_a_given_bound_holds_wherever_it_is_in_the_command_line(order):
     overrides = [f"{LOSS}=gspo", f"{ACTOR}.clip_ratio_high=0.001"][::order]
     assert resolved(*overrides).clip == {"clip_ratio_high": 0.001}
 
@@ -138,7 +138,7 @@ def test_every_loss_is_reachable_by_name(name):
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "pass `horizon` to the Actor"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_loss_is_made(config, error, message):
+def test_invalid_settings_are_refused_when_the_loss_is_made(config, error, message):
     with pytest.raises(error, match=message):
         ActorLoss(ActorArguments(**config))
 
@@ -247,7 +247,7 @@ def test_a_metric_that_is_nan_does_not_end_the_update(registries):
     assert metrics["actor/updates"] == 1.0
 
 
-def test_log_probs_that_are_nan_are_not_put_down_to_the_loss(registries):
+def test_nan_log_probs_are_not_blamed_on_the_loss(registries):
     @register_own_loss("plain")
     def plain_loss(*, log_probs_BT, advantages_BT):
         return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT)

@@ -84,14 +84,16 @@ def test_every_executed_chunk_is_in_one_window_and_no_window_is_too_large(rows, 
 
 @pytest.mark.parametrize("chunks", WINDOWS)
 @pytest.mark.parametrize("case", configurations(), ids=str)
-def test_cut_trajectories_have_the_gradient_and_the_metrics_of_whole_ones(whole, cut, chunks, case):
+def test_trajectories_cut_into_windows_have_the_gradient_and_metrics_of_whole_ones(
+    whole, cut, chunks, case
+):
     gradient, metrics = cut[chunks][case]
     assert largest_difference(whole[case][0], gradient) < TOLERANCE
     assert metrics == pytest.approx(whole[case][1], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", OVER_RANKS, ids=str)
-def test_two_ranks_that_cut_have_the_gradient_and_the_metrics_of_one_that_does_not(
+def test_two_ranks_with_cut_rows_have_the_gradient_and_metrics_of_one_with_whole_rows(
     whole, two_ranks, case
 ):
     for rank in two_ranks:
@@ -130,7 +132,7 @@ def empty_rank(ranks):
     return gradients(engine, batch, OVER_RANKS), len(scores)
 
 
-def test_a_rank_without_rows_keeps_the_others_company():
+def test_a_rank_without_rows_joins_the_collective_calls():
     alone = gradients(make_engine(optim=STILL), trajectories(2), OVER_RANKS)
     for rank, (found, rows) in enumerate(run_on_ranks(empty_rank)):
         assert rows == 2 * rank
@@ -138,7 +140,7 @@ def test_a_rank_without_rows_keeps_the_others_company():
             assert largest_difference(alone[case][0], gradient) < TOLERANCE
 
 
-def test_a_critic_that_cuts_has_the_gradient_of_one_that_does_not():
+def test_a_critic_with_cut_rows_has_the_gradient_of_whole_rows():
     found = []
     for cut in (None, cut_in(2)):
         critic = make_critic(cut=cut)

@@ -51,7 +51,7 @@ def works_and_leaves(rank, folder, use):
 
 
 @pytest.mark.parametrize("use", [refused, trained])
-def test_a_rank_that_left_has_no_thread_of_the_group(use):
+def test_a_rank_that_left_the_group_has_no_thread_of_it(use):
     with tempfile.TemporaryDirectory() as folder:
         processes = work_on_ranks(works_and_leaves, (folder, use), ranks=2)
         assert [process.exitcode for process in processes] == [0, 0]

@@ -60,7 +60,7 @@ def test_returns_that_are_all_alike_leave_a_deviation_that_can_be_divided_by():
     assert float(model.std) == pytest.approx(0.01)
 
 
-def test_no_returns_move_nothing():
+def test_no_returns_change_no_statistics():
     model = value_model()
     model.observe_returns(
         torch.zeros(0, 2), torch.zeros(0, 2, dtype=torch.bool), ranks=OneProcess()
@@ -83,7 +83,7 @@ def tiny_vla():
     )
 
 
-def test_the_policys_head_is_given_up_and_its_features_stay():
+def test_a_critic_drops_the_policys_head_and_keeps_its_features():
     policy = tiny_vla()
     observation = {
         "pixel_values": None,

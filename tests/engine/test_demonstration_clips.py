@@ -53,7 +53,7 @@ def test_a_damaged_archive_is_read_or_refused_by_name(
         np.array([[None]], object),
     ],
 )
-def test_an_entry_that_is_no_clip_is_refused(tmp_path: Path, clip: np.ndarray) -> None:
+def test_an_entry_that_is_not_a_clip_is_refused(tmp_path: Path, clip: np.ndarray) -> None:
     file = written(tmp_path, open__0=clip)
     with pytest.raises(ValueError, match=r"clips\.npz is damaged.*warm_start --clips FILE"):
         load_demonstration_clips(str(file))

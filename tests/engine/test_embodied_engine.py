@@ -167,7 +167,7 @@ class Broken(TwoTokens):
 @pytest.mark.parametrize(
     "cancelled", [False, True]
 )  # an episode that was given up while the policy looked at it
-def test_a_failing_policy_fails_every_episode_that_asked_also_those_of_the_next_pass(cancelled):
+def test_a_failing_policy_fails_all_waiting_episodes_of_this_and_the_next_pass(cancelled):
     async def scenario(broken: EmbodiedEngine):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         asked = [asyncio.create_task(broken.act(request(str(i), 0.0, None))) for i in range(3)]

@@ -41,7 +41,7 @@ def test_every_executed_token_has_the_log_prob_of_its_own_chunk():
         )
 
 
-def test_nothing_is_said_of_tokens_that_were_not_executed():
+def test_tokens_that_were_not_executed_have_no_log_probs():
     batch = trajectories(5)
     scores = embodied_scorer(TinyPolicy(), batch, 1.0)
     masked = batch["response_mask"] == 0
@@ -56,7 +56,7 @@ def test_only_chunks_with_an_executed_token_go_through_the_policy():
     assert policy.rows == [int((lengths / TOKENS).ceil().sum())]
 
 
-def test_contents_of_padding_do_not_matter():
+def test_padding_contents_do_not_change_scores():
     policy, batch = TinyPolicy(), trajectories(3)
     junk = batch.clone()
     padding = (batch["response_mask"] == 0).unflatten(1, (CHUNKS, TOKENS)).all(-1)
@@ -75,7 +75,7 @@ def test_rows_without_any_executed_token_still_run_the_policy_with_a_gradient_of
     assert all(float(weight.grad.abs().sum()) == 0.0 for weight in policy.parameters())
 
 
-def test_a_policy_without_a_camera_gets_none():
+def test_a_policy_without_a_camera_gets_no_images():
     seen = {}
 
     class Blind(torch.nn.Module):

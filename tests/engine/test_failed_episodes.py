@@ -53,7 +53,7 @@ def test_a_step_without_episodes_continues():
     check_failures(RolloutResult(), episodes=0, max_failed_share=0.0, ranks=OneProcess())
 
 
-def test_two_ranks_judge_their_episodes_together_and_in_the_same_words():
+def test_two_ranks_stop_on_their_failures_together_with_one_message():
     """One failure of a rank's ten is 10 %, and of the twenty of both 5 %; two are 10 %, also for
     the rank that had none.
     """
@@ -75,5 +75,5 @@ def number_of_the_interrupt(ranks):
     return caught.value.number
 
 
-def test_a_rank_that_broke_off_ends_the_step_on_every_rank():
+def test_a_failing_rank_ends_the_step_on_every_rank():
     assert run_on_ranks(number_of_the_interrupt) == [15, 15]

@@ -177,7 +177,7 @@ def test_a_sum_and_an_average_are_distinguished(entry, factor):
 
 
 @pytest.mark.parametrize("entries", [[6.0, 2.0], [1.0, 1.0], [torch.nan, 6.0]])
-def test_a_reduction_that_is_neither_is_refused(entries):
+def test_a_reduction_that_is_neither_sum_nor_mean_is_refused(entries):
     with pytest.raises(InvariantError, match=r"their sum is 6.0, their average 2.0"):
         reduction_factor(torch.tensor(entries), ranks=3)
 
@@ -237,7 +237,7 @@ def test_advantages_of_groups_that_are_spread_over_ranks_are_those_of_one_rank(
     torch.testing.assert_close(found, advantages(OneProcess(), (ROWS, 0), name))
 
 
-def test_ranks_understand_each_other(two_ranks):
+def test_two_ranks_exchange_numbers_rows_and_objects(two_ranks):
     for rank, heard in enumerate(rank["conversation"] for rank in two_ranks):
         assert (heard["sum"], heard["maximum"]) == ([2.0, 1.0], 1)
         assert (heard["rows"], heard["own"]) == ([0.0, 1.0, 1.0], (slice(0, 1), slice(1, 3))[rank])

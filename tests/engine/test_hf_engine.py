@@ -114,7 +114,7 @@ def test_bfloat16_passes_agree_with_training_in_bfloat16():
     assert float((torch.from_numpy(answer.log_probs) - expected).abs().mean()) < 3e-2
 
 
-def test_attention_in_bfloat16_rounds_where_that_of_training_does():
+def test_bfloat16_attention_rounds_where_training_does():
     """Three rows of lengths 40, 7 and 1; the plain way, scores and weights rounded at once, is ten
     times as far away.
     """
@@ -220,7 +220,7 @@ def test_prompts_are_cut_into_passes_of_similar_length():
     assert lengths == [[100, 90], [5, 4, 3]]
 
 
-def test_a_prompt_longer_than_a_whole_pass_still_goes_through():
+def test_a_prompt_longer_than_a_pass_is_processed():
     assert portions([(1,) * 300], most_tokens=200) == [[(1,) * 300]]
 
 
@@ -357,7 +357,7 @@ def test_each_token_carries_the_version_of_its_weights():
     ("prompt", "tokens", "reason"),
     [("x" * 100, 29, "ends at 128"), ("", 4, "at least 1"), ("x", 0, "at least 1")],
 )
-def test_a_request_that_cannot_be_is_refused(prompt, tokens, reason):
+def test_an_impossible_request_is_refused(prompt, tokens, reason):
     with pytest.raises(ConfigError, match=reason):
         ask(engine(), request("a", prompt, tokens=tokens))
 
@@ -436,7 +436,7 @@ def test_lockstep_repeats_bit_for_bit_whatever_the_timing():
 # Interruptions and failures
 
 
-def test_an_interruption_returns_what_there_is():
+def test_an_interruption_returns_the_partial_answers():
     model = language_model()
     (whole,) = ask(never_ending(model), request("a", "17+25=", tokens=60))
     cut = never_ending(model, max_running=1)
@@ -478,7 +478,7 @@ def test_a_caller_who_gives_up_frees_the_row():
     assert running.counts.tokens < 20
 
 
-def test_an_error_in_a_pass_reaches_everybody_who_waits():
+def test_an_error_in_a_pass_reaches_every_waiting_request():
     model = language_model()
     broken = engine(model, max_running=1)
 
@@ -514,7 +514,7 @@ def test_statistics_count_requests_passes_and_tokens():
     assert set(counting.take_stats().values()) == {0.0}
 
 
-def test_a_closed_engine_cancels_who_waits():
+def test_a_closed_engine_cancels_waiting_requests():
     async def scenario(closing: HFEngine):
         waiting = asyncio.create_task(closing.agenerate(request("a", "x", tokens=100)))
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from siirl.engine.actor.actor import LARGEST_RATE_FACTOR, next_rate_factor
 from siirl.params import OptimizerArguments
 
 
-def test_the_factor_rises_below_half_the_target_and_falls_above_twice_it():
+def test_the_rate_rises_below_half_the_target_kl_and_falls_above_twice_it():
     assert next_rate_factor(1.0, kl=0.004, target=0.01) == 1.5
     assert next_rate_factor(1.0, kl=0.03, target=0.01) == pytest.approx(1 / 1.5)
     assert next_rate_factor(2.0, kl=0.006, target=0.01) == 2.0
@@ -56,7 +56,7 @@ def test_without_a_target_the_rate_is_the_schedules():
     assert engine.learning_rate() == 0.01
 
 
-def test_an_update_that_moved_nothing_leaves_the_rate():
+def test_an_update_without_change_keeps_the_learning_rate():
     engine = engine_at(0.01)
     batch = trajectories(4)
     batch["advantages"].zero_()

@@ -174,5 +174,5 @@ def test_a_gap_that_is_no_number_stops_the_run():
         )
 
 
-def test_a_step_without_tokens_of_these_weights_has_nothing_to_compare():
+def test_a_step_without_tokens_of_the_current_weights_has_no_gap():
     require_agreement({}, configured("bfloat16").actor_rollout_ref)

@@ -104,7 +104,7 @@ def test_all_rows_go_into_one_lane_and_a_row_alone_into_its_own():
 
 
 @pytest.mark.parametrize("case", configurations(), ids=str)
-def test_every_case_pulls_on_the_weights(at_once, case):
+def test_every_case_has_a_gradient(at_once, case):
     gradient, metrics = at_once[case]
     assert max(float(tensor.abs().max()) for tensor in gradient.values()) > 0
     assert metrics["actor/updates"] == 1.0
@@ -129,6 +129,6 @@ def test_a_selection_holds_back_some_tokens_and_not_all(at_once, name):
     assert 0.05 < at_once[name, "token-mean"][1]["actor/selected_share"] < 0.5
 
 
-def test_cases_differ(at_once):
+def test_the_cases_have_different_losses(at_once):
     norms = gradient_norms(at_once)
     assert len(set(norms)) == len(norms)

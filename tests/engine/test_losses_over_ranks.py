@@ -39,7 +39,7 @@ def two_ranks():
 
 
 @pytest.mark.parametrize("case", configurations(), ids=str)
-def test_every_case_pulls_on_the_weights(alone, case):
+def test_every_case_has_a_gradient(alone, case):
     gradient, metrics = alone[case]
     assert max(float(tensor.abs().max()) for tensor in gradient.values()) > 0
     assert metrics["actor/updates"] == 1.0
@@ -62,6 +62,6 @@ def test_a_selection_holds_back_some_tokens_and_not_all(alone, name):
     assert 0.1 < alone[name, "token-mean"][1]["actor/selected_share"] < 0.5
 
 
-def test_cases_differ(alone):
+def test_the_cases_have_different_losses(alone):
     norms = gradient_norms(alone)
     assert len(set(norms)) == len(norms)

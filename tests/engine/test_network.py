@@ -51,7 +51,7 @@ def test_the_network_of_the_meeting_point_is_listened_on(interface):
     assert os.environ[GLOO_INTERFACE] == interface
 
 
-def test_what_the_user_names_stays(monkeypatch):
+def test_an_interface_that_the_user_sets_stays(monkeypatch):
     monkeypatch.setenv(GLOO_INTERFACE, "mine")
     listen_towards("tcp://127.0.0.1:29500")
     assert os.environ[GLOO_INTERFACE] == "mine"
@@ -62,7 +62,7 @@ def test_ranks_that_meet_in_a_file_listen_on_the_loopback():
     assert (os.environ[GLOO_INTERFACE], os.environ[NCCL_INTERFACE]) == ("lo", "lo")
 
 
-def test_an_engine_of_one_machine_starts_on_the_loopback_whatever_the_ranks_speak_over(monkeypatch):
+def test_an_engine_on_one_machine_uses_the_loopback(monkeypatch):
     monkeypatch.setenv(GLOO_INTERFACE, "mine")
     with on_loopback():
         assert os.environ[GLOO_INTERFACE] == "lo"

@@ -48,7 +48,7 @@ ROWS = 3
 # The pretended GPU itself
 
 
-def test_tensors_of_two_devices_do_not_meet_and_none_of_a_gpu_becomes_an_array():
+def test_the_pretended_gpu_refuses_mixed_devices_and_conversion_to_arrays():
     with pretended_gpu() as gpu:
         far, near = torch.arange(3.0, device=gpu), torch.arange(3.0)
         assert (far.device, type(far * 2), type(far.cpu())) == (gpu, OnGpu, torch.Tensor)

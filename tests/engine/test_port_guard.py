@@ -36,7 +36,7 @@ def stranger(port: int) -> Iterator[str]:
         process.communicate("\n")
 
 
-def test_a_shut_port_accepts_no_one_and_its_connections_stay() -> None:
+def test_a_closed_port_accepts_no_connection_and_keeps_the_open_ones() -> None:
     with socket.create_server((LOOPBACK, 0)) as older, contextlib.ExitStack() as stack:
         with guard_new_ports():
             listener = stack.enter_context(socket.create_server((LOOPBACK, 0)))
@@ -48,7 +48,7 @@ def test_a_shut_port_accepts_no_one_and_its_connections_stay() -> None:
         assert far.recv(100) == b"still there"
 
 
-def test_a_stranger_among_the_connections_ends_the_run() -> None:
+def test_a_foreign_connection_ends_the_run() -> None:
     before = open_sockets()
     with (
         socket.create_server((LOOPBACK, 0)) as listener,

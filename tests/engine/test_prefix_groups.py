@@ -94,7 +94,7 @@ def test_rows_of_one_prompt_are_together_wherever_they_stand():
     assert [group.tokens for group in found] == [3 + 2 + 1, 3, 4]
 
 
-def test_a_group_keeps_to_the_budget_where_a_row_does():
+def test_a_prompt_group_stays_within_the_budget_if_each_row_does():
     # Four tokens of prompt and three of each answer: two answers make ten tokens, three thirteen.
     found = groups_of(["abcd"] * 5, [7] * 5, most_tokens=12)
     assert [group.rows for group in found] == [(0,), (1, 2), (3, 4)]
@@ -125,7 +125,7 @@ def test_every_row_is_in_one_group_of_its_own_prompt(prompts, suffix, budget):
     rows=st.integers(1, 64),
 )
 @settings(derandomize=True, deadline=None, max_examples=200)
-def test_as_many_rows_stand_behind_a_prompt_as_cost_least(prefix, suffix, width, rows):
+def test_the_number_of_rows_behind_a_prompt_minimises_the_cost(prefix, suffix, width, rows):
     def cost(together):
         tokens = prefix + together * suffix
         return tokens * (24 * width**2 + 4 * tokens * width) / together
@@ -154,7 +154,7 @@ def test_a_shared_prompt_is_computed_once():
     assert apart.sees is None
 
 
-def test_a_token_sees_the_prompt_and_its_own_answer_up_to_itself():
+def test_a_token_attends_to_the_prompt_and_its_own_answer_up_to_itself():
     batch = group_rows()[[0, 2]]
     packed = pack_rows(batch, width=WIDTH, share_prompts=True)
     prompt, first, second = range(4), range(4, 6), range(6, 10)
@@ -193,7 +193,7 @@ def test_the_gradient_is_that_of_rows_alone(kind):
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
-def test_an_answer_does_not_see_the_one_beside_it():
+def test_an_answer_does_not_attend_to_its_neighbour():
     model, batch = sharing_model(), group_rows()
     before = text_scorer(model, batch, 1.0).log_probs_BT.detach()
     other = batch.clone()
@@ -224,7 +224,7 @@ def shared_prompts(rows, budget):
     return prompt_groups(rows, budget, width=WIDTH)
 
 
-def test_a_budget_counts_a_shared_prompt_once_and_does_not_part_its_rows():
+def test_a_budget_counts_a_shared_prompt_once_and_keeps_its_rows_together():
     batch = group_rows()
     parts = micro_batch_rows(batch, rows=1, tokens=16, prefix_groups=shared_prompts)
     assert sorted(row for part in parts for row in part) == list(range(8))

@@ -34,7 +34,7 @@ def test_a_deterministic_rank_has_a_fixed_cublas_workspace(monkeypatch):
     assert torch.are_deterministic_algorithms_enabled()
 
 
-def test_another_workspace_of_the_user_is_refused_with_the_value(monkeypatch):
+def test_a_different_cublas_workspace_is_refused_with_the_required_value(monkeypatch):
     monkeypatch.setenv(CUBLAS_WORKSPACE, ":0:0")
     with pytest.raises(InvariantError, match=r"CUBLAS_WORKSPACE_CONFIG=:4096:8 .* ':0:0'"):
         set_deterministic(True)
@@ -65,7 +65,7 @@ def test_a_run_that_need_not_repeat_leaves_the_environment_alone(monkeypatch):
     assert CUBLAS_WORKSPACE not in os.environ
 
 
-def test_a_device_has_a_number_on_a_gpu():
+def test_a_gpu_device_has_an_index():
     device = device_of_rank()
     assert device.type == "cpu" or device.index == 0
 

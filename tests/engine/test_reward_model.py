@@ -178,7 +178,7 @@ def of_rank(ranks, path, responses):
 
 
 @pytest.mark.slow  # two processes that import transformers
-def test_spread_over_ranks_it_says_the_same(folder):
+def test_spread_over_ranks_it_returns_the_same(folder):
     alone = scores_of(folder, *RESPONSES).reward_B.tolist()
     one, other = run_on_ranks(of_rank, folder, (RESPONSES[:3], RESPONSES[3:]))
     assert one + other == pytest.approx(alone, abs=1e-6)

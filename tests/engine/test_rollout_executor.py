@@ -148,7 +148,7 @@ def test_no_more_episodes_run_at_once_than_allowed_and_each_is_counted(inference
     assert (inference.engine.announced, inference.engine.ended) == (7, 7)
 
 
-def test_wait_that_times_out_keeps_what_is_there(inference):
+def test_a_wait_that_times_out_keeps_finished_episodes(inference):
     workflow = Answering()
     for data in [(0, 0), (1, 100_000), (2, 1)]:
         inference.submit(data, workflow)
@@ -158,7 +158,7 @@ def test_wait_that_times_out_keeps_what_is_there(inference):
     assert numbers(inference.wait(1)) == [0]
 
 
-def test_wait_for_more_than_was_submitted_says_so_and_keeps_what_is_there(inference):
+def test_waiting_for_more_than_was_submitted_is_refused_and_keeps_finished_episodes(inference):
     inference.submit((0, 1), Answering())
     with pytest.raises(RuntimeError, match="submit as many as you need"):
         inference.wait(2)
@@ -185,7 +185,7 @@ def test_an_episode_may_have_several_trajectories_and_counts_once(inference):
     assert result.rejected == [(1, 1)]
 
 
-def test_batch_drops_what_is_not_accepted(inference):
+def test_a_batch_drops_rejected_trajectories(inference):
     result = inference.rollout_batch(
         [(i, 1) for i in range(4)],
         Answering(),
@@ -246,7 +246,7 @@ def test_prepared_batch_ends_with_its_data_and_after_ten_times_as_many_tries(inf
     assert (result.trajectories, len(result.rejected)) == ([], 20)
 
 
-def test_weights_change_without_interruption_where_nothing_is_under_way(inference):
+def test_weights_change_without_interruption_if_no_episode_runs(inference):
     inference.update_weights(4)
     assert (inference.engine.policy_version, inference.engine.interrupts) == (4, 0)
 

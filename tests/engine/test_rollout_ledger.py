@@ -50,7 +50,7 @@ def test_samples_of_weights_that_are_too_old_are_dropped_and_counted():
     assert book.totals()["discarded"] == 1
 
 
-def test_what_a_dead_rank_had_is_started_again_with_the_same_ids():
+def test_prompts_of_a_dead_rank_start_again_with_the_same_ids():
     book = ledger(ranks=2)
     first, second = book.next_prompts(0, 1, acting=0)[0], book.next_prompts(1, 1, acting=0)[0]
     book.finish(0, first, version=0)

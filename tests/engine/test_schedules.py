@@ -13,7 +13,7 @@ def factors(scheduler, *, warmup=0, total=None, steps=6):
     ]
 
 
-def test_constant_stays():
+def test_the_constant_schedule_stays_constant():
     assert factors("constant", steps=3) == [1.0, 1.0, 1.0]
 
 
@@ -58,14 +58,14 @@ def test_steps_of_warm_up_go_before_their_ratio():
     )
 
 
-def test_a_ratio_of_a_run_without_end_is_refused():
+def test_a_warm_up_ratio_of_an_endless_run_is_refused():
     with pytest.raises(ConfigError, match=r"warmup_ratio=0.1 needs trainer.total_steps"):
         warmup_length(
             scheduler="constant_with_warmup", warmup_steps=None, warmup_ratio=0.1, total_steps=None
         )
 
 
-def test_a_fall_towards_no_end_is_refused():
+def test_a_decay_without_an_end_is_refused():
     with pytest.raises(ConfigError, match=r"cosine_with_warmup needs the length of the run"):
         factors("cosine_with_warmup")
 

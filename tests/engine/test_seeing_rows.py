@@ -70,7 +70,7 @@ def test_log_probs_that_acted_are_those_that_training_recomputes(model, batch):
     assert gaps.mean() < 1e-4
 
 
-def test_they_are_those_of_transformers_own_forward_pass(model, prompts, batch):
+def test_log_probs_are_those_of_transformers_own_forward_pass(model, prompts, batch):
     with torch.no_grad():
         scores = text_scorer(model, batch, 1.0).log_probs_BT
     for number, (prompt, sample) in enumerate(zip(prompts, Dict2Samples(batch), strict=True)):

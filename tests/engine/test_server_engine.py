@@ -177,7 +177,7 @@ def test_statistics_count_requests_and_tokens(engine: ServerEngine) -> None:
 # Weights
 
 
-def test_new_weights_act_and_are_proved(engine: ServerEngine) -> None:
+def test_new_weights_act_and_their_log_probs_are_verified(engine: ServerEngine) -> None:
     train(engine.model, seed=1)
     assert gap(engine, *REQUESTS) > 0.01
     sync(engine)
@@ -185,7 +185,7 @@ def test_new_weights_act_and_are_proved(engine: ServerEngine) -> None:
     assert set(ask(engine, REQUESTS[0])[0].versions.tolist()) == {Trained.steps}
 
 
-def test_buckets_smaller_than_the_weights_bring_all_of_them(
+def test_buckets_smaller_than_the_weights_transfer_all_of_them(
     playground: Playground, url: str
 ) -> None:
     engine = engine_of(url, model=model(), tokenizer=tokenizer(), bucket_bytes=1000)
@@ -302,7 +302,7 @@ def test_a_sync_waits_for_a_server_that_is_being_restarted() -> None:
             engine.close()
 
 
-def test_weights_that_arrive_and_do_not_act_are_noticed(
+def test_weights_that_arrive_without_effect_are_reported(
     engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = playground.server.worker
@@ -341,7 +341,7 @@ def test_a_server_that_cannot_read_the_folder_is_reported(
     assert "must mount the folder at the same path" in sentence
 
 
-def test_a_full_folder_names_the_remedies(playground: Playground, url: str) -> None:
+def test_a_full_disk_is_reported_with_the_remedies(playground: Playground, url: str) -> None:
     engine = engine_of(url, model=model(), tokenizer=tokenizer())
     try:
         engine.route.folder = engine.route.folder / "missing"
@@ -425,7 +425,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_answer_that_cannot_be_used_costs_its_episode_alone(
+def test_an_unusable_answer_fails_its_episode_only(
     engine: ServerEngine, playground: Playground, name: str
 ) -> None:
     bad, expected = BAD[name]
@@ -443,9 +443,7 @@ async def never(scope: Any, receive: Any, send: Any) -> None:
     await receive()  # until the client has gone
 
 
-def test_a_server_that_hangs_is_given_up_until_the_next_rollout(
-    playground: Playground, url: str
-) -> None:
+def test_a_hung_server_is_skipped_until_the_next_rollout(playground: Playground, url: str) -> None:
     engine = engine_of(url, model=model(), tokenizer=tokenizer())
     try:
         engine.link.deadline_s = 0.2
@@ -461,7 +459,7 @@ def test_a_server_that_hangs_is_given_up_until_the_next_rollout(
         engine.close()
 
 
-def test_a_server_that_has_gone_costs_the_episodes_of_the_rollout() -> None:
+def test_a_server_that_disappears_fails_the_episodes_of_the_rollout() -> None:
     playground = Playground(model(), tokenizer())
     with serving(playground.faults) as url:
         engine = engine_of(url, model=model(), tokenizer=tokenizer())
@@ -481,7 +479,7 @@ def test_a_server_that_has_gone_costs_the_episodes_of_the_rollout() -> None:
         engine.close()
 
 
-def test_a_connection_that_breaks_is_tried_again() -> None:
+def test_a_broken_connection_is_retried() -> None:
     playground = Playground(model(), tokenizer())
     with serving(playground.faults) as url:
         engine = engine_of(url, model=model(), tokenizer=tokenizer(), reconnect_s=60.0)

@@ -63,7 +63,7 @@ def same(found) -> bool:
     return all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
 
 
-def test_what_three_ranks_wrote_two_ranks_and_one_read(tmp_path):
+def test_a_checkpoint_of_three_ranks_is_read_by_two_and_by_one(tmp_path):
     run_on_ranks(write_shards, tmp_path / "three", ranks=3)
     assert sorted(os.listdir(tmp_path / "three")) == [
         ".metadata",
@@ -75,7 +75,7 @@ def test_what_three_ranks_wrote_two_ranks_and_one_read(tmp_path):
     assert all(map(same, run_on_ranks(read_shards, tmp_path / "three", ranks=2)))
 
 
-def test_what_one_rank_wrote_three_ranks_read(tmp_path):
+def test_a_checkpoint_of_one_rank_is_read_by_three(tmp_path):
     write(OneProcess(), tmp_path / "one")
     assert all(map(same, run_on_ranks(read_shards, tmp_path / "one", ranks=3)))
 

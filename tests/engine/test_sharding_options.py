@@ -64,14 +64,14 @@ def test_moments_on_the_host_change_no_bit(alone):
     assert largest_difference(alone["as shipped"], alone["moments on the host"]) == 0.0
 
 
-def test_moments_are_away_between_steps():
+def test_optimiser_moments_are_offloaded_between_steps():
     engine = make_engine(offload=True)
     make_actor(engine).update(trajectories(ROWS))
     for state in engine.optimizer.state.values():
         assert state["exp_avg"].untyped_storage().nbytes() == 0
 
 
-def test_a_reference_is_away_between_passes_and_scores_alike():
+def test_an_offloaded_reference_scores_the_same():
     here, away = make_engine(optim=None), make_engine(optim=None, offload=True)
     assert all(weight.untyped_storage().nbytes() == 0 for weight in away.module.parameters())
     scored = [
@@ -99,7 +99,7 @@ def test_a_matrix_of_qwen_7b_takes_no_more_host_memory_than_it_has():
     assert powers_of_two(7) == [7]
 
 
-def test_what_is_away_in_parts_comes_back_whole():
+def test_tensors_offloaded_in_parts_are_restored_whole():
     numbers = torch.arange(400_000.0)  # 1.5 MiB: 1 MiB and a rest
     idle = Offloaded(lambda: [numbers])
     idle.leave()
@@ -114,7 +114,7 @@ def layout(ranks):
     return weight.device_mesh.mesh.tolist()
 
 
-def test_neighbours_share_a_copy():
+def test_neighbouring_ranks_share_a_copy():
     assert run_on_ranks(layout, ranks=4)[0] == [[0, 1], [2, 3]]
 
 

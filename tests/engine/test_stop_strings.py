@@ -15,7 +15,7 @@ def decode(tokens):
     return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
-def test_a_stop_string_is_said_by_its_last_token():
+def test_a_stop_string_is_found_at_its_last_token():
     tokens = [*b"so: EN", 300, *b"D"]
     assert not says_stop(tokens[:-1], stop=STOP, decode=decode)
     assert says_stop(tokens, stop=STOP, decode=decode)
@@ -26,7 +26,7 @@ def test_a_stop_string_that_an_interruption_split_ends_with_its_second_half():
     assert split_stop(tokens, 6, stop=STOP, decode=decode) == len(b"5</answer>")
 
 
-def test_halves_that_do_not_belong_together_are_no_stop():
+def test_halves_of_different_stop_strings_do_not_stop():
     assert split_stop([*b"5</ans", *b"er> and more"], 6, stop=STOP, decode=decode) is None
     assert split_stop([*b"5</ans", *b"wer>"], 6, stop=(), decode=decode) is None
 

@@ -70,7 +70,7 @@ def recomputing():
 def gaps_in_bfloat16(ranks):
     """Mean difference between log-probs of an acting copy and of training.
 
-    Once with weights in the type of the passes, once as stored.
+    Once with weights in the compute dtype, once as stored.
     """
     module, batch = tiny_model("tied"), own_rows(ranks, 3)
     copies = acting_copy(module, torch.bfloat16), acting_copy(module, None)
@@ -204,7 +204,7 @@ def test_a_copy_that_acts_in_bfloat16_rounds_its_weights_as_those_that_are_train
         assert in_their_type < 0.5 * as_stored
 
 
-def test_weights_in_fewer_digits_are_proved_to_have_arrived():
+def test_weights_of_lower_precision_are_verified_on_arrival():
     copied, trained = acting_copy(tiny_model("tied", seed=1), torch.bfloat16), tiny_model("tied")
     (pair,) = ActingModule(copied, trained=trained).take_weights(
         in_rows(trained.state_dict().items())
@@ -217,7 +217,7 @@ def test_weights_in_fewer_digits_are_proved_to_have_arrived():
     )
 
 
-def test_a_row_over_the_budget_of_one_rank_stops_both(two_ranks):
+def test_a_row_over_the_budget_on_one_rank_stops_both_ranks(two_ranks):
     assert two_ranks[1]["budget"].startswith(
         "ConfigError: A row of 9 tokens exceeds the budget of 8"
     )
@@ -227,7 +227,7 @@ def test_a_row_over_the_budget_of_one_rank_stops_both(two_ranks):
 
 
 @pytest.mark.parametrize("name", ["exported by rank 0", "exported by rank 1", "checkpoint"])
-def test_what_two_ranks_save_is_a_model_for_everybody(two_ranks, folder, name):
+def test_a_model_saved_by_two_ranks_is_readable_by_all_users(two_ranks, folder, name):
     from transformers import AutoModelForCausalLM
 
     ours = load_language_model(folder / name)

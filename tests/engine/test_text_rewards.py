@@ -146,7 +146,7 @@ def test_parts_are_weighted_added_up_and_logged_without_their_weight(make):
 
 
 @pytest.mark.parametrize("name", ["success", "return"])
-def test_an_episode_that_the_environment_could_not_grade_has_no_grade_to_be_rewarded(make, name):
+def test_an_ungraded_episode_has_no_reward(make, name):
     shown = dataclasses.replace(
         outcomes("four", "five", success=[True, False]), graded_B=np.array([True, False])
     )
@@ -204,14 +204,14 @@ def test_the_samples_beside_it_are_scored(moody_scores):
     assert moody_scores.reward_B[[0, -1]].tolist() == [1.0, 1.0]
 
 
-def test_after_too_many_failures_the_rest_is_not_tried(make):
+def test_after_too_many_failures_no_further_sample_is_scored(make):
     manager = make({"name": "moody"}, max_failed_share=0.25)
     scores = manager.score(outcomes("raise", "raise", "good", "good", total=4))
     assert scores.failed[0].endswith("no such grade")
     assert [scores.failed[row] for row in (2, 3)] == ["moody: skipped after too many failures"] * 2
 
 
-def test_failures_of_a_rank_are_counted_against_the_samples_of_all_ranks(make):
+def test_the_failure_bound_counts_samples_of_all_ranks(make):
     manager = make({"name": "moody"}, max_failed_share=0.25)
     scores = manager.score(outcomes("raise", "raise", "good", "good", total=8))
     assert set(scores.failed) == {0, 1}
@@ -238,7 +238,7 @@ def test_a_batched_function_gets_lists(make):
         (("a", "nan"), {1: "many: it returned nan, which is not a score"}),
     ],
 )
-def test_a_list_of_the_wrong_length_fails_its_samples_and_a_bad_entry_its_own(
+def test_a_list_of_the_wrong_length_fails_all_samples_and_a_bad_entry_fails_one(
     make, responses, failed
 ):
     assert make({"name": "many", "batched": True}).score(outcomes(*responses)).failed == failed
@@ -309,7 +309,7 @@ def test_the_environments_own_reward_needs_no_texts_and_no_process(name, expecte
     assert not needs_texts(reward_parts(RewardArguments(name=name), CustomRewardArguments()))
 
 
-def test_no_episodes_are_no_rewards():
+def test_no_episodes_give_no_rewards():
     assert make_text_reward_manager(text_config()).score(outcomes()).reward_B.tolist() == []
 
 
@@ -341,7 +341,7 @@ def dapo_config(
     return config
 
 
-def test_dapo_takes_a_penalty_off_long_responses_beside_the_score():
+def test_dapo_subtracts_a_penalty_for_long_responses_outside_the_score():
     scores = make_text_reward_manager(dapo_config(penalty=1.0)).score(
         outcomes("a", "b", "c", lengths=[80, 90, 100])
     )
@@ -349,7 +349,7 @@ def test_dapo_takes_a_penalty_off_long_responses_beside_the_score():
     assert scores.reward_B.tolist() == [0.25, 0.25, 0.25]
 
 
-def test_the_penalty_has_a_size_and_a_beginning():
+def test_the_penalty_grows_linearly_from_its_start():
     scores = make_text_reward_manager(dapo_config(penalty=2.0, buffer=50)).score(
         outcomes("a", "b", lengths=[60, 75])
     )
@@ -467,7 +467,7 @@ def test_a_further_part_that_is_not_finite_is_left_out_of_the_logs():
     assert judged({"score": 1.0, "margin": float("nan")}) == {"score": 1.0}
 
 
-def test_a_manager_of_the_users_own_that_is_none_is_refused():
+def test_a_user_class_that_is_not_a_reward_manager_is_refused():
     with pytest.raises(
         ConfigError, match="made a dict, which lacks ranks_failures, looks_at_all_ranks, score"
     ):

@@ -205,7 +205,7 @@ def test_answer_of_a_tool_that_spends_the_budget_ends_the_episode_with_the_rewar
     assert result.trajectories[0].row["responses"][-1] == ord("5")
 
 
-def test_budget_of_turns_is_the_environments():
+def test_the_bound_on_turns_is_that_of_the_environment():
     result, engine = play(
         lambda request: CALL, env="tools", arguments=TOOL_ARGUMENTS | {"max_turns": 2}
     )
@@ -279,7 +279,7 @@ def relay(request):
     return {0: "ab", 1: "c"}[request.agent] + str(request.seed[3])
 
 
-def test_agents_that_take_turns_hear_each_other_and_wait():
+def test_agents_that_take_turns_read_each_other_and_wait():
     result, engine = play_relay(relay, played_by=(3, 5))
     caller, answerer = (trajectory.row for trajectory in result.trajectories)
     assert [request.agent for request in engine.requests] == [0, 1, 0]
@@ -300,7 +300,7 @@ def test_a_reward_reaches_an_agent_at_its_last_token_though_another_spoke_last()
     assert [row["complete"] for row in (caller, answerer)] == [True, False]
 
 
-def test_an_episode_that_rewards_an_agent_before_its_first_action_is_failed():
+def test_a_reward_before_an_agents_first_action_fails_the_episode():
     result, _ = play_relay(relay, env="scripted_text:EarlyRewardEnv")
     ((_, reason),) = result.failed
     assert "rewards agent 1 with 2.0 before its first action" in str(reason)
@@ -399,7 +399,7 @@ def test_engine_gets_the_texts_that_end_a_turn():
 
 
 @pytest.mark.parametrize("settings", [{"max_prompt_length": 0}, {"max_response_length": 0}])
-def test_length_that_cannot_be_is_refused(settings):
+def test_an_impossible_length_is_refused(settings):
     with pytest.raises(ConfigError, match=f"data.{next(iter(settings))}=0 must be at least 1"):
         play(lambda request: "5", **settings)
 
@@ -447,7 +447,7 @@ def test_users_workflow_is_made_with_the_same_arguments():
         ("scripted_text:UngradableEnv", r"is called with \(pool=…, tokenizer=…"),
     ],
 )
-def test_workflow_that_is_none_is_refused(name, words):
+def test_an_object_that_is_not_a_workflow_is_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         make_text_workflow(name, **arguments_of())
 
@@ -458,7 +458,7 @@ def test_workflow_that_is_none_is_refused(name, words):
     budget=st.integers(1, 60),
     interruptions=st.sets(st.integers(1, 30), max_size=4),
 )
-def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(
+def test_a_row_holds_exactly_the_generated_tokens_under_random_interruptions(
     says, budget, interruptions
 ):
     """Three turns with any texts, under any budget, interrupted anywhere: no token is lost, made

@@ -50,7 +50,7 @@ def test_a_budget_makes_parts_of_equal_weight():
     assert sorted(row for part in parts for row in part) == list(range(6))
 
 
-def test_rows_without_attention_mask_have_the_length_of_what_they_said():
+def test_rows_without_attention_mask_have_the_length_of_their_responses():
     batch = TensorDict(
         {"response_mask": torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]])}, batch_size=[3]
     )
@@ -72,7 +72,7 @@ def test_a_row_longer_than_the_budget_is_refused_with_the_key():
         make_actor(engine_of(micro_batch_tokens=8)).update(text_rows())
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_a_budget_of_zero_is_refused():
     with pytest.raises(ConfigError, match="micro_batch_tokens=0"):
         engine_of(micro_batch_tokens=0)
 
@@ -87,7 +87,7 @@ def test_neighbouring_rows_are_taken_as_a_view_and_others_as_a_copy():
     assert take_rows(batch, [1, 4])["uid"] == ["001", "004"]
 
 
-def test_what_was_kept_comes_back_in_the_order_of_the_rows():
+def test_parts_are_returned_in_the_order_of_the_rows():
     kept = [torch.tensor([10, 13]), torch.tensor([11, 12]), torch.tensor([], dtype=torch.long)]
     assert torch.cat(rows_in_order(kept, [[0, 3], [1, 2], ()])).tolist() == [10, 11, 12, 13]
 

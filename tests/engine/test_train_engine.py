@@ -109,7 +109,7 @@ def test_the_learning_rate_follows_the_applied_steps():
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])
 
 
-def test_a_falling_rate_keeps_up_with_the_run_where_steps_were_left_out():
+def test_a_decaying_rate_follows_the_run_when_steps_were_skipped():
     engine = line_engine(
         optim={"scheduler": "linear_with_warmup", "warmup_steps": 1}, total_steps=5
     )
@@ -120,7 +120,7 @@ def test_a_falling_rate_keeps_up_with_the_run_where_steps_were_left_out():
     )  # warm-up still applies; then a quarter of the run remains
 
 
-def test_a_falling_rate_is_not_held_back_by_the_run():
+def test_a_decaying_rate_does_not_lag_behind_the_run():
     engine = line_engine(
         optim={"scheduler": "linear_with_warmup", "warmup_steps": 0}, total_steps=4
     )
@@ -130,7 +130,7 @@ def test_a_falling_rate_is_not_held_back_by_the_run():
     )
 
 
-def test_a_schedule_that_cannot_be_is_refused_before_the_first_batch():
+def test_an_impossible_schedule_is_refused_before_the_first_batch():
     with pytest.raises(ConfigError, match="needs the length of the run"):
         line_engine(optim={"scheduler": "cosine_with_warmup", "warmup_steps": 0})
 
@@ -158,7 +158,7 @@ def test_an_engine_without_optimiser_scores_and_refuses_to_train():
         make_actor(engine).update(batch)
 
 
-def test_frozen_weights_stay():
+def test_frozen_weights_do_not_change():
     policy = TinyPolicy()
     policy.head.requires_grad_(False)
     engine = make_engine(module=policy)
@@ -219,7 +219,7 @@ def test_saved_and_loaded_engines_continue_alike(tmp_path):
     )
 
 
-def test_moments_of_an_engine_that_has_not_stepped_are_none(tmp_path):
+def test_an_engine_before_its_first_step_has_no_moments(tmp_path):
     fresh, trained = make_engine(), make_engine()
     fresh.save(tmp_path)
     make_actor(trained).update(trajectories(4))
@@ -288,7 +288,7 @@ def test_an_engine_loads_the_files_of_earlier_versions(tmp_path, updates):
     assert largest_difference(weights(old), weights(new)) == 0.0
 
 
-def test_a_missing_weight_file_is_refused_with_what_is_there(tmp_path):
+def test_a_missing_weight_file_is_refused_with_a_list_of_the_others(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(
         CheckpointError, match=r"model.safetensors does not exist.*Found in .*: notes.txt"

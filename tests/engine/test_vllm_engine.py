@@ -100,7 +100,7 @@ def test_log_probs_are_those_of_the_whole_distribution_under_the_temperature(eng
 
 
 @needs_vllm
-def test_log_probs_of_greedy_requests_too(engine):
+def test_log_probs_of_greedy_requests_are_those_of_training(engine):
     assert gap(engine, request("a", "1+2=", tokens=8, greedy=True)) < 1e-5
 
 
@@ -186,7 +186,7 @@ def test_a_stop_string_ends_a_continuation_and_keeps_its_tokens(engine, endless)
 
 
 @needs_vllm
-def test_a_request_that_vllm_refuses_is_an_error_of_who_asked(engine):
+def test_a_request_that_vllm_refuses_raises_at_its_caller(engine):
     from vllm.exceptions import VLLMValidationError
 
     async def scenario():
@@ -205,7 +205,7 @@ def test_a_request_longer_than_the_model_is_refused(engine):
 
 
 @needs_vllm
-def test_an_interruption_returns_what_there_is(engine, endless):
+def test_an_interruption_returns_the_partial_answers(engine, endless):
     async def scenario():
         engine.take_stats()
         running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=100)))
@@ -220,7 +220,7 @@ def test_an_interruption_returns_what_there_is(engine, endless):
 
 
 @needs_vllm
-def test_new_weights_act_and_are_proved(engine, endless):
+def test_new_weights_act_and_their_log_probs_are_verified(engine, endless):
     ask(engine, *REQUESTS)  # prefixes of the old weights are in the cache
     train(engine.model, seed=1)
     assert gap(engine, *REQUESTS) > 0.01
@@ -332,6 +332,6 @@ def test_without_vllm_the_install_command_is_printed(monkeypatch):
         packages.require_vllm()
 
 
-def test_the_engines_module_imports_no_vllm():
+def test_the_module_of_the_engine_does_not_import_vllm():
     code = "import sys, siirl.engine.rollout.vllm.vllm_engine; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

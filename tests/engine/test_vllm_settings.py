@@ -74,7 +74,7 @@ def test_a_gpu_reads_long_prompts_in_parts():
     assert not {"max_num_batched_tokens", "enable_chunked_prefill"} & asked.keys()
 
 
-def test_vllm_starts_on_a_gpu_of_which_training_holds_half():
+def test_vllm_starts_on_a_gpu_half_full_of_training():
     request_memory = pytest.importorskip("vllm.v1.worker.utils").request_memory
     gib = 1 << 30
     gpu = SimpleNamespace(device_="cuda:0", total_memory=80 * gib, free_memory=40 * gib)

@@ -112,7 +112,7 @@ def test_an_entry_survives_as_plain_data():
     assert entry.end == 28
 
 
-def test_shared_memory_is_one_buffer_however_many_buckets():
+def test_shared_memory_reuses_one_buffer_for_all_buckets():
     handles = []
     mapped = MappedBuffers()
     assembly, found = Assembly(), {}

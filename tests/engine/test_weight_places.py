@@ -78,7 +78,7 @@ def test_a_loader_that_copies_is_asked_once_and_one_that_computes_every_time():
     assert model.loads == 4 + 3 * 2  # `scale` is looked at and loaded
 
 
-def test_a_weight_that_the_engine_has_no_place_for_is_ignored():
+def test_a_weight_that_the_engine_lacks_is_ignored():
     class WithoutHead(Model):
         def load_head(self, weight): ...
 

@@ -52,7 +52,7 @@ def test_the_trained_module_itself_needs_no_copy():
     assert sync.version == engine.version == 1
 
 
-def test_a_sync_says_whether_optimiser_steps_left_the_weights_as_they_were():
+def test_a_sync_reports_whether_optimiser_steps_changed_the_weights():
     trained = Trained(linear(0), steps=0)
     sync = WeightSync(trained=trained, acting=linear(1), engine=Acting(), ranks=OneProcess())
     found = []

@@ -411,7 +411,7 @@ def test_a_closed_pool_refuses_and_may_be_closed_again():
     asyncio.run(closed())
 
 
-def test_the_watchdog_is_told_what_a_server_was_asked_until_it_answers_or_is_replaced(tmp_path):
+def test_the_watchdog_knows_a_call_until_its_answer_or_the_servers_replacement(tmp_path):
     kwargs = {"fault": "hang_awaiting", "ledger": str(tmp_path), "times": 1}
 
     async def episode():

@@ -17,7 +17,7 @@ import pytest
 
 LIST = Path(__file__).parent / "gymnasium_ids"
 REPOSITORY = Path(__file__).resolve().parents[2]
-GIVE_UP_S = 1200.0  # for hangs alone
+GIVE_UP_S = 1200.0  # only a hang takes longer
 
 
 def test_the_list_has_forty_ids_of_ten_packages():

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = "openenv-core==0.3.0"
-GIVE_UP_S = 1500.0  # for hangs alone
+GIVE_UP_S = 1500.0  # only a hang takes longer
 
 CLIENT = """
 import json, sys

@@ -41,7 +41,7 @@ def ended(folder: Path, how: str) -> str:
     return done.stderr
 
 
-def test_a_process_that_the_timer_ended_has_a_sentence_and_the_way_on(tmp_path: Path) -> None:
+def test_a_process_ended_by_the_timer_reports_the_reason_and_how_to_resume(tmp_path: Path) -> None:
     lines = ended(tmp_path, "by the timer").splitlines()
     assert lines[0] == "siirl: the run failed: Nothing"
     assert lines[-1] == "Resume with the same command and trainer.resume=earlier"

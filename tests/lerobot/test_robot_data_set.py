@@ -207,7 +207,7 @@ def test_a_damaged_data_set_is_refused_with_file_and_remedy(
         list(RobotDataSet(broken(tmp_path / "copy", name, content)).read(cameras=[FRONT]))
 
 
-def test_a_pipe_in_the_place_of_a_table_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_table_is_refused_without_waiting(tmp_path: Path) -> None:
     folder = shutil.copytree(HERE / "v30", tmp_path / "copy")
     file = folder / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
     file.unlink()
@@ -216,7 +216,7 @@ def test_a_pipe_in_the_place_of_a_table_is_refused_and_not_waited_for(tmp_path: 
         RobotDataSet(folder)
 
 
-def test_an_instruction_that_is_no_text_is_refused_with_its_file(tmp_path: Path) -> None:
+def test_an_instruction_that_is_not_utf8_is_refused_with_its_file(tmp_path: Path) -> None:
     folder = shutil.copytree(HERE / "v30", tmp_path / "copy")
     file = folder / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
     rows = parquet.read_table(file).to_pylist()

@@ -45,10 +45,8 @@ SMALL_JOB = (
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )
 CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1")
-AGENTS_END_WITHIN_S = 600.0  # about a minute; for hangs alone
-START_S = (
-    1500.0  # until something is seen of a run, which takes 40 s on two idle cores; for hangs alone
-)
+AGENTS_END_WITHIN_S = 600.0  # about a minute; only a hang takes longer
+START_S = 1500.0  # until the first sign of a run, 40 s on two idle cores; only a hang takes longer
 
 
 class RealRun:

@@ -23,7 +23,7 @@ REFUSED = 2
 FOUR = "actor_rollout_ref.rollout.n=4"  # which two ranks can share
 SHORT = ("trainer.total_steps=2",)
 OF_A_RUN = ("ray::_Rank", "ray::EnvServerActor")
-GONE_WITHIN_S = 600.0  # for hangs alone
+GONE_WITHIN_S = 600.0  # only a hang takes longer
 
 
 @pytest.fixture

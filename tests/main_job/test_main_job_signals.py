@@ -15,7 +15,7 @@ from real_run import AGENTS_END_WITHIN_S, RAY_AGENTS, RealRun, hears_signals
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 
 ENDLESS = ("trainer.total_steps=100000", "trainer.save_freq=100000", "trainer.grace_s=600")
-ENDS_WITHIN_S = 900.0  # three seconds on an idle machine; for hangs alone
+ENDS_WITHIN_S = 900.0  # three seconds on an idle machine; only a hang takes longer
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 APART_S = 1.2  # two signals within a second are one wish
 HERE = Path(__file__).parent
@@ -81,7 +81,9 @@ def test_a_run_on_ray_saves_what_it_has_trained_and_ends_with_all_its_processes(
 
 @pytest.mark.slow  # Ray takes ten seconds to start
 @pytest.mark.parametrize("number", STATUS)
-def test_a_group_is_signalled_at_once_and_maybe_twice(start_run, number: signal.Signals) -> None:
+def test_a_process_group_that_is_signalled_twice_saves_and_ends(
+    start_run, number: signal.Signals
+) -> None:
     """As by a terminal, or by `timeout` and `scancel` with SIGTERM."""
     run = in_training(start_run, "cluster=ray")
     run.signal_terminal(number)

@@ -165,7 +165,7 @@ def test_a_folder_without_tokenizer_is_reported(tmp_path):
 def test_a_damaged_tokenizer_is_reported(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(CheckpointError, match=r"no model can be made of tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json.* cannot be loaded"):
         load_chat_tokenizer(tmp_path)
 
 

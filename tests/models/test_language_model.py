@@ -247,17 +247,17 @@ def test_weights_of_another_size_are_refused(saved):
         ("hidden_act", None),
     ],
 )
-def test_a_configuration_of_which_no_model_can_be_made_is_refused(saved, key, value):
+def test_an_unusable_model_configuration_is_refused(saved, key, value):
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises((CheckpointError, ConfigError), match=re.escape(str(saved))):
         load_language_model(saved)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(saved):
+def test_a_pipe_instead_of_a_file_is_refused_without_waiting(saved):
     (saved / "model.safetensors").unlink()
     os.mkfifo(saved / "model.safetensors")
-    with pytest.raises(MissingAssetError, match=r"model\.safetensors is no file that can be read"):
+    with pytest.raises(MissingAssetError, match=r"model\.safetensors is not a readable file"):
         load_language_model(saved)
 
 
@@ -270,7 +270,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(saved):
             "take a model whose config.json names Qwen3ForCausalLM",
         ),
         ({"model_type": "vit"}, "it is vit"),
-        ({"model_type": "no_such_type"}, "no model that transformers knows"),
+        ({"model_type": "no_such_type"}, "no model type known to transformers"),
     ],
 )
 def test_what_is_no_causal_language_model_is_refused(tmp_path, description, told):

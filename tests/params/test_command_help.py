@@ -71,7 +71,7 @@ def test_own_words_have_a_section_with_default_or_placeholder() -> None:
     ]
 
 
-def test_a_parser_has_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parsers_help_has_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         described(TEXT, "siirl.reward_check")
         in argument_parser(TEXT, "siirl.reward_check").format_help()

@@ -86,7 +86,7 @@ def test_the_tasks_of_a_file_are_those_of_its_suite_and_not_of_another_one(tmp_p
     assert parse_config(config_file=file).env.tasks is None
 
 
-def test_what_was_read_is_read_again_as_the_same(tmp_path: Path) -> None:
+def test_a_written_configuration_is_read_as_the_same(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     for words in (["env=libero"], ["env=libero", "env.suite=90"]):
         config = parse_config(words)

@@ -172,7 +172,9 @@ def test_a_folder_and_a_file_of_a_revision_are_found(
         ("two folders", "ConfigError: data.train_files=hf://me/two has training files in several"),
     ],
 )
-def test_what_the_hub_lacks_is_named(call: str, sentence: str, answers: dict[str, Any]) -> None:
+def test_a_file_that_the_hub_lacks_is_named(
+    call: str, sentence: str, answers: dict[str, Any]
+) -> None:
     assert answers[call].startswith(sentence)
 
 
@@ -241,18 +243,18 @@ def test_a_plain_id_of_a_model_is_looked_up_and_a_missing_one_names_the_key(
         ),
     ],
 )
-def test_a_place_is_read_and_written(text: str, place: HubPlace) -> None:
+def test_a_hub_place_is_read_and_written(text: str, place: HubPlace) -> None:
     assert hub_place(text, place="key") == place
     assert hub_place(str(place), place="key") == place
 
 
 @pytest.mark.parametrize("text", ["hf://a", "hf://", "hf://a/b@", "hf://a/b/../c", "hf://a b/c"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_an_invalid_hub_place_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a location on the Hub: write hf://owner/name"):
         hub_place(text, place="key")
 
 
-def test_other_texts_are_no_places() -> None:
+def test_other_texts_are_not_hub_places() -> None:
     assert hub_place("outputs/run", place="key") is None
     place = hub_place("hf://a/b", place="data.train_files", kind=DATASET)
     assert place is not None and place.kind == DATASET

@@ -13,7 +13,7 @@ from siirl.params.parser import known_keys, parse_config, to_yaml
 from siirl.params.terminal_lines import USUAL_COLUMNS
 
 
-def test_everything_that_is_no_flag_belongs_to_the_parser() -> None:
+def test_every_word_that_is_not_a_flag_belongs_to_the_parser() -> None:
     command = read_command_line(["pipeline=grpo", "--config", "a.yaml", "trainer.seed=1"])
     assert (command.action, command.config_file, command.overrides) == (
         Action.RUN,
@@ -33,7 +33,7 @@ def test_everything_that_is_no_flag_belongs_to_the_parser() -> None:
         (["-c", "job"], Action.PRINT_CONFIG),
     ],
 )
-def test_flags_say_what_to_do(words: list[str], action: Action) -> None:
+def test_flags_choose_the_action(words: list[str], action: Action) -> None:
     assert read_command_line(words).action is action
 
 
@@ -69,7 +69,7 @@ def test_help_shows_every_group_with_every_option_and_what_it_is_for() -> None:
             assert described, f"{group}={name} is not described: give its file a first comment line"
 
 
-def test_what_an_option_is_for_is_a_whole_sentence() -> None:
+def test_the_purpose_of_an_option_is_a_whole_sentence() -> None:
     cut = [
         f"{group}={name}"
         for group, names in options().items()

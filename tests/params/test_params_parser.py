@@ -63,7 +63,7 @@ def test_a_pipeline_beside_a_users_graph_gives_its_defaults() -> None:
     )
 
 
-def test_a_graph_that_is_taken_back_leaves_the_demo_job() -> None:
+def test_a_removed_graph_leaves_the_demo_job() -> None:
     assert parse_config(["dag.workflow_file=own.yaml", "dag.workflow_file=null"]) == parse_config()
 
 
@@ -238,7 +238,7 @@ def test_an_unknown_choice_is_refused_with_the_known_ones() -> None:
     assert "data.task_sampling" in message
 
 
-def test_everything_that_is_wrong_is_reported_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     message = refusal(
         "trainer.nnodes=-1", "env.image_size=big", "actor_rollout_ref.model.dtype=int8"
     )
@@ -273,7 +273,9 @@ def test_a_value_that_another_key_passes_on_says_so() -> None:
         ("trainer.seed=${nowhere}", "cannot be resolved"),
     ],
 )
-def test_what_hydra_allows_and_we_do_not_is_refused_in_words(override: str, message: str) -> None:
+def test_hydra_syntax_that_is_not_supported_is_refused_with_a_sentence(
+    override: str, message: str
+) -> None:
     assert message in refusal(override)
     assert "EOF" not in refusal(override)  # the words of a parser generator
 
@@ -387,7 +389,7 @@ def test_gspo_is_grpos_advantage_with_gspos_loss() -> None:
     assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.loss) == ("grpo", "gspo")
 
 
-def test_an_old_name_is_said_once() -> None:
+def test_an_old_name_is_reported_once() -> None:
     assert len(parse(["actor_rollout_ref.model.model_type=embodied"] * 2).notices) == 1
 
 

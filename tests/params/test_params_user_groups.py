@@ -48,7 +48,7 @@ def _guide_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_its_keys_are_set_like_all_others() -> None:
+def test_keys_of_a_user_group_are_set_like_all_others() -> None:
     config = parse_config(
         [REGISTER, "my_custom.enable_feature=true", "my_custom.feature_config={key1: value1}"]
     )
@@ -60,7 +60,7 @@ def test_its_keys_are_set_like_all_others() -> None:
     )
 
 
-def test_it_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_a_user_group_may_be_set_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
         "user_groups:\n  my_custom: guide_groups:MyCustomArguments\nmy_custom:\n  "
@@ -69,19 +69,19 @@ def test_it_may_stand_in_a_file(tmp_path: Path) -> None:
     assert parse_config(config_file=file).my_custom.feature_threshold == 0.7  # type: ignore[attr-defined]
 
 
-def test_it_is_printed_and_read_back(tmp_path: Path) -> None:
+def test_a_user_group_is_printed_and_read_back(tmp_path: Path) -> None:
     config = parse_config([REGISTER, "my_custom.feature_threshold=0.25"])
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     assert parse_config(config_file=file).my_custom == config.my_custom  # type: ignore[attr-defined]
 
 
-def test_it_is_pickled_with_the_configuration() -> None:
+def test_a_user_group_is_pickled_with_the_configuration() -> None:
     config = pickle.loads(pickle.dumps(parse_config([REGISTER, "my_custom.enable_feature=true"])))
     assert config.my_custom.enable_feature is True
 
 
-def test_its_help_is_shown() -> None:
+def test_the_help_of_the_environment_is_shown() -> None:
     text = help_text(usage="", user_groups=parse([REGISTER]).user_groups)
     assert "my_custom.feature_threshold" in text
     assert "Threshold for the custom feature" in text

@@ -50,7 +50,7 @@ def test_an_unknown_name_is_refused_at_once_with_the_known_ones(key: str) -> Non
 
 
 @pytest.mark.parametrize("key", PLUG_IN_KEYS)
-def test_a_name_that_a_module_of_the_users_own_may_register_is_judged_later(key: str) -> None:
+def test_a_name_that_a_user_module_may_register_is_checked_after_its_import(key: str) -> None:
     assert [
         message
         for message in problems(f"{key}=mine", "user_modules=[own_names]")

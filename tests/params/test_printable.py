@@ -19,5 +19,5 @@ def test_signs_that_command_a_terminal_are_escaped(text: str, shown: str) -> Non
     assert printable(text) == shown
 
 
-def test_a_name_has_one_line() -> None:
+def test_a_line_break_in_a_name_is_escaped() -> None:
     assert printable("push\nv3\t", keep="") == "push\\nv3\\t"

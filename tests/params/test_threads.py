@@ -21,7 +21,7 @@ siirl.train.command()
 
 
 @pytest.mark.parametrize(("users", "told"), [({}, "2000"), ({SPIN_COUNT: "7"}, "7")])
-def test_command_says_it_before_torch_is_imported_and_leaves_the_users_choice(
+def test_the_command_sets_it_before_torch_is_imported_and_keeps_the_users_choice(
     users, told, monkeypatch
 ):
     monkeypatch.delenv(SPIN_COUNT, raising=False)

@@ -45,7 +45,7 @@ def train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ),
     ],
 )
-def test_a_refusal_is_words_and_status_2_and_leaves_nothing(
+def test_a_refusal_prints_a_sentence_exits_with_2_and_leaves_no_files(
     tmp_path: Path, words: list[str], expected: str
 ) -> None:
     done = train(*words, cwd=tmp_path)
@@ -114,7 +114,7 @@ def test_cfg_job_prints_what_config_reads(
         (["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "env.camera=top"], "camera"),
     ],
 )
-def test_other_refusals(
+def test_other_invalid_words_are_refused(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == REFUSED
@@ -168,7 +168,7 @@ def test_options_that_the_policy_does_not_take_are_refused(
         ("trainer.n_gpus_per_node=4096", "asks for 4096 ranks"),
     ],
 )
-def test_what_the_graph_the_registries_and_the_machine_rule_out(
+def test_values_that_graph_registries_or_machine_rule_out_are_refused(
     override: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = (
@@ -180,7 +180,7 @@ def test_what_the_graph_the_registries_and_the_machine_rule_out(
     assert expected in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(
+def test_a_folder_that_is_not_a_checkpoint_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--plan", *GYM, f"trainer.resume={tmp_path}"]) == REFUSED

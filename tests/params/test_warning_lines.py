@@ -43,6 +43,6 @@ def test_a_process_that_is_started_later_does_not_repeat_it() -> None:
     assert "stand-in" not in done.stderr and "another text" in done.stderr
 
 
-def test_a_short_beginning_silences_nothing() -> None:
+def test_a_short_beginning_silences_no_other_warning() -> None:
     warn("Note: a text")
     assert "PYTHONWARNINGS" not in os.environ

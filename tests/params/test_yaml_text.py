@@ -28,7 +28,7 @@ def test_a_billion_laughs_are_refused(tmp_path, words, capsys):
     [("a: &a [*a]", "more than"), ("[" * 100_000, "nested too deeply"), (LAUGHS, "more than")],
     ids=["itself", "nested", "laughs"],
 )
-def test_what_expands_without_end_is_refused(text, sentence):
+def test_a_yaml_that_expands_without_end_is_refused(text, sentence):
     with pytest.raises(ValueError, match=sentence):
         check_expansion(text)
 

@@ -338,7 +338,7 @@ def _table(
                 "files of fewer episodes."
             )
         table = parquet.read_table(file, columns=list(columns), filters=filters)
-        table.validate(full=True)  # texts may hold bytes that are no text
+        table.validate(full=True)  # refuses texts that are not UTF-8
         return table
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())[:200]

@@ -180,10 +180,10 @@ class ScoringEngine(Generic[Scores]):
         return in_rows(adapters_first(self.module.state_dict()))
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
-        """Autocast to the type of the passes in a single process; in a group FSDP2 casts.
+        """Autocast to the compute dtype in a single process; in a group FSDP2 casts.
 
         Autocast's cache is off. It would hold a second copy of all weights for the whole pass, and
-        sum the gradients of a weight that is used twice in the type of the passes.
+        sum the gradients of a weight that is used twice in the compute dtype.
         """
         if self.compute_dtype is None or self.ranks.group is not None:
             return contextlib.nullcontext()

@@ -84,7 +84,7 @@ def acting_copy(
     Weights that were not read yet (`siirl.models.weights.PlannedWeights`) get memory on `device`;
     the first sync fills them.
 
-    Its weights have the type of the passes, as FSDP2 gathers them in training. Weights kept in
+    Its weights have the compute dtype, as FSDP2 gathers them in training. Weights kept in
     float32 and cast at use leave sums between layers in float32: log-probs of the shipped model
     then differed by 1e-2 to 2e-2 in the mean. Buffers keep their type.
     """

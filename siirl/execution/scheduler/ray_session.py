@@ -240,7 +240,7 @@ def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
 
 @contextmanager
 def _own_process_groups() -> Iterator[None]:
-    """Start each process of Ray 2.60 in a group of its own, which it has no option for.
+    """Start each process of Ray in its own process group; Ray 2.60 has no option for it.
 
     A signal to the command's group then reaches the command alone, which saves its weights before
     it ends Ray: `timeout`, `scancel` and service managers send SIGTERM to a whole group.

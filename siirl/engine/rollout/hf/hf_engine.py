@@ -261,7 +261,7 @@ class HFEngine(InProcessTextEngine):
     def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Logits computed as in training (siirl.engine.actor.text_scorer).
 
-        Operands have the type of the passes; sums are float32.
+        Operands have the compute dtype; sums are float32.
         """
         dtype = self.compute_dtype or hidden_RD.dtype
         bias_V = self.model.output_bias

@@ -74,7 +74,7 @@ def has_weights(model: LanguageModel) -> bool:
 def next_token_logits(
     model: Any, ids_1S: torch.Tensor, *, compute_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Logits [S - 1, V] of all tokens but the first, in the type of the passes.
+    """Logits [S - 1, V] of all tokens but the first, in the compute dtype.
 
     Args:
         model: A `LanguageModel`; if FSDP2 has sharded it, it runs on all ranks.
