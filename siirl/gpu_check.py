@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argument_parser(__doc__, "siirl.gpu_check")
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help="time budget, which is kept (default 8)"
+        "--minutes", type=_minutes, default=MINUTES, help="time budget, which is kept (default 8)"
     )
     parser.add_argument("--json", type=Path, default=None, help="also write the results there")
     parser.add_argument(
@@ -58,6 +58,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"only these checks: {', '.join(check.name for check in CHECKS)}",
     )
     return parser
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return minutes
 
 
 def command() -> None:

@@ -101,7 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
     parser.add_argument("uid", nargs="?", help="episode to replay; default: list the episodes")
     parser.add_argument(
-        "overrides", nargs="*", help="as for siirl.train, for example env.render_quality=full"
+        "overrides",
+        nargs="*",
+        default=[],  # without one, argparse calls it required
+        help="as for siirl.train, for example env.render_quality=full",
     )
     parser.add_argument("--every", type=int, default=1, help="environment steps between two frames")
     parser.add_argument(

@@ -25,7 +25,8 @@ from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.command_help import argument_parser
-from siirl.params.exit_status import FAILED, end, end_without_reader
+from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader
+from siirl.params.refusals import REFUSALS
 from siirl.reporting.agent_folders import folders_of_agents, hint
 from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
 from siirl.reporting.report_page import read_run, write_report
@@ -35,7 +36,7 @@ from siirl.reporting.run_folder import require_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; exit status: 0 done, 1 nothing to read or no place to write."""
+    """Run the command line; exit status: 0 done, 1 no place to write, 2 nothing to read."""
     parser = argument_parser(__doc__, "siirl.report")
     parser.add_argument(
         "folders",
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run(flags)
     except BrokenPipeError:
         return end_without_reader()
+    except REFUSALS as error:
+        return end(REFUSED, str(error), error)
     except (SiirlError, OSError, ValueError) as error:
         return end(FAILED, str(error), error)
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from siirl.gpu_check import main
 from siirl.gpu_checks.catalogue import CHECKS
 
 ABSENT = ("ray", "vllm", "mujoco", "gymnasium")
@@ -62,3 +63,13 @@ def test_updates_tell_the_memory_that_the_plan_has_for_them(rows: dict[str, dict
 def test_one_process_and_a_forced_group_have_the_same_gradient(rows: dict[str, dict]) -> None:
     assert rows["reduction"]["figures"]["factor_1"] == 1
     assert rows["reduction"]["figures"]["gradient_1"] < 1e-6
+
+
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf", "soon"])
+def test_a_budget_that_is_no_positive_number_is_refused(
+    minutes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--minutes", minutes])
+    assert end.value.code == 2
+    assert "--minutes" in capsys.readouterr().err

@@ -305,3 +305,9 @@ def test_what_cannot_be_a_data_set_is_refused(
     run = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True)
     assert main([str(run), *words, "--lerobot", str(tmp_path / "data")]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_only_the_folder_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert "the following arguments are required: folder\n" in capsys.readouterr().err

@@ -108,9 +108,9 @@ def test_rows_of_something_else_are_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0}\n')
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 2
     assert "name the folder of a run" in capsys.readouterr().err
-    assert main([str(tmp_path), "--rollouts", "--count", "0"]) == 1
+    assert main([str(tmp_path), "--rollouts", "--count", "0"]) == 2
     assert "--count 0 must be at least 1" in capsys.readouterr().err
 
 
@@ -155,7 +155,7 @@ def test_a_folder_that_is_no_run_is_refused(
 ) -> None:
     with pytest.raises(MissingAssetError, match=r"has no metrics\.jsonl"):
         write_report(tmp_path)
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 2
     assert "siirl:" in capsys.readouterr().err
 
 
@@ -164,7 +164,7 @@ def test_a_folder_that_does_not_exist_is_named_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
 ) -> None:
     missing = tmp_path / "nowhere"
-    assert main([str(missing), *option]) == 1
+    assert main([str(missing), *option]) == 2
     assert f"{missing} does not exist or is not a folder" in capsys.readouterr().err
 
 
@@ -199,7 +199,7 @@ def test_a_run_is_not_compared_with_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(finished_run(tmp_path / "one" / "a", seed=1, successes=5.0))
-    assert main([run, run]) == 1
+    assert main([run, run]) == 2
     assert "named twice" in capsys.readouterr().err
 
 
@@ -229,5 +229,5 @@ def test_an_export_of_another_kind_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = finished_run(tmp_path / "one" / "a", seed=1, successes=5.0)
-    assert main([str(run), "--export", "curves.xlsx"]) == 1
+    assert main([str(run), "--export", "curves.xlsx"]) == 2
     assert "name a .csv file" in capsys.readouterr().err

@@ -5,7 +5,6 @@ Left out: the remaining time of a running job, which siirl.reporting.progress de
 steps.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ MEASURED_PARAMETERS = 5_000_000
 
 PROBE_S = 0.004
 """Seconds of `_work` on the machine of `COSTS` while it had nothing else to do (fastest of 50)."""
-_PROBES = 5
+_PROBES = 15
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,15 @@ def measured_speed(work: Callable[[], object] | None = None) -> float:
     """Present speed of this machine relative to the machine of `COSTS`.
 
     Runs a fixed mix of interpreter and matrix work, similar to simulation and small policies, for a
-    few hundredths of a second. Other work on the machine lowers the speed, as it will the run's.
+    few hundredths of a second. Other work on the machine lowers the speed, as it will the run's;
+    the mean of many short pieces sees its share of the cores.
     """
     work = work or _work
     work()  # the first call also loads the libraries
-    seconds = []
+    begin = time.perf_counter()
     for _ in range(_PROBES):
-        begin = time.perf_counter()
         work()
-        seconds.append(time.perf_counter() - begin)
-    return PROBE_S / statistics.median(seconds)
+    return PROBE_S * _PROBES / (time.perf_counter() - begin)
 
 
 def _work() -> float:

@@ -165,7 +165,7 @@ def test_missing_rollouts_are_reported(tmp_path, capsys, step, words):
         files.keep([trajectory()], kind="train", step=1)
         files.close()
     assert (
-        main([str(tmp_path), "--rollouts", *([] if step is None else ["--step", str(step)])]) == 1
+        main([str(tmp_path), "--rollouts", *([] if step is None else ["--step", str(step)])]) == 2
     )
     assert words in capsys.readouterr().err
 
