@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
+from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.errors import ConfigError
 from siirl.imitation.warm_starts import check_target_noise, demonstrations_of_each
 from siirl.models import load_policy

@@ -25,7 +25,7 @@ from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.critic.value_scorers import embodied_value_scorer, first_token_of_each_chunk
 from siirl.engine.reward_manager import RewardManager, make_reward_manager
-from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
+from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
 from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow
 from siirl.engine.training.collectives import Collectives

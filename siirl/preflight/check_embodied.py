@@ -8,7 +8,7 @@ from envs.archives import DAMAGE
 from envs.base import EnvSpec
 from siirl.dag_worker.embodied_components import make_encoder
 from siirl.engine.critic.value_model import PolicyFeatures
-from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
+from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.errors import ConfigError, SiirlError
 from siirl.models import ActionTokenizer, ContinuousActions
 from siirl.models.policy_loader import build_policy

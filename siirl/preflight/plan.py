@@ -333,11 +333,10 @@ def _length(trainer: TrainingArguments, data: DataArguments, *, tasks: int) -> L
 def _needs(
     config: SiiRLArguments, spec: EnvSpec, machine: Machine, length: LengthPlan, *, models: int
 ) -> Needs:
+    on_gpu = machine.gpu_bytes is not None
     return Needs(
-        memory_parts=training_memory(
-            config, spec, models=models, on_gpu=machine.gpu_bytes is not None
-        ),
-        rank_memory=None if machine.gpu_bytes is None else rank_memory(config, spec),
+        memory_parts=training_memory(config, spec, models=models, on_gpu=on_gpu),
+        rank_memory=rank_memory(config, spec) if on_gpu else None,
         disk_bytes=disk_bytes(
             config.trainer,
             config.actor_rollout_ref.model,

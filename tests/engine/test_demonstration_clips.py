@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
+from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 
 CLIP = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
 
@@ -55,5 +55,5 @@ def test_a_damaged_archive_is_read_or_refused_by_name(
 )
 def test_an_entry_that_is_not_a_clip_is_refused(tmp_path: Path, clip: np.ndarray) -> None:
     file = written(tmp_path, open__0=clip)
-    with pytest.raises(ValueError, match=r"clips\.npz is damaged.*warm_start --clips FILE"):
+    with pytest.raises(ValueError, match=r"clips\.npz is damaged.*warm-start --clips FILE"):
         load_demonstration_clips(str(file))

@@ -17,7 +17,7 @@ LEAST_EFFECT = 100 * MEGABYTE  # what may come on top of the process without the
 READERS = {
     "initial states": ("envs.libero.initial_states", "read_initial_states(Path(file))"),
     "demonstrations": (
-        "siirl.engine.reward_manager.embodied_rewards",
+        "siirl.engine.reward_manager.demonstration_clips",
         "load_demonstration_clips(file)",
     ),
     "a checkpoint's state": ("siirl.dag_worker.plain_state", "read_state(Path(file))"),

@@ -27,7 +27,7 @@ from siirl.data_coordinator.lerobot.feature_statistics import (
 )
 from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, RobotEpisode, kept_frames
 from siirl.data_coordinator.lerobot.task_names import tasks_of
-from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
+from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.reporting.recorder import write_video
 
 HERE = Path(__file__).parent

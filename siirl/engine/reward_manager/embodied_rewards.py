@@ -8,28 +8,24 @@ included.
 # B episode (of all ranks), D channel of the video embedding
 
 import importlib
-from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.archives import DAMAGE, MEBIBYTE, check_archive
 from siirl.engine.reward_manager.reward_contract import (
     EpisodeOutcomes,
     Memoryless,
     RewardManager,
     RewardScores,
 )
-from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import RewardArguments
 from vjepa.reward_settings import TrajectoryRewardConfig
 
-# SciPy and scikit-learn take a fifth of a run's imports, pyarrow 35 MB; only these need them.
+# SciPy and scikit-learn take a fifth of the imports' time of a run, and only these need them.
 if TYPE_CHECKING:
-    from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet
     from vjepa.reward import RewardOutput, TrajectoryReward
     from vjepa.success_value import SuccessValueReward
 
@@ -198,7 +194,6 @@ class OracleReward(VideoReward):
 # Fewest failures of a task for a rank correlation: with three or four it is often +-1 by chance.
 FEWEST_TO_RANK = 5
 
-MOST_CLIP_BYTES = 512 * MEBIBYTE  # in memory: 1000 clips of 40 frames of 64 x 64 pixels take 490 MB
 REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "video_value", "oracle")
 
 
@@ -263,79 +258,6 @@ def _own_manager(config: RewardArguments) -> RewardManager:
             "siirl.engine.reward_manager.RewardManager."
         )
     return manager
-
-
-def load_demonstration_clips(
-    file: str, *, tasks: Sequence[str] = (), every: int = 8
-) -> dict[str, list[NDArray[np.uint8]]]:
-    """Clips of successful demonstrations by task: uint8 [frames, height, width, 3].
-
-    They come from the npz of `siirl warm-start --clips`, with keys `<task>/<number>`, or
-    from the first camera of a LeRobot data set.
-
-    Args:
-        file: The npz, or the folder of the data set.
-        tasks: Of the environment; episodes of others in a data set are left out.
-        every: Frames between two of a clip from a data set (`reward.frame_every`).
-
-    Raises:
-        MissingAssetError: No such file.
-        ValueError: Neither of them, or more than `MOST_CLIP_BYTES` unpacked.
-    """
-    if Path(file).is_dir():
-        from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, is_robot_data_set
-
-        if is_robot_data_set(Path(file)):
-            return _recorded_clips(RobotDataSet(Path(file)), tasks=tasks, every=every)
-    if not Path(file).is_file():
-        raise MissingAssetError(
-            f"reward.demonstrations={file} does not exist. Make it: siirl warm-start "
-            "--clips FILE, or set it to null."
-        )
-    check_archive(Path(file), most_bytes=MOST_CLIP_BYTES)
-    clips: dict[str, list[NDArray[np.uint8]]] = {}
-    try:
-        with np.load(file) as archive:
-            for key in sorted(archive.files):
-                clips.setdefault(key.rsplit("/", 1)[0], []).append(_clip(archive[key], key))
-    except (ValueError, *DAMAGE) as error:
-        raise ValueError(
-            f"reward.demonstrations={file} is damaged: {error}. Make it again: "
-            "siirl warm-start --clips FILE."
-        ) from error
-    return clips
-
-
-def _clip(frames: NDArray[Any], key: str) -> NDArray[np.uint8]:
-    """`frames` of the archive's entry `key`, if they are pictures."""
-    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not frames.size:
-        raise ValueError(
-            f"{key} is {frames.dtype} of the shape {frames.shape}, and a clip is uint8 "
-            "[frames, height, width, 3]"
-        )
-    return frames
-
-
-def _recorded_clips(
-    data: "RobotDataSet", *, tasks: Sequence[str], every: int
-) -> dict[str, list[NDArray[np.uint8]]]:
-    from siirl.data_coordinator.lerobot.task_names import tasks_of
-
-    if not data.cameras:
-        raise ValueError(f"{data.folder} has no camera, but clips are compared by their images.")
-    names = tasks_of(data, tasks=tasks)
-    episodes = [place.index for place in data.episodes if place.task in names]
-    clips: dict[str, list[NDArray[np.uint8]]] = {}
-    size = 0
-    for episode in data.read(cameras=data.cameras[:1], every=every, state=None, episodes=episodes):
-        size += episode.images.nbytes
-        if size > MOST_CLIP_BYTES:
-            raise ValueError(
-                f"{data.folder} unpacks to more than {MOST_CLIP_BYTES >> 20} MiB: keep fewer "
-                "episodes, or raise reward.frame_every."
-            )
-        clips.setdefault(names[episode.task], []).append(episode.images[:, 0])
-    return clips
 
 
 def _reward_columns(
