@@ -10,6 +10,7 @@ import pytest
 from envs.base import Frames
 from siirl.errors import MissingAssetError
 from siirl.report import main
+from siirl.reporting.comparison import write_comparison
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
 from siirl.reporting.report_page import write_report
@@ -193,6 +194,38 @@ def test_runs_are_compared_with_intervals_over_episodes_and_seeds(
     assert "+20.0 points, intervals overlap" in page
     assert "60.0 % [0.0, 100.0] over 2 seeds" in page
     assert "<code>trainer.seed</code>" in page
+
+
+def test_a_column_of_a_comparison_names_the_step_of_its_evaluation(tmp_path: Path) -> None:
+    runs = [
+        finished_run(tmp_path / "one" / "a", seed=1, successes=5.0),
+        finished_run(tmp_path / "two" / "a", seed=2, successes=7.0),
+    ]
+    with (runs[1] / "metrics.jsonl").open("a") as metrics:
+        metrics.write(json.dumps({"step": 9, "reward/mean_score": 0.5}) + "\n")
+    page = write_comparison(runs, tmp_path / "both.html").read_text()
+    assert "<th>one, step 1</th><th>two, step 1</th>" in page
+
+
+def test_runs_of_other_tasks_are_not_subtracted(tmp_path: Path) -> None:
+    runs = [
+        finished_run(tmp_path / "one" / "a", seed=1, successes=5.0),
+        finished_run(tmp_path / "two" / "a", seed=2, successes=7.0),
+    ]
+    file = runs[1] / "metrics.jsonl"
+    task = {"val/sorting/successes": 1.0, "val/sorting/episodes": 2.0}
+    rows = [json.loads(line) | task for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_comparison(runs, tmp_path / "both.html").read_text()
+    assert "other tasks" in page
+    assert "points, intervals" not in page
+
+
+def test_the_page_of_this_folder_is_titled_by_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished_run(tmp_path / "one" / "a", seed=1, successes=5.0))
+    assert "<title>one, a</title>" in write_report(Path()).read_text()
 
 
 def test_a_run_is_not_compared_with_itself(

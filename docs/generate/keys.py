@@ -5,13 +5,17 @@ the conditions of `siirl.preflight.key_readers` are evaluated on the result.
 """
 
 import functools
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 
 from docs.generate.markdown import code, escaped, table
+from envs.registry import env_class
 from siirl.errors import SiirlError
 from siirl.params.aliases import ALIASES, EXPLANATIONS
 from siirl.params.build import as_text
 from siirl.params.config_groups import options, summary
+from siirl.params.env_args import POOL_KEYS
 from siirl.params.parser import parse_config
 from siirl.params.schema import Key, groups_of, keys_of, type_name
 from siirl.params.training_args import SiiRLArguments
@@ -106,16 +110,30 @@ def read_in(key: Key) -> str:
 def _reads(config: SiiRLArguments, key: Key, *, text: bool) -> bool:
     if (key.metadata.get("text_only") and not text) or (key.place in ROBOTS_ONLY and text):
         return False
+    if not _goes_into(config.env.name, key):
+        return False
     return all(reader.applies(config) for reader in READERS.get(key.place, ()))
 
 
+def _goes_into(env: str, key: Key) -> bool:
+    """Whether an argument of an environment's constructor is one of `env`; true for other keys."""
+    group, _, name = key.place.rpartition(".")
+    if group != "env" or name in POOL_KEYS:
+        return True
+    parameters = inspect.signature(env_class(env)).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return takes_any or name in parameters
+
+
 def _condition(clause: str) -> str:
-    """`Read by gae.`, from the clause of a refusal."""
+    """`Read by gae.`, from the clause of a refusal, without its remedy and the job's own value."""
     said = clause.split(": ")[0]
-    for start in (", not by {", ", not with {", ", and it is", ", and they are", ", and pipeline="):
-        said = said.partition(start)[0]
     for start in (", and reward.name=", ", and data.train_files is", ", and none are"):
         said = said.partition(start)[0]
+    said = said.partition(", and pipeline=")[0]
+    said = re.split(r"[,;] [^,;]*\{", said)[0]
+    if "{" in said:
+        raise ValueError(f"{clause!r} begins with the job's own value")
     return f"Read {escaped(said)}."
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from tensordict import TensorDict
 
 from envs.prompt_rows import PromptRow
@@ -26,6 +25,7 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import ConfigError
 from siirl.imitation.sft_examples import Example, SftSource, make_example, sft_source
+from siirl.imitation.work_progress import WorkProgress
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
@@ -170,7 +170,7 @@ def warm_start_on_answers(
     model, tokenizer = _initial_model(config.actor_rollout_ref.model, config.trainer)
     questions = Questions(sft_source(config.env), tokenizer, seed=config.trainer.seed)
     held_out, update, loss = questions.distinct(MEASURED_QUESTIONS), 0, math.nan
-    with Progress() as progress:
+    with WorkProgress() as progress:
         bar = progress.add_task("answers", total=updates)
         for update, loss in enumerate(
             train_sft(

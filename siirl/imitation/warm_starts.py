@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from envs.registry import make_env
@@ -30,6 +29,7 @@ from siirl.imitation.behaviour_cloning import (
 from siirl.imitation.lerobot_demonstrations import read_demonstrations
 from siirl.imitation.sft import warm_start_on_answers
 from siirl.imitation.sft_examples import SFT_SOURCES
+from siirl.imitation.work_progress import WorkProgress
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
 from siirl.params.domains import observation_parts
@@ -107,7 +107,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     """Collect or read demonstrations, clone, save."""
     torch.set_num_threads(1)
     _fill(flags, updates=300, batch_rows=128, learning_rate=1e-3)
-    with Progress() as progress, ExitStack() as stack:
+    with WorkProgress() as progress, ExitStack() as stack:
         source = (
             _Experts(flags, config, stack) if flags.lerobot is None else _Recorded(flags, config)
         )
@@ -174,7 +174,7 @@ class _Experts:
         self.spec = self.environment.spec
         self.experts = make_experts(reference, self.spec.tasks)
 
-    def demonstrations(self, progress: Progress) -> list[Demonstration]:
+    def demonstrations(self, progress: WorkProgress) -> list[Demonstration]:
         """Successful episodes of every task."""
         return _collect(
             self.flags,
@@ -194,7 +194,7 @@ class _Recorded:
             raise ConfigError("--expert gives demonstrations, and --lerobot has some: drop one.")
         self.flags, self.spec = flags, describe_env(config)
 
-    def demonstrations(self, progress: Progress) -> list[Demonstration]:
+    def demonstrations(self, progress: WorkProgress) -> list[Demonstration]:
         """The data set's episodes of the environment's tasks."""
         bar = progress.add_task("reading demonstrations", total=None)
         cameras = self.flags.lerobot_cameras
@@ -255,7 +255,7 @@ def _collect(
     trainer: TrainingArguments,
     environment: Environment,
     experts: Mapping[str, Expert],
-    progress: Progress,
+    progress: WorkProgress,
     *,
     first_seed: int,
 ) -> list[Demonstration]:
@@ -289,7 +289,7 @@ def _clone(
     trainer: TrainingArguments,
     policy: Any,
     data: CloningData,
-    progress: Progress,
+    progress: WorkProgress,
 ) -> dict[str, float]:
     bar = progress.add_task("behaviour cloning", total=flags.updates)
     values: dict[str, float] = {}

@@ -27,6 +27,8 @@ class Comparison(NamedTuple):
     """The last evaluation of every run, of one kind of actions."""
 
     actions: str
+    steps: Sequence[str]
+    """`step 60`, of each run's last evaluation; `-` for a run that has none."""
     tasks: Sequence[tuple[str, Sequence[str], str]]
     """Per task: name, the result of each run, and how the last run differs from the first."""
 
@@ -52,7 +54,6 @@ def write_comparison(folders: Sequence[Path], file: Path) -> Path:
         filters={},
         names=list(named),
         folders=named,
-        steps={name: rows[-1]["step"] for name, rows in runs.items()},
         tables=list(_tables(runs)),
         seeds=over_seeds(runs) if {place for place, _ in differences} <= {SEED} else "",
         curves=[draw(chart) for chart in compared_charts(runs)],
@@ -80,7 +81,7 @@ def names_of(folders: Sequence[Path]) -> dict[str, Path]:
 
 def over_seeds(runs: Mapping[str, Sequence[Row]]) -> str:
     """Mean of the runs' last held-out success with Student's interval; empty if a run has none."""
-    last = [_last(rows, kind="") for rows in runs.values()]
+    last = [_last(rows, kind="")[1] for rows in runs.values()]
     rates = [list(found.values())[-1].rate for found in last if found]
     if len(rates) < len(runs) or len(rates) < 2:
         return ""
@@ -97,22 +98,31 @@ def over_seeds(runs: Mapping[str, Sequence[Row]]) -> str:
 
 def _tables(runs: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
     for kind, actions in KINDS_OF_EVALUATION:
-        last = [_last(rows, kind=kind) for rows in runs.values()]
-        tasks = sorted({task for found in last for task in found}, key=all_last)
+        found = [_last(rows, kind=kind) for rows in runs.values()]
+        last = [results for _, results in found]
+        tasks = sorted({task for results in last for task in results}, key=all_last)
         rows = [
-            (task, [str(found.get(task, "-")) for found in last], _change(last, task))
+            (task, [str(results.get(task, "-")) for results in last], _change(last, task))
             for task in tasks
         ]
         if rows:
-            yield Comparison(actions, rows)
+            yield Comparison(actions, [step for step, _ in found], rows)
 
 
 def _change(last: Sequence[Mapping[str, SuccessInterval]], task: str) -> str:
-    if task not in last[0] or task not in last[-1]:
+    first, newest = last[0], last[-1]
+    if task not in first or task not in newest:
         return ""
-    return last[-1][task].change_since(last[0][task])
+    if task == "all" and first.keys() != newest.keys():
+        return "other tasks"
+    return newest[task].change_since(first[task])
 
 
-def _last(rows: Sequence[Row], *, kind: str) -> Mapping[str, SuccessInterval]:
-    found = [measured for row in rows if (measured := evaluations(row, kind=kind))]
-    return found[-1] if found else {}
+def _last(rows: Sequence[Row], *, kind: str) -> tuple[str, Mapping[str, SuccessInterval]]:
+    """Step and results of the last evaluation; `-` and nothing for a run that has none."""
+    found = [
+        (f"step {row['step']}", measured)
+        for row in rows
+        if (measured := evaluations(row, kind=kind))
+    ]
+    return found[-1] if found else ("-", {})

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
+from docs.generate import keys
 from siirl.params.schema import keys_of
 from siirl.params.training_args import SiiRLArguments
 from tests.browser import browser, needs_browser
@@ -108,3 +109,12 @@ def test_the_reference_has_every_configuration_key(site: Path) -> None:
     shown = pages(site)[site / "reference" / "keys.html"].anchors
     keys = {key.place for key in keys_of(SiiRLArguments) if not key.metadata.get("derived")}
     assert keys <= shown
+
+
+def test_conditions_of_keys_hold_no_value_of_a_job() -> None:
+    page = keys.page()
+    conditions = [line for line in page.splitlines() if line.strip().startswith("*Read in*")]
+    assert len(conditions) > 200
+    assert not [line for line in conditions if "{" in line]
+    of_images = page.partition("(#env.image_size)")[2].partition("*Read in*: ")[2]
+    assert of_images.startswith("`env=` `metaworld`, `libero`, `gymnasium`.")
