@@ -13,7 +13,10 @@ from siirl.params import compose
 from siirl.params.build import as_text
 from siirl.params.schema import Key, keys_of, value_of
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
+from siirl.preflight.key_readers import ASKING, READERS, ROBOTS_ONLY
+
+OF_GENERATORS = frozenset({"wording", "num_tests"})
+"""Keys of `env.kwargs` that say how an environment generates questions."""
 
 
 def unread_problems(config: SiiRLArguments, *, named: Collection[str] = ()) -> list[SiirlError]:
@@ -56,7 +59,7 @@ class SetKeys:
     """
 
     def __init__(self, config: SiiRLArguments, named: Collection[str]) -> None:
-        self.config = config
+        self.config, self.named = config, named
         self.keys = [key for key in keys_of(SiiRLArguments) if self._is_set(key, named)]
 
     def unread_of_both(self) -> dict[str, SiirlError]:
@@ -65,7 +68,7 @@ class SetKeys:
         for key in self.keys:
             if not _of_one_domain(key) and (error := self._unread(key)):
                 found[key.place] = error
-        return found
+        return found | self._of_generators()
 
     def unread_in(self, *, text: bool) -> dict[str, SiirlError]:
         """Unread keys of one domain, and set keys of the other, by their place."""
@@ -76,6 +79,22 @@ class SetKeys:
                 error = self._unread(key)
             if error is not None:
                 found[key.place] = error
+        return found
+
+    def _of_generators(self) -> dict[str, SiirlError]:
+        """Set arguments of the environment's generators, where files have the questions."""
+        env = self.config.env
+        files = "data.train_files" if self.config.data.train_files else "env.kwargs.files"
+        if env.name not in ASKING or not (self.config.data.train_files or env.kwargs.get("files")):
+            return {}
+        found: dict[str, SiirlError] = {}
+        for name in OF_GENERATORS & env.kwargs.keys():
+            place, value = f"env.kwargs.{name}", env.kwargs[name]
+            if place in self.named or value not in compose.shipped_values().get(place, ()):
+                found[place] = ConfigError(
+                    f"{place}={as_text(value)} is read by generators of questions, and here "
+                    f"{files} has the questions: leave one of the two out."
+                )
         return found
 
     def _is_set(self, key: Key, named: Collection[str]) -> bool:

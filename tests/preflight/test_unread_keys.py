@@ -198,6 +198,16 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "env.tasks=[sums-3] is read by environments that generate or choose questions, and",
         ),
         (
+            "env=math pipeline=grpo env.kwargs.wording=words data.train_files=[train.jsonl]",
+            "env.kwargs.wording=words is read by generators of questions, and here "
+            "data.train_files has the questions: leave one of the two out.",
+        ),
+        (
+            "env=sandbox pipeline=grpo env.kwargs.num_tests=20 env.kwargs.files=[a.jsonl]",
+            "env.kwargs.num_tests=20 is read by generators of questions, and here "
+            "env.kwargs.files has",
+        ),
+        (
             "trainer.project_name=mine",
             "trainer.project_name=mine is read by dashboards with projects, and trainer.logger",
         ),
@@ -426,6 +436,9 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
         "reward=oracle reward.alpha=0.5",
         "pipeline=grpo reward.name=json:loads reward.encoder=null reward.alpha=0.5",
         "env=math pipeline=grpo reward.name=model reward_model.path=x",
+        "env=math pipeline=grpo env.kwargs.wording=words",
+        # The wording is that of the group model=tiny_lm_sandbox.
+        "env=sandbox pipeline=grpo env.kwargs.files=[a.jsonl]",
         "env=math data.train_files=[a] data.num_loader_workers=2 data.heldout_share=0.1 "
         "trainer.total_epochs=2",
         f"env=math pipeline=grpo rollout=vllm {ROLLOUT}.tensor_model_parallel_size=2",
