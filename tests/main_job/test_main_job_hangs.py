@@ -37,8 +37,8 @@ def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> 
     )
     stacks = check_ended(
         run,
-        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: computes node "
-        "rollout_actor of step 2, since ",
+        "siirl: the run failed: No progress for trainer.hang_minutes=0.5. rank 0: waits for reset of "
+        "environment server 1 of 1 (bad_envs:StuckEnv), computes node rollout_actor of step 2, since ",
         f" s), in {HERE / 'bad_envs.py'}, line ",
         "/stacks. If one operation legitimately takes longer, raise trainer.hang_minutes.\nThe "
         "last checkpoint is ",
@@ -99,8 +99,9 @@ def test_an_environment_that_blocks_an_evaluation_ends_it(start_run, tmp_path: P
     )
     assert evaluation.returncode == FAILED, evaluation.stderr
     assert (
-        "siirl: the evaluation failed: No progress for trainer.hang_minutes=0.5. rank 0: "
-        "evaluates, since " in evaluation.stderr
+        "siirl: the evaluation failed: No progress for trainer.hang_minutes=0.5. rank 0: waits for "
+        "reset of environment server 1 of 1 (bad_envs:StuckEnv), evaluates, since "
+        in evaluation.stderr
     )
     assert "Traceback" not in evaluation.stderr
     (file,) = (tmp_path / "outputs" / "evaluation").glob("*/stacks/*")
