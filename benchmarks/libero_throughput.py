@@ -69,8 +69,8 @@ PAIRS = {
 }
 
 
-def main() -> None:
-    """Measure, print, write."""
+def read_flags() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,7 +97,12 @@ def main() -> None:
         help="local: ours in this process, for a quick look",
     )
     parser.add_argument("--result", type=Path, default=RESULT)
-    flags = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, write."""
+    flags = read_flags()
     warnings.simplefilter("ignore", StandInWarning)  # the result names the assets
     torch.set_num_threads(1)
     [task] = choose_tasks(flags.suite, [flags.task])

@@ -309,8 +309,8 @@ def encode_milliseconds(encode: Encode, material: Material) -> float:
     return 1000 * (time.perf_counter() - started) / len(rows)
 
 
-def main() -> None:
-    """Run the benchmark as the command line says."""
+def read_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--policy",
@@ -337,7 +337,12 @@ def main() -> None:
     parser.add_argument("--failures", type=int, default=10, help="clips a task of each disturbance")
     parser.add_argument("--episodes", type=int, default=60, help="episodes a task of the policy")
     parser.add_argument("--output", type=Path, default=RESULTS / "reward_progress.json")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    arguments = read_arguments()
     torch.set_num_threads(1)
     material = gather(
         folder=arguments.folder,

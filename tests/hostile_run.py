@@ -20,6 +20,36 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
     """Write the files of a run below `folder`, with each of `texts` in every field
     that holds text from outside.
     """
+    write_lines(folder / "metrics.jsonl", metrics_of(texts))
+    video = {"step": 1, "reward": 0.5, "seed": 1}
+    hostile = ("uid", "task", "kind", "outcome", "instruction", "video")
+    videos = [
+        video | dict.fromkeys(hostile, text) | {"reward": text, "seed": text} for text in texts
+    ]
+    write_lines(folder / "videos" / "index.jsonl", videos + filmed_twice(texts))
+    said = rollouts_of(texts)
+    write_lines(folder / "rollouts" / "train" / "step_000001.jsonl", said)
+    for step in (0, 1):
+        again = [
+            row | {"step": step, "kind": "val", "uid": f"val-{step:06d}-{row['uid']}"}
+            for row in said
+        ]
+        write_lines(folder / "rollouts" / "val" / f"step_{step:06d}.jsonl", again)
+    (folder / "plan.txt").write_text("\n".join(texts), errors="replace")
+    (folder / "warnings.txt").write_text("\n".join(texts), errors="replace")
+    (folder / "config.yaml").write_text(json.dumps({text: {text: [text]} for text in texts}))
+    origin = {"groups": {text: text for text in texts}}
+    origin["keys"] = {f"{text}.{text}": {"source": text, "default": text} for text in texts}
+    (folder / "origin.json").write_text(json.dumps(origin))
+    node = {"skipped": None, "requires": [], "provides": [], "function": "", "after": []}
+    nodes = [
+        node | {"id": text, "function": text, "skipped": text, "requires": [text]} for text in texts
+    ]
+    (folder / "graph.json").write_text(json.dumps({"graph": texts[0], "nodes": nodes}))
+
+
+def metrics_of(texts: tuple[str, ...]) -> list[dict]:
+    """Rows of metrics.jsonl."""
     metrics = []
     for step in (0, 1):
         for text in texts:
@@ -43,13 +73,11 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
                 text: text,
             }
             metrics.append(row)
-    write_lines(folder / "metrics.jsonl", metrics)
-    video = {"step": 1, "reward": 0.5, "seed": 1}
-    hostile = ("uid", "task", "kind", "outcome", "instruction", "video")
-    videos = [
-        video | dict.fromkeys(hostile, text) | {"reward": text, "seed": text} for text in texts
-    ]
-    write_lines(folder / "videos" / "index.jsonl", videos + filmed_twice(texts))
+    return metrics
+
+
+def rollouts_of(texts: tuple[str, ...]) -> list[dict]:
+    """Rows of a rollout file."""
     rollout = {
         "step": 1,
         "reward": 0.0,
@@ -59,7 +87,7 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
         "policy_version": 0,
     }
     hostile = ("uid", "task", "kind", "verdict", "ground_truth")
-    said = [
+    return [
         rollout
         | dict.fromkeys(hostile, text)
         | {
@@ -70,24 +98,6 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
         }
         for number, text in enumerate(texts)
     ]
-    write_lines(folder / "rollouts" / "train" / "step_000001.jsonl", said)
-    for step in (0, 1):
-        again = [
-            row | {"step": step, "kind": "val", "uid": f"val-{step:06d}-{row['uid']}"}
-            for row in said
-        ]
-        write_lines(folder / "rollouts" / "val" / f"step_{step:06d}.jsonl", again)
-    (folder / "plan.txt").write_text("\n".join(texts), errors="replace")
-    (folder / "warnings.txt").write_text("\n".join(texts), errors="replace")
-    (folder / "config.yaml").write_text(json.dumps({text: {text: [text]} for text in texts}))
-    origin = {"groups": {text: text for text in texts}}
-    origin["keys"] = {f"{text}.{text}": {"source": text, "default": text} for text in texts}
-    (folder / "origin.json").write_text(json.dumps(origin))
-    node = {"skipped": None, "requires": [], "provides": [], "function": "", "after": []}
-    nodes = [
-        node | {"id": text, "function": text, "skipped": text, "requires": [text]} for text in texts
-    ]
-    (folder / "graph.json").write_text(json.dumps({"graph": texts[0], "nodes": nodes}))
 
 
 def filmed_twice(texts: tuple[str, ...]) -> list[dict]:

@@ -125,16 +125,11 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     inner = [earlier for earlier in marks if earlier.start >= begin]
     spoilt = denies(text[begin : inner[0].start] if inner else lead) or taken_back(rest, content)
     if inner and inner[-1].kind != "box":
-        between = text[inner[-1].end : mark.start]
-        between = between.lstrip(" }*_")
+        between = text[inner[-1].end : mark.start].lstrip(" }*_")
         opened = between.replace("\\(", " ").replace("\\[", " ")
-        spoilt = (
-            spoilt
-            or (inner[-1].foreign and has_foreign_retraction(rest))
-            or introduces_another_answer(
-                text[begin : inner[-1].start], inner[-1], question=question
-            )
-        )
+        before = text[begin : inner[-1].start]
+        spoilt = spoilt or (inner[-1].foreign and has_foreign_retraction(rest))
+        spoilt = spoilt or introduces_another_answer(before, inner[-1], question=question)
         if without_markup(opened) and not leads_on(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
     elif solutions := _solutions(text, [*inner, mark]):

@@ -136,16 +136,16 @@ def evaluate(
         else:
             results, tables = on_held_out(config, folder, kinds=kinds)
         (folder / RESULT_FILE).write_text(json.dumps(description | results, indent=1) + "\n")
-        console = Console()
-        console.print(*tables, sep="\n")
-        if spec.notice:
-            console.print(Text(printable(spec.notice), style="bold"))
-        console.print(
-            f"results     {folder / RESULT_FILE}",
-            *recording_lines(folder),
-            sep="\n",
-            soft_wrap=True,
-        )
+        _print_results(folder, tables, notice=spec.notice)
+
+
+def _print_results(folder: Path, tables: Sequence[Table], *, notice: str) -> None:
+    console = Console()
+    console.print(*tables, sep="\n")
+    if notice:
+        console.print(Text(printable(notice), style="bold"))
+    lines = (f"results     {folder / RESULT_FILE}", *recording_lines(folder))
+    console.print(*lines, sep="\n", soft_wrap=True)
 
 
 def sampling_of(rollout: RolloutArguments, trainer: TrainingArguments) -> dict[str, Any]:

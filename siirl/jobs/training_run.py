@@ -81,19 +81,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         Interrupted: The run was interrupted; it can resume from a checkpoint of the completed
             steps.
     """
-    specs = [describe_env(own) for own in group_configs(config).values()]
-    description = RunDescription(
-        folder=run_folder,
-        total_steps=config.trainer.total_steps,
-        limit_s=None if config.trainer.max_minutes is None else 60 * config.trainer.max_minutes,
-        first_step=first_step(config.trainer),
-        project=config.trainer.project_name,
-        experiment=config.trainer.experiment_name,
-        columns=TEXT_COLUMNS if is_text(specs[0]) else EMBODIED_COLUMNS,
-        notice=" ".join(dict.fromkeys(spec.notice for spec in specs if spec.notice)),
-        config=to_tree(config),
-        tags=config.trainer.tags,
-    )
+    description = _description(config, run_folder)
     evaluated: list[dict[str, Reduced]] = []
     step = 0
     sentinels, ended = Sentinels(), False
@@ -101,9 +89,8 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     with ExitStack() as stack:
         write_graph(graph, run_folder)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
-        stack.enter_context(
-            session(config.cluster)
-        )  # first: if the cluster refuses, nothing has been written
+        # first: if the cluster refuses, nothing has been written
+        stack.enter_context(session(config.cluster))
         layout = layout_of(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
         report = LiveReport(run_folder)
         stack.callback(report.finish)
@@ -136,6 +123,23 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         report=report.file,
         evaluated=evaluated,
         limit=limit_line(config.trainer, step=step, files=bool(config.data.train_files)),
+    )
+
+
+def _description(config: SiiRLArguments, run_folder: Path) -> RunDescription:
+    specs = [describe_env(own) for own in group_configs(config).values()]
+    trainer = config.trainer
+    return RunDescription(
+        folder=run_folder,
+        total_steps=trainer.total_steps,
+        limit_s=None if trainer.max_minutes is None else 60 * trainer.max_minutes,
+        first_step=first_step(trainer),
+        project=trainer.project_name,
+        experiment=trainer.experiment_name,
+        columns=TEXT_COLUMNS if is_text(specs[0]) else EMBODIED_COLUMNS,
+        notice=" ".join(dict.fromkeys(spec.notice for spec in specs if spec.notice)),
+        config=to_tree(config),
+        tags=trainer.tags,
     )
 
 

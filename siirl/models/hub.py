@@ -79,22 +79,14 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
             f"{FOLDER}, or unset it.",
             error=error,
         )
-    except HfHubHTTPError as error:
-        reason = f"the hub answered with status {error.response.status_code}"
-        return _cached(
-            name,
-            otherwise=f"{missing} {reason}. {FOLDER}, or try again.",
-            error=error,
-            reason=reason,
+    except (HfHubHTTPError, HTTPError) as error:
+        reason = (
+            f"the hub answered with status {error.response.status_code}"
+            if isinstance(error, HfHubHTTPError)
+            else f"the hub could not be reached ({str(error) or type(error).__name__})"
         )
-    except HTTPError as error:
-        reason = f"the hub could not be reached ({str(error) or type(error).__name__})"
-        return _cached(
-            name,
-            otherwise=f"{missing} {reason}. {FOLDER}, or try again.",
-            error=error,
-            reason=reason,
-        )
+        otherwise = f"{missing} {reason}. {FOLDER}, or try again."
+        return _cached(name, otherwise=otherwise, error=error, reason=reason)
     return name
 
 

@@ -120,16 +120,8 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     page = render_page(
         "report_page.html",
         filters={
-            "link": _link,
+            **_filters(),
             "source": lambda video: sources.get(video["video"]) or _link(video),
-            "reward": _reward,
-            "number": number,
-            "outcome": outcome,
-            "verdict": verdict,
-            "question": question,
-            "prompt": _prompt,
-            "messages": messages,
-            "footnote": footnote,
         },
         live_s=live_s,
         folder=folder,
@@ -149,6 +141,21 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         **contents,
     )
     return write_page(folder / REPORT_FILE, page)
+
+
+def _filters() -> dict[str, Callable[..., Any]]:
+    """Filters of the template."""
+    return {
+        "link": _link,
+        "reward": _reward,
+        "number": number,
+        "outcome": outcome,
+        "verdict": verdict,
+        "question": question,
+        "prompt": _prompt,
+        "messages": messages,
+        "footnote": footnote,
+    }
 
 
 def read_run(folder: Path) -> list[Row]:

@@ -85,13 +85,7 @@ def run_folder(
             _write_probe(folder / PROBE_FILE)
             (folder / CONFIG_FILE).write_text(to_yaml(config))
             write_origin(folder, given=given or Given())
-            free = measure_free(folder)
-            if free < needed_bytes:
-                raise ConfigError(
-                    f"{place} has {free / 1e6:.0f} MB free, and the run needs about "
-                    f"{needed_bytes / 1e6:.0f} MB: free some, choose another folder, or save less "
-                    "often (trainer.save_freq)."
-                )
+            _require_space(measure_free(folder), needed_bytes=needed_bytes, place=place)
         except OSError as error:
             _take_back(folder, made)
             remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder"
@@ -114,6 +108,15 @@ def run_folder(
             if failure is error:
                 raise
             raise failure from error
+
+
+def _require_space(free: int, *, needed_bytes: int, place: str) -> None:
+    if free < needed_bytes:
+        raise ConfigError(
+            f"{place} has {free / 1e6:.0f} MB free, and the run needs about "
+            f"{needed_bytes / 1e6:.0f} MB: free some, choose another folder, or save less "
+            "often (trainer.save_freq)."
+        )
 
 
 def _leave(folder: Path, made: list[Path], describe: Callable[[Path], str]) -> str:

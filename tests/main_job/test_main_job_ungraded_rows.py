@@ -2,6 +2,8 @@
 rows are graded.
 """
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from statistics import mean
@@ -42,14 +44,18 @@ def rows() -> list[dict]:
     ]
 
 
+def write_files(folder: Path) -> list[str]:
+    parquet.write_table(pyarrow.Table.from_pylist(rows()), folder / "rows.parquet")
+    (folder / "rewards.py").write_text(REWARDS)
+    return [
+        f"data.train_files=[{folder / 'rows.parquet'}]",
+        f"trainer.output_dir={folder / 'out'}",
+    ]
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    parquet.write_table(pyarrow.Table.from_pylist(rows()), tmp_path / "rows.parquet")
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    return [
-        f"data.train_files=[{tmp_path / 'rows.parquet'}]",
-        f"trainer.output_dir={tmp_path / 'out'}",
-    ]
+    return write_files(tmp_path)
 
 
 def own_reward(tmp_path: Path) -> list[str]:
@@ -66,29 +72,44 @@ def test_without_a_users_reward_they_are_refused_with_key_file_and_row(files, ca
     assert "rows.parquet, row 1: reward_model.style 'model' is not graded here" in said
 
 
-def test_with_one_they_are_trained_on_and_no_success_is_made_up(
-    files, tmp_path: Path, capsys
-) -> None:
-    assert main([*JOB, *files, *own_reward(tmp_path)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a run with a user's reward, and what the run printed."""
+    place = tmp_path_factory.mktemp("trained")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main([*JOB, *write_files(place), *own_reward(place)]) == 0
+    (folder,) = (place / "out").glob("*/*")
+    return folder, " ".join(printed.getvalue().split())
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    """Metrics before the first step, and of the step."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_with_a_users_reward_both_kinds_of_rows_are_trained_on(trained) -> None:
+    folder, printed = trained
     assert (
         "grades includes rows that the environment cannot grade (no ground truth, or a style that "
-        "needs a judge)" in said
+        "needs a judge)" in printed
     )
-    (folder,) = (tmp_path / "out").glob("*/*")
-    before, step = (
-        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-    )
+    rollouts = list(read_rollouts(folder / "rollouts", kind="train"))
+    assert len(rollouts) == 8 * 4
+    assert {row["reward"] for row in rollouts if row["task"] == "judged"} == {0.0, 1.0}
+    step = metrics_of(folder)[1]
+    assert step["reward/mean_score"] == pytest.approx(mean(row["reward"] for row in rollouts))
+    assert (step["reward/failed"], step["actor/updates"]) == (0.0, 1.0)
+
+
+def test_success_and_return_are_those_of_rows_that_can_be_graded(trained) -> None:
+    """Both are absent for the others, not 0."""
+    folder, _ = trained
+    before, step = metrics_of(folder)
     rollouts = list(read_rollouts(folder / "rollouts", kind="train"))
     judged, graded = (
         [row for row in rollouts if row["task"] == source] for source in ("judged", "sums")
     )
-    assert len(judged) + len(graded) == 8 * 4
-    # Both kinds are rewarded by the function, and the policy moves.
-    assert {row["reward"] for row in judged} == {0.0, 1.0}
-    assert step["reward/mean_score"] == pytest.approx(mean(row["reward"] for row in rollouts))
-    assert (step["reward/failed"], step["actor/updates"]) == (0.0, 1.0)
-    # Success and return are those of the rows that can be graded: absent, not 0, for the others.
     assert {(row["success"], row["env_return"], row["verdict"]) for row in judged} == {
         (None, None, "not graded")
     }
@@ -111,7 +132,11 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(
         for name in (*before, *step)
         if name.startswith("val/judged/") and not name.endswith(of_reward)
     ]
-    # The reward scores only ungraded rows.
+
+
+def test_an_evaluation_scores_ungraded_rows_by_the_reward_and_no_others(trained) -> None:
+    folder, _ = trained
+    step = metrics_of(folder)[1]
     held_out = list(read_rollouts(folder / "rollouts", kind="val", step=1))
     assert {row["reward"] for row in held_out if row["task"] == "sums"} == {None}
     greedy, sampled = (
@@ -123,10 +148,14 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(
         assert step[f"val/{source}/argmax_mean_score"] == pytest.approx(mean(greedy))
         assert step[f"val/{source}/scored_episodes"] == len(sampled) == 4
     assert "val/sums/scored_episodes" not in step
-    # The terminal says of such a rollout that it is not graded, and does not count it among the
-    # failures.
+
+
+def test_a_report_calls_such_rollouts_ungraded_and_not_failures(trained, capsys) -> None:
+    folder, _ = trained
+    rollouts = read_rollouts(folder / "rollouts", kind="train")
+    judged = sum(row["task"] == "judged" for row in rollouts)
     assert report([str(folder), "--rollouts", "--kind", "train", "--count", "64"]) == 0
-    assert capsys.readouterr().out.count(": ungraded, reward ") == len(judged)
+    assert capsys.readouterr().out.count(": ungraded, reward ") == judged
     assert (
         report([str(folder), "--rollouts", "--failures", "--kind", "train", "--count", "64"]) == 0
     )
