@@ -32,7 +32,7 @@ MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
 # A call of milliseconds, of which some come at once, waits for the process that is busy with the
 # one before: a grader's process takes 59 MB and seconds to start.
-PATIENCE_S = 0.1
+PATIENCE_S = 0.5
 ANSWERS = ("ready", "unavailable", "raised", "result")  # keys of an answer of `envs.worker_child`
 
 
