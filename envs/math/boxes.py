@@ -137,8 +137,9 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     elif inner:
         first = without_markup(content_of_box(text, inner[-1].end)[0])
         if first != without_markup(content):
-            spoilt = spoilt or None in map(read_quantity, (first, without_markup(content)))
-            content = f"{first} = {content}"  # both must be right
+            said, again = read_quantity(first), read_quantity(without_markup(content))
+            same = said is not None and again is not None and said.value == again.value
+            spoilt, content = spoilt or not same, f"{first} = {content}"  # both must be right
     elif is_rough(lead) and _has_decimals(content):
         content = f"\\approx {content}"
     elif ends_in_foreign_language(lead):
