@@ -195,7 +195,7 @@ def test_a_browser_runs_nothing_of_a_hostile_run(tmp_path: Path) -> None:
     control.write_text(f"<!doctype html><title>control</title>{HOSTILE[0]}")
     for page in (report, bare):
         shown = shown_by_a_browser(page, tmp_path / page.stem)
-        assert f"<title>{folder}</title>" in shown
+        assert f"<title>{folder.parent.name}, {folder.name}</title>" in shown
         assert 'class="lively"' in shown  # the page's own script ran
         shown = shown.replace(f"<script>{POINTS_AT_EVERYTHING}</script>", "")
         check(Page(shown))

@@ -1,8 +1,6 @@
 """Prompts from files: the rows of each rank, their order, left-out rows, and resumed runs."""
 
-import dataclasses
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,102 +14,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from envs.math.question_sources import FileQuestions
-from envs.prompt_files import write_prompts
-from envs.prompt_rows import PromptRow
-from envs.registry import env_spec
-from envs.text import message
 from siirl.data_coordinator.prompts import (
     PartitionedRLHFDataset,
     PromptLoader,
     build_index,
-    check_lengths,
     open_prompt_files,
 )
-from siirl.data_coordinator.prompts.dataset import Prompts, task_name
+from siirl.data_coordinator.prompts.dataset import Prompts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
-from siirl.params import DataArguments
-
-ROWS = 23
-
-
-def encode(messages):
-    """One token per character: lengths can be counted by eye."""
-    return tuple("".join(entry["content"] for entry in messages).encode())
-
-
-def row(text: str, *, source: str = "sums", truth: str = "1", **extra) -> PromptRow:
-    return PromptRow(
-        data_source=source, prompt=(message("user", text),), ground_truth=truth, extra_info=extra
-    )
-
-
-def rows(count: int = ROWS, **options) -> list[PromptRow]:
-    return [row(f"question {number:03d}", truth=str(number), **options) for number in range(count)]
+from siirl.errors import ConfigError
+from tests.data_coordinator.prompt_loaders import (
+    ROWS,
+    encode,
+    loader,
+    row,
+    rows,
+    write_files,
+    written,
+)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The same 23 rows as jsonl, and as parquet in row groups of 5."""
-    folder = tmp_path_factory.mktemp("prompts")
-    write_prompts(folder / "train.jsonl", rows())
-    table = pyarrow.Table.from_pylist(
-        [{**entry.as_columns(), "extra_info": {"n": 1}} for entry in rows()]
-    )
-    parquet.write_table(table, folder / "train.parquet", row_group_size=5)
-    return folder
-
-
-def arguments(*train, val=(), **options) -> DataArguments:
-    defaults = {"train_batch_size": 6, "max_prompt_length": 100, "heldout_share": 0.0, "seed": 3}
-    return DataArguments(
-        train_files=tuple(map(str, train)),
-        val_files=tuple(map(str, val)),
-        **{**defaults, **options},
-    )
-
-
-def loader(*train, **options) -> PromptLoader:
-    return PromptLoader.of(arguments(*train, **options), encode=encode)
-
-
-def written(tmp_path, content, name="train.jsonl"):
-    write_prompts(tmp_path / name, content)
-    return tmp_path / name
-
-
-def loader_for(env: str, path: Path) -> PromptLoader:
-    return PromptLoader.of(arguments(path), encode=encode, check=env_spec(env).check_row)
-
-
-@pytest.mark.parametrize(
-    ("env", "bad", "told"),
-    [
-        ("math", {"style": "model"}, "reward_model.style 'model' is not graded here"),
-        ("tools", {"style": "countdown", "ground_truth": "24"}, "countdown"),
-        (
-            "sandbox",
-            {"ground_truth": "not tests"},
-            "reward_model.ground_truth must be the tests as JSON",
-        ),
-    ],
-)
-@pytest.mark.parametrize(("name", "place"), [("train.jsonl", "line 2"), ("train.parquet", "row 1")])
-def test_a_row_that_the_environment_cannot_ask_is_refused_with_its_place(
-    tmp_path, env, bad, told, name, place
-):
-    tests = json.dumps({"inputs": ["1", "2"], "outputs": ["1", "2"]})
-    right = row("right", truth=tests if env == "sandbox" else "1")
-    path = written(tmp_path, [right, dataclasses.replace(right, **bad)], name=name)
-    with pytest.raises(
-        ConfigError,
-        match=(
-            f"{re.escape(str(path))}, {place}: .*{re.escape(told)}.*Correct the row, or take it out"
-        ),
-    ):
-        loader_for(env, path)
-    assert len(loader_for(env, written(tmp_path, [right], name=f"right_{name}")).draw(1)) == 1
+    return write_files(tmp_path_factory.mktemp("prompts"))
 
 
 # The stream
@@ -296,269 +221,6 @@ def test_fewer_prompts_a_step_than_ranks_are_refused(shared):
 def test_a_rank_out_of_range_is_refused(shared):
     with pytest.raises(ConfigError, match="rank 2 of 2; ranks count from 0"):
         at(shared, rank=2, ranks=2, batch=4)
-
-
-# Lengths and splits
-
-
-@pytest.fixture
-def uneven(tmp_path):
-    return written(tmp_path, [row("x" * length) for length in (3, 5, 8, 13)])
-
-
-def test_prompts_over_length_are_left_out_and_counted(uneven):
-    stream = loader(uneven, max_prompt_length=5)
-    assert sorted(prompt.trial_id for prompt in stream.draw(2)) == [0, 1]
-    assert stream.metrics() == {
-        "data/prompts": 2.0,
-        "data/prompts_too_long": 2.0,
-        "data/heldout_prompts_too_long": 0.0,
-        "data/prompts_also_held_out": 0.0,
-        "data/prompts_nearly_held_out": 0.0,
-        "data/epoch": 1.0,
-    }
-
-
-def test_or_kept_to_be_cut_and_counted_as_well(uneven):
-    stream = loader(uneven, max_prompt_length=5, overlong_prompts="cut")
-    assert stream.metrics()["data/prompts"] == 4.0
-    assert stream.metrics()["data/prompts_too_long"] == 2.0
-
-
-def test_what_is_left_out_is_said(uneven, caplog):
-    loader(uneven, max_prompt_length=5)
-    assert caplog.messages == [
-        "2 prompts to train on, 0 held out; 2 training and 0 held-out prompts of more than "
-        "data.max_prompt_length=5 tokens are left out."
-    ]
-
-
-def test_no_prompt_short_enough_is_refused_with_the_shortest(uneven):
-    with pytest.raises(
-        ConfigError,
-        match=r"longer than data.max_prompt_length=2 tokens \(the shortest has 3\): raise it",
-    ):
-        loader(uneven, max_prompt_length=2)
-
-
-def test_prompts_and_responses_that_the_model_cannot_hold_are_refused():
-    check_lengths(max_prompt_length=100, max_response_length=28, model_length=128)
-    with pytest.raises(
-        ConfigError,
-        match=r"=101 \+ data.max_response_length=28 = 129 tokens, and the model holds 128: make them smaller by 1",
-    ):
-        check_lengths(max_prompt_length=101, max_response_length=28, model_length=128)
-
-
-def test_the_share_that_is_held_out_is_the_one_of_env_math(files):
-    stream = loader(files / "train.jsonl", heldout_share=0.3)
-    held = {
-        json.loads(p.prompt_row)["prompt"][0]["content"]
-        for p in stream.evaluation_prompts(prompts_per_source=ROWS)
-    }
-    questions = FileQuestions([str(files / "train.jsonl")], tasks=None, heldout_share=0.3)
-    theirs = {
-        questions.draw("sums", split="heldout", seed=seed).prompt[0]["content"]
-        for seed in range(200)
-    }
-    trained = {
-        json.loads(p.prompt_row)["prompt"][0]["content"] for p in stream.draw(len(stream.dataset))
-    }
-    assert held == theirs
-    assert held and not held & trained
-    assert len(held | trained) == ROWS
-
-
-def test_a_question_of_the_validation_files_is_not_trained_on(tmp_path):
-    train = written(tmp_path, [row("asked twice"), row("asked once")])
-    val = written(tmp_path, [row("asked twice"), row("held out")], name="val.jsonl")
-    stream = loader(train, val=[val])
-    assert stream.metrics()["data/prompts_also_held_out"] == 1.0
-    assert [json.loads(prompt.prompt_row)["prompt"][0]["content"] for prompt in stream.draw(1)] == [
-        "asked once"
-    ]
-    assert len(stream.evaluation_prompts(prompts_per_source=10)) == 2
-
-
-def test_training_prompts_that_differ_from_a_held_out_one_in_case_or_blanks_are_counted(tmp_path):
-    train = written(
-        tmp_path, [row("How  many Eggs?"), row("How many legs?"), row("3-2"), row("how many eggs?")]
-    )
-    val = written(tmp_path, [row("how many eggs?"), row("3+2")], name="val.jsonl")
-    counts = loader(train, val=[val]).metrics()
-    assert (counts["data/prompts_also_held_out"], counts["data/prompts_nearly_held_out"]) == (
-        1.0,
-        1.0,
-    )
-
-
-def test_nothing_left_to_train_on_is_refused(tmp_path):
-    train = written(tmp_path, [row("asked twice")])
-    with pytest.raises(ConfigError, match=r"All 1 prompts of data.train_files are held out"):
-        loader(train, val=[written(tmp_path, [row("asked twice")], name="val.jsonl")])
-
-
-def test_evaluation_asks_the_same_prompts_of_each_source_on_every_rank(tmp_path):
-    train = written(tmp_path, [row("train")])
-    val = written(
-        tmp_path,
-        [*rows(9, source="a"), *(row(f"other {n}", source="b") for n in range(2))],
-        name="val.jsonl",
-    )
-    alone = loader(train, val=[val]).evaluation_prompts(prompts_per_source=3)
-    assert Counter(prompt.task for prompt in alone) == {"a": 3, "b": 2}
-    shared_out = [
-        loader(train, val=[val], seed=9).evaluation_prompts(
-            prompts_per_source=3, rank=rank, ranks=2
-        )
-        for rank in range(2)
-    ]
-    assert sorted((p for part in shared_out for p in part), key=lambda p: p.group_id) == alone
-    assert [prompt.seed for prompt in alone] == [0, 1, 2, 3, 4]
-
-
-def test_an_evaluation_without_held_out_prompts_is_refused(files):
-    with pytest.raises(
-        ConfigError,
-        match=r"no prompt is held out: give data.val_files, a larger data.heldout_share",
-    ):
-        loader(files / "train.jsonl").evaluation_prompts(prompts_per_source=3)
-
-
-# Bad input
-
-
-def test_no_file_is_refused():
-    with pytest.raises(ConfigError, match=r"data.train_files=\[\] names no file"):
-        loader()
-
-
-def test_a_file_that_is_not_there_is_refused():
-    with pytest.raises(
-        MissingAssetError,
-        match=r"^data.train_files: There is no file .*no_such.parquet to read prompts from",
-    ):
-        loader("no_such.parquet")
-
-
-def test_a_link_that_leads_to_itself_is_refused(tmp_path):
-    (tmp_path / "train.jsonl").symlink_to("train.jsonl")
-    with pytest.raises(MissingAssetError, match=r"There is no file .*train\.jsonl"):
-        loader(tmp_path / "train.jsonl")
-
-
-def test_a_file_named_twice_is_refused(files):
-    with pytest.raises(ConfigError, match=r"data.train_files names .*train.jsonl more than once"):
-        loader(files / "train.jsonl", files / "train.jsonl")
-
-
-@pytest.mark.parametrize("name", ["empty.jsonl", "empty.parquet"])
-def test_an_empty_file_is_refused(tmp_path, name):
-    if name.endswith("parquet"):
-        parquet.write_table(
-            pyarrow.Table.from_pylist(
-                [entry.as_columns() | {"extra_info": None} for entry in rows(1)]
-            ).slice(0, 0),
-            tmp_path / name,
-        )
-    else:
-        (tmp_path / name).write_text("\n")
-    with pytest.raises(
-        ConfigError, match=f"{name} has no rows. Remove it from the list, or fill it"
-    ):
-        loader(tmp_path / name)
-
-
-def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path):
-    (tmp_path / "train.jsonl").write_text(
-        json.dumps({"data_sources": "a", "prompt": [], "reward_model": {}})
-    )
-    with pytest.raises(
-        ConfigError,
-        match=r"has no column 'data_source'. Did you mean 'data_sources'\? It has: data_sources, prompt",
-    ):
-        loader(tmp_path / "train.jsonl")
-
-
-def test_foreign_columns_are_named_and_not_read(tmp_path, caplog):
-    (tmp_path / "train.jsonl").write_text(json.dumps({**rows(1)[0].as_columns(), "embedding": [1]}))
-    assert "embedding" not in json.loads(loader(tmp_path / "train.jsonl").draw(1)[0].prompt_row)
-    assert "columns that are not read: embedding" in caplog.text
-
-
-def test_errors_of_held_out_files_name_their_own_key(files, tmp_path):
-    right, broken = files / "train.jsonl", tmp_path / "broken.jsonl"
-    broken.write_text("no JSON")
-    with pytest.raises(ConfigError, match=rf"^data.val_files: {broken}, line 1: not JSON"):
-        loader(right, val=[broken])
-    with pytest.raises(MissingAssetError, match=r"^data.val_files: There is no file .*none.jsonl"):
-        loader(right, val=[tmp_path / "none.jsonl"])
-    unanswered = written(
-        tmp_path,
-        [row("one"), dataclasses.replace(row("two"), ground_truth=None)],
-        name="unanswered.jsonl",
-    )
-    with pytest.raises(
-        ConfigError,
-        match=rf"^data.val_files: {unanswered}, line 2: reward_model.ground_truth must be text",
-    ):
-        loader(right, val=[unanswered])
-
-
-def test_a_ground_truth_that_is_none_is_refused_with_its_row(tmp_path):
-    content = [entry.as_columns() | {"extra_info": None} for entry in rows(3)]
-    content[1]["reward_model"]["ground_truth"] = None
-    parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "train.parquet")
-    with pytest.raises(
-        ConfigError,
-        match=r"^data.train_files: .*train.parquet, row 1: reward_model.ground_truth must be text or a .*, got None",
-    ):
-        loader(tmp_path / "train.parquet")
-
-
-def test_sources_that_metrics_cannot_tell_apart_are_refused(tmp_path):
-    train = written(tmp_path, [row("one", source="open/ai"), row("two", source="open_ai")])
-    with pytest.raises(
-        ConfigError, match=r"'open/ai' and 'open_ai' would both be called 'open_ai'"
-    ):
-        loader(train)
-    assert task_name("openai/gsm8k") == "openai_gsm8k"
-
-
-def test_a_file_that_changes_while_the_run_lasts_stops_it(tmp_path):
-    train = written(tmp_path, rows(4))
-    stream = loader(train)
-    train.write_text(train.read_text().replace("question 002", "question 999"))
-    with pytest.raises(
-        InvariantError,
-        match=r"data.train_files: row 2 of .*train.jsonl differs from the question at the start of the run",
-    ):
-        stream.draw(4)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"seed": 4}, "seed=3, and this run has 4"),
-        ({"heldout_share": 0.3}, "prompts=23, and this run has"),
-    ],
-)
-def test_a_checkpoint_of_another_stream_is_refused(files, change, named):
-    state = loader(files / "train.jsonl").state_dict()
-    with pytest.raises(CheckpointError, match=named):
-        loader(files / "train.jsonl", **change).load_state_dict(state)
-
-
-def test_a_checkpoint_of_other_questions_is_refused(files, tmp_path):
-    other = written(
-        tmp_path,
-        [
-            dataclasses.replace(entry, prompt=(message("user", f"no {n}"),))
-            for n, entry in enumerate(rows())
-        ],
-    )
-    with pytest.raises(CheckpointError, match="questions="):
-        loader(other).load_state_dict(loader(files / "train.jsonl").state_dict())
 
 
 # Memory

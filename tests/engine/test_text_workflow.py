@@ -2,30 +2,22 @@
 that end an episode.
 """
 
-import asyncio
-import dataclasses
 import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scripted_text import END, MODEL, TOOL, USER, ByteTokenizer, ScriptedEngine
+from scripted_text import END, MODEL, TOOL, USER, ByteTokenizer
+from text_episodes import ROW, play
 
 from envs.tools.calls import ToolCall, write_call
 from envs.worker_pool import WorkerSettings, lease, release
 from siirl.engine.rollout.text_workflow import TextWorkflow, make_text_workflow
-from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, run_episodes
-from siirl.env_server.pool import EnvPool
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 
-ROW = {
-    "data_source": "mine",
-    "prompt": [{"role": "user", "content": "2+3="}],
-    "reward_model": {"style": "whole", "ground_truth": "5"},
-    "extra_info": {"page": 7},
-}
 CALL = write_call(ToolCall("calculator", {"expression": "2+3"}))
+
+
 TOOL_ARGUMENTS = {"announce": False, "tool_deadline_s": 600.0}
 
 
@@ -37,36 +29,6 @@ def workers_that_outlive_one_environment():
     )
     yield
     release(pool)
-
-
-def request(number=0, **options):
-    options = options or {"row": ROW}
-    return EpisodeRequest(
-        uid=f"u{number}",
-        group_id=number,
-        task="mine",
-        task_id=0,
-        trial_id=3,
-        seed=number,
-        policy_seed=(9, number),
-        options=options,
-    )
-
-
-def play(script, *, env="math", arguments=None, requests=None, interrupting=None, **settings):
-    """The result of the episodes, and the engine that said `script`."""
-    engine = ScriptedEngine(script, pause=1 if interrupting else 0)
-    lengths = {"max_prompt_length": 600, "max_response_length": 400}
-
-    async def episodes():
-        async with EnvPool(env, arguments or {}, 1, 4, cluster="local", deadline_s=600) as pool:
-            workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), **lengths | settings)
-            running = asyncio.ensure_future(run_episodes(workflow, engine, requests or [request()]))
-            if interrupting:
-                await interrupting(engine)
-            return await running
-
-    return asyncio.run(episodes()), engine
 
 
 def test_single_turn_is_prompt_and_response_with_everything_trained():
@@ -257,115 +219,6 @@ def test_answer_that_cannot_be_graded_is_a_failed_episode():
     assert "the grader was killed" in str(reason)
 
 
-def test_several_agents_give_a_trajectory_each():
-    result, engine = play(
-        lambda made: "5" if made.seed[2] == 1 else "4", arguments={"num_agents": 2}
-    )
-    first, second = result.trajectories
-    assert [first.row["uid"], second.row["uid"]] == ["u0-a0", "u0-a1"]
-    assert [first.row["env_return"], second.row["env_return"]] == [0.0, 1.0]
-    assert [first.row["complete"], second.row["complete"]] == [False, True]
-    assert first.row["index"] == second.row["index"] == 0
-    assert engine.most_running == 2
-
-
-def play_relay(script, *, env="scripted_text:RelayEnv", **settings):
-    """One episode of two agents that take turns."""
-    asked = dataclasses.replace(request(0, task="relay"), task="relay")
-    return play(script, env=env, requests=[asked], **settings)
-
-
-def relay(request):
-    return {0: "ab", 1: "c"}[request.agent] + str(request.seed[3])
-
-
-def test_agents_that_take_turns_read_each_other_and_wait():
-    result, engine = play_relay(relay, played_by=(3, 5))
-    caller, answerer = (trajectory.row for trajectory in result.trajectories)
-    assert [request.agent for request in engine.requests] == [0, 1, 0]
-    assert engine.most_running == 1
-    assert bytes(engine.requests[1].input_ids[1:4]) == b"ab0"
-    assert caller["responses"].tolist() == [*b"ab0", END, USER, *b"c0", END, MODEL, *b"ab1", END]
-    assert caller["response_mask"].tolist() == [1] * 4 + [0] * 5 + [1] * 4
-    assert answerer["responses"].tolist() == [*b"c0", END]
-    assert [row["agent"] for row in (caller, answerer)] == [0, 1]
-    assert [row["agent_group"] for row in (caller, answerer)] == [3, 5]
-
-
-def test_a_reward_reaches_an_agent_at_its_last_token_though_another_spoke_last():
-    result, _ = play_relay(relay)
-    caller, answerer = (trajectory.row for trajectory in result.trajectories)
-    assert caller["env_rewards"].tolist() == [0.0] * 12 + [1.0]
-    assert answerer["env_rewards"].tolist() == [0.0, 0.0, 2.0]
-    assert [row["complete"] for row in (caller, answerer)] == [True, False]
-
-
-def test_a_reward_before_an_agents_first_action_fails_the_episode():
-    result, _ = play_relay(relay, env="scripted_text:EarlyRewardEnv")
-    ((_, reason),) = result.failed
-    assert "rewards agent 1 with 2.0 before its first action" in str(reason)
-
-
-def test_an_agent_that_was_never_asked_has_no_trajectory():
-    result, _ = play_relay(lambda request: "5" * 200)
-    assert [trajectory.row["uid"] for trajectory in result.trajectories] == ["u0-a0"]
-
-
-def interrupted_script(request):
-    """Continues at the request's place: the text of the episode is `12345`."""
-    said = bytes(token for token in request.input_ids[7:] if token < 256)
-    return "12345"[len(said) :]
-
-
-def test_interrupted_turn_continues_after_its_tokens_with_their_versions():
-    async def interrupt(engine):
-        while engine.said < 2:
-            await asyncio.sleep(0)
-        engine.interrupt()
-        engine.update_weights(1)
-
-    result, engine = play(interrupted_script, interrupting=interrupt)
-    row, record = result.trajectories[0].row, result.trajectories[0].record
-    assert row["responses"].tolist() == [*b"12345", END]
-    assert len(engine.requests) == 2
-    assert engine.requests[1].input_ids == (*engine.requests[0].input_ids, *b"12")
-    assert engine.requests[1].max_new_tokens == 398
-    assert engine.requests[1].seed == (9, 0, 0, 0, 1)
-    assert row["policy_version"] == 0
-    assert [turn["content"] for turn in record["turns"]] == ["12345"]
-
-
-def talkative_script(request):
-    """`say <stop> and more`, whatever of it has been said: this engine looks for no stop strings."""
-    said = bytes(token for token in request.input_ids[7:] if token < 256)
-    return "say <stop> and more"[len(said) :]
-
-
-@pytest.mark.parametrize("said", [5, 8, 9])
-def test_stop_string_that_an_interruption_splits_ends_the_turn(said):
-    async def interrupt(engine):
-        while engine.said < said:
-            await asyncio.sleep(0)
-        engine.interrupt()
-
-    result, engine = play(talkative_script, interrupting=interrupt, stop=("<stop>",))
-    (trajectory,) = result.trajectories
-    row = trajectory.row
-    assert len(engine.requests) == 2
-    assert row["responses"].tolist() == [*b"say <stop>"]
-    assert [len(row[name]) for name in ("response_mask", "rollout_log_probs", "env_rewards")] == [
-        10,
-        10,
-        10,
-    ]
-    assert row["rollout_log_probs"].tolist() == pytest.approx(
-        [-n / 100 for n in (*range(1, said + 1), *range(1, 11 - said))]
-    )
-    assert trajectory.record["finish_reason"] == "stop"
-    assert [turn["content"] for turn in trajectory.record["turns"]] == ["say <stop>"]
-    assert not row["truncated"]
-
-
 def test_reward_of_each_turn_is_at_its_last_token():
     """Turns `ab`, `c` and `def` with their END, each with reward 1; the environment says `More?`
     with a mark before and two behind.
@@ -450,69 +303,3 @@ def test_users_workflow_is_made_with_the_same_arguments():
 def test_an_object_that_is_not_a_workflow_is_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         make_text_workflow(name, **arguments_of())
-
-
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
-    says=st.lists(st.text(alphabet="ab", max_size=12), min_size=3, max_size=3),
-    budget=st.integers(1, 60),
-    interruptions=st.sets(st.integers(1, 30), max_size=4),
-)
-def test_a_row_holds_exactly_the_generated_tokens_under_random_interruptions(
-    says, budget, interruptions
-):
-    """Three turns with any texts, under any budget, interrupted anywhere: no token is lost, made
-    anew, or trained on twice.
-    """
-
-    def script(made):
-        turn, so_far = made.seed[3], made.input_ids[len(first_prompt) :]
-        begun = [token for token in so_far[last_opening(so_far) :] if token < 256]
-        return says[turn][len(begun) :]
-
-    first_prompt = ByteTokenizer().encode_prompt([{"role": "user", "content": "Say 0."}])
-    engine = ScriptedEngine(script, pause=1)
-
-    async def episode():
-        async with EnvPool(
-            "scripted_text:ThreeTurnsEnv", {}, 1, 1, cluster="local", deadline_s=600
-        ) as pool:
-            workflow = TextWorkflow(
-                pool=pool,
-                tokenizer=ByteTokenizer(),
-                max_prompt_length=50,
-                max_response_length=budget,
-            )
-            data = EpisodeRequest(
-                uid="u", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(1, 2)
-            )
-            running = asyncio.ensure_future(workflow.arun_episode(engine, data))
-            for said in sorted(interruptions):
-                while engine.said < said and not running.done():
-                    await asyncio.sleep(0)
-                engine.interrupt()
-            return await running
-
-    (trajectory,) = asyncio.run(episode())
-    row = trajectory.row
-    own = row["responses"][row["response_mask"] == 1]
-    assert len(row["responses"]) <= budget
-    assert row["response_mask"][-1] == 1
-    assert len(own) == engine.said
-    spoken = "".join(
-        turn["content"] for turn in trajectory.record["turns"] if turn["role"] == "assistant"
-    )
-    assert bytes(token for token in own.tolist() if token < 256).decode() == spoken
-    assert "".join(says).startswith(spoken)
-    for made in engine.requests:
-        assert made.input_ids == tuple(row["input_ids"][: len(made.input_ids)])
-        assert len(made.input_ids) - len(first_prompt) + made.max_new_tokens == budget
-    assert (row["rollout_log_probs"][row["response_mask"] == 0] == 0).all()
-    assert row["env_rewards"].sum() == row["env_return"] == row["finish_step"]
-    assert (row["response_mask"][row["env_rewards"] != 0] == 1).all()
-    assert row["truncated"] == (row["finish_step"] < 3 or own[-1] != END)
-
-
-def last_opening(tokens):
-    """Position behind the last MODEL among `tokens`, or 0."""
-    return max((place + 1 for place, token in enumerate(tokens) if token == MODEL), default=0)
