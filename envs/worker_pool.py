@@ -30,9 +30,6 @@ from envs.arguments import checked_deadline
 
 MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
-# A call of milliseconds, of which some come at once, waits for the process that is busy with the
-# one before: a grader's process takes 59 MB and seconds to start.
-PATIENCE_S = 0.5
 ANSWERS = ("ready", "unavailable", "raised", "result")  # keys of an answer of `envs.worker_child`
 
 
@@ -69,6 +66,10 @@ class WorkerSettings:
     """Address space of a process in MiB; 0: no limit."""
     start_deadline_s: float = 180.0
     """Seconds for the interpreter and the imports: a cold disk, many processes starting at once."""
+    patience_s: float = 0.0
+    """Seconds that a call waits for a process that starts or works before it starts another one,
+    which takes memory; 0: it starts one at once.
+    """
     shows_errors: bool = False
     """Whether workers inherit standard error; else it is discarded, as standard output is."""
 
@@ -170,9 +171,11 @@ class WorkerPool:
 
     def _pop_idle(self) -> "_Worker | None":
         """An idle process, also one that soon is; None: the caller starts another."""
+        patience_s = self.settings.patience_s
         with self._changed:
-            self._changed.wait_for(lambda: self._idle or not self._first_starts)
-            self._changed.wait_for(lambda: self._idle or not self._alive, timeout=PATIENCE_S)
+            if patience_s:
+                self._changed.wait_for(lambda: self._idle or not self._first_starts)
+                self._changed.wait_for(lambda: self._idle or not self._alive, timeout=patience_s)
             if self._idle:
                 return self._idle.pop()
             self._first_starts = not self._alive

@@ -45,6 +45,9 @@ GRADING_CPU_S = 5.0  # math-verify's own
 WALL_PER_CPU_SECOND = 60
 # math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early
 MEMORY_MIB = 1024
+# A process takes 59 MB. A comparison takes milliseconds, and the first of a process, which fills the
+# parser's tables, a second.
+PATIENCE_S = 2.0
 
 
 class GradingFailed(EpisodeFailed):
@@ -85,6 +88,7 @@ class Grader:
             deadline_s=WALL_PER_CPU_SECOND * cpu_s,
             cpu_s=cpu_s,
             memory_mib=MEMORY_MIB,
+            patience_s=PATIENCE_S,
         )
         self._workers: WorkerPool | None = None
 

@@ -152,12 +152,12 @@ def together(pool, arguments):
 
 
 def test_short_calls_at_once_share_the_first_process(workers):
-    pool = workers("process_id", num_workers=4)
+    pool = workers("process_id", num_workers=4, patience_s=60.0)
     assert len(set(together(pool, [None] * 8))) == 1
 
 
 def test_long_calls_at_once_have_a_process_each(workers):
-    pool = workers("process_id_later", num_workers=2)
+    pool = workers("process_id_later", num_workers=2, patience_s=0.1)
     assert len(set(together(pool, [2.0, 2.0]))) == 2
 
 
