@@ -325,7 +325,7 @@ def _length(trainer: TrainingArguments, data: DataArguments, *, tasks: int) -> L
         steps=trainer.total_steps,
         max_minutes=trainer.max_minutes,
         file_epochs=trainer.total_epochs if data.train_files else None,
-        val_episodes=trainer.val_episodes * tasks,
+        val_episodes=trainer.val_episodes * trainer.val_samples * tasks,
         evaluations=_evaluations(trainer),
     )
 

@@ -291,7 +291,13 @@ def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second
         "mp4",
         str(unfinished),
     ]
-    done = subprocess.run(command, input=images_NHWC.tobytes(), capture_output=True, check=False)
+    done = subprocess.run(
+        command,
+        input=images_NHWC.tobytes(),
+        capture_output=True,
+        check=False,
+        process_group=0,  # Ctrl-C is for the command, which finishes the video
+    )
     if done.returncode != 0:
         unfinished.unlink(missing_ok=True)
         raise OSError(

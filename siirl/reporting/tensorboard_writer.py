@@ -114,7 +114,13 @@ def _animation(video: Video) -> Summary.Image:
         *(imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-threads", "1", "-i", str(video.file)),
         *("-vf", filters, "-r", "10", "-f", "gif", "-"),
     ]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        process_group=0,  # Ctrl-C is for the command, which finishes the video
+    )
     if done.returncode != 0:
         raise SiirlError(
             f"The video {video.file} cannot be shown in TensorBoard: "

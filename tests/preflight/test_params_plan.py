@@ -142,6 +142,7 @@ def test_evaluations_are_counted(overrides: list[str], evaluations: int) -> None
 
 def test_an_evaluation_has_episodes_of_every_task() -> None:
     assert plan_of().length.val_episodes == 60
+    assert plan_of(["trainer.val_samples=4"]).length.val_episodes == 240
 
 
 def test_memory_counts_simulators_by_server_and_task() -> None:

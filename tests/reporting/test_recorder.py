@@ -1,5 +1,11 @@
 """Videos: written, read back, indexed; and failures of writing."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -161,3 +167,30 @@ def test_odd_sizes_and_long_instructions_fit() -> None:
     pictures = annotate(Frames(np.zeros((1, 301, 257, 3), np.uint8), (0,)), long)
     assert pictures.shape[2] == 256
     assert pictures.shape[1] % 2 == 0
+
+
+ENCODES = """
+import signal, sys
+from pathlib import Path
+import numpy as np
+from siirl.reporting.recorder import write_video
+signal.signal(signal.SIGINT, lambda *_: None)  # as a command that finishes what it does
+images = np.random.default_rng(0).integers(0, 256, (60, 512, 512, 3), dtype=np.uint8)
+print("encodes", flush=True)
+write_video(Path(sys.argv[1]), images, frames_per_second=10)
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end would take its default
+"""
+
+
+def test_ctrl_c_leaves_a_video_to_be_finished(tmp_path: Path) -> None:
+    """A terminal sends it to the whole group of the command."""
+    file = tmp_path / "episode.mp4"
+    command = [sys.executable, "-c", ENCODES, str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "encodes\n"
+    while process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.02)
+    assert process.returncode == 0
+    assert file.stat().st_size > 0

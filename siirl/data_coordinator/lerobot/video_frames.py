@@ -64,7 +64,10 @@ class VideoFile:
             *("-i", str(self.file.absolute()), "-an", "-fps_mode", "passthrough", *scale),
             *("-f", "rawvideo", "-pix_fmt", "rgb24", "-"),
         ]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        # in a group of its own: Ctrl-C is for the command, which ends it
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+        )
 
     def _frame(self) -> NDArray[np.uint8]:
         assert self._process is not None and self._process.stdout is not None
