@@ -43,7 +43,9 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
         return answer
     answer = _at_the_end(tail[: explanation.start()], whole=whole, question=question)
     after = tail[explanation.end() :]
-    doubtful = answer is not None and (DOUBT.search(after) or taken_back(after, answer.text))
+    doubtful = answer is not None and (
+        "=" in after or DOUBT.search(after) or taken_back(after, answer.text)
+    )
     return None if doubtful else answer
 
 

@@ -123,6 +123,6 @@ def _undressed_line(answer: str, *, opened: str) -> str:
         run = rf"(?<!{re.escape(sign[0])}){re.escape(sign)}(?!{re.escape(sign[0])})"
         if sign in opened and len(re.findall(run, answer)) % 2:
             answer = re.sub(rf"(?<=\S){run}(?=[\s.,;:!?)*_`]|$)", "", answer, count=1).rstrip()
-    while answer.endswith("}") and answer.count("}") > answer.count("{"):
+    if answer.endswith("}") and answer.count("}") > answer.count("{"):
         answer = answer.removesuffix("}").rstrip()
     return answer if answer.endswith("..") else answer.removesuffix(".").rstrip()

@@ -224,7 +224,6 @@ def test_a_first_impression_is_no_answer(grader, text):
         ("So the answer is definitely 24.", "24"),
         ("Final answer: 1_000_000", "1000000"),
         ("La réponse finale est donc 12 500,75 euros.", "12500.75"),
-        ('{"name": "submit", "arguments": {"answer": 84}}', "84"),
         ("So the answer is: **No**, such a triangle can't exist.", "No"),
     ],
 )
