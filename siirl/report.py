@@ -29,7 +29,7 @@ from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader
 from siirl.params.refusals import REFUSALS
 from siirl.reporting.agent_folders import folders_of_agents, hint
 from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
-from siirl.reporting.report_page import read_run, write_report
+from siirl.reporting.report_page import read_run, with_earlier, write_report
 from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.reporting.rollout_view import show
 from siirl.reporting.run_folder import require_folder
@@ -86,7 +86,8 @@ def _run(flags: argparse.Namespace) -> None:
     if flags.export is not None:
         from siirl.reporting.chart_files import export  # matplotlib takes a second to import
 
-        runs = {name: read_run(folder) for name, folder in names_of(flags.folders).items()}
+        named = names_of(flags.folders)
+        runs = {name: with_earlier(read_run(folder), folder) for name, folder in named.items()}
         print(*export(runs, flags.export), sep="\n")
     elif flags.rollouts:
         if len(flags.folders) > 1:

@@ -55,6 +55,7 @@ from siirl.reporting.console import (
     success_table,
     tasks_below_others,
 )
+from siirl.reporting.earlier_rows import earlier_rows
 from siirl.reporting.graph_drawing import write_graph
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.metrics import Reduced
@@ -113,17 +114,22 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
             signs = sentinels.look(event.metrics) if step > 0 else []
             for warning in (*event.warnings, *signs):
                 writers.warn(warning)
-            if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
+            if _is_evaluation(event.metrics):
                 evaluated.append(event.metrics)
         writers.finish(evaluated)
     if ended:
         raise Interrupted(STOP.number or signal.SIGTERM)
+    earlier = earlier_rows(run_folder, before=first_step(config.trainer))
     show_summary(
         run_folder,
         report=report.file,
-        evaluated=evaluated,
+        evaluated=[*filter(_is_evaluation, earlier), *evaluated],
         limit=limit_line(config.trainer, step=step, files=bool(config.data.train_files)),
     )
+
+
+def _is_evaluation(metrics: Mapping[str, Any]) -> bool:
+    return bool({MEAN_RETURN, MEAN_SCORE} & metrics.keys())
 
 
 def _description(config: SiiRLArguments, run_folder: Path) -> RunDescription:
@@ -285,7 +291,7 @@ def _connect(
 
 
 def show_summary(
-    run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]], limit: str = ""
+    run_folder: Path, *, report: Path, evaluated: Sequence[Mapping[str, Any]], limit: str = ""
 ) -> None:
     """Print first and last evaluation on the same held-out episodes, `limit`, and output paths."""
     console = Console()

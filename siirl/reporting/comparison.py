@@ -15,7 +15,7 @@ from siirl.reporting.chart_svg import draw
 from siirl.reporting.charts import KINDS_OF_EVALUATION, Row, compared_charts
 from siirl.reporting.config_difference import between
 from siirl.reporting.page import render_page, write_page
-from siirl.reporting.report_page import read_run
+from siirl.reporting.report_page import read_run, with_earlier
 from siirl.reporting.run_folder import CONFIG_FILE
 from siirl.reporting.statistics import SuccessInterval, all_last, evaluations, mean_interval
 
@@ -46,7 +46,7 @@ def write_comparison(folders: Sequence[Path], file: Path) -> Path:
         ValueError: A damaged line in a run's metrics.jsonl.
     """
     named = names_of(folders)
-    runs = {name: read_run(folder) for name, folder in named.items()}
+    runs = {name: with_earlier(read_run(folder), folder) for name, folder in named.items()}
     configs = {name: folder / CONFIG_FILE for name, folder in named.items()}
     differences = between(configs)
     page = render_page(

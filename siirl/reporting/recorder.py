@@ -16,6 +16,7 @@ import urllib.parse
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -91,6 +92,7 @@ class VideoRecorder:
         self, folder: Path, *, first_step: int = 0, rank: int = 0, frames_per_second: int = 10
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        look_for_ffmpeg()
         self.folder, self.frames_per_second = folder, frames_per_second
         self._index = JsonlFile(
             folder / _INDEX.format(rank=f"_rank{rank}" if rank else ""), first_step=first_step
@@ -242,6 +244,14 @@ def _shortened(text: str, width: float) -> str:
     while text and _FONT.getlength(text + "…") > width:
         text = text[:-1]
     return text.rstrip() + "…"
+
+
+def look_for_ffmpeg() -> None:
+    """Find ffmpeg before the first video: the search starts it, and Ctrl-C would end that process,
+    so that a video while the run stops would find none.
+    """
+    with suppress(RuntimeError):  # none; a video, which may never come, will say so
+        imageio_ffmpeg.get_ffmpeg_exe()
 
 
 def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second: int) -> None:

@@ -30,6 +30,7 @@ from siirl.reporting.charts import (
 )
 from siirl.reporting.config_difference import from_defaults
 from siirl.reporting.console import tasks_below_others
+from siirl.reporting.earlier_rows import earlier_rows
 from siirl.reporting.embedded_videos import MOST_BYTES, embedded_videos
 from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
@@ -96,6 +97,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         ValueError: A damaged line in metrics.jsonl or in a rollout file.
     """
     rows = read_run(folder)
+    whole = with_earlier(rows, folder)
     index = read_video_index(folder / VIDEOS_FOLDER)
     videos, sources = _videos(folder, index.rows, embed=live_s is None)
     given = read_given(folder)
@@ -103,13 +105,13 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     kind = "train" if steps_of(rollouts, kind="train") else "val"
     steps = steps_of(rollouts, kind=kind)
     contents = {
-        "success": _tables(rows, evaluations),
-        "rewards": _tables(rows, mean_scores),
+        "success": _tables(whole, evaluations),
+        "rewards": _tables(whole, mean_scores),
         **videos,
         "answer_pairs": pairs(_evaluated(folder), most=_PAIRS_SHOWN),
-        "curves": [draw(chart) for chart in run_charts(rows)],
-        "own_curves": [draw(chart) for chart in own_charts(rows)],
-        "task_curves": [draw(chart) for chart in task_charts(rows)],
+        "curves": [draw(chart) for chart in run_charts(whole)],
+        "own_curves": [draw(chart) for chart in own_charts(whole)],
+        "task_curves": [draw(chart) for chart in task_charts(whole)],
         "groups": groups(read_rollouts(rollouts, kind=kind, step=steps[-1]), most=_GROUPS_SHOWN)
         if steps
         else [],
@@ -131,7 +133,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         length=_length(rows),
         notices=list(dict.fromkeys(row["notice"] for row in rows if "notice" in row)),
         warnings=[*_warnings(folder), *_tasks_below_others(rows)],
-        key_figures=list(_key_figures(rows)),
+        key_figures=list(_key_figures(whole)),
         sections=_sections(contents),
         damaged_videos=index.damaged,
         most_embedded_mb=round(MOST_BYTES / 1e6),
@@ -156,6 +158,16 @@ def _filters() -> dict[str, Callable[..., Any]]:
         "messages": messages,
         "footnote": footnote,
     }
+
+
+def with_earlier(rows: Sequence[Row], folder: Path) -> list[Row]:
+    """Rows of the runs that the run in `folder` continues, and its own `rows`.
+
+    Raises:
+        ValueError: A damaged line of an earlier run.
+    """
+    earlier = earlier_rows(folder, before=min(row["step"] for row in rows))
+    return [*map(_numbers, earlier), *rows]
 
 
 def read_run(folder: Path) -> list[Row]:

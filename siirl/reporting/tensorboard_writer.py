@@ -16,6 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from siirl.errors import SiirlError
 from siirl.reporting.metrics import Reduced, finite
+from siirl.reporting.recorder import look_for_ffmpeg
 from siirl.reporting.writer_contract import Cell, RunDescription, RunWriter, Table, Video
 
 TENSORBOARD_FOLDER = "tensorboard"
@@ -35,6 +36,7 @@ class TensorBoardWriter(RunWriter):
             SummaryWriter,  # here, because it takes a second to import
         )
 
+        look_for_ffmpeg()
         # A resumed run purges the events of steps that it repeats.
         self._events = SummaryWriter(
             str(run.folder / TENSORBOARD_FOLDER), purge_step=run.first_step or None

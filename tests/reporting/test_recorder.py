@@ -173,9 +173,10 @@ ENCODES = """
 import signal, sys
 from pathlib import Path
 import numpy as np
-from siirl.reporting.recorder import write_video
+from siirl.reporting.recorder import look_for_ffmpeg, write_video
 signal.signal(signal.SIGINT, lambda *_: None)  # as a command that finishes what it does
 images = np.random.default_rng(0).integers(0, 256, (60, 512, 512, 3), dtype=np.uint8)
+look_for_ffmpeg()  # as a recorder does when it is made
 print("encodes", flush=True)
 write_video(Path(sys.argv[1]), images, frames_per_second=10)
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end would take its default
