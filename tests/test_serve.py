@@ -14,6 +14,7 @@ from openenv_client import play
 
 from envs.openenv.openenv_env import OpenEnvEnv
 from siirl.errors import ConfigError
+from siirl.params.own_words import split_words
 from siirl.serve import WORDS, Place, main, token_of
 from tests.env_server.openenv_thread import TOKEN, ServerThread
 
@@ -64,7 +65,7 @@ def test_a_token_that_protects_nothing_is_refused(
 
 
 def test_without_words_it_listens_on_this_machine_alone() -> None:
-    place = Place.of(WORDS)
+    place = Place.of(split_words([], WORDS)[0])
     assert (place.host, place.port, place.sessions) == ("127.0.0.1", 8000, 4)
 
 
