@@ -120,17 +120,12 @@ def _goes_into(env: str, key: Key) -> bool:
     group, _, name = key.place.rpartition(".")
     if group != "env" or name in POOL_KEYS:
         return True
-    parameters = inspect.signature(env_class(env)).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return takes_any or name in parameters
+    return name in inspect.signature(env_class(env)).parameters
 
 
 def _condition(clause: str) -> str:
     """`Read by gae.`, from the clause of a refusal, without its remedy and the job's own value."""
-    said = clause.split(": ")[0]
-    for start in (", and reward.name=", ", and data.train_files is", ", and none are"):
-        said = said.partition(start)[0]
-    said = said.partition(", and pipeline=")[0]
+    said = clause.split(": ")[0].partition(", and ")[0]  # what follows is true of the job
     said = re.split(r"[,;] [^,;]*\{", said)[0]
     if "{" in said:
         raise ValueError(f"{clause!r} begins with the job's own value")
