@@ -115,7 +115,7 @@ def test_the_demo_job_takes_a_step(with_simulator: Environment, tmp_path: Path) 
 def test_a_signal_ends_the_script_with_its_status_and_a_checkpoint(
     with_simulator: Environment, tmp_path: Path, number: signal.Signals
 ) -> None:
-    job = ("trainer=smoke", "trainer.total_steps=100000", "trainer.val_episodes=0", "cluster=local")
+    job = ("trainer=smoke", "trainer.total_steps=2000", "trainer.val_episodes=0", "cluster=local")
     command = [str(with_simulator.scripts / "siirl"), "train", *job]
     with (tmp_path / "text").open("w") as text:
         process = subprocess.Popen(
