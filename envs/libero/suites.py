@@ -82,8 +82,8 @@ def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoT
 
     Args:
         suite: A suite by any name that `suite_name` knows, or several with + between them.
-        tasks: Each a task's name, or its number in the suite (`suite/number` where there are
-            several suites); None for all tasks.
+        tasks: Each a task's name, or its number in the suite (`suite/number` with several suites);
+            None for all tasks.
 
     Raises:
         ValueError: An unknown suite, an unknown task or number, or one that is named twice.

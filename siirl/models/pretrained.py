@@ -274,7 +274,8 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
 
 @contextlib.contextmanager
 def damage_named(source: str, files: str) -> Iterator[None]:
-    """Turn any error that transformers raises for damaged files into a CheckpointError.
+    """Turn any error that transformers raises for damaged files into a CheckpointError; a lack of
+    memory is none.
 
     Args:
         source: Folder or hub id of the model.
@@ -282,7 +283,7 @@ def damage_named(source: str, files: str) -> Iterator[None]:
     """
     try:
         yield
-    except SiirlError:
+    except (SiirlError, MemoryError, torch.OutOfMemoryError):  # no fault of the files
         raise
     # tokenizers raises plain Exception; huggingface_hub and jinja2 derive theirs from it directly
     except Exception as error:

@@ -109,7 +109,8 @@ class PolicyMemory:
         sharing = actor.fsdp_size or self.ranks
         sharded = trained / sharing
         weights = (self.base_bytes * shape.parameters + WEIGHT_BYTES * self.adapters) / sharing
-        reference = weights * self.has_own_reference * (not self.policy.ref.offload)
+        apart = self.has_own_reference and not self.policy.ref.offload
+        reference = apart * WEIGHT_BYTES * shape.parameters / sharing  # it has no adapters
         accumulated = trained if actor.reduce_once and self.in_group else sharded
         moments = (("Adam", MOMENTS_BYTES * sharded),)
         offloads = actor.offload_optimizer

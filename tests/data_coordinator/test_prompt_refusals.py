@@ -16,14 +16,8 @@ from tests.data_coordinator.prompt_loaders import (
     loader_for,
     row,
     rows,
-    write_files,
     written,
 )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("prompts"))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,7 @@ from siirl.data_coordinator.prompts import (
     check_lengths,
 )
 from siirl.errors import ConfigError
-from tests.data_coordinator.prompt_loaders import ROWS, loader, row, rows, write_files, written
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("prompts"))
-
+from tests.data_coordinator.prompt_loaders import ROWS, loader, row, rows, written
 
 # Lengths and splits
 

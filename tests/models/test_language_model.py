@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
+from siirl.models.pretrained import damage_named
 
 USABLE = ("tied", "separate", "learnt positions", "biased head")
 IDS = torch.tensor([[5, 9, 2, 30, 7, 11]])
@@ -347,3 +348,15 @@ def test_a_model_that_does_not_heed_the_mask_shares_no_prompts(saved, monkeypatc
         lambda self, ids, positions, mask=None: heedful(self, ids, positions),
     )
     assert not load_language_model(saved).shares_prompts
+
+
+@pytest.mark.parametrize("lack", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_lack_of_memory_is_no_damage_of_the_files(lack):
+    with pytest.raises(type(lack)), damage_named("folder", "config.json"):
+        raise lack
+
+
+def test_other_errors_of_the_library_name_the_files():
+    sentence = r"folder: config\.json cannot be loaded: KeyError"
+    with pytest.raises(CheckpointError, match=sentence), damage_named("folder", "config.json"):
+        raise KeyError("model_type")

@@ -204,6 +204,15 @@ def test_one_rank_holds_the_model_below_adapters_in_the_type_of_the_passes(folde
     assert "cast weights" not in dict(dict(table.phases)["update"])
 
 
+def test_a_reference_of_its_own_beside_adapters_is_in_float32(folder: Any) -> None:
+    """7.51 billion weights, without those that no pass reads, in float32: 28.0 GiB."""
+    path = folder(OPENVLA)
+    words = (f"actor_rollout_ref.ref.path={path}", "actor_rollout_ref.actor.use_kl_loss=true")
+    table = rank_memory(libero(path, *words, trainer="gpu_libero_one"), LIBERO_10)
+    assert table is not None
+    assert dict(table.held)["reference"] / GIB == pytest.approx(28.0, abs=0.05)
+
+
 def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folder: Any) -> None:
     path = folder(OPENVLA)
     eight = rank_memory(libero(path, trainer="gpus_libero"), LIBERO_10)
