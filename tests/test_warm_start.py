@@ -105,7 +105,7 @@ def test_one_command_makes_a_model_for_the_users_tasks(tmp_path, capsys):
     ("overrides", "told"),
     [
         (("env=tools", "env.kwargs.announce=true"), "set env.kwargs.announce=false"),
-        (("env=math", "env.tasks=[countdown-3]"), "which contains no answer to learn from"),
+        (("env=math", "env.tasks=[countdown-7]"), "must end in a size from 2 to 6"),
         (("env=math", "actor_rollout_ref.model.options={bins: 3}"), "fits no TinyLMShape"),
     ],
 )

@@ -4,7 +4,11 @@ numbers, `word-sums-3` stories of three steps.
 | name | size | example |
 |---|---|---|
 | sums-n | digits of each number | 12+34= |
+| differences-n | digits of each number | 12-34= |
+| products-n | digits of each number | 12*34= |
 | modular-n | digits of each number | (12*34+5)%7= |
+| bases-n | decimal digits of the number | 25 in base 3: |
+| sorting-n | digits of the number | sort 5391: |
 | countdown-n | given numbers | reach 24 with 3, 5, 9 |
 | word-sums-n | steps of the story | Ada has 5 apples. … |
 
@@ -62,6 +66,8 @@ class Question(NamedTuple):
     key: str
     style: str = "number"
     """`number`, or `countdown`."""
+    solution: str | None = None
+    """A right answer, where the truth is none."""
 
 
 class GeneratedTask(NamedTuple):
@@ -86,7 +92,7 @@ class GeneratedTask(NamedTuple):
                 "for example sums-2."
             )
         draw, largest = GENERATORS[kind]
-        smallest = 2 if kind == "countdown" else 1
+        smallest = SMALLEST.get(kind, 1)
         if not (size.isascii() and size.isdigit() and smallest <= int(size) <= largest):
             raise ValueError(
                 f"Maths task {name!r} must end in a size from {smallest} to {largest}, for example "
@@ -153,12 +159,13 @@ def prompt_row(task: GeneratedTask, question: Question, *, wording: str, split: 
     """The question as a row, as a file would have it."""
     bare = wording == "bare"
     style = question.style if question.style == "countdown" else "whole" if bare else "rule"
+    solution = {} if question.solution is None else {"solution": question.solution}
     return PromptRow(
         data_source=task.name,
         prompt=(message("user", question.bare if bare else f"{question.words}\n{INSTRUCTION}"),),
         ground_truth=question.truth,
         style=style,
-        extra_info={"key": question.key, "split": split},
+        extra_info={"key": question.key, "split": split, **solution},
     )
 
 
@@ -177,6 +184,18 @@ def _sum(random: np.random.Generator, digits: int) -> Question:
     return Question(f"{a}+{b}=", f"What is {a} + {b}?", str(a + b), f"sums:{min(a, b)}+{max(a, b)}")
 
 
+def _difference(random: np.random.Generator, digits: int) -> Question:
+    a, b = _number(random, digits), _number(random, digits)
+    key = f"differences:{max(a, b)}-{min(a, b)}"
+    return Question(f"{a}-{b}=", f"What is {a} - {b}?", str(a - b), key)
+
+
+def _product(random: np.random.Generator, digits: int) -> Question:
+    a, b = _number(random, digits), _number(random, digits)
+    key = f"products:{min(a, b)}*{max(a, b)}"
+    return Question(f"{a}*{b}=", f"What is {a} * {b}?", str(a * b), key)
+
+
 def _modular(random: np.random.Generator, digits: int) -> Question:
     a, b, c = (_number(random, digits) for _ in range(3))
     modulus = int(random.integers(2, 10**digits))
@@ -185,13 +204,30 @@ def _modular(random: np.random.Generator, digits: int) -> Question:
     return Question(f"({a}*{b}+{c})%{modulus}=", words, str((a * b + c) % modulus), key)
 
 
+def _base(random: np.random.Generator, digits: int) -> Question:
+    number, base = _number(random, digits), int(random.integers(2, 10))
+    words = f"Write the decimal number {number} in base {base}."
+    truth = np.base_repr(number, base)
+    return Question(f"{number} in base {base}:", words, truth, f"bases:{number} in {base}")
+
+
+def _sorting(random: np.random.Generator, count: int) -> Question:
+    """Digits of one number and not a list, which is graded in any order."""
+    digits = "".join(map(str, random.integers(1, 10, count)))
+    ascending = "".join(sorted(digits))
+    words = f"Write the digits of {digits} in ascending order, as one number."
+    return Question(f"sort {digits}:", words, ascending, f"sorting:{ascending}")
+
+
 def _countdown(random: np.random.Generator, count: int) -> Question:
     numbers = [int(number) for number in random.integers(1, 26, count)]
-    target = 0
+    target, solution = 0, ""
     while not 1 <= target <= 999:  # made from all the numbers, so that there is a way
-        target = numbers[0]
+        target, solution = numbers[0], str(numbers[0])
         for number in numbers[1:]:
-            target = _combined(random, target, number)
+            before = solution if solution.isdigit() else f"({solution})"
+            target, sign = _combined(random, target, number)
+            solution = f"{before}{sign}{number}"
     listed = sorted(numbers)
     bare = f"{','.join(map(str, listed))}->{target}:"
     words = (
@@ -200,13 +236,15 @@ def _countdown(random: np.random.Generator, count: int) -> Question:
         f"{target}. The answer is the expression."
     )
     truth = json.dumps({"numbers": listed, "target": target})
-    return Question(bare, words, truth, f"countdown:{listed}->{target}", style="countdown")
+    key = f"countdown:{listed}->{target}"
+    return Question(bare, words, truth, key, style="countdown", solution=solution)
 
 
-def _combined(random: np.random.Generator, left: int, right: int) -> int:
-    choices = [left + right, left - right, left * right]
+def _combined(random: np.random.Generator, left: int, right: int) -> tuple[int, str]:
+    """A value of the two, and its operator."""
+    choices = [(left + right, "+"), (left - right, "-"), (left * right, "*")]
     if left % right == 0:
-        choices.append(left // right)
+        choices.append((left // right, "/"))
     return choices[int(random.integers(len(choices)))]
 
 
@@ -240,8 +278,14 @@ def _word_sum(random: np.random.Generator, steps: int) -> Question:
 
 GENERATORS: dict[str, tuple[Callable[[np.random.Generator, int], Question], int]] = {
     "sums": (_sum, 18),
+    "differences": (_difference, 18),
+    "products": (_product, 18),
     "modular": (_modular, 18),
+    "bases": (_base, 18),
+    "sorting": (_sorting, 18),
     "countdown": (_countdown, 6),
     "word-sums": (_word_sum, 12),
 }
 """Kind to generator and largest size."""
+SMALLEST = {"sorting": 2, "countdown": 2}
+"""Size of the kinds that do not begin at 1."""

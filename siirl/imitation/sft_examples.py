@@ -123,14 +123,14 @@ def write_answer(row: PromptRow) -> str:
             return require_truth(row.ground_truth)
         case "rule":
             return f"#### {row.ground_truth}"
-        case style if style == CODE and "solution" in row.extra_info:
+        case style if style in (CODE, "countdown") and "solution" in row.extra_info:
             return str(row.extra_info["solution"])
         case _:
             raise ConfigError(
                 f"Questions of {row.data_source!r} are checked by the style {row.style!r}, which "
-                "contains no answer to learn from: take tasks "
-                "whose ground truth is the answer (sums-n, modular-n, word-sums-n, files of "
-                "GSM8K's form)."
+                "contains no answer to learn from: take tasks whose ground truth is the answer "
+                "(sums-n, sorting-n, word-sums-n, files of GSM8K's form), or rows with "
+                "extra_info.solution."
             )
 
 

@@ -45,6 +45,10 @@ def test_an_answer_is_written_as_it_is_checked(style, answer):
     assert write_answer(row(style)) == answer
 
 
+def test_the_answer_to_a_countdown_is_its_expression():
+    assert write_answer(row("countdown", "{}", solution="(3+5)*9")) == "(3+5)*9"
+
+
 def test_the_answer_to_a_programming_problem_is_its_program():
     assert write_answer(row("code", "{}", solution="solve=lambda v:v+1")) == "solve=lambda v:v+1"
 

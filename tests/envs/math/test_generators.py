@@ -2,6 +2,7 @@
 training ones.
 """
 
+import asyncio
 import json
 import re
 from itertools import permutations, product
@@ -20,11 +21,20 @@ from envs.math.generators import (
     held_out,
     prompt_row,
 )
+from envs.math.grading import Grader
 
 TASKS = [
     "sums-1",
     "sums-2",
     "sums-18",
+    "differences-1",
+    "differences-2",
+    "products-1",
+    "products-18",
+    "bases-2",
+    "bases-18",
+    "sorting-3",
+    "sorting-18",
     "modular-1",
     "modular-3",
     "countdown-2",
@@ -94,6 +104,56 @@ def test_remainder_is_right(seed):
     assert int(question.truth) == (a * b + c) % modulus
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_difference_is_right_and_may_be_negative(seed):
+    question = draw("differences-2", seed)
+    a, b = map(int, re.fullmatch(r"(\d{2})-(\d{2})=", question.bare).groups())
+    assert int(question.truth) == a - b
+    assert question.key == f"differences:{max(a, b)}-{min(a, b)}"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_product_is_right(seed):
+    question = draw("products-2", seed)
+    a, b = map(int, re.fullmatch(r"(\d{2})\*(\d{2})=", question.bare).groups())
+    assert int(question.truth) == a * b
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_digits_of_another_base_are_read_as_the_number(seed):
+    question = draw("bases-3", seed)
+    number, base = map(int, re.fullmatch(r"(\d{3}) in base ([2-9]):", question.bare).groups())
+    assert int(question.truth, base) == number
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sorted_digits_ascend_and_other_orders_are_the_same_exercise(seed):
+    question = draw("sorting-5", seed)
+    (digits,) = re.fullmatch(r"sort ([1-9]{5}):", question.bare).groups()
+    assert list(question.truth) == sorted(digits)
+    assert question.key == f"sorting:{question.truth}"
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("sorting-3", {"{truth}": True, "{asked}": False}),
+        ("bases-2", {"{truth}": True, "{truth}_{base}": True, "{asked}": False}),
+    ],
+)
+def test_a_copy_of_the_question_is_no_answer_to_it(name, answers):
+    question = next(q for seed in range(99) if (q := draw(name, seed)).truth not in q.bare)
+    row = prompt_row(GeneratedTask.of(name), question, wording="bare", split="train")
+    asked, base = re.findall(r"\d+", question.bare)[0], question.bare[-2]
+    grader = Grader(num_workers=1, cpu_s=5.0)
+    for form, right in answers.items():
+        text = form.format(truth=question.truth, asked=asked, base=base)
+        grade = asyncio.run(
+            grader.grade(text, truth=question.truth, style=row.style, question=question.bare)
+        )
+        assert grade.correct == right
+
+
 def reachable(numbers, target):
     """Whether some order, operations and left-to-right or paired brackets make the target, by
     trying all.
@@ -114,6 +174,15 @@ def test_countdown_can_be_solved(seed):
     task = json.loads(draw("countdown-3", seed).truth)
     assert len(task["numbers"]) == 3
     assert reachable(task["numbers"], task["target"])
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_solution_of_a_countdown_has_its_numbers_and_value(seed):
+    question = draw("countdown-4", seed)
+    task = json.loads(question.truth)
+    solved = compute(question.solution)
+    assert solved.value == task["target"]
+    assert sorted(map(int, re.findall(r"\d+", question.solution))) == task["numbers"]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -190,7 +259,7 @@ def test_held_out_questions_where_none_are_held_out_are_refused():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("sum-2", r"Unknown maths task 'sum-2'\. Did you mean 'sums-n'\? Known: sums-n, modular-n"),
+        ("sum-2", r"Unknown maths task 'sum-2'\. Did you mean 'sums-n'\? Known: sums-n, diff"),
         ("sums", "Unknown maths task 'sums'"),
         ("sums-0", "must end in a size from 1 to 18"),
         ("sums-99", "must end in a size from 1 to 18"),
