@@ -15,7 +15,6 @@ initial states (`env.tasks=` and `env.states=split` select fewer).
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from siirl import interrupts
 from siirl.errors import SiirlError, UnknownNameError
@@ -24,7 +23,7 @@ from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words
-from siirl.params.paths import named_policy
+from siirl.params.paths import named_policy, usable_path
 from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=actions, known=ACTIONS)
         policy = named_policy(checkpoint)
-        before = Path(resume).expanduser() if resume else None
+        before = usable_path(resume, key="resume") if resume else None
         from siirl.jobs.evaluation import (
             evaluate,  # slow: imports torch; Ctrl-C works meanwhile
         )

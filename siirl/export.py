@@ -12,12 +12,11 @@ configuration in the folder contain paths of this machine.
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from siirl import interrupts
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser
+from siirl.params.command_help import argument_parser, path_flag
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.paths import find_model
 from siirl.params.refusals import REFUSALS
@@ -54,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argument_parser(__doc__, "siirl.export")
     parser.add_argument("run", metavar="RUN", help="run folder, checkpoint or policy folder")
-    parser.add_argument("--output", required=True, type=Path, help="folder to write; new or empty")
+    parser.add_argument(
+        "--output", required=True, type=path_flag, help="folder to write; new or empty"
+    )
     parser.add_argument(
         "--dtype",
         choices=DTYPES,

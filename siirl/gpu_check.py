@@ -13,7 +13,6 @@ Left out: real weights, training to a result, several machines.
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -22,7 +21,7 @@ from siirl.gpu_checks.catalogue import CHECKS
 from siirl.gpu_checks.check_runner import run_checks
 from siirl.gpu_checks.table import describe_row, summary, write_json
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser
+from siirl.params.command_help import argument_parser, path_flag
 
 FAILED = 1
 MINUTES = 8.0
@@ -49,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=_minutes, default=MINUTES, help="time budget, which is kept (default 8)"
     )
-    parser.add_argument("--json", type=Path, default=None, help="also write the results there")
+    parser.add_argument("--json", type=path_flag, default=None, help="also write the results there")
     parser.add_argument(
         "--only",
         nargs="+",

@@ -33,7 +33,7 @@ from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
-from siirl.params.command_help import argument_parser
+from siirl.params.command_help import argument_parser, path_flag
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.parser import parse_first
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argument_parser(__doc__, "siirl.replay")
-    parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
+    parser.add_argument("folder", type=path_flag, help="folder of a run, outputs/<name>/<time>")
     parser.add_argument("uid", nargs="?", help="episode to replay; default: list the episodes")
     parser.add_argument(
         "overrides",
@@ -115,13 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=path_flag,
         default=None,
         help="video file; by default replay_<uid>.mp4 in the run folder",
     )
     parser.add_argument(
         "--lerobot",
-        type=Path,
+        type=path_flag,
         metavar="FOLDER",
         help="write the recorded successes as a LeRobot data set instead of a video",
     )

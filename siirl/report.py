@@ -24,7 +24,7 @@ from rich.console import Console
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser
+from siirl.params.command_help import argument_parser, path_flag
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader
 from siirl.params.refusals import REFUSALS
 from siirl.reporting.agent_folders import folders_of_agents, hint
@@ -41,19 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "folders",
         metavar="RUN",
-        type=Path,
+        type=path_flag,
         nargs="+",
         help="folder of a run, outputs/<name>/<time>; several are compared",
     )
     parser.add_argument(
         "--export",
-        type=Path,
+        type=path_flag,
         metavar="PATH",
         help="write curves instead: FILE.csv, FILE.pdf, or a folder of PDF and SVG files",
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=path_flag,
         default=Path(COMPARISON_FILE),
         help=f"page of a comparison ({COMPARISON_FILE})",
     )

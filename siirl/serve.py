@@ -27,6 +27,7 @@ from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words
+from siirl.params.paths import usable_path
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 
@@ -82,7 +83,9 @@ class Place:
             host=words["host"],
             port=port,
             sessions=_number("sessions", words["sessions"], least=1, most=MOST_SESSIONS),
-            token_file=Path(words["token_file"] or _default_token_file(port)).expanduser(),
+            token_file=usable_path(
+                words["token_file"] or _default_token_file(port), key="token_file"
+            ),
             max_message_mib=_number(
                 "max_message_mib", words["max_message_mib"], least=1, most=LARGEST_MESSAGE_MIB
             ),

@@ -17,13 +17,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
-from siirl.params.command_help import argument_parser
+from siirl.params.command_help import argument_parser, path_flag
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.refusals import REFUSALS
@@ -98,7 +97,7 @@ def check_places(flags: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argument_parser(__doc__, "siirl.warm_start")
-    parser.add_argument("--output", required=True, type=Path, help="policy folder to write")
+    parser.add_argument("--output", required=True, type=path_flag, help="policy folder to write")
     parser.add_argument(
         "--demonstrations",
         action="append",
@@ -153,7 +152,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     """Where demonstrations come from and go to."""
     parser.add_argument(
         "--clips",
-        type=Path,
+        type=path_flag,
         help="also write the demonstrations' clips, for reward.demonstrations=FILE",
     )
     parser.add_argument(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.params.paths import fault_of_path
 from siirl.params.schema import default_of, fields_of, join, keys_of, type_name, unknown_key
 
 Arguments = TypeVar("Arguments")
@@ -153,6 +154,9 @@ def _out_of_bounds(
                 kind=f"{place} ({source})", name=str(value), known=metadata["choices"]
             )
         ]
+    if metadata.get("path") and isinstance(value, str):
+        fault = fault_of_path(value)
+        return [] if fault is None else [ConfigError(f"{place} ({source}) {fault}")]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
     bounds = (

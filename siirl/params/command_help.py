@@ -6,9 +6,11 @@ Examples carry the command's name as it was typed. Prose fits the terminal, at m
 import argparse
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from siirl import program
 from siirl.params.own_words import Word
+from siirl.params.paths import fault_of_path
 from siirl.params.terminal_lines import text_columns
 
 EXAMPLE = "    "  # indent of the examples in a docstring
@@ -30,6 +32,14 @@ def argument_parser(text: str, module: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def path_flag(text: str) -> Path:
+    """The value of a flag that names a file or folder; argparse reports the error."""
+    fault = fault_of_path(text)
+    if fault is not None:
+        raise argparse.ArgumentTypeError(fault)
+    return Path(text)
 
 
 def help_of_words(text: str, module: str, words: Mapping[str, Word]) -> str:

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params.aliases import Assignment
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
-from siirl.params.paths import config_dir
+from siirl.params.paths import config_dir, usable_path
 from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.params.yaml_text import check_expansion
 
@@ -105,7 +105,7 @@ def load_file(path: Path) -> DictConfig:
         MissingAssetError: The file does not exist.
         ConfigError: It cannot be read, or its content is not a mapping of keys.
     """
-    if not path.is_file():
+    if not usable_path(str(path), key="--config").is_file():
         raise MissingAssetError(f"--config {path}: there is no such file.")
     try:
         check_expansion(path.read_text(encoding="utf-8"))

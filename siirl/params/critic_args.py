@@ -26,6 +26,7 @@ class CriticArguments:
         None,
         "Folder of its initial model; null: the policy's weights.",
         why="the policy already knows the task",
+        path=True,
     )
     ppo_epochs: int | None = option(
         None, "Passes over the samples of a step; null: the actor's.", minimum=1

@@ -20,6 +20,7 @@ class DagArguments:
         None,
         "YAML workflow that replaces the pipeline and its defaults; with pipeline=NAME, the "
         "defaults of that pipeline apply, but not its graph.",
+        path=True,
     )
     custom_pipeline_fn: str | None = option(
         None,

@@ -17,12 +17,14 @@ class DataArguments:
         "Files or folders with training prompts (parquet or jsonl), or data sets of the Hub.",
         unique=True,
         text_only=NO_FILES,
+        path=True,
     )
     val_files: tuple[str, ...] = option(
         (),
         "Files, folders or data sets of the Hub with held-out prompts.",
         unique=True,
         text_only=NO_FILES,
+        path=True,
     )
     train_batch_size: int = option(
         512,

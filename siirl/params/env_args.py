@@ -58,7 +58,7 @@ class EnvArguments:
         "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.",
     )
     assets: str | None = option(
-        None, "Meshes and textures, for env=libero: a folder, `auto` or `stand_in`."
+        None, "Meshes and textures, for env=libero: a folder, `auto` or `stand_in`.", path=True
     )
     states: str | None = option(
         None, "Initial states, for env=libero: `split` (some only for evaluation) or `all`."

@@ -25,6 +25,7 @@ def described(
     text_only: str = "",
     derived: bool = False,
     plug_in: bool = False,
+    path: bool = False,
 ) -> dict[str, Any]:
     """Metadata of a key.
 
@@ -42,6 +43,8 @@ def described(
         text_only: For a key that only text jobs read: the reason why robot jobs do not read it.
         plug_in: Whether a value may also be `module:name`, or a name that a user's module registers
             (siirl.params.plug_ins says when each is looked up); `choices` are the shipped names.
+        path: Whether a text is the path of a file or folder, which a file system must be able to
+            hold.
         derived: Set by the parser from other keys. Only old names assign it, and it is not printed.
     """
     return {
@@ -57,6 +60,7 @@ def described(
         "text_only": text_only,
         "derived": derived,
         "plug_in": plug_in,
+        "path": path,
     }
 
 

@@ -95,6 +95,7 @@ class ModelArguments:
         None,
         "Policy folder (config.json, model.safetensors), or hf://owner/name; null: new weights.",
         why="env= chooses a fitting folder",
+        path=True,
     )
     options: dict[str, Any] = field(
         default_factory=dict,
@@ -346,6 +347,7 @@ class RefArguments:
         None,
         "Folder of the reference policy; null: the policy's initial weights.",
         why="the KL then measures drift",
+        path=True,
     )
     offload: bool = option(
         False,
@@ -374,6 +376,7 @@ class RewardModelArguments:
         "Folder or hub id of a sequence classifier with one output, for reward.name=model or a "
         "part of reward.functions.",
         text_only=OWN_REWARD,
+        path=True,
     )
     micro_batch_size: int = option(
         16,

@@ -1,10 +1,14 @@
 """Paths of configs/ and assets/: next to the packages in a checkout, inside siirl in a wheel."""
 
+import os
 from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.hub_place import SCHEME, hub_place, is_hub_id
 
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes of a file's name and of a path on Linux (limits.h: NAME_MAX, and PATH_MAX with its NUL)."""
+SHOWN = 60  # characters of a name that is too long
 PACKAGE = Path(__file__).resolve().parent.parent
 ASSETS = "assets"
 
@@ -26,12 +30,50 @@ def asset_path(name: str) -> Path:
     return _shipped(ASSETS) / name
 
 
+def fault_of_path(text: str) -> str | None:
+    """Reason why no file system of Linux can hold a path, with the remedy; None: it can."""
+    if "\0" in text:
+        return f"has a NUL character, which no path may have: {text[:SHOWN]!r}."
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # its message has no name
+        return f"{text[:SHOWN]!r} names the home of a user who does not exist: write the folder."
+    longest = max(path.parts, key=_bytes, default="")
+    if _bytes(longest) > LONGEST_NAME:
+        return (
+            f"has a file name of {_bytes(longest)} bytes, and {LONGEST_NAME} is the most: "
+            f"{longest[:SHOWN]}…; take a shorter one."
+        )
+    if _bytes(str(path)) > LONGEST_PATH:
+        return (
+            f"has a path of {_bytes(str(path))} bytes, and {LONGEST_PATH} is the most: "
+            f"{str(path)[:SHOWN]}…; take a shorter one."
+        )
+    return None
+
+
+def usable_path(text: str, *, key: str) -> Path:
+    """`text` as a path, with the home folder for `~`.
+
+    Raises:
+        ConfigError: No file system can hold it.
+    """
+    fault = fault_of_path(text)
+    if fault is not None:
+        raise ConfigError(f"{key} {fault}")
+    return Path(text).expanduser()
+
+
+def _bytes(name: str) -> int:
+    return len(os.fsencode(name))
+
+
 def find(path: str, *, key: str = "path") -> Path:
     """The file or folder that a config key names. `assets/...` is the shipped one, wherever siirl
     is installed; `hf://...` is its copy in the Hub's cache; any other path is returned as it is.
 
     Raises:
-        ConfigError: `hf://` without a valid location after it.
+        ConfigError: `hf://` without a valid location after it; a path that no file system can hold.
         MissingAssetError: The Hub does not serve the location.
     """
     if path.startswith(SCHEME):
@@ -40,7 +82,7 @@ def find(path: str, *, key: str = "path") -> Path:
         place = hub_place(path, place=key)
         assert place is not None
         return local_copy(place, key=key)[0]
-    given = Path(path).expanduser()
+    given = usable_path(path, key=key)
     if given.parts[:1] == (ASSETS,) and not given.exists():
         return asset_path(str(Path(*given.parts[1:])))
     return given

@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.env_args import SHORTEST_DEADLINE_S
 from siirl.params.fields import option
+from siirl.params.paths import usable_path
 from siirl.params.references import check_reference, is_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 
@@ -50,6 +50,7 @@ class RewardArguments:
         "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for "
         "your own reward without videos.",
         why="runs without a download",
+        path=True,
     )
     encoder_device: str = option(
         "rank",
@@ -86,6 +87,7 @@ class RewardArguments:
         "Clips that count as successes from the start: a file of siirl warm-start --clips, or a "
         "LeRobot data set (a folder, or hf://owner/name).",
         why="only the run's own successes count",
+        path=True,
     )
     functions: tuple[dict[str, Any], ...] = option(
         (),
@@ -134,7 +136,10 @@ class CustomRewardArguments:
     """A user's reward function for text: short form of reward.functions with one entry."""
 
     path: str | None = option(
-        None, "Python file that defines it; null: name is `module:name`.", text_only=OWN_REWARD
+        None,
+        "Python file that defines it; null: name is `module:name`.",
+        text_only=OWN_REWARD,
+        path=True,
     )
     name: str | None = option(
         None, "Its name in that file, or `module:name`.", text_only=OWN_REWARD
@@ -233,7 +238,7 @@ def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
 
 def _check_place(part: RewardPart, *, place: str) -> None:
     if part.path is not None:
-        if not Path(part.path).expanduser().is_file():
+        if not usable_path(part.path, key=f"{place}.path").is_file():
             raise ConfigError(
                 f"{place}.path={part.path}: there is no such file. Give the Python file that "
                 f"defines {part.name!r}."

@@ -22,6 +22,7 @@ class ServerArguments:
         None,
         "File with the servers' key (vLLM's --api-key); null: they ask for none.",
         text_only=NO_SERVER,
+        path=True,
     )
     deadline_s: float = option(
         600.0,
@@ -44,4 +45,5 @@ class ServerArguments:
         "in buckets. null: a private folder of this machine's memory (/dev/shm).",
         why="a server on this machine reads it without a disk",
         text_only=NO_SERVER,
+        path=True,
     )

@@ -116,7 +116,7 @@ class TrainingArguments:
         minimum=0,
     )
     project_name: str = option("siirl", "Project of the run in wandb, mlflow and trackio.")
-    experiment_name: str = option("run", "Folder of the run below output_dir.")
+    experiment_name: str = option("run", "Folder of the run below output_dir.", path=True)
     logger: tuple[str, ...] = option(
         ("console", "tensorboard"),
         "Metric writers in addition to metrics.jsonl.",
@@ -133,6 +133,7 @@ class TrainingArguments:
     resume: str | None = option(
         None,
         "Resume from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.",
+        path=True,
     )
     async_save: bool = option(
         True,
@@ -156,7 +157,9 @@ class TrainingArguments:
         minimum=SHORTEST_HANG_MINUTES,
         maximum=1200,
     )
-    output_dir: str = option("outputs", "Folder of all runs.", why="nothing is written elsewhere")
+    output_dir: str = option(
+        "outputs", "Folder of all runs.", why="nothing is written elsewhere", path=True
+    )
     seed: int = option(
         0, "Fixes weights, tasks, actions and start states.", minimum=0, maximum=2**32 - 1
     )
