@@ -1,6 +1,7 @@
 """`siirl export`: transformers and siirl read the exported folder, bit for bit."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,25 @@ def test_an_impossible_export_is_refused(
     assert export(*(word.format(folder=tmp_path) for word in words)) == 2
     assert sentence in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", '{"version": "1.0"'),
+        ("tokenizer_config.json", '{"eos_token": "\\ud800"}'),
+        ("config.json", '{"model_type": "qwen3", "note": "\\ud800"}'),
+    ],
+)
+def test_a_damaged_file_beside_the_weights_is_not_exported(
+    file: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree("assets/tiny_lm", model)
+    (model / file).write_text(content)
+    assert export(str(model), "--output", str(tmp_path / "out")) == 2
+    assert f"{model / file} is damaged." in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
 MODELS = Path(__file__).parent / "models"

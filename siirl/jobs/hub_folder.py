@@ -42,7 +42,7 @@ from siirl.models.openvla_oft import DEVIATION as OPENVLA_DEVIATION
 from siirl.models.pretrained import model_class
 from siirl.models.smolvla import VLM_FOLDER
 from siirl.models.stored_tensors import StoredTensors
-from siirl.params.documents import read_object
+from siirl.params.documents import read_json, read_object
 from siirl.params.model_args import LoraArguments
 from siirl.params.weight_files import INDEX_FILE, WHOLE_FILE, weight_files
 
@@ -199,9 +199,15 @@ def _appearing(output: Path) -> Iterator[Path]:
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy configuration, tokenizer and code that lie beside weights."""
+    """Copy configuration, tokenizer and code that lie beside weights.
+
+    Raises:
+        CheckpointError: A damaged file of JSON.
+    """
     for file in sorted(source.iterdir()):
         if file.suffix in COMPANIONS and file.name not in (INDEX_FILE, ADAPTER_FILE):
+            if file.suffix == ".json":
+                read_json(file, remedy="Copy or download it again.")
             shutil.copyfile(file, folder / file.name)
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siirl.errors import ConfigError, MissingAssetError
+from siirl.models.hub import cached_folder
 from siirl.models.pretrained import KEY, damage_named, first_line, picture_model_config, source_of
+from siirl.params.documents import check_texts
 
 if TYPE_CHECKING:  # the module needs gymnasium
     from envs.question_pictures import PictureSource
@@ -228,6 +230,9 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
             f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the files of the model's "
             "own there."
         )
+    files = folder if folder.is_dir() else cached_folder(source)
+    if files is not None:
+        check_texts(files, remedy="Copy or download it again.")
     with damage_named(source, TOKENIZER_FILES):
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)

@@ -1,10 +1,14 @@
 """Reads text and JSON files that may be damaged; errors name the file."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from siirl.errors import CheckpointError
+
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""JSON's form of half a surrogate pair. Two make a letter; a lone one is no text."""
 
 
 def read_text(file: Path, *, remedy: str) -> str:
@@ -26,11 +30,14 @@ def read_json(file: Path, *, remedy: str) -> Any:
 
     Raises:
         CheckpointError: Invalid UTF-8, invalid JSON, or JSON beyond Python's limits: nested too
-            deeply, or a number with too many digits.
+            deeply, or a number with too many digits; or a lone surrogate, which cannot be written.
     """
     text = read_text(file, remedy=remedy)
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{file} is damaged. Expected: JSON. Found: {error}. {remedy}"
@@ -49,6 +56,17 @@ def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
             f"{file} is damaged. Expected: a JSON object. Found: {type(found).__name__}. {remedy}"
         )
     return found
+
+
+def check_texts(folder: Path, *, remedy: str) -> None:
+    """Refuse a lone surrogate in the JSON files of a folder, whose content is written again.
+
+    Raises:
+        CheckpointError: As `read_json`, for a file that has one.
+    """
+    for file in sorted(folder.glob("*.json")):
+        if SURROGATE.search(read_text(file, remedy=remedy)):
+            read_json(file, remedy=remedy)
 
 
 def is_count(value: Any, *, least: int = 0) -> bool:

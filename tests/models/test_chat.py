@@ -169,6 +169,17 @@ def test_a_damaged_tokenizer_is_reported(tmp_path):
         load_chat_tokenizer(tmp_path)
 
 
+def test_half_a_surrogate_pair_is_refused_before_it_is_saved_again(tmp_path):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"note": "\ud83d\ude00"}))  # two halves are a letter
+    load_chat_tokenizer(tmp_path).save(tmp_path / "saved")
+    file.write_text(json.dumps(content | {"note": "a\ud800"}))
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged.*surrogates not allowed"):
+        load_chat_tokenizer(tmp_path)
+
+
 def test_a_tokenizer_whose_vocabulary_is_damaged_is_reported(tmp_path):
     """The library tokenizers raises a plain Exception."""
     tiny_tokenizer().save_pretrained(tmp_path)
