@@ -217,6 +217,5 @@ def _together(
         folder=run_folder / "checkpoints",
         engines={name: engine for manager in managers for name, engine in manager.engines.items()},
         ranks=ranks,
-        asynchronous=managers[0].asynchronous,
         export=export,
     )

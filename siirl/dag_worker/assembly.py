@@ -110,7 +110,6 @@ def build_components(
         folder=checkpoints or run_folder / "checkpoints",
         engines=learner.engines(ending) if shares is None else {},
         ranks=ranks,
-        asynchronous=config.trainer.async_save,
         export=lambda checkpoint: make.describe(learner.module, checkpoint / f"actor{ending}"),
     )
     validator = make.validator(rollouts, ranks=ranks, loader=loader, reward=reward)

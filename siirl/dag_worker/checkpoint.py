@@ -77,8 +77,6 @@ class CheckpointManager:
         keep: Number of checkpoints to keep; the oldest are deleted. None keeps all.
         export: Called on rank 0 with the unfinished folder to add files, for example the policy's
             config.json next to its weights.
-        asynchronous: Copy the shards, and write them while training continues. False saves the
-            memory of the copy: `start_saving` then returns when the checkpoint is complete.
 
     Raises:
         CheckpointError: The folder is not writable.
@@ -92,7 +90,6 @@ class CheckpointManager:
         ranks: Collectives,
         keep: int | None = KEPT_CHECKPOINTS,
         export: Callable[[Path], None] = lambda folder: None,
-        asynchronous: bool = True,
         more_state: Callable[[int], dict[str, Any]] = lambda step: {},
     ) -> None:
         self.folder = folder
@@ -100,7 +97,6 @@ class CheckpointManager:
         self.ranks = ranks
         self.keep = keep
         self.export = export
-        self.asynchronous = asynchronous
         self.more_state = more_state
         self.loaded: Checkpoint | None = None
         """What `load` has read."""
@@ -110,15 +106,15 @@ class CheckpointManager:
     def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
         """Write a checkpoint and make it the newest; returns its folder when it is complete.
 
-        Arguments and errors are those of `start_saving`.
+        Saves the memory of the copy that `start_saving` makes, whose arguments and errors it has.
         """
-        self._start(step=step, state=state, evaluation_due=evaluation_due, copy=False)
+        self.start_saving(step=step, state=state, evaluation_due=evaluation_due, copy=False)
         folder = self.wait()
         assert folder is not None
         return folder
 
     def start_saving(
-        self, *, step: int, state: dict[str, Any], evaluation_due: bool = False
+        self, *, step: int, state: dict[str, Any], evaluation_due: bool = False, copy: bool = True
     ) -> None:
         """Take a checkpoint now, and write it while the caller continues.
 
@@ -130,17 +126,13 @@ class CheckpointManager:
                 numpy arrays in dicts, lists and tuples. It must be the same on every rank; owners
                 gather what differs.
             evaluation_due: See `Checkpoint`.
+            copy: Copy the shards to host memory, so that the weights may change before they are
+                written.
 
         Raises:
             CheckpointError: This checkpoint cannot be written, or the one before was not (disk
                 full, unreadable state). Earlier checkpoints are untouched.
         """
-        self._start(step=step, state=state, evaluation_due=evaluation_due, copy=self.asynchronous)
-        if not self.asynchronous:
-            self.wait()
-
-    def _start(self, *, step: int, state: dict[str, Any], evaluation_due: bool, copy: bool) -> None:
-        """Start the threads of a checkpoint; without a copy the caller waits for them."""
         self.wait()
         state = state | self.more_state(step)
         with ExitStack() as stack:

@@ -296,8 +296,7 @@ class DAGWorker:
         if node.node_type is NodeType.BARRIER_SYNC:
             self._meet_at(node)
         with OCCUPATION.doing(f"computes node {node.node_id} of step {self.global_steps}"):
-            output = self.taskgraph.run_node(
-                node.node_id,
+            output = node.run(
                 batch=batch,
                 copy=shallow_copy,
                 config=context.config,
@@ -356,7 +355,9 @@ class DAGWorker:
 
     def _save(self) -> None:
         with OCCUPATION.doing(f"saves step {self.global_steps}"):
-            self.groups.checkpoints.start_saving(step=self.global_steps, state=self.groups.state())
+            checkpoints = self.groups.checkpoints
+            save = checkpoints.start_saving if self.config.trainer.async_save else checkpoints.save
+            save(step=self.global_steps, state=self.groups.state())
         self._saved = self.global_steps
 
     def _heed_request(self) -> None:

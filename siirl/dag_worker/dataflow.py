@@ -5,7 +5,8 @@
 One dependency: its batch. Several: the rows that all of them have, joined by uid, with the columns
 of each (`siirl.data_coordinator.protocol.join`); a row that one branch filtered out is not in the
 join. A node without dependencies, and a DATA_LOAD node, gets the prompts of the step. An output is
-kept until its last reader has run.
+kept until its last reader has run. When a node has run that declares no columns, its columns are
+known, and the graph is checked again.
 
 The order is fixed and the same on every rank, because nodes call collectives. A node whose work can
 be begun ahead (`siirl.execution.dag.stage`: a text's reward, in processes) is begun when its
@@ -17,7 +18,7 @@ later joined with the asking node's get the prompts of all rounds. Left out: how
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,35 +148,38 @@ class Dataflow:
         else:
             before, writers = begun.batch, begun.writers
             started = None if begun.work is None else begun.work.result()
-        output, writers = self._call(node, this, before, writers, started)
-        while output.more_prompts:
+        undeclared = node.provided_columns is None
+        rows = before
+        while True:
+            versions = _versions(rows)
+            output = self.call(node, rows, started)
+            changed = [name for name, found in _versions(rows).items() if found != versions[name]]
+            self._refuse_shared(changed, rows, node, this)
+            writers = {**writers, **dict.fromkeys(changed, node.node_id)}
+            if not output.more_prompts:
+                break
             more, fresh = self._refill(node, this, prompts=output.more_prompts)
             before = together(before, more)
-            rows = together(output.batch, more)
-            output, writers = self._call(node, this, rows, {**writers, **fresh}, None)
+            rows, started = together(output.batch, more), None
+            writers = {**writers, **fresh}
+        if undeclared:
+            self.graph.check_columns(loader_columns=self.graph.loader_columns)
         self._keep(node, this, before=before, after=output.batch, writers=writers)
 
-    def _call(
-        self, node: Node, this: _Round, batch: TensorDict, writers: Writers, started: Any
-    ) -> tuple[NodeOutput, Writers]:
-        """Call `node`; returns its output, and the writers of its input's columns after the call.
-
-        Raises:
-            ConfigError: It changed a tensor in place that other nodes are still to read.
-        """
-        versions = _versions(batch)
-        output = self.call(node, batch, started)
-        changed = [name for name, version in _versions(batch).items() if version != versions[name]]
-        if changed:
-            shared = {_place(value) for held in self._unread(node, this) for value in held.values()}
-            for name in changed:
-                if _place(batch[name]) in shared - {None}:
-                    raise ConfigError(
-                        f"Node {node.node_id!r} changed the column {name!r} in place, and other "
-                        "nodes share the tensor. Assign a new one: "
-                        f"batch[{name!r}] = batch[{name!r}] + 1 instead of batch[{name!r}] += 1."
-                    )
-        return output, {**writers, **dict.fromkeys(changed, node.node_id)}
+    def _refuse_shared(
+        self, changed: Sequence[str], rows: TensorDict, node: Node, this: _Round
+    ) -> None:
+        """Raise ConfigError if `node` changed a tensor in place that other nodes are to read."""
+        if not changed:
+            return
+        shared = {_place(value) for held in self._unread(node, this) for value in held.values()}
+        for name in changed:
+            if _place(rows[name]) in shared - {None}:
+                raise ConfigError(
+                    f"Node {node.node_id!r} changed the column {name!r} in place, and other "
+                    "nodes share the tensor. Assign a new one: "
+                    f"batch[{name!r}] = batch[{name!r}] + 1 instead of batch[{name!r}] += 1."
+                )
 
     def _unread(self, node: Node, this: _Round) -> Iterator[TensorDict]:
         """Batches that nodes other than `node` are still to read."""

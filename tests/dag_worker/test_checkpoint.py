@@ -277,9 +277,13 @@ def test_a_failed_run_gives_its_checkpoint_time_to_finish(tmp_path):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_only_an_asynchronous_save_copies_the_shards(tmp_path, asynchronous):
-    job = Job(tmp_path, asynchronous=asynchronous).train(1)
-    job.checkpoints.start_saving(step=1, state={"actor": job.actor.state_dict()})
+    job = Job(tmp_path).train(1)
+    copied, stage = [], job.engine.stage
+    job.engine.stage = lambda *, copy: copied.append(copy) or stage(copy=copy)
+    save = job.checkpoints.start_saving if asynchronous else job.checkpoints.save
+    save(step=1, state={"actor": job.actor.state_dict()})
     assert (job.checkpoints.wait() is None) is not asynchronous
+    assert copied == [asynchronous]
     assert Job(tmp_path).resume().step == 1
 
 

@@ -6,6 +6,7 @@ come back after it, row by row. Columns that no stage declares belong to the dom
 prompts) and are listed here, so that a new one is noticed.
 """
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tensordict import TensorDict
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.data_coordinator.protocol.batch import shallow_copy
-from siirl.execution.dag import TaskGraph
+from siirl.execution.dag import Node, TaskGraph
 from siirl.params.parser import parse_config
 from siirl.preflight.prepare import load_graph
 
@@ -67,7 +68,12 @@ class NarrowGraph(TaskGraph):
     def __init__(self, graph: TaskGraph) -> None:
         super().__init__(graph.graph_id)
         for node in graph.get_nodes():
-            self.add_node(node.copy())
+            settings = {
+                field.name: getattr(node, field.name)
+                for field in dataclasses.fields(Node)
+                if field.init
+            }
+            self.add_node(NarrowNode(**settings, graph=self))
         self.declared = frozenset().union(
             *(
                 self.seen_by(name) | (node.provided_columns or set())
@@ -80,15 +86,24 @@ class NarrowGraph(TaskGraph):
     def seen_by(self, node_id: str) -> frozenset[str]:
         return self.nodes[node_id].required_columns | self.nodes[node_id].optional_columns
 
-    def run_node(self, node_id, *, batch, **available):
-        if self.nodes[node_id].skip_reason is not None:
-            return super().run_node(node_id, batch=batch, **available)
+
+@dataclasses.dataclass(kw_only=True)
+class NarrowNode(Node):
+    """A node of `NarrowGraph`."""
+
+    graph: NarrowGraph
+
+    def run(self, *, batch, **available):
+        if self.skip_reason is not None:
+            return super().run(batch=batch, **available)
+        graph = self.graph
         numbered = shallow_copy(batch)
         numbered[ROW] = torch.arange(len(batch))
-        hidden = {name for name in batch.keys() if name in self.declared - self.seen_by(node_id)}
-        self.undeclared |= set(batch.keys()) - self.declared - {ROW}
-        output = super().run_node(node_id, batch=numbered.exclude(*hidden), **available)
-        self.lacking[node_id] = self.nodes[node_id].provided_columns - set(output.batch.keys())
+        seen = graph.seen_by(self.node_id)
+        hidden = {name for name in batch.keys() if name in graph.declared - seen}
+        graph.undeclared |= set(batch.keys()) - graph.declared - {ROW}
+        output = super().run(batch=numbered.exclude(*hidden), **available)
+        graph.lacking[self.node_id] = self.provided_columns - set(output.batch.keys())
         output.batch = with_hidden(output.batch, numbered.select(*hidden))
         return output
 

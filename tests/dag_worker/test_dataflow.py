@@ -44,7 +44,7 @@ class Flow:
     def _call(self, node, batch, started=None):
         self.order.append(node.node_id)
         self.seen[node.node_id] = batch
-        return self.graph.run_node(node.node_id, batch=batch, copy=shallow_copy, started=started)
+        return node.run(batch=batch, copy=shallow_copy, started=started)
 
     def _draw(self, group, more):
         first = 10 * len(self.drawn)
@@ -227,13 +227,34 @@ def test_a_tensor_that_no_other_node_reads_may_change_in_place():
     assert Flow(fork(left=copied_and_added)).step().seen["join"]["score"].tolist() == [1.0, 2.0]
 
 
+def test_what_follows_an_undeclared_node_is_checked_once_that_has_run():
+    pipeline = Pipeline("late").add_node("rollout", rollout)
+    pipeline.add_node("user", double_score, ["rollout"]).add_node("log_prob", log_prob, ["user"])
+    flow = Flow(pipeline.add_node("advantage", passes, ["log_prob"], requires=["reward"]))
+    with pytest.raises(ConfigError, match=r"by node 'advantage'.*'reward'.*Known: .*log_prob"):
+        flow.step()
+    assert flow.order == ["rollout", "user"]
+
+
+def test_an_undeclared_node_may_add_the_column_that_a_later_one_requires():
+    def add_reward(batch):
+        batch["reward"] = batch["score"]
+        return batch
+
+    pipeline = (
+        Pipeline("late").add_node("rollout", rollout).add_node("user", add_reward, ["rollout"])
+    )
+    flow = Flow(pipeline.add_node("advantage", passes, ["user"], requires=["reward"])).step()
+    assert flow.seen["advantage"]["reward"].tolist() == [0.0, 1.0]
+
+
 def test_an_output_lives_until_its_last_reader_has_run():
     graph = fork().build()
     outputs, alive = {}, {}
 
     def call(node, batch, started):
         alive[node.node_id] = {name for name, output in outputs.items() if output() is not None}
-        output = graph.run_node(node.node_id, batch=batch, copy=shallow_copy)
+        output = node.run(batch=batch, copy=shallow_copy)
         outputs[node.node_id] = weakref.ref(output.batch)
         return output
 

@@ -184,7 +184,7 @@ class Run:
 
     def _call(self, node, batch, started):
         self.got.setdefault(node.node_id, []).append(rows_of(batch))
-        output = self.graph.run_node(node.node_id, batch=batch, copy=shallow_copy)
+        output = node.run(batch=batch, copy=shallow_copy)
         if node.node_id == self.asks:
             self.asks, output.more_prompts = None, len(MORE)
         return output
@@ -297,7 +297,7 @@ def run_parts(steps):
                 return NodeOutput(batch=buffer.pop())
             else:
                 got[node.node_id] = rows_of(batch)
-                return part.run_node(node.node_id, batch=batch, copy=shallow_copy)
+                return node.run(batch=batch, copy=shallow_copy)
             return NodeOutput(batch=batch)
 
         prompts = draw if name == "rollout" else nothing

@@ -197,38 +197,6 @@ def test_loader_that_does_not_give_a_column_is_refused():
         chain(node("rollout", requires=["seed"])).check(loader_columns=["task_name"])
 
 
-def test_what_follows_an_undeclared_node_is_checked_once_that_has_run():
-    def adds_score(batch):
-        batch["score"] = 1
-        return batch
-
-    graph = chain(
-        node("rollout", provides=[]),
-        node("user", function=adds_score, requires=None, provides=None),
-        node("log_probs", provides=[]),
-        node("advantage", requires=["reward"]),
-    )
-    graph.check()
-    with pytest.raises(
-        ConfigError, match=r"required by node 'advantage'.*'reward'.*Known: .*score"
-    ):
-        graph.run_node("user", batch={})
-
-
-def test_undeclared_node_that_adds_what_is_required_passes():
-    def adds_reward(batch):
-        batch["reward"] = 1
-        return batch
-
-    graph = chain(
-        node("user", function=adds_reward, requires=None, provides=None),
-        node("advantage", requires=["reward"]),
-    )
-    graph.check()
-    batch = graph.run_node("user", batch={}).batch
-    assert graph.run_node("advantage", batch=batch).batch == {"reward": 1}
-
-
 def test_decorated_functions_are_checked_like_nodes():
     @columns(requires=["values"])
     def advantage(batch):

@@ -210,8 +210,7 @@ class RolloutWorker:
     def _run_node(self, node: Node, batch: TensorDict, started: Any = None) -> NodeOutput:
         begin = time.perf_counter()
         with OCCUPATION.doing(f"computes node {node.node_id} of step {self.parts.context.step}"):
-            output = self.graph.run_node(
-                node.node_id,
+            output = node.run(
                 batch=batch,
                 copy=shallow_copy,
                 config=self.parts.context.config,

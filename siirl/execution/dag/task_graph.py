@@ -8,12 +8,10 @@ ancestor nor by the loader. Left out: executing (siirl.dag_worker) and placing
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.columns import PROMPT_COLUMNS, column_set, providers_of
 from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
-from siirl.execution.dag.node_output import NodeOutput
 from siirl.execution.dag.writers import joined_writers
 
 
@@ -24,6 +22,7 @@ class TaskGraph:
         nodes: Node by id, in the order of their addition.
         adj: For each node the ids of those that depend on it.
         rev_adj: For each node the ids that it depends on.
+        loader_columns: Columns of the first batch, as of the last check of the columns.
     """
 
     def __init__(self, graph_id: str, description: str = "") -> None:
@@ -32,7 +31,7 @@ class TaskGraph:
         self.nodes: dict[str, Node] = {}
         self.adj: dict[str, list[str]] = {}
         self.rev_adj: dict[str, list[str]] = {}
-        self._loader_columns: frozenset[str] | None = None
+        self.loader_columns: frozenset[str] | None = None
 
     def __str__(self) -> str:
         """One line per node: id, function, dependencies."""
@@ -92,7 +91,7 @@ class TaskGraph:
         """A copy of the graph whose nodes have not run."""
         duplicate = TaskGraph(self.graph_id, self.description)
         duplicate.nodes = {node_id: node.copy() for node_id, node in self.nodes.items()}
-        duplicate._loader_columns = self._loader_columns
+        duplicate.loader_columns = self.loader_columns
         duplicate.update_edges()
         return duplicate
 
@@ -228,40 +227,26 @@ class TaskGraph:
     def check_columns(self, *, loader_columns: Iterable[str] | None = None) -> None:
         """Check that each node's required columns come from an ancestor or the loader.
 
-        Nodes after one with undeclared columns are checked when that node has run (`run_node`).
+        Nodes after one with undeclared columns are checked when that node has run.
 
         Raises:
             ConfigError: A column that no node provides, that is provided too late, or that two
                 joined branches both write; or a join of rows that moved to other ranks with rows
                 that stayed.
         """
-        self._loader_columns = (
+        self.loader_columns = (
             self._entry_columns() if loader_columns is None else column_set(loader_columns)
         )
         for node_id in self.get_topological_sort():
             missing = sorted(
                 self.nodes[node_id].required_columns
-                - self._loader_columns
+                - self.loader_columns
                 - self._provided_before(node_id)
             )
             if missing and not self._has_undeclared_ancestor(node_id):
                 self._refuse_column(node_id, missing[0])
         self._check_joins()
         self._check_moved_rows()
-
-    def run_node(self, node_id: str, *, batch: Any, **available: Any) -> NodeOutput:
-        """Run one node (`Node.run`). If it declares no columns, check later nodes against the
-        columns of its output.
-
-        Raises:
-            ConfigError: A later node requires a column that is missing.
-        """
-        node = self.get_node(node_id)
-        undeclared = node.provided_columns is None
-        output = node.run(batch=batch, **available)
-        if undeclared:
-            self.check_columns(loader_columns=self._loader_columns)
-        return output
 
     def _reached(self, node_id: str, before: Callable[[str], list[str]]) -> set[str]:
         """Ids of the nodes to which `before` leads from `node_id`."""
@@ -366,7 +351,7 @@ class TaskGraph:
                 "provides, but that node does not come before it. "
                 f"Add {elsewhere[0]!r} to the dependencies of {node_id!r} or of a node before it."
             )
-        known = self._provided_before(node_id) | (self._loader_columns or frozenset())
+        known = self._provided_before(node_id) | (self.loader_columns or frozenset())
         error = UnknownNameError.of(
             kind=f"column, required by node {node_id!r} and provided by no node before it:",
             name=column,
