@@ -1,5 +1,6 @@
-"""A set key that nothing in the job reads is refused with the condition of its reading; a default
-of a group never is.
+"""A key on the command line that the job does not read is refused, with the jobs that read it.
+
+A default of a config group is never refused.
 """
 
 import itertools
@@ -7,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from siirl.algos import ADVANTAGES, POLICY_LOSSES
-from siirl.engine.actor.actor_loss import is_built_in
-from siirl.params.aliases import LOSSES_WITH_OWN_BOUNDS
 from siirl.params.config_groups import options
-from siirl.params.env_args import POOL_KEYS
-from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
-from siirl.params.parser import Parsed, known_keys, parse, to_yaml
-from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
+from siirl.params.parser import Parsed, parse, to_yaml
 from siirl.preflight.unread import unread_in_domain, unread_problems
 
 ACTOR, ROLLOUT, MODEL = (
@@ -23,109 +18,6 @@ ACTOR, ROLLOUT, MODEL = (
     "actor_rollout_ref.model",
 )
 TEXT_ENVS = ("math", "reasoning_gym", "sandbox", "tools")
-
-# Read by every job, or by every job of the key's domain. Those whose value alone may be wrong there
-# are refused by siirl.preflight.config_checks, critic_checks, domain_checks, or by the loss
-# (clip_ratio_low, _high, _c and loss_options), the environment, the grader.
-ALWAYS_READ = {
-    *(
-        "algorithm.adv_estimator",
-        "algorithm.use_kl_in_reward",
-        "algorithm.overlong.penalty",
-        "algorithm.overlong.buffer",
-        "dag.groups",
-        "trainer.max_staleness",
-        "agents",
-    ),
-    *(
-        "data.train_files",
-        "data.train_batch_size",
-        "data.task_weights",
-        "data.task_sampling",
-        "data.seed",
-    ),
-    *("data.max_prompt_length", "data.max_response_length", "data.overlong_prompts"),
-    *(
-        f"{MODEL}.{name}"
-        for name in ("policy", "path", "dtype", "trust_remote_code", "gradient_checkpointing")
-    ),
-    *(f"{MODEL}.lora.{name}" for name in ("rank", "dropout")),
-    *(
-        f"{ACTOR}.{name}"
-        for name in ("strategy", "loss", "loss_agg_mode", "loss_options", "importance.level")
-    ),
-    *(
-        f"{ACTOR}.{name}"
-        for name in (
-            "clip_ratio_low",
-            "clip_ratio_high",
-            "clip_ratio_c",
-            "entropy_coef",
-            "ppo_epochs",
-        )
-    ),
-    *(
-        f"{ACTOR}.{name}"
-        for name in (
-            *("ppo_mini_batch_size", "micro_batch_tokens", "max_grad_norm", "use_kl_loss"),
-            "offload_optimizer",
-            "use_torch_compile",
-        )
-    ),
-    *(f"{ACTOR}.optim.{name}" for name in ("lr", "weight_decay", "scheduler", "beta1", "beta2")),
-    *(
-        f"{ROLLOUT}.{name}"
-        for name in (
-            "name",
-            "n",
-            "temperature",
-            "top_p",
-            "top_k",
-            "workflow",
-            "stop",
-            "max_log_prob_gap",
-        )
-    ),
-    *("custom_reward_function.path", "custom_reward_function.name"),
-    *("reward.functions", "reward.max_failed_share"),
-    *(
-        f"trainer.{name}"
-        for name in (
-            "nnodes",
-            "n_gpus_per_node",
-            "gpu_memory_gib",
-            "threads_per_rank",
-            "total_steps",
-            "max_minutes",
-        )
-    ),
-    *(
-        f"trainer.{name}"
-        for name in (
-            "save_freq",
-            "val_episodes",
-            "experiment_name",
-        )
-    ),
-    *(
-        f"trainer.{name}"
-        for name in (
-            "hang_minutes",
-            "async_save",
-            "grace_s",
-            "logger",
-            "resume",
-            "output_dir",
-            "seed",
-            "deterministic",
-            "save_rollouts",
-            "blind",
-        )
-    ),
-    *("dag.pipeline", "dag.workflow_file", "dag.custom_pipeline_fn", "dag.enable_perf"),
-    *("cluster.mode", "cluster.address", "profiler.enable", "user_groups", "user_modules"),
-    *(f"env.{name}" for name in POOL_KEYS),
-}
 
 
 def messages(*words: str, config_file: Path | None = None) -> list[str]:
@@ -139,27 +31,6 @@ def unread(parsed: Parsed) -> list[str]:
         parsed.config, text=text, named=parsed.named
     )
     return [str(problem) for problem in problems]
-
-
-def test_every_key_is_always_read_or_says_when() -> None:
-    """A new key belongs into one of these."""
-    keys = {place for place, key in known_keys({}).items() if not key.metadata["derived"]}
-    of_environments = {
-        place for place in keys if place.startswith("env.")
-    } - ALWAYS_READ  # which refuse what they do not take
-    sometimes = READERS.keys() | ROBOTS_ONLY.keys()
-    assert keys == ALWAYS_READ | sometimes | of_environments
-    assert ALWAYS_READ & sometimes == set()
-
-
-def test_estimators_are_those_that_siirl_registers() -> None:
-    own = {
-        name
-        for name, function in ADVANTAGES.items()
-        if function.__module__.startswith("siirl.algos.")
-    }
-    assert set(ESTIMATORS) == own
-    assert set(GROUP_ESTIMATORS) <= own
 
 
 @pytest.mark.parametrize(
@@ -516,39 +387,3 @@ def test_a_value_that_a_group_has_is_refused_where_the_command_line_names_it(
     assert messages(config_file=file) == []
     file.write_text("reward: {name: success, alpha: 0.3}\n")
     assert len(messages(config_file=file)) == 1
-
-
-BOTH = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
-
-
-@pytest.mark.parametrize(
-    ("words", "bounds"),
-    [
-        (["pipeline=grpo"], (None, 0.28)),
-        (["pipeline=grpo", f"{ACTOR}.clip_ratio=0.1"], (None, None)),
-        (["pipeline=ppo", f"{ACTOR}.clip_ratio=0.1"], (None, None)),
-        ([f"{ACTOR}.clip_ratio=0.1", "pipeline=grpo"], (None, None)),
-        (["pipeline=grpo", f"{ACTOR}.clip_ratio=0.1", f"{BOTH[1]}=0.3"], (None, 0.3)),
-        (["pipeline=grpo", f"{BOTH[1]}=0.3", f"{ACTOR}.clip_ratio=0.1"], (None, 0.3)),
-        (["pipeline=grpo", f"{ACTOR}.clip_ratio=0.1", f"{BOTH[0]}=0.05"], (0.05, None)),
-        (["pipeline=dapo", f"{ACTOR}.clip_ratio=0.1"], (0.2, 0.28)),
-    ],
-)
-def test_clip_ratio_alone_moves_both_bounds(
-    words: list[str], bounds: tuple[float | None, float | None]
-) -> None:
-    actor = parse(words).config.actor_rollout_ref.actor
-    assert (actor.clip_ratio_low, actor.clip_ratio_high) == bounds
-
-
-def test_clip_ratio_over_a_runs_configuration_moves_both_bounds(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(parse(["pipeline=grpo"]).config))
-    assert parse(config_file=file).config.actor_rollout_ref.actor.clip_ratio_high == 0.28
-    actor = parse([f"{ACTOR}.clip_ratio=0.1"], config_file=file).config.actor_rollout_ref.actor
-    assert (actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, None, None)
-
-
-def test_losses_with_bounds_of_their_own_are_known_by_name() -> None:
-    assert {name for name in LOSSES_WITH_OWN_BOUNDS if not is_built_in(name)} == set()
-    assert set(LOSSES_WITH_OWN_BOUNDS) <= set(POLICY_LOSSES)

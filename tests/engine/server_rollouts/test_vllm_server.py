@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from inference_servers import engine_of
-from test_server_engine import REQUESTS, ask, failure, gap, sync
+from server_episodes import REQUESTS, ask, failure, gap, sync
 from tiny_language_models import request, tokenizer
 from tiny_policies import train
 

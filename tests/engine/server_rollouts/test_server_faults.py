@@ -1,0 +1,188 @@
+"""Inference servers that answer nonsense, hang, vanish, or cannot serve the run."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from inference_servers import Playground, engine_of, serving
+from server_episodes import REQUESTS, ask, failure, gap, model, sync
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from tiny_language_models import tokenizer
+
+from siirl.engine.rollout.generation import GenerationResponse
+from siirl.engine.rollout.server.completions import COMPLETIONS
+from siirl.engine.rollout.server.server_engine import ServerEngine
+from siirl.errors import RunFailed, SimulationFailed
+
+
+def answer(tokens: Any, log_probs: Any, reason: str = "stop", **more: Any) -> Response:
+    choice = {
+        "token_ids": tokens,
+        "logprobs": {"token_logprobs": log_probs},
+        "finish_reason": reason,
+        **more,
+    }
+    return Response(json.dumps({"choices": [choice]}), media_type="application/json")
+
+
+BAD = {
+    "NaN": (answer([49, 50], [-1.0, float("nan")]), "the log-prob of token 1 is nan"),
+    "null": (answer([49], [None]), "the log-prob of token 0 is None"),
+    "vLLM's floor": (answer([49], [-9999.0]), "the log-prob of token 0 is -9999.0"),
+    "above 0": (answer([49], [0.5]), "the log-prob of token 0 is 0.5"),
+    "text": (answer([49], ["-1"]), "the log-prob of token 0 is '-1'"),
+    "fewer log-probs": (answer([49, 50], [-1.0]), "it has 2 tokens and 1 log-probs"),
+    "no log-probs": (answer([49], None), r"it lacks `logprobs\.token_logprobs`"),
+    "another model": (answer([4900], [-1.0]), "token 0 is 4900, .* has another model"),
+    "an older vLLM": (answer(None, [-1.0]), "it lacks `token_ids`"),
+    "no tokens": (answer([], []), "it has no token"),
+    "too many tokens": (answer([49] * 9, [-1.0] * 9, "length"), "it has 9 tokens, and at most 8"),
+    "a shorter limit": (answer([49], [-1.0], "length"), "cut after 1 of 8 tokens"),
+    "another reason": (answer([49], [-1.0], "error"), "finish_reason='error' is not one of"),
+    "another form": (JSONResponse({"text": "4"}), "it lacks `choices`"),
+    "a list": (JSONResponse([]), "it lacks `choices`"),
+    "a web page": (HTMLResponse("<html>"), "it is not JSON"),
+    "an error": (
+        JSONResponse({"error": {"message": "out of memory"}}, status_code=500),
+        r"HTTP 500 \(out of memory\): see its log",
+    ),
+    "a redirect": (Response(status_code=307, headers={"location": "http://x"}), "HTTP 307"),
+    "a huge one": (Response(b" " * (1 << 20)), "more than .* KiB, more than any answer"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_unusable_answer_fails_its_episode_only(
+    engine: ServerEngine, playground: Playground, name: str
+) -> None:
+    bad, expected = BAD[name]
+    playground.faults.instead = {COMPLETIONS: bad}
+    with pytest.raises(SimulationFailed, match=expected) as failed:
+        ask(engine, REQUESTS[0])
+    assert engine.link.url in str(failed.value)
+    assert "\n" not in str(failed.value)
+    playground.faults.instead = {}
+    assert gap(engine, *REQUESTS) < 1e-5  # the server is not given up
+
+
+async def never(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await receive()  # until the client has gone
+
+
+def test_a_hung_server_is_skipped_until_the_next_rollout(playground: Playground, url: str) -> None:
+    engine = engine_of(url, model=model(), tokenizer=tokenizer())
+    try:
+        engine.link.deadline_s = 0.2
+        playground.faults.instead = {COMPLETIONS: never}
+        assert "did not answer /v1/completions within 0.2 s: raise" in failure(engine)
+        engine.link.deadline_s = 1e9
+        assert "within 0.2 s" in failure(engine)  # at once
+        playground.faults.instead = {}
+        engine.rest()
+        engine.link.deadline_s = 600.0
+        assert gap(engine, *REQUESTS) < 1e-5
+    finally:
+        engine.close()
+
+
+def test_a_server_that_disappears_fails_the_episodes_of_the_rollout() -> None:
+    playground = Playground(model(), tokenizer())
+    with serving(playground.faults) as url:
+        engine = engine_of(url, model=model(), tokenizer=tokenizer())
+        ask(engine, REQUESTS[0])
+    try:
+        assert f"No inference server answers at {url}" in failure(engine)
+        engine.link.reconnect_s = 1e9
+        assert "No inference server answers" in failure(engine)  # at once
+        engine.rest()
+        engine.link.reconnect_s = 0.2
+        with serving(playground.faults, port=int(url.rpartition(":")[2])):
+            assert gap(engine, *REQUESTS) < 1e-5  # the same process, with its weights
+        sync(engine)
+        engine.rest()
+        assert "No inference server answers" in failure(engine)  # until it takes weights
+    finally:
+        engine.close()
+
+
+def test_a_broken_connection_is_retried() -> None:
+    playground = Playground(model(), tokenizer())
+    with serving(playground.faults) as url:
+        engine = engine_of(url, model=model(), tokenizer=tokenizer(), reconnect_s=60.0)
+        before = ask(engine, *REQUESTS)
+    port = int(url.rpartition(":")[2])
+
+    async def scenario() -> list[GenerationResponse]:
+        asked = asyncio.gather(*(engine.agenerate(request) for request in REQUESTS))
+        await asyncio.sleep(0.1)
+        with serving(playground.faults, port=port):  # the same workers, with their weights
+            return await asked
+
+    try:
+        after = asyncio.run(scenario())
+        assert [a.tokens.tolist() for a in after] == [b.tokens.tolist() for b in before]
+    finally:
+        engine.close()
+
+
+# Servers that are refused at the start
+
+
+def started(url: str, **options: Any) -> None:
+    engine_of(url, model=model(), tokenizer=tokenizer(), **options).close()
+
+
+@pytest.mark.parametrize(
+    ("path", "instead", "expected"),
+    [
+        ("/v1/models", Response(status_code=404), "VLLM_SERVER_DEV_MODE=1"),
+        ("/v1/models", Response(status_code=401), r"HTTP 401: name the file .*token_file"),
+        ("/v1/models", HTMLResponse("<html>"), "invalid JSON"),
+        ("/v1/models", JSONResponse({"data": []}), "lists no model"),
+        ("/v1/models", JSONResponse({"data": [{"id": "gpt"}]}), "lists no model"),
+        ("/collective_rpc", Response(status_code=404), "VLLM_SERVER_DEV_MODE=1 and siirl's"),
+        (
+            "/collective_rpc",
+            JSONResponse({"error": {"message": "no attribute"}}, status_code=500),
+            "HTTP 500 no attribute.*worker-extension-cls",
+        ),
+        ("/collective_rpc", JSONResponse({}), "without results"),
+        ("/collective_rpc", JSONResponse({"results": ["1"]}), "runs another version of siirl"),
+        (
+            "/collective_rpc",
+            JSONResponse({"results": [{"protocol": 7, "siirl": "9.0"}]}),
+            r"has siirl 9\.0 \(protocol 7\), and this run has protocol 2: install the same",
+        ),
+        (
+            "/collective_rpc",
+            JSONResponse({"results": [{"protocol": 2, "dtype": "bfloat16"}]}),
+            "computes in bfloat16, and the run in float32: start it with --dtype float32",
+        ),
+    ],
+)
+def test_a_server_that_cannot_serve_the_run_is_refused_with_the_remedy(
+    playground: Playground, url: str, path: str, instead: Response, expected: str
+) -> None:
+    playground.faults.instead = {path: instead}
+    with pytest.raises(RunFailed, match=expected) as refused:
+        started(url)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_server_for_shorter_texts_is_refused(url: str) -> None:
+    with pytest.raises(RunFailed, match=r"ends at 128 tokens.*--max-model-len 300"):
+        started(url, longest_text=300)
+
+
+def test_the_key_of_a_server_is_sent(playground: Playground, url: str) -> None:
+    seen = []
+
+    async def look(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(dict(scope["headers"]))
+        await playground.faults.application(scope, receive, send)
+
+    playground.faults.instead = {"/v1/models": look}
+    started(url, token="my-key")
+    assert seen[0][b"authorization"] == b"Bearer my-key"
