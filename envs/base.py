@@ -13,6 +13,7 @@ Left out: siiRL's documented form, `reset(dp_rank, ddp_world_size, seed, options
 from __future__ import annotations
 
 import abc
+import math
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,10 @@ class EnvSpec:
     leaves_ungraded: bool = False
     """Whether some episodes have no verdict: `info["success"]` is None and the reward has no
     meaning. Statistics of success and return exclude them.
+    """
+    slowest_step_s: float = 0.0
+    """Seconds after which the environment itself ends its slowest step, by deadlines of its own (of
+    tools); 0: it has none. `env.deadline_s` must not be shorter.
     """
     notice: str = ""
     """Caveat for readers of this environment's numbers; metric files, videos and reports show it.
@@ -154,6 +159,10 @@ def _is_count(value: object) -> bool:
     )
 
 
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
 def _is_space(value: object) -> bool:
     import gymnasium
 
@@ -180,6 +189,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "agent_names": (_are_agents, "a tuple of distinct names, or empty"),
     "check_row": (lambda value: value is None or callable(value), "a function, or None"),
     "leaves_ungraded": _FLAG,
+    "slowest_step_s": (_is_duration, "a number of seconds, at least 0"),
     "notice": (lambda value: isinstance(value, str), "text"),
 }
 """Field of a spec to its check and the expectation that an error message states."""

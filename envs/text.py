@@ -106,6 +106,7 @@ def text_spec(
     replayable: bool = True,
     check_row: Callable[[Any], object] | None = None,
     leaves_ungraded: bool = False,
+    slowest_step_s: float = 0.0,
 ) -> EnvSpec:
     """Spec of a text environment: no images, reports success, one environment step per turn.
 
@@ -119,6 +120,7 @@ def text_spec(
         replayable: Whether seed and texts determine the episode; False if tools have outside state.
         check_row: Raises ValueError for a row that `reset(options={"row": …})` would refuse.
         leaves_ungraded: Whether `success` may be None; see `EnvSpec`.
+        slowest_step_s: See `EnvSpec`.
     """
     return EnvSpec(
         name=name,
@@ -132,6 +134,7 @@ def text_spec(
         agent_names=tuple(agent_names),
         check_row=check_row,
         leaves_ungraded=leaves_ungraded,
+        slowest_step_s=slowest_step_s,
     )
 
 

@@ -16,7 +16,7 @@ import pydantic
 
 from envs.tools.calls import ToolDescription
 from envs.tools.signatures import function_and_model
-from envs.tools.toolset import ToolError, Toolset, ToolsMissing
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped
 from envs.worker_pool import (
     WorkerKilled,
     WorkerPool,
@@ -44,6 +44,7 @@ class FunctionTools(Toolset):
         Raises:
             ValueError: No such function, or a signature without a schema.
         """
+        self.deadline_s = deadline_s
         self._references: dict[str, str] = {}
         self._arguments: dict[str, type[pydantic.BaseModel]] = {}
         self._descriptions: list[ToolDescription] = []
@@ -82,7 +83,7 @@ class FunctionTools(Toolset):
         except WorkerRaised as error:
             raise ToolError(str(error)) from error
         except WorkerKilled as error:
-            raise ToolError(f"it was stopped: {error}") from error
+            raise ToolStopped(f"it was stopped: {error}") from error
         except WorkerUnavailable as error:
             raise ToolsMissing(str(error)) from error
         return result if isinstance(result, str) else json.dumps(result)

@@ -22,7 +22,7 @@ from envs.arguments import checked_deadline
 from envs.server_address import checked_url, read_token
 from envs.tools.calls import ToolDescription
 from envs.tools.mcp_transports import Address, Process, Transport
-from envs.tools.toolset import ToolError, Toolset, ToolsMissing
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped
 
 MAX_PAGES = 100  # of a server's list of tools
 
@@ -71,7 +71,7 @@ class MCPTools(Toolset):
         checked_deadline(f"deadline_s of {str(self._server)!r}", deadline_s)
         checked_deadline(f"start_deadline_s of {str(self._server)!r}", start_deadline_s)
         self.replayable = replayable
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._start_deadline_s = start_deadline_s
         self._fresh = fresh
         self._connection: _Connection | None = None
@@ -100,19 +100,19 @@ class MCPTools(Toolset):
         self._used = True
         try:
             result = await asyncio.wait_for(
-                connection.client.call_tool(name, dict(arguments)), self._deadline_s
+                connection.client.call_tool(name, dict(arguments)), self.deadline_s
             )
         except TimeoutError as error:
             self._drop()
-            raise ToolError(
-                f"no answer within {self._deadline_s:g} s; "
+            raise ToolStopped(
+                f"no answer within {self.deadline_s:g} s; "
                 "its server was stopped, and restarts with the next call"
             ) from error
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 raise ToolError(str(error)) from error
             self._drop()
-            raise ToolError("its server died; it restarts with the next call") from error
+            raise ToolStopped("its server died; it restarts with the next call") from error
         except (ValidationError, RuntimeError) as error:  # the answer is no MCP
             self._drop()
             raise ToolError(

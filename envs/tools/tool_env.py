@@ -10,6 +10,7 @@ an exhausted bound gives no reward, and the verdict names it.
 Options of reset are those of MathEnv: `task`, `split`, `row`. Left out: several agents.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -42,11 +43,13 @@ from envs.text import (
 from envs.tools.budget import Budget
 from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, announcement, read_calls
 from envs.tools.named_tools import make_toolsets
-from envs.tools.toolset import ToolError, Toolset, ToolsMissing
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped
 
 TOOL_CALL, OUT_OF_TURNS = "tool call", "out of turns"
 CALCULATOR = "envs.tools.arithmetic:calculator"
 MAX_ACTION_CHARACTERS = 1 << 24
+logger = logging.getLogger(__name__)
+_warned: set[str] = set()  # names of tools; many environments share a process
 
 
 class ToolEnv(Environment):
@@ -92,8 +95,8 @@ class ToolEnv(Environment):
             max_tokens: The same in tokens of `tokenizer`, not counting the chat template; None: no
                 bound.
             tokenizer: A tokenizer.json, or a folder that holds one.
-            max_calls_per_turn: Further calls are refused; its product with `tool_deadline_s` should
-                stay below env.deadline_s.
+            max_calls_per_turn: Further calls are refused; its product with `tool_deadline_s` must
+                not exceed env.deadline_s.
             max_tool_characters: Bound for one tool's answer; a longer one is cut, with a note.
             tool_deadline_s: Deadline of one call in seconds, unless the tool's entry sets one.
             format_reward: As for MathEnv.
@@ -133,6 +136,8 @@ class ToolEnv(Environment):
             replayable=all(toolset.replayable for toolset in self._toolsets),
             check_row=any_row if ungraded else check_row,
             leaves_ungraded=ungraded,
+            slowest_step_s=max_calls_per_turn
+            * max((each.deadline_s for each in self._toolsets), default=0.0),
         )
         self._row: PromptRow | None = None
         self._turns = 0
@@ -246,7 +251,18 @@ class ToolEnv(Environment):
                 f"there is no tool {shortened(call.name)}; "
                 f"there are: {', '.join(self._owners) or 'none'}"
             )
-        return await self._owners[call.name].call(call.name, call.arguments)
+        try:
+            return await self._owners[call.name].call(call.name, call.arguments)
+        except ToolStopped as stopped:
+            if call.name not in _warned:
+                _warned.add(call.name)
+                logger.warning(
+                    "Tool %r: %s. The model reads this as an error; further such calls of the tool "
+                    "are not shown (env.kwargs.tool_deadline_s, info['tool_errors']).",
+                    call.name,
+                    stopped,
+                )
+            raise
 
     async def _graded(self, row: PromptRow, text: str) -> StepResult:
         self._row = None

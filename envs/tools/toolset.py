@@ -19,6 +19,10 @@ class ToolError(RuntimeError):
     """
 
 
+class ToolStopped(ToolError):
+    """A call that was ended at its deadline, or whose process died: a fault of the tool."""
+
+
 class ToolsMissing(EpisodeFailed):
     """The tools are not available, by no fault of the model: no server starts, or the sandbox
     broke.
@@ -33,6 +37,8 @@ class Toolset(abc.ABC):
 
     replayable: bool = True
     """Whether the same calls in the same episode get the same answers."""
+    deadline_s: float = 0.0
+    """Seconds after which a call is ended; 0: known to its own settings only."""
 
     @abc.abstractmethod
     async def descriptions(self) -> Sequence[ToolDescription]:

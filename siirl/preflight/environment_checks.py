@@ -26,6 +26,7 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
         problems += _tasks_of(config.env, spec)
     problems += [
         *_blind(config.env, config.trainer, spec),
+        *_deadline_of(config.env, spec),
         *_task_shares(config.data, config.env, spec),
     ]
     return [
@@ -58,6 +59,16 @@ def _blind(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> Iter
         yield ConfigError(
             f"trainer.blind=true blackens images, and env={env.name} has none in its "
             "observations: leave it out."
+        )
+
+
+def _deadline_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    if env.deadline_s < spec.slowest_step_s:
+        yield ConfigError(
+            f"env.deadline_s={env.deadline_s:g} replaces a server as hung, and a step of "
+            f"env.name={env.name} may take {spec.slowest_step_s:g} s by its own deadlines (for "
+            "tools, max_calls_per_turn times tool_deadline_s): raise env.deadline_s, or lower "
+            "those in env.kwargs."
         )
 
 

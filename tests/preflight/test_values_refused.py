@@ -147,6 +147,10 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
             "grading_cpu_s must be at least 0.001 s and finite, got 1e-09",
         ),
         (
+            ("env=tools", "pipeline=grpo", "env.kwargs={tool_deadline_s: 16}"),
+            "env.deadline_s=60 replaces a server as hung, and a step of env.name=tools may take 64 s",
+        ),
+        (
             ("env=tools", "pipeline=grpo", "env.kwargs={tool_deadline_s: 1e-9}"),
             "deadline_s must be at least 0.001 s and finite, got 1e-09",
         ),

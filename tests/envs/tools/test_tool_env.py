@@ -158,11 +158,19 @@ def test_errors_are_reported_and_the_episode_continues(text, answer):
     assert final[2]
 
 
-def test_tool_that_hangs_is_cut_off_and_the_episode_continues(tool_module):
+def test_tool_that_hangs_is_cut_off_named_once_and_the_episode_continues(tool_module, caplog):
     env = make(tools=[f"{tool_module}:hang", CALCULATOR], tool_deadline_s=1.0)
-    _, called, final = play(env, write_call(ToolCall("hang", {})), "#### 0")
-    assert said(called) == ["Error: it was stopped: no answer within 1 s."]
+    twice = 2 * write_call(ToolCall("hang", {}))
+    _, called, final = play(env, twice, "#### 0")
+    assert said(called) == 2 * ["Error: it was stopped: no answer within 1 s."]
     assert final[4]["verdict"] == "wrong"
+    (warning,) = caplog.messages
+    assert warning.startswith("Tool 'hang': it was stopped: no answer within 1 s. The model reads")
+
+
+def test_the_slowest_step_is_all_calls_of_a_turn_at_their_deadline(tool_module):
+    env = make(tools=[f"{tool_module}:hang"], max_calls_per_turn=3, tool_deadline_s=7.5)
+    assert env.spec.slowest_step_s == 22.5
 
 
 def test_long_answers_of_tools_are_cut(tool_module):
