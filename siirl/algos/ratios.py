@@ -76,3 +76,27 @@ def checked_columns(
     kept_BT = as_bool_mask(mask_BT)
     require_finite(mask=kept_BT, **{name: column.detach() for name, column in columns.items()})
     return kept_BT, torch.where(kept_BT, advantages_BT, torch.zeros_like(advantages_BT))
+
+
+def checked_ratio(
+    *,
+    log_probs_BT: torch.Tensor,
+    old_log_probs_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mask and advantages as `checked_columns` returns them, and the `log_ratio`.
+
+    Raises:
+        TensorError: Columns of different shapes, or not finite where the mask is on.
+    """
+    kept_BT, advantages_BT = checked_columns(
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
+    )
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
+    return kept_BT, advantages_BT, log_ratio_BT

@@ -264,14 +264,13 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     The scale is the batch's, not the group's. The mean is over tokens, so if long and short samples
     differ in reward, a group without signal ends at minus that mean instead of 0.
     """
-    samples = _samples(token_level_rewards, response_mask, index, ranks=ranks)
-    advantages_B = grpo_advantage(
-        rewards_B=samples.rewards_B,
-        group_B=samples.group_B,
-        normalize_by_std=False,
+    centred_BT, _ = compute_dr_grpo_outcome_advantage(
+        token_level_rewards,
+        response_mask,
+        index,
         min_group_spread=min_group_spread,
+        ranks=ranks,
     )
-    centred_BT, _ = samples.at_tokens(advantages_B)
     advantages_BT = whiten_advantages(centred_BT, response_mask, how=adv_whitening, ranks=ranks)
     return advantages_BT, advantages_BT.clone()
 

@@ -6,7 +6,7 @@ import torch
 
 from siirl.algos.importance import importance_weights
 from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
-from siirl.algos.ratios import check_clip, checked_columns, log_ratio
+from siirl.algos.ratios import check_clip, checked_ratio
 from siirl.algos.tensor_checks import require_same_shape
 
 
@@ -51,14 +51,11 @@ def vanilla_policy_loss(
     check_clip(
         clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c
     )
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    _, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
-    )
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     loss_BT, clipped_BT = clipped_loss(
         advantages_BT, log_ratio_BT.exp(), clip_ratio_low, clip_ratio_high

@@ -17,7 +17,7 @@ import torch
 from siirl.algos.policy_losses.clipped_ratio import clipped_loss
 from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
 from siirl.algos.ranks import ALONE, Ranks
-from siirl.algos.ratios import check_clip, checked_columns, log_ratio
+from siirl.algos.ratios import check_clip, checked_columns, checked_ratio
 from siirl.algos.tensor_checks import require_axes, require_same_shape
 from siirl.errors import ConfigError
 
@@ -83,19 +83,16 @@ def select_clip_cov(
             f"clip_cov needs 0 < clip_cov_ratio={clip_cov_ratio} <= 1 and "
             f"clip_cov_lb={clip_cov_lb} < clip_cov_ub={clip_cov_ub}."
         )
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    kept_BT, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     covariance_BT = token_covariance(
         log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, mask_BT=kept_BT, ranks=ranks
     )
-    ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
-    ).exp()
-    _, clipped_BT = clipped_loss(advantages_BT, ratio_BT, clip_ratio_low, clip_ratio_high)
+    _, clipped_BT = clipped_loss(advantages_BT, log_ratio_BT.exp(), clip_ratio_low, clip_ratio_high)
     candidates_BT = (covariance_BT > clip_cov_lb) & (covariance_BT < clip_cov_ub) & ~clipped_BT
 
     number_BT, total = _numbered(candidates_BT, place_B, ranks)
@@ -199,16 +196,13 @@ def clip_cov_policy_loss(
     tokens count in the denominator, as there.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    kept_BT, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     require_same_shape(response_mask=kept_BT, selected=selected_BT)
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
-    )
     loss_BT, clipped_BT = clipped_loss(
         advantages_BT, log_ratio_BT.exp(), clip_ratio_low, clip_ratio_high
     )
@@ -241,16 +235,13 @@ def kl_cov_policy_loss(
         raise ConfigError(
             f"ppo_kl_coef={ppo_kl_coef} is the weight of a penalty and must not be negative."
         )
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    kept_BT, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     require_same_shape(response_mask=kept_BT, selected=selected_BT)
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
-    )
     penalty_BT = torch.where(
         selected_BT, ppo_kl_coef * log_ratio_BT.abs(), torch.zeros_like(log_ratio_BT)
     )

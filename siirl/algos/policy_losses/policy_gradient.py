@@ -11,7 +11,7 @@ import math
 import torch
 
 from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
-from siirl.algos.ratios import check_clip, checked_columns, log_ratio
+from siirl.algos.ratios import check_clip, checked_columns, checked_ratio
 from siirl.errors import ConfigError
 
 
@@ -74,14 +74,11 @@ def cpgd_policy_loss(
             f"cpgd needs policy_drift_coef={policy_drift_coef} >= 0 and "
             f"policy_drift_cap={policy_drift_cap} > 1."
         )
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    _, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
-    )
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     held_BT = log_ratio_BT.clamp(math.log1p(-clip_ratio_low), math.log1p(clip_ratio_high))
     plain_BT, clipped_BT = -advantages_BT * log_ratio_BT, -advantages_BT * held_BT
@@ -121,14 +118,11 @@ def cispo_policy_loss(
             2510.13786); the paper gives no number.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
-        log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
+    kept_BT, advantages_BT, log_ratio_BT = checked_ratio(
+        log_probs_BT=log_probs_BT.detach(),
         old_log_probs_BT=old_log_probs_BT,
-    )
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     ratio_BT = log_ratio_BT.exp()
     weight_BT = ratio_BT.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
@@ -161,14 +155,11 @@ def sapo_policy_loss(
             f"sapo divides by its temperatures: tau_pos={tau_pos} and tau_neg={tau_neg} must be "
             "positive."
         )
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    _, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
-    )
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     ones_BT = torch.ones_like(advantages_BT)  # two Python numbers would be float32
     tau_BT = torch.where(advantages_BT > 0, tau_pos * ones_BT, tau_neg * ones_BT)

@@ -12,7 +12,7 @@ import torch
 from siirl.algos.masked import masked_mean
 from siirl.algos.policy_losses.clipped_ratio import clipped_loss
 from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
-from siirl.algos.ratios import check_clip, checked_columns, log_ratio
+from siirl.algos.ratios import check_clip, checked_ratio
 
 
 @register_policy_loss("gspo", aggregation="seq-mean-token-mean", own_bounds=True)
@@ -31,14 +31,11 @@ def gspo_policy_loss(
     of 3e-4 and 4e-4 are the paper's (section 5.1): a mean log-ratio is far smaller than a token's.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    kept_BT, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
-    )
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     ratio_B = masked_mean(log_ratio_BT, kept_BT, -1).exp()
     loss_B, clipped_B = clipped_loss(
@@ -69,14 +66,11 @@ def gspo_token_policy_loss(
     gradient if the advantages of a row are equal.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    kept_BT, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
-    )
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     row_B1 = masked_mean(log_ratio_BT.detach(), kept_BT, -1)[:, None]
     token_BT = torch.where(
@@ -108,14 +102,11 @@ def gmpo_policy_loss(
     of the *log*-ratio, `[-low, high]`; 0.4 is the paper's (e^-0.4, e^0.4), wider than PPO's.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT,
+    kept_BT, advantages_BT, log_ratio_BT = checked_ratio(
         log_probs_BT=log_probs_BT,
-        advantages_BT=advantages_BT,
         old_log_probs_BT=old_log_probs_BT,
-    )
-    log_ratio_BT = log_ratio(
-        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
     )
     advantage_B = masked_mean(advantages_BT, kept_BT, -1)
     held_BT = log_ratio_BT.clamp(-clip_ratio_low, clip_ratio_high)
