@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def registries_afterwards_as_before() -> Iterator[None]:
-    """Names that a test registers, or a user's module that it imports, are forgotten."""
+    """Undo a test's registrations of names and its imports of user modules."""
     places = [(sys.modules[module], name) for module, name in REGISTRIES if module in sys.modules]
     kept = [getattr(module, name).copy() for module, name in places]
     yield
@@ -101,8 +101,8 @@ def repository() -> Path:
 
 @pytest.fixture(scope="module")
 def ray_in_this_process() -> Iterator[None]:
-    """A Ray with two cores, for the tests of a file. It asks for no token: Ray 2.60 would write one
-    to the home folder.
+    """Ray on two cores for the tests of a file, without a token: Ray 2.60 would write one to the
+    home folder.
     """
     import ray
 
@@ -110,7 +110,7 @@ def ray_in_this_process() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        read_environment_again()  # a test before may have left another mode
+        read_environment_again()  # an earlier test may have left another mode
         ray.init(
             address="local",
             num_cpus=2,

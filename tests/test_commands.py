@@ -103,7 +103,7 @@ def ctrl_c_at(event: str, part: str, *words: str, folder: Path) -> tuple[int, st
     ],
     ids=lambda words: words[0],
 )
-def test_ctrl_c_while_torch_is_imported_ends_with_a_word(
+def test_ctrl_c_while_torch_is_imported_ends_with_a_message(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     command = [
@@ -118,7 +118,7 @@ def test_ctrl_c_while_torch_is_imported_ends_with_a_word(
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)
-def test_ctrl_c_in_the_first_seconds_ends_every_subcommand_with_a_sentence(
+def test_ctrl_c_in_the_first_seconds_ends_every_subcommand_with_a_message(
     subcommand: str, tmp_path: Path
 ) -> None:
     module, *words = FIRST_SECONDS[subcommand]
@@ -140,7 +140,7 @@ def check_middle(subcommand: str, happened: tuple[str, ...], folder: Path) -> No
 
 
 @pytest.mark.parametrize("subcommand", MIDDLE)
-def test_ctrl_c_in_the_middle_ends_a_subcommand_with_a_sentence(
+def test_ctrl_c_in_the_middle_ends_a_subcommand_with_a_message(
     subcommand: str, tmp_path: Path
 ) -> None:
     run = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True)
@@ -150,7 +150,7 @@ def test_ctrl_c_in_the_middle_ends_a_subcommand_with_a_sentence(
 
 @pytest.mark.slow  # each imports torch
 @pytest.mark.parametrize("subcommand", SLOW_MIDDLE)
-def test_ctrl_c_while_a_policy_is_at_work_ends_a_subcommand_with_a_sentence(
+def test_ctrl_c_while_a_policy_acts_ends_a_subcommand_with_a_message(
     subcommand: str, tmp_path: Path
 ) -> None:
     check_middle(subcommand, SLOW_MIDDLE[subcommand], tmp_path)

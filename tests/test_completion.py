@@ -87,7 +87,7 @@ def ask(bash_script: Path, line: str, words: Sequence[str]) -> list[str]:
         ("siirl nothing pipel", ["siirl", "nothing", "pipel"], []),
     ],
 )
-def test_bash_is_answered(
+def test_bash_gets_the_completions(
     bash_script: Path, line: str, words: list[str], expected: list[str]
 ) -> None:
     assert ask(bash_script, line, words) == expected
@@ -149,7 +149,7 @@ FISH_ANSWERS = {
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 @pytest.mark.parametrize("line", FISH_ANSWERS)
-def test_fish_is_answered(line: str, tmp_path: Path) -> None:
+def test_fish_gets_the_completions(line: str, tmp_path: Path) -> None:
     (tmp_path / "siirl.fish").write_text(script("fish"))
     command = f"source {tmp_path / 'siirl.fish'}; complete -C '{line}'"
     done = subprocess.run(
@@ -172,7 +172,7 @@ def test_every_group_and_key_is_a_word_and_every_word_a_group_or_key() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_no_word_means_something_to_a_shell(shell: str) -> None:
+def test_no_word_has_a_meaning_to_a_shell(shell: str) -> None:
     words = [
         *settings(),
         *SUBCOMMANDS,

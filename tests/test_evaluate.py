@@ -190,7 +190,7 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         ),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(
+def test_a_job_that_cannot_be_evaluated_is_refused(
     words: tuple[str, ...], expected: str, tmp_path, capsys, monkeypatch, repository
 ) -> None:
     monkeypatch.chdir(repository)

@@ -55,7 +55,7 @@ def test_every_check_that_ran_has_figures(rows: dict[str, dict]) -> None:
     assert all(row["figures"] for name, row in rows.items() if name not in SKIPPED)
 
 
-def test_updates_tell_the_memory_that_the_plan_has_for_them(rows: dict[str, dict]) -> None:
+def test_updates_report_the_memory_that_the_plan_has_for_them(rows: dict[str, dict]) -> None:
     for name in ("vla_lora", "vla_full", "text_update"):
         assert 0 < rows[name]["figures"]["planned_gb"] < 1
 
@@ -66,7 +66,7 @@ def test_one_process_and_a_forced_group_have_the_same_gradient(rows: dict[str, d
 
 
 @pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf", "soon"])
-def test_a_budget_that_is_no_positive_number_is_refused(
+def test_a_budget_that_is_not_a_positive_number_is_refused(
     minutes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

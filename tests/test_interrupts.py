@@ -134,7 +134,7 @@ def test_a_command_whose_terminal_is_closed_saves_and_leaves_no_process():
     os.close(child)
 
 
-def test_ctrl_c_that_also_ends_the_reader_of_the_output_is_heard():
+def test_ctrl_c_that_also_ends_the_reader_of_the_output_is_handled():
     """As in `siirl train | tee log`."""
     program = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_READER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -172,7 +172,7 @@ def test_a_request_that_is_held_waits():
     assert stop.requested
 
 
-def test_a_request_wakes_those_who_wait_meanwhile():
+def test_a_request_wakes_what_waits_for_it():
     stop, woken = Stop(), []
     with stop.waking(lambda: woken.append("first")):
         stop.request(signal.SIGINT)
@@ -192,7 +192,7 @@ def test_a_signal_to_a_forked_child_is_not_its_parents_and_ends_it_without_a_tra
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_command_ends_at_once_with_its_last_words_the_innermost_first_and_with_its_children(
+def test_a_command_ends_at_once_with_its_last_messages_innermost_first_and_with_its_children(
     number: signal.Signals,
 ):
     program = subprocess.Popen(
@@ -234,7 +234,7 @@ def test_a_finished_command_does_not_wait_for_a_thread_that_never_ends():
     )
 
 
-def test_a_command_that_two_threads_end_says_why_once_though_cleaning_up_fails():
+def test_a_command_that_two_threads_end_gives_the_reason_once_though_cleaning_up_fails():
     done = subprocess.run(
         [sys.executable, "-c", FAILING_WORDS], capture_output=True, text=True, check=False
     )

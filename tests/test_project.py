@@ -49,7 +49,7 @@ def test_the_tree_in_contributing_is_the_top_level(repository: Path) -> None:
     assert told.keys() == {line.split("/")[0] for line in listed.stdout.splitlines()}, listed.stderr
 
 
-def test_every_folder_and_file_that_the_readme_names_is_there(repository: Path) -> None:
+def test_every_folder_and_file_that_the_readme_names_exists(repository: Path) -> None:
     named = re.findall(
         r"`([a-z_]+/[a-z_./]*)`|\]\(([a-z_./]+)\)", (repository / "README.md").read_text()
     )
@@ -78,7 +78,7 @@ def test_every_pin_is_exact_and_unique(repository: Path) -> None:
         assert len(re.findall(f"^{name}==", (repository / file).read_text(), re.MULTILINE)) == 1
 
 
-def test_the_lock_fits_what_the_package_asks_for(repository: Path) -> None:
+def test_the_lock_fits_the_requirements_of_the_package(repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     pinned = pins(repository / "requirements.lock")
     wanted = [Requirement(line) for line in project["dependencies"]]
@@ -199,7 +199,7 @@ def test_a_wheel_has_the_four_packages_and_nothing_else_on_top(installed_wheel: 
     assert tops == set(PACKAGES)
 
 
-def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> None:
+def test_a_wheel_has_its_metadata(repository: Path, installed_wheel: Path) -> None:
     (metadata,) = importlib.metadata.distributions(path=[str(installed_wheel)])
     told = metadata.metadata
     assert metadata.version == siirl.__version__
@@ -237,7 +237,7 @@ def test_the_version_is_defined_once_and_the_documents_follow_it(repository: Pat
     assert newest is not None and newest[1] == siirl.__version__
 
 
-def test_the_lock_has_what_the_extras_ask_for(repository: Path) -> None:
+def test_the_lock_has_what_the_extras_require(repository: Path) -> None:
     """Except for vLLM and wandb, which are not in it."""
     extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
@@ -266,7 +266,7 @@ def test_the_commands_that_install_simulators_name_the_pinned_versions(repositor
         assert command.partition(",")[0] in (repository / "docs" / "installing.md").read_text()
 
 
-def test_files_that_documents_name_are_there(repository: Path) -> None:
+def test_files_that_documents_name_exist(repository: Path) -> None:
     """Links between pages of the site are followed by tests/docs."""
     documents = [*repository.glob("*.md"), *(repository / "docs").rglob("*.md")]
     missing = []

@@ -74,13 +74,13 @@ def imported(*names: str, blocked: tuple[str, ...], cwd: Path) -> list[str]:
         ("vjepa", "vjepa.reward"),
     ],
 )
-def test_it_imports_without_simulators_and_clusters(
+def test_a_part_imports_without_simulators_and_clusters(
     name: str, one_of_its_modules: str, tmp_path: Path
 ) -> None:
     assert one_of_its_modules in imported(name, blocked=SIMULATORS_AND_CLUSTERS, cwd=tmp_path)
 
 
-def test_what_declares_and_checks_a_job_needs_no_torch_either(tmp_path: Path) -> None:
+def test_declaring_and_checking_a_job_needs_no_torch_either(tmp_path: Path) -> None:
     names = (
         "siirl.execution.dag",
         "siirl.params",

@@ -35,7 +35,7 @@ PLACE = gymnasium.spaces.Box(-100.0, 100.0, (1,), np.float32)
 
 class WalkEnv(Environment):
     """A walker starts at its seed; it succeeds three to the right of it. `drift` is a wind that
-    blows it on.
+    moves it on.
     """
 
     def __init__(self, drift: float = 0.0) -> None:
@@ -77,7 +77,7 @@ class WalkEnv(Environment):
         return self._observation(), float(success), success, truncated, info
 
     def render(self) -> Any:
-        """A picture as grey as the walk is long."""
+        """A picture whose grey level is the length of the walk."""
         return np.full((64, 64, 3), 20 * self.steps, np.uint8)
 
     def _observation(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_without_a_uid_the_recorded_episodes_are_listed(
         (("--output", "no/where/again.mp4"), "--output no/where/again.mp4: there is no folder"),
     ],
 )
-def test_frames_that_cannot_be_are_refused_before_anything_is_simulated(
+def test_impossible_frames_are_refused_before_anything_is_simulated(
     tmp_path, capsys, flags: tuple[str, ...], expected: str
 ) -> None:
     assert main([str(recorded_run(tmp_path / "run", [0.0], success=False)), "a/b", *flags]) == 2
@@ -204,7 +204,7 @@ def test_a_video_that_cannot_be_written_is_reported(
     assert "siirl: the replay failed: ffmpeg ended with" in capsys.readouterr().err
 
 
-def test_what_cannot_be_played_is_refused_with_the_reason(
+def test_an_episode_that_cannot_be_played_is_refused_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 2
@@ -219,7 +219,7 @@ def test_what_cannot_be_played_is_refused_with_the_reason(
     assert "The actions are missing of episode a/b" in capsys.readouterr().err
 
 
-def test_the_table_of_episodes_cannot_command_the_terminal(
+def test_the_table_of_episodes_cannot_control_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show(
@@ -299,7 +299,7 @@ def test_an_episode_that_takes_another_course_is_no_demonstration(
         (["--fps=0"], "--fps 0 must be at least 1"),
     ],
 )
-def test_what_cannot_be_a_data_set_is_refused(
+def test_episodes_that_cannot_be_a_data_set_are_refused(
     words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True)

@@ -84,7 +84,7 @@ def test_an_evaluation_by_the_reward_alone_is_one(tmp_path: Path) -> None:
     assert "had no evaluation" not in page
 
 
-def test_the_page_refers_only_to_videos_that_are_there(report: Path) -> None:
+def test_the_page_refers_only_to_existing_videos(report: Path) -> None:
     links = Links()
     links.feed(report.read_text())
     outside = [link for link in links.found if not link.startswith(("#", "data:video/mp4;base64,"))]
@@ -105,7 +105,7 @@ def test_curves_are_drawn_in_the_page(report: Path) -> None:
     assert "Seconds per stage" in page
 
 
-def test_rows_of_something_else_are_no_run(
+def test_rows_of_another_file_are_not_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0}\n')
@@ -151,7 +151,7 @@ def test_values_without_a_place_in_a_diagram_are_left_out(tmp_path: Path) -> Non
     assert "Reward" in write_report(tmp_path).read_text()
 
 
-def test_a_folder_that_is_no_run_is_refused(
+def test_a_folder_that_is_not_a_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(MissingAssetError, match=r"has no metrics\.jsonl"):

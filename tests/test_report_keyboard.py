@@ -74,7 +74,7 @@ def test_the_arrow_keys_scroll_what_is_wider_than_the_page(page: Browser, name: 
     assert page.run(f"{region}.scrollLeft > 0 || {scrolled}")
 
 
-def test_what_fits_is_no_stop(page: Browser) -> None:
+def test_parts_that_fit_are_not_stops(page: Browser) -> None:
     fits = "one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight"
     regions = "[...document.querySelectorAll('[data-region]')]"
     fitting = f"{regions}.filter((one) => {fits})"

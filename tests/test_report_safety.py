@@ -134,7 +134,7 @@ def check(page: Page) -> None:
         st.lists(st.sampled_from([*HOSTILE, *"<>\"'&`=/ $\n"]), min_size=1).map("".join),
     )
 )
-def test_whatever_is_written_into_a_run_stays_text(tmp_path: Path, text: str) -> None:
+def test_any_text_in_a_run_stays_text(tmp_path: Path, text: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(tmp_path / "run")
     write_hostile_run(tmp_path / "run", text)
@@ -149,7 +149,7 @@ def test_hostile_texts_are_shown_as_they_are(tmp_path: Path) -> None:
         assert page.text.count(text) >= 10, text
 
 
-def test_a_page_says_that_only_its_own_script_may_run(tmp_path: Path) -> None:
+def test_a_page_declares_that_only_its_own_script_may_run(tmp_path: Path) -> None:
     write_hostile_run(tmp_path, "push")
     (policy,) = [
         value

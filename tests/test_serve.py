@@ -64,7 +64,7 @@ def test_a_token_that_protects_nothing_is_refused(
         token_of(tmp_path / "token")
 
 
-def test_without_words_it_listens_on_this_machine_alone() -> None:
+def test_without_words_the_server_listens_on_this_machine_alone() -> None:
     place = Place.of(split_words([], WORDS)[0])
     assert (place.host, place.port, place.sessions) == ("127.0.0.1", 8000, 4)
 

@@ -70,7 +70,7 @@ def test_a_subcommand_is_its_module(way: str, words: tuple[str, ...], tmp_path: 
 @pytest.mark.parametrize(
     "words", [[], ["--help"], ["--version"], ["train", "--help"], ["completion", "bash"]]
 )
-def test_it_starts_without_torch_and_numpy(words: list[str], tmp_path: Path) -> None:
+def test_the_command_starts_without_torch_and_numpy(words: list[str], tmp_path: Path) -> None:
     done = run("-c", LOADED.format(argv=["siirl", *words], heavy=HEAVY), cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
@@ -108,7 +108,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ([], "siirl SUBCOMMAND ...: "),
     ],
 )
-def test_a_line_without_a_subcommand_is_refused_in_words(
+def test_a_line_without_a_subcommand_is_refused_with_a_message(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(words) == 2
@@ -152,7 +152,7 @@ commands.command()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_subcommand_with_a_word_and_its_status(
+def test_a_signal_ends_a_subcommand_with_a_message_and_its_status(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(

@@ -109,7 +109,7 @@ def test_one_command_makes_a_model_for_the_users_tasks(tmp_path, capsys):
         (("env=math", "actor_rollout_ref.model.options={bins: 3}"), "fits no TinyLMShape"),
     ],
 )
-def test_what_cannot_be_taught_is_said_in_a_sentence(tmp_path, capsys, overrides, told):
+def test_a_task_that_cannot_be_taught_is_refused_with_a_message(tmp_path, capsys, overrides, told):
     assert main(["--output", str(tmp_path / "out"), *SHORT, *overrides]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -153,7 +153,7 @@ def test_what_cannot_be_taught_is_said_in_a_sentence(tmp_path, capsys, overrides
         ),
     ],
 )
-def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(
+def test_a_policy_that_cannot_be_cloned_is_refused_before_a_demonstration_is_collected(
     tmp_path, capsys, words, told
 ):
     assert main(["--output", str(tmp_path / "out"), *words]) == 2

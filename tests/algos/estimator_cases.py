@@ -150,8 +150,8 @@ GROUP_CASES = [
 
 
 def columns(batch: Ragged) -> dict[str, torch.Tensor]:
-    """A ragged batch under the names that estimators ask for; each sample's greedy reward is made
-    up of its number.
+    """A ragged batch under the estimators' argument names; a sample's greedy reward depends on its
+    number.
     """
     return {
         "token_level_rewards": batch.rewards_BT,

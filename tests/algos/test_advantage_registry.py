@@ -14,7 +14,7 @@ def test_unknown_estimator_is_refused_with_the_known_ones():
         estimate_advantages(name="grpp", available={})
 
 
-def test_an_estimator_that_lacks_something_says_what():
+def test_an_estimator_names_the_argument_that_it_lacks():
     available = {
         "token_level_rewards": torch.ones(1, 1),
         "response_mask": torch.ones(1, 1),

@@ -42,7 +42,7 @@ def test_every_registered_estimator_has_a_loop():
 @pytest.mark.parametrize("case", CASES)
 @QUICK
 @given(seed=SEEDS, rows=st.sampled_from([3, 7, 20]), holes=st.booleans())
-def test_it_is_that_of_the_papers_loop(case, seed, rows, holes):
+def test_an_advantage_equals_the_papers_loop(case, seed, rows, holes):
     batch = of(seed, rows=rows, holes=holes)
     expected = torch.tensor(CASES[case].loop(numbers_of(batch)), dtype=torch.float64)
     torch.testing.assert_close(advantages_of(case, batch), expected, rtol=1e-9, atol=1e-9)
@@ -145,7 +145,7 @@ COLUMNS_LIKE_REWARDS = ("token_level_rewards", "values", "reward_baselines")
 )
 @FEW
 @given(seed=SEEDS, scale=st.floats(0.01, 100))
-def test_advantages_of_tokens_grow_with_rewards_and_what_is_expected_of_them(case, seed, scale):
+def test_token_advantages_scale_with_rewards_and_values(case, seed, scale):
     batch = of(seed)
     scaled = {
         name: column * scale if name in COLUMNS_LIKE_REWARDS else column
@@ -179,7 +179,7 @@ def with_more_at_the_last_token(batch, shift):
 
 @FEW
 @given(seed=SEEDS, shift=st.floats(-100, 100))
-def test_remax_does_not_see_what_is_added_to_a_reward_and_to_its_greedy_one(seed, shift):
+def test_remax_ignores_a_constant_on_a_reward_and_on_its_greedy_baseline(seed, shift):
     batch = of(seed)
     moved = with_more_at_the_last_token(
         {**batch, "reward_baselines": batch["reward_baselines"] + shift}, shift
@@ -192,9 +192,7 @@ def test_remax_does_not_see_what_is_added_to_a_reward_and_to_its_greedy_one(seed
 @pytest.mark.parametrize("case", ["gae unbiased", "reinforce_plus_plus unbiased"])
 @FEW
 @given(seed=SEEDS, shift=st.floats(-100, 100))
-def test_whitened_advantages_without_discount_do_not_see_what_is_added_to_every_reward(
-    case, seed, shift
-):
+def test_whitened_advantages_without_discount_ignore_a_constant_on_every_reward(case, seed, shift):
     batch = of(seed)
     moved = with_more_at_the_last_token(
         {**batch, "values": batch["values"] + shift}, shift
@@ -312,7 +310,7 @@ def test_another_column_that_is_not_finite_is_refused_with_its_row(column, case)
         advantages_of(case, batch)
 
 
-def test_as_many_greedy_rewards_as_rows_are_needed():
+def test_remax_needs_a_greedy_reward_for_every_row():
     batch = of(0)
     with pytest.raises(
         TensorError, match="reward_baselines has 6 entries and token_level_rewards 7 rows"

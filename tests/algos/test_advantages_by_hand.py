@@ -139,7 +139,7 @@ def test_cpgd_refuses_another_weighting_with_the_known_ones():
         cpgd_advantage(rewards_B=rewards(0, 1), group_B=torch.zeros(2).long(), weighting="STD")
 
 
-def test_pass_at_the_whole_group_pays_the_best_what_it_has_over_the_second():
+def test_pass_at_the_whole_group_pays_the_best_sample_its_lead_over_the_second():
     advantages = pass_at_k_advantage(
         rewards_B=rewards(0, 5, 3, 1), group_B=ONE_GROUP, normalize_by_std=False
     )
@@ -172,7 +172,7 @@ def test_pass_at_one_is_refused():
         pass_at_k_advantage(rewards_B=rewards(0, 1), group_B=torch.zeros(2).long(), k=1)
 
 
-def test_a_group_of_huge_rewards_costs_another_no_digits():
+def test_huge_rewards_of_one_group_cost_another_group_no_digits():
     numbers, groups = rewards(0, 1e9, 0, 1e-6), TWO_GROUPS
     assert pass_at_k_advantage(
         rewards_B=numbers, group_B=groups, normalize_by_std=False
@@ -306,7 +306,7 @@ def test_reinforce_plus_plus_with_baseline_has_the_scale_of_the_batch():
     )  # mean square 5
 
 
-def test_remax_is_what_the_sample_has_over_the_greedy_response():
+def test_remax_is_the_samples_lead_over_the_greedy_response():
     advantages, returns = compute_remax_outcome_advantage(
         torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]),
         torch.tensor([0.25, 1.0]),

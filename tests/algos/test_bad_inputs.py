@@ -275,14 +275,14 @@ def told(pair: object) -> str:
     return getattr(pair, "__name__", str(pair))
 
 
-def test_every_public_function_is_walked():
+def test_every_public_function_has_an_entry():
     assert {name for name in public_functions() if name not in OTHERS} == {
         function.__name__ for function in GOOD
     }
 
 
 @pytest.mark.parametrize("function", GOOD, ids=told)
-def test_what_is_good_is_taken(function):
+def test_valid_inputs_are_accepted(function):
     function(**GOOD[function])
 
 

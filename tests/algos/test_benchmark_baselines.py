@@ -28,7 +28,7 @@ def test_the_loop_over_time_steps_is_gae(holes):
     torch.testing.assert_close(found, gae_loop(rewards_BT, values_BT, mask_BT.double(), 0.97, 0.9))
 
 
-def test_both_dicts_of_lists_are_grpo():
+def test_both_loops_over_dicts_are_grpo():
     generator = torch.Generator().manual_seed(0)
     rewards_B, group_B = torch.randn(60, generator=generator), torch.arange(60) % 7
     found_B = grpo_advantage(rewards_B=rewards_B, group_B=group_B)
@@ -36,7 +36,7 @@ def test_both_dicts_of_lists_are_grpo():
     torch.testing.assert_close(group_advantages_by_floats(rewards_B, group_B.tolist()), found_B)
 
 
-def test_the_way_over_all_logits_has_the_same_scores():
+def test_scores_from_all_logits_are_the_same():
     generator = torch.Generator().manual_seed(0)
     hidden_ND, weight_VD = (
         torch.randn(5, 3, generator=generator),

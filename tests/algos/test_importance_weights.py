@@ -140,7 +140,7 @@ def test_a_long_sequence_does_not_overflow():
         ({"level": "token", "low": 0.5}, ConfigError, "low=0.5 is read by bound=mask"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options, error, message):
+def test_invalid_settings_are_refused(options, error, message):
     one = torch.zeros(1, 1)
     with pytest.raises(error, match=message):
         importance_weights(

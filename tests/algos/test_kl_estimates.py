@@ -150,7 +150,7 @@ def test_adaptive_coefficient_continues_from_a_checkpoint():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_kl_that_is_no_number_does_not_poison_the_coefficient(bad):
+def test_a_kl_that_is_not_a_number_does_not_poison_the_coefficient(bad):
     controller = AdaptiveKLController(1.0, 6.0, 10)
     with pytest.raises(TensorError, match=f"current_kl is {bad}"):
         controller.update(bad, 1)

@@ -158,7 +158,7 @@ def test_no_tensor_is_as_large_as_all_logits_not_even_in_the_backward_pass(monke
         ({"tokens": torch.full((3, 5), 23)}, r"outside of \[0, 23\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_tensors_of_other_shapes_are_refused(change, message):
     hidden, weight, tokens, _ = example(0)
     with pytest.raises(TensorError, match=message):
         linear_token_scores(**{"hidden": hidden, "weight": weight, "tokens": tokens, **change})

@@ -83,7 +83,7 @@ def test_pieces_of_a_batch_add_up_to_it_however_cut_and_padded(mode, seed, cuts,
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_a_fully_masked_row_is_as_if_it_were_not_there(mode):
+def test_a_fully_masked_row_changes_nothing(mode):
     loss, mask = torch.tensor([[1.0, 5.0], [torch.nan, torch.inf]]), torch.tensor([[1, 1], [0, 0]])
     assert whole(loss, mask, mode) == whole(loss[:1], mask[:1], mode)
 

@@ -62,7 +62,7 @@ def loss_and_gradient(name, columns):
 @FEW
 @given(seed=SEEDS)
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_losses_and_gradients_do_not_see_padding_on_either_side(name, seed):
+def test_padding_on_either_side_changes_no_loss_and_no_gradient(name, seed):
     columns = columns_of(loss_batch(seed))
     plain = loss_and_gradient(name, columns)
     width = plain[0].shape[1]
@@ -78,7 +78,7 @@ def test_losses_and_gradients_do_not_see_padding_on_either_side(name, seed):
 @FEW
 @given(seed=SEEDS)
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_rows_do_not_see_each_other(name, seed):
+def test_rows_do_not_affect_each_other(name, seed):
     columns = columns_of(loss_batch(seed))
     order_B = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
     mixed = loss_and_gradient(name, {key: value[order_B] for key, value in columns.items()})
@@ -213,6 +213,6 @@ def test_gmpo_bounds_are_those_of_the_log_ratio():
     assert one_token("gmpo", -0.5, -1.0)[0] == pytest.approx(0.6703200460)  # e^-0.4
 
 
-def test_selected_tokens_pay_for_their_log_ratio_in_kl_cov_and_are_silent_in_clip_cov():
+def test_selected_tokens_pay_for_their_log_ratio_in_kl_cov_and_have_no_loss_in_clip_cov():
     assert one_token("kl_cov", 0.5, 0.0) == pytest.approx((0.5, 1.0))
     assert one_token("clip_cov", 0.5, -1.0) == (0.0, 0.0)

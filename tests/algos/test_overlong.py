@@ -39,7 +39,7 @@ def test_the_factor_is_the_penalty_at_the_limit():
 
 @QUICK
 @given(length=st.integers(0, 300), max_length=st.integers(1, 200), share=st.floats(0, 1))
-def test_it_is_that_of_the_paper(length, max_length, share):
+def test_the_penalty_is_that_of_the_paper(length, max_length, share):
     buffer = max(1, round(share * max_length))
     found = overlong_penalty(length_B=torch.tensor([length]), max_length=max_length, buffer=buffer)
     assert found.item() == pytest.approx(
@@ -73,7 +73,7 @@ def test_a_negative_factor_is_refused():
     ("length", "expected"),
     [(torch.nan, "length is nan in row 1"), (-1.0, r"length is -1\.0 in row 1")],
 )
-def test_a_length_that_is_none_is_refused_with_its_row(length, expected):
+def test_an_invalid_length_is_refused_with_its_row(length, expected):
     with pytest.raises(TensorError, match=expected):
         overlong_penalty(length_B=torch.tensor([1.0, length]), max_length=100, buffer=20)
 

@@ -17,7 +17,7 @@ KL_INPUTS = {
 }
 
 
-def test_a_kl_estimator_is_given_what_it_asks_for_and_is_0_where_the_mask_is() -> None:
+def test_a_kl_estimator_gets_the_arguments_that_it_names_and_is_0_where_the_mask_is() -> None:
     register_kl_estimator("mine")(
         lambda log_probs_BT, ref_log_probs_BT: log_probs_BT - ref_log_probs_BT + 1.0
     )
@@ -41,15 +41,13 @@ def test_a_users_kl_estimator_may_be_straight_through() -> None:
         (torch.full((1, 2), torch.nan), "KL estimate 'mine' is nan in row 0"),
     ],
 )
-def test_a_kl_estimate_that_cannot_be_is_refused_by_its_name(
-    result: torch.Tensor, told: str
-) -> None:
+def test_an_invalid_kl_estimate_is_refused_by_its_name(result: torch.Tensor, told: str) -> None:
     register_kl_estimator("mine")(lambda log_ratio_BT: result)
     with pytest.raises(TensorError, match=told):
         kl_estimate(**KL_INPUTS, name="mine")
 
 
-def test_a_filter_is_given_what_it_asks_for() -> None:
+def test_a_filter_gets_the_arguments_that_it_names() -> None:
     register_filter("mine")(lambda group_B, low: group_B > low)
     assert keep_by_name("mine", {"group_B": torch.tensor([0, 1]), "low": 0.5}).tolist() == [
         False,

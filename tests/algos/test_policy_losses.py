@@ -59,7 +59,7 @@ def test_without_a_dual_clip_a_bad_action_is_pushed_down_however_likely_it_becam
     assert one_token(9.0, -2.0, clip_ratio_c=None).loss_BT.item() == pytest.approx(18.0)
 
 
-def test_clip_shares_say_where_the_clip_bounds():
+def test_clip_shares_mark_where_the_clip_is_active():
     assert one_token(1.5, 1.0).metrics_BT["pg_clipfrac"].item() == 1.0
     assert one_token(1.1, 1.0).metrics_BT["pg_clipfrac"].item() == 0.0
     assert one_token(9.0, -1.0).metrics_BT["pg_clipfrac_lower"].item() == 1.0
@@ -87,7 +87,7 @@ def test_a_ratio_that_is_held_at_its_limit_has_no_gradient():
         ({"clip_ratio_c": 1.0}, "clip_ratio_c=1.0.*larger than 1"),
     ],
 )
-def test_bounds_that_make_no_sense_are_refused(options, message):
+def test_invalid_bounds_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         one_token(1.0, 1.0, **options)
 
@@ -226,7 +226,7 @@ def test_a_metric_of_a_loss_is_taken_in_any_shape(registry, metric, at_each_toke
 
 
 @pytest.mark.parametrize("metric", ["high", None, {}, [1.0, "b"]])
-def test_a_metric_of_a_loss_that_is_no_number_is_nan(registry, metric):
+def test_a_metric_of_a_loss_that_is_not_a_number_is_nan(registry, metric):
     @register_policy_loss("mine")
     def my_loss(*, log_probs_BT):
         return PolicyLoss(loss_BT=log_probs_BT, metrics_BT={"drift": metric})

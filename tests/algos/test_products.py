@@ -25,7 +25,7 @@ def test_sums_of_16_bit_products_are_those_of_exact_arithmetic(dtype, batch):
     )  # what rounding would have made of them
 
 
-def test_a_logit_that_bfloat16_cannot_say():
+def test_a_logit_that_bfloat16_cannot_represent():
     """16 times 1 and 1/32 times 1 are 16.03125; bfloat16 steps by 1/8 from 16 on."""
     left, right = (
         torch.tensor([[16.0, 1 / 32]], dtype=torch.bfloat16),
@@ -36,6 +36,6 @@ def test_a_logit_that_bfloat16_cannot_say():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_other_matrices_are_multiplied_as_ever(dtype):
+def test_other_products_are_those_of_torch(dtype):
     left, right = matrices(dtype=dtype)
     assert torch.equal(wide_product(left, right), left @ right)

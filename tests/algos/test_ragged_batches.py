@@ -14,7 +14,7 @@ def has_hole(mask_T: torch.Tensor) -> bool:
 
 @QUICK
 @given(seed=SEEDS)
-def test_each_batch_has_rows_of_no_token_of_one_and_with_holes(seed):
+def test_each_batch_has_empty_rows_rows_of_one_token_and_rows_with_holes(seed):
     mask_BT = ragged(seed).mask_BT
     assert mask_BT.sum(1)[:2].tolist() == [1, 0]
     assert has_hole(mask_BT[2])

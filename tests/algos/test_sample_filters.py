@@ -111,7 +111,7 @@ def test_success_band_keeps_spared_rows():
     assert kept.tolist() == [True, False]
 
 
-def test_a_band_upside_down_is_refused():
+def test_a_band_with_its_ends_swapped_is_refused():
     with pytest.raises(ConfigError, match=r"success_low=0.9, success_high=0.1"):
         success_band_keep(
             success_B=torch.zeros(2), group_B=torch.zeros(2).long(), low=0.9, high=0.1
@@ -122,7 +122,7 @@ def test_truncated_samples_are_dropped_one_by_one():
     assert truncation_keep(truncated_B=torch.tensor([True, False])).tolist() == [False, True]
 
 
-def test_srpo_keeps_what_the_reward_can_tell_apart():
+def test_srpo_keeps_groups_that_the_reward_can_rank():
     outcome = keep()
     assert outcome.keep_B.tolist() == [False, False, True, True, False, False, False, False]
     assert outcome.dropped == {
@@ -156,7 +156,7 @@ def test_a_success_that_could_not_be_simulated_is_no_reference():
     assert not outcome.keep_B.any()
 
 
-def test_a_reward_that_says_0_of_every_failure_needs_no_reference():
+def test_a_reward_that_is_0_for_every_failure_needs_no_reference():
     outcome = keep(reference_tasks={"b"}, reward_ranks_failures=False)
     assert outcome.keep_B.tolist()[4:6] == [False, False]
 
@@ -167,13 +167,13 @@ def test_the_band_spares_all_failure_groups_that_the_reward_ranks():
     assert outcome.dropped["outside_success_band"] == 2
 
 
-def test_truncation_comes_before_groups_are_looked_at():
+def test_truncated_samples_are_dropped_before_groups_are_judged():
     outcome = keep(truncated_B=torch.tensor([0, 0, 0, 1, 0, 0, 0, 0]).bool())
     assert not outcome.keep_B.any()
     assert (outcome.dropped["truncated"], outcome.dropped["alone_in_group"]) == (1, 2)
 
 
-def test_no_samples_are_no_trouble():
+def test_a_batch_without_samples_is_accepted():
     empty = torch.zeros(0).bool()
     assert (
         srpo_keep(success_B=empty, group_B=empty.long(), task_B=[], failed_B=empty).keep_B.tolist()
@@ -181,7 +181,7 @@ def test_no_samples_are_no_trouble():
     )
 
 
-def test_a_task_for_every_sample_is_asked_for():
+def test_every_sample_needs_a_task():
     with pytest.raises(TensorError, match="task has 1 entries and success 8"):
         keep(task_B=["a"])
 

@@ -55,7 +55,7 @@ def test_the_mode_is_the_greedy_chain():
     assert log_probs.exp()[0].tolist() == pytest.approx([0.5, 0.7, 0.7])
 
 
-def test_generating_asks_once_a_token_and_scoring_once_in_all():
+def test_generation_takes_a_pass_for_each_token_and_scoring_one_in_all():
     network = Chain()
     choices, _ = chunks(network, tokens=5).act(None)
     assert network.asked == ["next"] * 5

@@ -57,7 +57,7 @@ def test_a_finish_outside_of_the_row_is_refused(step):
         executed_tokens(finish_step_B=torch.tensor([0, step]), tokens_per_step=2, tokens=5)
 
 
-def test_a_finish_in_parts_of_a_step_is_refused():
+def test_a_finish_within_a_step_is_refused():
     with pytest.raises(TensorError, match=r"finish_step is torch\.float32"):
         executed_tokens(finish_step_B=torch.tensor([1.5]), tokens_per_step=2, tokens=5)
 

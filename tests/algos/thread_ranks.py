@@ -37,9 +37,7 @@ class ThreadRanks:
 
 
 def on_threads(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """`function(ranks, *arguments[rank])` on as many ranks as there are arguments; results in their
-    order.
-    """
+    """Results of `function(ranks, *arguments[rank])`, with one rank for each entry of `arguments`."""
     exchange, results = _Exchange(len(arguments)), [None] * len(arguments)
 
     def work(rank: int) -> None:

@@ -49,7 +49,7 @@ def run(folder: Path, words: Sequence[str], *, config_file: Path | None = None) 
 
 
 def untimed(metrics: dict) -> dict:
-    """Metrics but for those that a clock measures."""
+    """Metrics without those that a clock measures."""
     return {
         name: value
         for name, value in metrics.items()

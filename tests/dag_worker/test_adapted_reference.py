@@ -41,7 +41,7 @@ def test_the_reference_is_a_separate_policy_without_adapters_and_absent_without_
     assert reference_of(ADAPTERS)[0] is None
 
 
-def test_another_policy_that_is_named_is_taken_with_adapters_too(tmp_path):
+def test_a_named_reference_policy_is_used_with_adapters_too(tmp_path):
     save_policy(reference_of()[1], tmp_path)
     reference, policy = reference_of(KL, ADAPTERS, f"actor_rollout_ref.ref.path={tmp_path}")
     assert reference.engine.module is not policy

@@ -189,7 +189,7 @@ def test_a_resumed_run_that_is_behind_the_newest_keeps_what_it_saves(tmp_path):
     assert job.save() == job.checkpoints.latest() == tmp_path / "step_00000001"
 
 
-def test_files_of_the_owner_are_part_of_the_checkpoint(tmp_path):
+def test_exported_files_are_part_of_the_checkpoint(tmp_path):
     job = Job(tmp_path, export=lambda folder: (folder / "actor" / "config.json").write_text("{}"))
     checkpoint = job.save()
     assert (checkpoint / "actor" / "config.json").read_text() == "{}"
@@ -264,7 +264,7 @@ def test_a_run_killed_during_an_asynchronous_save_resumes_from_the_previous_chec
     resumed = Job(tmp_path, seed=9).resume()
     assert resumed.step == 1
     expected = weights(Job(tmp_path / "other").train(2).engine)
-    # the other process had one thread, and this one may have more: their sums are rounded apart
+    # the other process had one thread, and this one may have more: sums round differently
     assert largest_difference(weights(resumed.train(1).engine), expected) < 1e-6
 
 
@@ -316,7 +316,7 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_an_error_that_leaves_the_checkpoint_before(tmp_path, small_files):
+def test_a_full_disk_is_an_error_and_leaves_the_previous_checkpoint(tmp_path, small_files):
     job = Job(tmp_path).train(1)
     before = job.save()
     small_files()

@@ -368,7 +368,7 @@ def test_gae_is_called_by_position():
     assert returns.tolist() == [[0.5, 1.0]]
 
 
-def test_value_loss_has_share_of_clipped_tokens():
+def test_value_loss_returns_the_share_of_clipped_tokens():
     loss, clipped = compute_value_loss(
         vpreds=torch.tensor([[2.0, 0.0]]),
         returns=torch.tensor([[3.0, 0.0]]),

@@ -1,9 +1,7 @@
-"""Every name that a configuration may give for an advantage, a loss, a KL or an aggregation,
-through a real training run.
+"""Every advantage, loss, KL and aggregation that a configuration may name, in a real training run.
 
 Two steps of two epochs on CartPole, from the command line's words: rollouts, reward, advantage,
-update. The formulas' tests check the numbers; these check that every name reaches
-the weights.
+update. The formulas' tests check the numbers; these check that every name reaches the weights.
 """
 
 from pathlib import Path
@@ -167,7 +165,7 @@ def test_an_advantage_trains_with_the_kl_in_its_reward(tmp_path, name):
 
 
 LOSS = "actor_rollout_ref.actor.loss"
-# What a key is tried with, and the key with another value than its default.
+# Arguments beside which a key is read, and the key with a value other than its default.
 KEYS = {
     "gamma": (("algorithm.adv_estimator=reinforce_plus_plus",), "algorithm.gamma=0.5"),
     "lam": (("algorithm.adv_estimator=gae",), "algorithm.lam=0.5"),

@@ -63,7 +63,7 @@ class OneStage:
             **unused
             | {
                 "ranks": self.ranks,
-                # a model of a kind whose work is not known
+                # a model whose FLOPs are unknown
                 "actor": SimpleNamespace(engine=SimpleNamespace(module=torch.nn.Identity())),
                 "redistribution": redistribution,
                 "run_folder": Path(),

@@ -1,4 +1,6 @@
-"""Whole runs of the flow policy: each algorithm updates it, and a resumed run is the same bits."""
+"""Whole runs of the flow policy: each algorithm updates it, and a resumed run is the same bit for
+bit.
+"""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ WORDS = (
 
 
 class EveryOther(Memoryless):
-    """1 and 0 in turn: two steps of chance succeed at nothing."""
+    """Alternates 1 and 0, because two random steps never succeed."""
 
     ranks_failures = True
 

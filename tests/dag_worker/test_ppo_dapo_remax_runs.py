@@ -94,7 +94,7 @@ def test_ppo_trains_with_the_kl_in_its_reward(tmp_path):
     assert steps[1]["actor/updates"] == 2.0
 
 
-def test_a_checkpoint_without_critic_is_no_start_for_ppo(tmp_path):
+def test_ppo_refuses_a_checkpoint_without_a_critic(tmp_path):
     train(tmp_path, "pipeline=grpo", "trainer.total_steps=1")
     with pytest.raises(
         CheckpointError, match=r"Expected engines: \['actor', 'critic'\]. Found: \['actor'\]"

@@ -39,7 +39,7 @@ def test_weights_that_arrive_while_the_rank_stops_do_not_keep_it_waiting():
     assert line.asked.wait(LIMIT_S)
     stopping = threading.Thread(target=thread.stop, daemon=True)
     stopping.start()
-    stopping.join(0.2)  # it has told the thread, and waits for its end
+    stopping.join(0.2)  # it has asked the thread to end, and waits
     line.answer.set()
     stopping.join(LIMIT_S)
     assert not stopping.is_alive()

@@ -224,7 +224,7 @@ def one_step(ranks, responses):
 
 @pytest.fixture(scope="module")
 def on_two_ranks():
-    """One of four rows fails, all of its rank; then two of five."""
+    """One of four rows fails, the only one of its rank; then two of five."""
     return run_on_ranks(of_rank, ((("1", "2", "3"), ("many",)), (("1", "2", "3"), ("many", "few"))))
 
 

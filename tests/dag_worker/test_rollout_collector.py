@@ -87,7 +87,7 @@ def half_right(request):
     return "5" if request.seed[3] < 2 else "44"
 
 
-def test_every_prompt_of_a_file_is_asked_n_times_by_its_row(make):
+def test_every_prompt_of_a_file_is_rolled_out_n_times_with_its_row(make):
     output = make(half_right).roll_out(batch_of(asked(0, "2+3="), asked(1, "9-4=")), step=7)
     assert output.batch["index"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert output.batch["complete"].tolist() == [True, True, False, False] * 2
@@ -99,14 +99,14 @@ def test_every_prompt_of_a_file_is_asked_n_times_by_its_row(make):
     )
 
 
-def test_questions_are_generated_from_the_seed_without_files(make):
+def test_without_files_questions_are_generated_from_the_seed(make):
     domain = make(lambda request: "1")
     output = domain.roll_out(
         batch_of(*TaskLoader(tasks=["sums-1"], prompts_per_step=3, seed=0).draw(3)), step=1
     )
     assert len(output.batch) == 12
     prompts = [request.input_ids for request in domain.rollout.engine.requests]
-    assert len(set(prompts)) <= 3  # the four rollouts of a prompt are asked the same
+    assert len(set(prompts)) <= 3  # the four rollouts of a prompt get the same question
     assert len({request.seed for request in domain.rollout.engine.requests}) == 12
 
 
@@ -118,7 +118,7 @@ def test_each_prompt_has_one_greedy_rollout_with_its_own_id(make):
 
 
 class NotingRollout:
-    """Notes the episodes that it is asked for, and makes none."""
+    """Records the requested episodes, and runs none."""
 
     def __init__(self):
         self.asked = []
@@ -128,7 +128,7 @@ class NotingRollout:
         return RolloutResult(), {}
 
 
-def test_a_step_that_is_refilled_records_no_more_episodes_than_one_that_is_not(tmp_path):
+def test_a_refill_records_no_further_episodes(tmp_path):
     config, rollout = SiiRLArguments(), NotingRollout()
     config.trainer.record_episodes, config.actor_rollout_ref.rollout.n = 3, 2
     recorder = RolloutFiles(tmp_path, count=0)

@@ -1,5 +1,5 @@
-"""PPO, DAPO and ReMax on two real ranks, and prompts that follow success: they take the same
-decisions and report the same numbers.
+"""PPO, DAPO, ReMax and prompts that follow success, on two real ranks: both take the same decisions
+and report the same numbers.
 """
 
 import tempfile
@@ -114,7 +114,7 @@ def test_the_actor_waits_for_the_critic_on_both(reports):
     assert [step["critic/updates"] for step in steps] == [2.0, 2.0]
 
 
-def test_refills_are_asked_for_together(reports):
+def test_ranks_request_refills_together(reports):
     for step in reports[0]["dapo"]:
         assert step["sampling/groups"] == 4.0 or step["sampling/rounds"] == 5.0
         assert step["sampling/kept"] == 3 * step["sampling/groups"]

@@ -83,7 +83,7 @@ def test_evaluations_between_segments_change_no_episode_of_training(tmp_path):
         assert {name: other[name] for name in untimed(one)} == untimed(one)
 
 
-def test_whole_episodes_and_segments_do_not_resume_each_other(tmp_path):
+def test_a_run_of_segments_resumes_no_run_of_whole_episodes_and_the_other_way_round(tmp_path):
     train(tmp_path / "segments", "trainer.total_steps=1")
     with pytest.raises(CheckpointError, match="holds unfinished episodes"):
         train(

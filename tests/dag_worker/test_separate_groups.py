@@ -85,7 +85,7 @@ def note(batch):
 
 def check(batch):
     rows = batch["noted"][0].item()
-    assert len(batch) == rows - rows // 4  # one of four was dropped beside, not before
+    assert len(batch) == rows - rows // 4  # a sibling branch dropped one of four
     assert torch.equal(batch["own_number"], 2 * (batch["index"] + 1))
     return batch
 

@@ -52,7 +52,7 @@ def reference_of(*overrides: str, adapters: LoraArguments | None = None):
     config = parse_config([*SMALL, "pipeline=grpo", *overrides])
     make = TextBuilder(config, describe_env(config), ranks=ONE, device=CPU)
     model = make.load()
-    # all that is asked of the model; to make real ones takes fifteen seconds of imports
+    # the only attribute that is read; real adapters take fifteen seconds of imports
     model.lora = adapters
     actor = make.actor(make.engine(model, trained=True))
     return make.reference(actor, model), model, actor
@@ -238,7 +238,7 @@ def classifier(tmp_path) -> Path:
     return tmp_path / "classifier"
 
 
-def test_a_run_is_rewarded_by_what_a_classifier_says_of_each_conversation(classifier, tmp_path):
+def test_a_run_is_rewarded_by_a_classifiers_score_of_each_conversation(classifier, tmp_path):
     (step,) = train(
         tmp_path / "run",
         "pipeline=grpo",
@@ -298,7 +298,7 @@ def test_each_agent_has_a_row_with_its_reward_in_the_questions_group(tmp_path):
     pairs: dict[str, set[str]] = {}
     for line in lines:
         pairs.setdefault(line["uid"][: -len("-a0")], set()).add(line["turns"][0]["content"])
-    assert any(len(said) == 2 for said in pairs.values())  # two agents draw for themselves
+    assert any(len(said) == 2 for said in pairs.values())  # two agents sample independently
 
 
 # vLLM

@@ -89,7 +89,7 @@ def test_a_checkpoint_is_a_policy_folder_that_says_what_it_is(tmp_path):
     assert learnt_tasks(str(folder)) == env_spec("gymnasium", id="CartPole-v1").tasks
 
 
-def test_a_checkpoint_lists_the_learnt_tasks_of_its_start_too(tmp_path):
+def test_a_checkpoint_also_lists_the_tasks_of_the_weights_that_it_started_from(tmp_path):
     train(tmp_path / "run", "trainer.total_steps=1")
     start = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
     description = json.loads((start / "config.json").read_text())

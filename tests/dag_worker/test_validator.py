@@ -99,7 +99,7 @@ def right(request):
     return str(int(first) + int(second))
 
 
-def test_accuracy_with_counts_and_every_generation_is_handed_on(make):
+def test_accuracy_has_its_counts_and_every_generation_is_recorded(make):
     validator = make(right, options={"split": "heldout"})
     metrics = validator.evaluate(step=3)
     assert metrics["val/sums-1/success_rate"] == (1.0, 5.0)
@@ -142,7 +142,7 @@ def test_sampled_and_greedy_episodes_can_each_be_recorded(make, greedy):
     assert (len(asked), any(request.record for request in asked)) == (5, False)
 
 
-def test_several_samples_of_a_prompt_draw_apart_and_give_pass_at_k(make):
+def test_samples_of_a_prompt_are_drawn_independently_and_give_pass_at_k(make):
     """One of four answers to each prompt is right: by hand, a set of two holds it with chance 1/2."""
     validator = make(lambda request: right(request) if request.seed[2] == 1 else "-1", samples=4)
     metrics = validator.evaluate(step=0)
@@ -213,7 +213,7 @@ def test_pictures_of_finished_episodes_are_freed_and_each_video_is_made_once(mak
     ]
 
 
-def test_prompts_of_files_are_asked_by_their_row(make):
+def test_prompts_of_files_are_evaluated_with_their_row(make):
     row = {
         "data_source": "a/b",
         "prompt": [{"role": "user", "content": "1+1="}],
@@ -337,7 +337,7 @@ def outcomes(**successes):
     ]
 
 
-def test_sources_are_counted_apart():
+def test_sources_are_counted_separately():
     metrics = evaluation_metrics(
         outcomes(a1="10", a2="0", b1="1"), greedy=False, reports_success=True
     )

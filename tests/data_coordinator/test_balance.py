@@ -51,7 +51,7 @@ def test_fewer_rows_than_parts_leave_some_empty():
     assert get_seqlen_balanced_partitions([5, 7], 4, equal_size=False) == [[0], [1], [], []]
 
 
-def test_no_rows():
+def test_no_rows_make_empty_parts():
     assert get_seqlen_balanced_partitions([], 3, equal_size=True) == [[], [], []]
 
 

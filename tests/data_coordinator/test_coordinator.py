@@ -47,7 +47,7 @@ def test_filter_reads_metadata_and_leaves_the_rest_in_place():
 
 
 @pytest.mark.parametrize("other", [QueueKey("actor_train", 8), QueueKey("reference", 7)])
-def test_queues_of_other_steps_and_nodes_are_apart(other):
+def test_queues_of_steps_and_nodes_are_separate(other):
     coordinator = DataCoordinator()
     put(coordinator, "a")
     put(coordinator, "b", key=other)
@@ -248,7 +248,7 @@ def test_a_filter_is_asked_once_about_each_sample():
     assert len(asked) == len(set(asked)) == 102
 
 
-def test_what_another_took_is_not_given_to_a_filter_that_had_accepted_it():
+def test_a_worker_does_not_get_an_accepted_sample_that_another_took():
     coordinator, stream = DataCoordinator(), QueueKey("stream", 0)
 
     def anything(info):
@@ -264,7 +264,7 @@ def test_what_another_took_is_not_given_to_a_filter_that_had_accepted_it():
     assert uids(lease) == ["0", "3"]
 
 
-def test_a_share_says_what_leaves_and_what_comes():
+def test_a_share_lists_the_rows_that_leave_and_those_that_arrive():
     """Rank 0 has 30 of 40 tokens: one row of 10 goes to rank 1."""
     coordinator, request = DataCoordinator(), PartitionRequest(2)
     for rank, tokens in enumerate([[10, 10, 10], [10]]):
@@ -292,7 +292,7 @@ def test_work_is_flops_where_they_are_known_for_all():
     assert coordinator.get_share(KEY, request, rank=0).transfers.leaving == {1: ["0-1"]}
 
 
-def test_a_row_left_over_in_a_rank_is_fetched_from_where_it_was_kept():
+def test_a_leftover_row_is_fetched_from_the_rank_that_kept_it():
     coordinator, request = DataCoordinator(), PartitionRequest(2, equal_counts=True)
     for step, shares in enumerate([[["a"], ["b", "c"]], [["d"], []]]):
         for rank, names in enumerate(shares):

@@ -62,7 +62,7 @@ def test_result_does_not_depend_on_which_rank_was_faster():
     assert results[0] == results[1]
 
 
-def test_ranks_keep_what_they_made_where_the_work_allows():
+def test_ranks_keep_their_own_rows_where_the_work_allows():
     coordinator = DataCoordinator()
     put(coordinator, "a", "b", source=1, sources=2)
     put(coordinator, "c", "d", source=0, sources=2)
@@ -75,7 +75,7 @@ def test_ranks_keep_what_they_made_where_the_work_allows():
     assert sum(uid in "ab" for uid in kept[1]) >= 1
 
 
-def test_equal_counts_leave_the_youngest_over_for_the_next_step():
+def test_equal_counts_leave_the_newest_rows_for_the_next_step():
     coordinator = DataCoordinator()
     put(coordinator, "a", "b", "c", sources=1, policy_version=7)
     request = PartitionRequest(2, equal_counts=True)
@@ -92,7 +92,7 @@ def test_equal_counts_leave_the_youngest_over_for_the_next_step():
     assert sorted(uid for lease in leases for uid in uids(lease)) == ["c", "d"]
 
 
-def test_a_step_waits_for_what_the_one_before_leaves_over():
+def test_a_step_waits_for_the_leftovers_of_the_one_before():
     coordinator = DataCoordinator()
     following = QueueKey("actor_train", 8)
     put(coordinator, "a", "b", "c", sources=1)
@@ -177,7 +177,7 @@ def test_rank_that_has_acknowledged_gets_nothing_twice():
         coordinator.get_partition(KEY, PartitionRequest(2), rank=0)
 
 
-def test_ranks_must_ask_alike():
+def test_ranks_must_request_the_same_division():
     coordinator = DataCoordinator()
     two_sources(coordinator)
     coordinator.get_partition(KEY, PartitionRequest(2), rank=0)

@@ -56,7 +56,7 @@ def test_equal_weights_change_nothing():
     assert loader(weights=(1, 1, 1)).draw(60) == loader().draw(60)
 
 
-def test_state_of_other_weights_is_refused_and_one_without_weights_is_of_equal_ones():
+def test_state_of_other_weights_is_refused_and_state_without_weights_means_equal_ones():
     old = {name: value for name, value in loader().state_dict().items() if name != "weights"}
     loader().load_state_dict(old)
     with pytest.raises(

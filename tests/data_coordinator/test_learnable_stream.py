@@ -31,7 +31,7 @@ def shown(stream, **rates):
     return stream
 
 
-def test_before_anything_was_seen_tasks_have_the_same_share():
+def test_tasks_have_equal_shares_before_the_first_outcome():
     stream = loader()
     np.testing.assert_allclose(stream.shares(), 1 / 3)
     assert set(Counter(task.task for task in stream.draw(stream.prompts_per_step)).values()) == {4}
@@ -114,7 +114,7 @@ def test_state_of_the_other_sampling_is_refused(kind, other):
         kind(**options).load_state_dict(other(**options).state_dict())
 
 
-def test_metrics_tell_the_shares():
+def test_metrics_report_the_shares():
     metrics = shown(loader(), reach=50, door_open=95, drawer_open=5).metrics()
     assert set(metrics) == {f"data/{task}/share" for task in TASKS}
     assert sum(metrics.values()) == pytest.approx(1)

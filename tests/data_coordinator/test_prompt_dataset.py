@@ -36,7 +36,7 @@ from tests.data_coordinator.prompt_loaders import (
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
-def test_an_epoch_asks_every_prompt_once(files, name):
+def test_an_epoch_draws_every_prompt_once(files, name):
     prompts = loader(files / name).draw(ROWS)
     assert sorted(prompt.trial_id for prompt in prompts) == list(range(ROWS))
     assert [
@@ -112,9 +112,7 @@ def at(prompts: Prompts, *, rank: int, ranks: int, batch: int) -> PromptLoader:
     )
 
 
-@settings(
-    derandomize=True, deadline=None
-)  # it reads files, which takes as long as the machine lets it
+@settings(derandomize=True, deadline=None)  # on a busy machine reading files takes any time
 @given(
     before=st.integers(1, 5),
     after=st.integers(1, 5),

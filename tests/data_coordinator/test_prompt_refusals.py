@@ -33,7 +33,7 @@ from tests.data_coordinator.prompt_loaders import (
     ],
 )
 @pytest.mark.parametrize(("name", "place"), [("train.jsonl", "line 2"), ("train.parquet", "row 1")])
-def test_a_row_that_the_environment_cannot_ask_is_refused_with_its_place(
+def test_a_row_that_the_environment_refuses_is_reported_with_its_place(
     tmp_path, env, bad, told, name, place
 ):
     tests = json.dumps({"inputs": ["1", "2"], "outputs": ["1", "2"]})
@@ -57,7 +57,7 @@ def test_no_file_is_refused():
         loader()
 
 
-def test_a_file_that_is_not_there_is_refused():
+def test_a_missing_file_is_refused():
     with pytest.raises(
         MissingAssetError,
         match=r"^data.train_files: There is no file .*no_such.parquet to read prompts from",
@@ -93,7 +93,7 @@ def test_an_empty_file_is_refused(tmp_path, name):
         loader(tmp_path / name)
 
 
-def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path):
+def test_a_missing_column_is_refused_with_the_existing_ones(tmp_path):
     (tmp_path / "train.jsonl").write_text(
         json.dumps({"data_sources": "a", "prompt": [], "reward_model": {}})
     )
@@ -129,7 +129,7 @@ def test_errors_of_held_out_files_name_their_own_key(files, tmp_path):
         loader(right, val=[unanswered])
 
 
-def test_a_ground_truth_that_is_none_is_refused_with_its_row(tmp_path):
+def test_an_invalid_ground_truth_is_refused_with_its_row(tmp_path):
     content = [entry.as_columns() | {"extra_info": None} for entry in rows(3)]
     content[1]["reward_model"]["ground_truth"] = None
     parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "train.parquet")
@@ -140,7 +140,7 @@ def test_a_ground_truth_that_is_none_is_refused_with_its_row(tmp_path):
         loader(tmp_path / "train.parquet")
 
 
-def test_sources_that_metrics_cannot_tell_apart_are_refused(tmp_path):
+def test_sources_of_one_metric_name_are_refused(tmp_path):
     train = written(tmp_path, [row("one", source="open/ai"), row("two", source="open_ai")])
     with pytest.raises(
         ConfigError, match=r"'open/ai' and 'open_ai' would both be called 'open_ai'"

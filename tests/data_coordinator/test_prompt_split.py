@@ -33,13 +33,13 @@ def test_prompts_over_length_are_left_out_and_counted(uneven):
     }
 
 
-def test_or_kept_to_be_cut_and_counted_as_well(uneven):
+def test_prompts_over_length_may_be_kept_for_cutting_and_are_counted(uneven):
     stream = loader(uneven, max_prompt_length=5, overlong_prompts="cut")
     assert stream.metrics()["data/prompts"] == 4.0
     assert stream.metrics()["data/prompts_too_long"] == 2.0
 
 
-def test_what_is_left_out_is_said(uneven, caplog):
+def test_prompts_that_are_left_out_are_reported(uneven, caplog):
     loader(uneven, max_prompt_length=5)
     assert caplog.messages == [
         "2 prompts to train on, 0 held out; 2 training and 0 held-out prompts of more than "
@@ -64,7 +64,7 @@ def test_prompts_and_responses_that_the_model_cannot_hold_are_refused():
         check_lengths(max_prompt_length=101, max_response_length=28, model_length=128)
 
 
-def test_the_share_that_is_held_out_is_the_one_of_env_math(files):
+def test_the_held_out_share_is_that_of_env_math(files):
     stream = loader(files / "train.jsonl", heldout_share=0.3)
     held = {
         json.loads(p.prompt_row)["prompt"][0]["content"]

@@ -72,7 +72,7 @@ def test_the_forms_of_the_hub_and_of_verl_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
-def test_what_is_written_is_what_is_read(ending, tmp_path):
+def test_written_rows_are_read_back(ending, tmp_path):
     row = PromptRow.of(columns([png(2)]))
     write_prompts(tmp_path / f"rows.{ending}", [row])
     assert open_prompts(tmp_path / f"rows.{ending}").row(0) == row
@@ -122,7 +122,7 @@ def test_a_hostile_row_is_refused_with_its_place_and_a_remedy(images, text, told
     assert "Correct the row, or take it out." in str(refused.value)
 
 
-def test_a_model_without_eyes_is_named(tmp_path):
+def test_a_model_without_vision_is_named(tmp_path):
     path = parquet_of(tmp_path / "rows.parquet", columns([{"bytes": png(), "path": None}]))
     with pytest.raises(ConfigError, match="reads text only"):
         loader(path, tokenizer=ChatTokenizer(tiny_tokenizer()))

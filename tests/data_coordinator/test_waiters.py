@@ -48,7 +48,7 @@ class Counted:
         return self.result
 
 
-def test_of_those_with_one_wish_only_the_first_is_asked():
+def test_of_calls_with_one_request_only_the_first_is_tried():
     async def scene():
         book, attempts = Waiters(), [Counted() for _ in range(3)]
         calls = [
@@ -69,7 +69,7 @@ def test_of_those_with_one_wish_only_the_first_is_asked():
     asyncio.run(scene())
 
 
-def test_a_small_wish_is_served_while_a_large_one_waits():
+def test_a_small_request_is_served_while_a_large_one_waits():
     async def scene():
         coordinator = actor()
         large = asyncio.ensure_future(take(coordinator, count=3))
@@ -123,7 +123,7 @@ def test_a_full_queue_lets_the_next_putter_in_when_there_is_room():
     asyncio.run(scene())
 
 
-def test_a_call_whose_time_is_over_is_out_of_the_line():
+def test_a_call_that_timed_out_leaves_the_queue():
     async def scene():
         coordinator = actor()
         with pytest.raises(TimeoutError, match=r"Nothing for node 'stream', step 0 within 0.01 s"):

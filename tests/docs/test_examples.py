@@ -181,7 +181,7 @@ def test_the_solver_and_the_checker_keep_the_contract() -> None:
 
 
 def played(*texts: str) -> tuple[list[float], dict[str, object]]:
-    """Rewards of all roles and the last info, if these are said in turn; the sum is 46."""
+    """Rewards of all roles and the last info after these texts in turn; the sum is 46."""
 
     async def play() -> tuple[list[float], dict[str, object]]:
         env = solver_checker.SolverChecker()

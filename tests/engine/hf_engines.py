@@ -1,4 +1,4 @@
-"""Makes HFEngine on tiny models, and asks it."""
+"""Makes HFEngine on tiny models, and sends it requests."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Requests to an engine whose text comes from an inference server, and what the tests look at."""
+"""Requests to the engine of an inference server, and measures of its answers."""
 
 import asyncio
 

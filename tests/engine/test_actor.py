@@ -142,7 +142,7 @@ def test_epochs_and_mini_batches_are_optimiser_steps():
     assert (metrics["actor/updates"], engine.steps) == (6.0, 6)
 
 
-def test_no_advantage_anywhere_moves_nothing_not_even_by_momentum_or_decay():
+def test_without_any_advantage_no_weight_moves_not_even_by_momentum_or_decay():
     engine = make_engine()
     actor = make_actor(engine)
     actor.update(trajectories(4))

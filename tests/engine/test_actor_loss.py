@@ -38,7 +38,7 @@ def test_a_loss_has_its_own_aggregation_unless_another_is_configured():
     assert resolved().aggregation == "seq-mean-token-mean"  # configs/pipeline/embodied_srpo.yaml
 
 
-def test_what_a_pipeline_sets_for_ppos_ratio_is_not_gspos_bound():
+def test_a_pipelines_bound_of_ppos_ratio_is_not_gspos_bound():
     assert (
         resolved(LOSS + "=vanilla").describe()
         == "vanilla (clip_ratio_low=0.2, clip_ratio_high=0.28), seq-mean-token-mean"

@@ -54,13 +54,13 @@ def test_later_returns_move_the_statistics_and_no_value():
     torch.testing.assert_close(model(features), before)
 
 
-def test_returns_that_are_all_alike_leave_a_deviation_that_can_be_divided_by():
+def test_equal_returns_leave_a_deviation_that_can_be_divided_by():
     model = value_model()
     model.observe_returns(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool), ranks=OneProcess())
     assert float(model.std) == pytest.approx(0.01)
 
 
-def test_no_returns_change_no_statistics():
+def test_an_update_without_returns_changes_no_statistics():
     model = value_model()
     model.observe_returns(
         torch.zeros(0, 2), torch.zeros(0, 2, dtype=torch.bool), ranks=OneProcess()

@@ -158,7 +158,7 @@ def test_lockstep_continues_when_an_episode_ends():
 
 
 class Broken(TwoTokens):
-    """Fails whenever it is asked."""
+    """Fails at every call."""
 
     def forward(self, **inputs):
         raise RuntimeError("boom")
@@ -166,7 +166,7 @@ class Broken(TwoTokens):
 
 @pytest.mark.parametrize(
     "cancelled", [False, True]
-)  # an episode that was given up while the policy looked at it
+)  # an episode that was cancelled during the forward pass
 def test_a_failing_policy_fails_all_waiting_episodes_of_this_and_the_next_pass(cancelled):
     async def scenario(broken: EmbodiedEngine):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)

@@ -92,8 +92,8 @@ def test_bfloat16_passes_agree_with_training_in_bfloat16():
 
 
 def test_bfloat16_attention_rounds_where_training_does():
-    """Three rows of lengths 40, 7 and 1; the plain way, scores and weights rounded at once, is ten
-    times as far away.
+    """Three rows of lengths 40, 7 and 1; plain attention, which rounds scores and weights at once,
+    is ten times as far away.
     """
     query, key, value = (
         torch.randn(3, 2, length, 16, generator=torch.Generator().manual_seed(length)).bfloat16()
@@ -125,7 +125,7 @@ def test_keys_are_kept_in_the_type_of_the_passes():
     cache.prefill(slots=torch.tensor([0]), prompts=torch.tensor([0]))
     with torch.autocast("cpu", torch.bfloat16):
         keys, _ = cache.update(torch.full((1, 2, 3, 4), 1 / 3), torch.ones(1, 2, 3, 4), 0)
-    assert keys.dtype == torch.float32  # the pass over the prompt goes on with what it made
+    assert keys.dtype == torch.float32  # the pass over the prompt uses its own keys
     assert cache.keys[0].dtype == torch.bfloat16
     assert cache.keys[0][0, 0, 0, 0] == torch.tensor(1 / 3).bfloat16()
 
@@ -201,7 +201,7 @@ def test_a_prompt_longer_than_a_pass_is_processed():
     assert portions([(1,) * 300], most_tokens=200) == [[(1,) * 300]]
 
 
-def test_the_event_loop_has_its_turn_between_two_passes():
+def test_the_event_loop_runs_between_two_passes():
     model = language_model()
     events: list[str] = []
     model.causal_lm.get_input_embeddings().register_forward_hook(
@@ -316,7 +316,7 @@ def test_an_interruption_returns_the_partial_answers():
     assert later.tokens.tolist() == whole.tokens.tolist()
 
 
-def test_a_caller_who_gives_up_frees_the_row():
+def test_a_cancelled_caller_frees_the_row():
     model = language_model()
     running = never_ending(model, max_running=1)
 

@@ -166,7 +166,7 @@ def test_another_temperature_and_another_position_stop_the_run(job, wrong):
         require_agreement(job.update(job.answers(**wrong)), job.config.actor_rollout_ref)
 
 
-def test_a_gap_that_is_no_number_stops_the_run():
+def test_a_gap_that_is_not_a_number_stops_the_run():
     with pytest.raises(InvariantError, match="differ by nan"):
         require_agreement(
             {"rollout/log_prob_gap_mean": float("nan"), "rollout/log_prob_gap": float("nan")},

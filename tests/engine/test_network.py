@@ -44,7 +44,7 @@ def free_port(address: str) -> int:
 
 
 @pytest.mark.parametrize("interface", ADDRESSES)
-def test_the_network_of_the_meeting_point_is_listened_on(interface):
+def test_ranks_listen_on_the_network_of_the_meeting_point(interface):
     address = ADDRESSES[interface]
     assert own_address_towards(address, 29500) == address
     listen_towards(f"tcp://{address}:29500")
@@ -93,7 +93,7 @@ def meets(rank, place):
 
 
 @pytest.mark.parametrize("interface", ADDRESSES)
-def test_ranks_meet_and_speak_over_it(interface):
+def test_ranks_meet_and_communicate_over_that_network(interface):
     address = ADDRESSES[interface]
     processes = work_on_ranks(meets, (f"tcp://{address}:{free_port(address)}",), ranks=2)
     assert [process.exitcode for process in processes] == [0, 0]

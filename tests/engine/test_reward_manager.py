@@ -65,7 +65,7 @@ def test_the_memory_of_srpo_survives_a_checkpoint():
     assert one.score(step).reward_B.tolist() == other.score(step).reward_B.tolist()
 
 
-def test_the_oracle_ranks_failures_by_true_distance_and_says_how_well():
+def test_the_oracle_ranks_failures_by_true_distance_and_reports_the_correlation():
     scores = manager("oracle").score(outcomes([False] * 5, oracle=[0.3, 0.1, 0.4, 0.2, 0.5]))
     assert np.argsort(-scores.reward_B).tolist() == [1, 3, 0, 2, 4]
     assert scores.metrics["reward/oracle_rank_correlation"] == pytest.approx(1.0)

@@ -142,7 +142,7 @@ def test_a_language_model_whose_head_would_be_random_is_refused(saved):
         scores_of(saved(head=False), "46")
 
 
-def test_a_folder_that_is_not_there_is_refused():
+def test_a_missing_folder_is_refused():
     with pytest.raises(
         MissingAssetError, match=r"reward_model.path=/no/such/folder: there is no such folder"
     ):
@@ -157,7 +157,7 @@ def test_reward_model_without_a_path_is_refused():
         scores_of(None, "46")
 
 
-def test_no_model_is_loaded_where_no_part_is_one():
+def test_no_model_is_loaded_if_no_part_needs_one():
     assert (
         make_reward_model(
             SiiRLArguments().reward,
@@ -178,7 +178,7 @@ def of_rank(ranks, path, responses):
 
 
 @pytest.mark.slow  # two processes that import transformers
-def test_spread_over_ranks_it_returns_the_same(folder):
+def test_two_ranks_get_the_rewards_of_one(folder):
     alone = scores_of(folder, *RESPONSES).reward_B.tolist()
     one, other = run_on_ranks(of_rank, folder, (RESPONSES[:3], RESPONSES[3:]))
     assert one + other == pytest.approx(alone, abs=1e-6)

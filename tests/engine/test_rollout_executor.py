@@ -204,7 +204,7 @@ def test_workflow_that_returns_something_else_is_refused(inference):
 
 
 class Wrong(RolloutWorkflow):
-    """Returns what is no trajectory."""
+    """Returns something other than a trajectory."""
 
     async def arun_episode(self, engine, data):
         return [1]
@@ -220,7 +220,7 @@ def test_error_of_a_later_episode_ends_all_at_once(inference):
     assert inference.engine.ended == 3
 
 
-def test_prepared_batch_makes_up_for_what_is_rejected(inference):
+def test_prepared_batch_replaces_rejected_episodes(inference):
     data = ((i, 1) for i in range(100))
     result = inference.prepare_batch(data, Answering(rejected=[0, 2], failing=[3]), count=3)
     assert numbers(result) == [1, 4, 5]
@@ -271,8 +271,8 @@ def test_fewer_than_one_episode_at_once_is_refused():
 
 @pytest.mark.parametrize(("error", "told"), [(KeyboardInterrupt, False), (ValueError, True)])
 def test_only_ctrl_c_in_an_unawaited_task_is_not_reported(error, told, caplog):
-    """The command says itself that it was interrupted; without this it said so again, with a
-    traceback, when the task was forgotten.
+    """The command reports the interrupt itself. Otherwise asyncio reports it again, with a
+    traceback, when the task is collected.
     """
 
     class Leaving(RolloutWorkflow):

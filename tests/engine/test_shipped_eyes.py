@@ -34,7 +34,7 @@ def test_the_shipped_model_has_the_success_of_its_notes(measured):
     """0.1 is three standard deviations of 200 at 40 %."""
     notes = json.loads((find(FOLDER) / NOTES_FILE).read_text())
     assert measured[0]["sampled"] == pytest.approx(notes["held_out"]["sampled"], abs=0.1)
-    assert 0.1 < measured[0]["sampled"] < 0.5  # something to learn from, and something to learn
+    assert 0.1 < measured[0]["sampled"] < 0.5  # some answers to learn from, and some to improve
     assert f"--output {FOLDER}" in notes["command"]
 
 

@@ -25,5 +25,5 @@ def test_the_default_weights_are_right_as_often_as_their_notes_say(env):
     questions = Questions(sft_source(config.env), load_chat_tokenizer(folder), seed=1)
     measured = measure_answers(load_language_model(folder), questions.distinct(200))
     assert measured["sampled"] == pytest.approx(notes["held_out"]["sampled"], abs=0.1)
-    assert 0.05 < measured["sampled"] < 0.5  # something to learn from, and something to learn
+    assert 0.05 < measured["sampled"] < 0.5  # some answers to learn from, and some to improve
     assert f"--output assets/{folder.name}" in notes["command"]

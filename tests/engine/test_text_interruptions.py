@@ -38,7 +38,7 @@ def test_interrupted_turn_continues_after_its_tokens_with_their_versions():
 
 
 def talkative_script(request):
-    """`say <stop> and more`, whatever of it has been said: this engine looks for no stop strings."""
+    """Continues `say <stop> and more` at any token; this engine looks for no stop strings."""
     said = bytes(token for token in request.input_ids[7:] if token < 256)
     return "say <stop> and more"[len(said) :]
 

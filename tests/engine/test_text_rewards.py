@@ -195,7 +195,7 @@ def moody_scores(functions):
 
 
 @pytest.mark.parametrize(("place", "response"), list(enumerate(BAD, start=1)))
-def test_a_function_that_gives_no_score_costs_its_own_sample(moody_scores, place, response):
+def test_a_function_without_a_score_fails_its_own_sample(moody_scores, place, response):
     assert moody_scores.failed[place].startswith(BAD[response])
 
 
@@ -427,7 +427,7 @@ def test_custom_reward_function_is_a_list_of_one_and_takes_the_place_of_the_envi
         ),
     ],
 )
-def test_a_part_that_cannot_be_one_is_refused(entry, message):
+def test_an_invalid_part_is_refused(entry, message):
     with pytest.raises(ConfigError, match=message):
         parts_of(entry)
 
@@ -447,7 +447,7 @@ def test_a_file_without_a_function_is_refused(functions):
         reward_parts(RewardArguments(), CustomRewardArguments(path=functions))
 
 
-def test_the_rollout_gets_the_texts_to_provide():
+def test_the_rollout_gets_the_names_of_the_texts_to_provide():
     assert text_columns(parts_of({"name": "return", "data_sources": ["a"]})) == ("data_source",)
     assert "response_text" in text_columns(parts_of({"name": "halving_reward:half"}))
 

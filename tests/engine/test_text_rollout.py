@@ -93,9 +93,8 @@ def test_recorded_log_probs_are_those_of_training_over_several_turns(make, model
         requests(6)
     )
     assert len(result.trajectories) == 6
-    assert {trajectory.row["finish_step"] for trajectory in result.trajectories} > {
-        1
-    }  # some spoke again after they were asked to
+    turns = {trajectory.row["finish_step"] for trajectory in result.trajectories}
+    assert turns > {1}  # some episodes have a second turn
     assert any((trajectory.row["response_mask"] == 0).any() for trajectory in result.trajectories)
     assert gap(model, result.trajectories) < GAP
     assert stats["policy_tokens"] == sum(

@@ -72,7 +72,7 @@ def test_record_describes_the_episode():
     )
 
 
-def test_text_columns_are_added_only_where_they_are_wanted():
+def test_text_columns_are_added_only_on_request():
     row = (
         play(lambda request: "6", text_columns=("response_text", "ground_truth", "extra_info"))[0]
         .trajectories[0]
@@ -86,7 +86,7 @@ def test_text_columns_are_added_only_where_they_are_wanted():
     assert "data_source" not in row
 
 
-def test_generated_question_knows_its_truth_and_is_asked_by_split():
+def test_generated_question_has_its_ground_truth_and_its_split():
     result, _ = play(
         lambda request: "1", arguments={"tasks": ["sums-1"]}, requests=[sums_request()]
     )
@@ -112,7 +112,7 @@ def tool_script(request):
     return "5" if TOOL in request.input_ids else CALL
 
 
-def test_tokens_of_a_tool_are_masked_and_its_own_never_made_anew():
+def test_tokens_of_a_tool_are_masked_and_those_of_the_model_are_never_tokenized_again():
     result, engine = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS)
     row = result.trajectories[0].row
     call, answer, final = [*CALL.encode(), END], [TOOL, *b"5", END, MODEL], [*b"5", END]

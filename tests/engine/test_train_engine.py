@@ -276,7 +276,7 @@ def test_an_engines_folder_holds_the_whole_weights_and_the_shards(tmp_path):
 
 @pytest.mark.parametrize("updates", [0, 2])
 def test_an_engine_loads_the_files_of_earlier_versions(tmp_path, updates):
-    """They held whole moments in optimizer.safetensors."""
+    """Earlier versions kept whole moments in optimizer.safetensors."""
     old, new = make_engine(), make_engine(module=TinyPolicy(seed=5))
     for seed in range(updates):
         make_actor(old).update(trajectories(4, seed=seed))

@@ -71,7 +71,7 @@ def ask(engine, *requests: GenerationRequest) -> list[GenerationResponse]:
 
 
 def gap(engine, *requests: GenerationRequest) -> float:
-    """Largest difference between the log-probs of who acted and of one pass of the module without a
+    """Largest difference between acting log-probs and those of one pass of the module without a
     cache.
     """
     gaps = []

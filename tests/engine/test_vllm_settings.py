@@ -45,7 +45,7 @@ def settings(**options):
         "unknown",
     ],
 )
-def test_room_is_made_for_what_the_run_can_ask_for(model_length, longest_text, expected):
+def test_memory_is_reserved_for_the_texts_of_the_run(model_length, longest_text, expected):
     assert text_length(model_length=model_length, longest_text=longest_text) == expected
 
 
@@ -59,7 +59,7 @@ def test_room_is_made_for_what_the_run_can_ask_for(model_length, longest_text, e
     ],
     ids=["vLLM's own", "a long text", "many requests", "unknown texts"],
 )
-def test_a_pass_on_a_cpu_holds_the_longest_text_and_a_token_of_everyone(options, tokens):
+def test_a_pass_on_a_cpu_holds_the_longest_text_and_a_token_of_each_other_request(options, tokens):
     asked = settings(**options)
     assert (
         asked["max_num_batched_tokens"],

@@ -68,7 +68,7 @@ def test_rows_go_where_the_loader_would_put_them(most_bytes):
         assert torch.equal(getattr(model, name), weight), name
 
 
-def test_a_loader_that_copies_is_asked_once_and_one_that_computes_every_time():
+def test_a_loader_that_copies_is_called_once_and_one_that_computes_every_time():
     model = Model()
     places = InPlace(model)
     for _ in range(3):

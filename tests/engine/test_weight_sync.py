@@ -89,7 +89,7 @@ def test_weights_that_are_not_finite_stop_the_run():
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_a_single_weight_that_is_not_finite_is_seen(number):
+def test_a_single_weight_that_is_not_finite_is_detected(number):
     trained = linear(0)
     with torch.no_grad():
         trained.weight[1, 2] = number

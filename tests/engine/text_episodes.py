@@ -31,7 +31,7 @@ def request(number=0, **options):
 
 
 def play(script, *, env="math", arguments=None, requests=None, interrupting=None, **settings):
-    """The result of the episodes, and the engine that said `script`."""
+    """The result of the episodes, and the engine that answered with `script`."""
     engine = ScriptedEngine(script, pause=1 if interrupting else 0)
     lengths = {"max_prompt_length": 600, "max_response_length": 400}
 

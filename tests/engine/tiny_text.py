@@ -1,5 +1,5 @@
-"""Rows of text of every length for a tiny language model, and the plain way to score them: one row
-at a time, with whole logits.
+"""Rows of text of every length for a tiny language model, and a plain scorer: one row at a time,
+with whole logits.
 """
 
 from typing import Any
@@ -29,7 +29,8 @@ CONFIGS = {
     "separate": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
     "biased head": lambda: PhiConfig(**SIZES),
 }
-PROMPTS, RESPONSES = (5, 1, 3, 7, 2, 4), (4, 6, 0, 1, 3, 2)  # lengths; the third row says nothing
+# lengths; the third row has no response
+PROMPTS, RESPONSES = (5, 1, 3, 7, 2, 4), (4, 6, 0, 1, 3, 2)
 TOOL_TOKENS = (
     (0, 1),
     (0, 2),

@@ -12,7 +12,7 @@ TOKEN = "a-token-of-the-tests"
 
 
 class ServerThread:
-    """Serves `env_name` until it is left; its environments live in this process."""
+    """Serves `env_name` inside of the block; the environments are in this process."""
 
     def __init__(self, env_name: str, *, sessions: int = 2, **env_kwargs: Any) -> None:
         self._pool = EnvPool(env_name, env_kwargs, num_servers=sessions, envs_per_server=1)

@@ -102,7 +102,7 @@ class WalkEnv(Environment):
 
 
 class CameraEnv(WalkEnv):
-    """Shows two images that tell seed, step and position; they are large enough to be shared."""
+    """Shows two images that encode seed, step and position and are large enough for shared memory."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -223,7 +223,7 @@ class UnbuildableEnv(WalkEnv):
 
 
 class InterruptedEnv(WalkEnv):
-    """Ctrl-C comes in its reset, where Python's own handler raises."""
+    """Receives Ctrl-C in its reset, where Python's own handler raises."""
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -233,7 +233,7 @@ class InterruptedEnv(WalkEnv):
 
 
 class GatedEnv(WalkEnv):
-    """Waits in a step with the action 1 until the file `gate` is there."""
+    """Waits in a step with the action 1 until the file `gate` exists."""
 
     def __init__(self, gate: str) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def test_a_bad_step_is_named(result, words):
     assert words in (fault_of_step(result, spec=SPEC, num_actions=8) or "")
 
 
-def test_an_episode_has_no_success_only_where_the_spec_says_that_some_are_not_graded():
+def test_success_may_be_missing_only_if_the_spec_says_that_some_episodes_are_not_graded():
     result = (GOOD, 0.0, True, False, {"success": None, "executed": 8})
     assert "info['success'] is NoneType None" in (
         fault_of_step(result, spec=SPEC, num_actions=8) or ""
@@ -85,7 +85,7 @@ def test_bounds_of_a_box_are_not_checked():
     assert fault_of_observation(np.array([1.01], np.float32), space) is None
 
 
-def test_other_spaces_are_asked_themselves():
+def test_other_spaces_check_their_own_observations():
     assert fault_of_observation(3, gymnasium.spaces.Discrete(4)) is None
     assert "is not in Discrete(4)" in (fault_of_observation(4, gymnasium.spaces.Discrete(4)) or "")
     nested = gymnasium.spaces.Tuple(

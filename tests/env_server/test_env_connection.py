@@ -63,7 +63,7 @@ def run(request) -> Iterator[Callable[..., object]]:
 
 @contextmanager
 def echo_server(host: str = "127.0.0.1", **options: float) -> Iterator[tuple[Address, list[bytes]]]:
-    """A server in a thread, which sends back what it gets; its address, and what it got."""
+    """Address of an echo server in a thread, and the messages that it received."""
     listener, got = listen(host), []
     address = listener.getsockname()[:2]
 
@@ -104,9 +104,7 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Inbox:
-    """A pool's end, and what came there: messages as bytes, and at last the error that says that it
-    is lost.
-    """
+    """A pool's end and what it received: messages as bytes, then the error of the lost connection."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[bytes | ConnectionError] = asyncio.Queue()
@@ -178,7 +176,7 @@ def test_a_wrong_secret_is_refused_by_both_sides_and_the_right_one_still_gets_in
     assert got == [b"hello"]
 
 
-def test_silent_or_leaving_strangers_delay_no_one(run):
+def test_peers_that_stay_silent_or_leave_delay_no_one(run):
     with (
         echo_server() as (address, _),
         socket.create_connection(address),
@@ -188,7 +186,7 @@ def test_silent_or_leaving_strangers_delay_no_one(run):
         assert run(echoed(address, [b"hello"]))[0] == b"hello"
 
 
-def test_a_silent_stranger_is_sent_away_after_the_deadline(run):
+def test_a_silent_peer_is_disconnected_after_the_deadline(run):
     with echo_server(deadline_s=3.0) as (address, _):
         with socket.create_connection(address) as stranger:
             assert len(stranger.recv(1000)) == 32  # the server's number
@@ -223,7 +221,7 @@ def test_a_peer_that_echoes_the_pool_is_not_a_server(run):
         run(Inbox().end.connect(address, secret=SECRET))
 
 
-def test_what_a_pool_said_to_one_server_opens_no_other(run):
+def test_a_pools_proof_for_one_server_opens_no_other(run):
     recorded = b""
 
     def relay(pool: socket.socket) -> None:
@@ -247,7 +245,7 @@ def test_what_a_pool_said_to_one_server_opens_no_other(run):
     with echo_server() as (address, got):
         with socket.create_connection(address) as thief:
             thief.sendall(recorded + HEADER.pack(5) + b"hello")
-            with suppress(ConnectionResetError):  # what was not read is refused with a reset
+            with suppress(ConnectionResetError):  # unread bytes make the kernel reset it
                 while thief.recv(1000):
                     pass
         run(echoed(address, [b"goodbye"]))
@@ -298,10 +296,10 @@ def test_a_server_that_dies_within_a_message_blocks_no_one_and_is_reported(run):
             inbox = Inbox()
             await inbox.end.connect(address, secret=SECRET)
             assert server.stdout is not None and server.stdout.readline() == "sends\n"
-            while unread_bytes(address[1]) < FILLED:  # this event loop stands still
+            while unread_bytes(address[1]) < FILLED:  # the event loop does not run meanwhile
                 time.sleep(0.01)
             server.send_signal(signal.SIGSTOP)
-            for _ in range(20):  # turns of the loop, in which it takes what was sent
+            for _ in range(20):  # iterations of the loop, which read what was sent
                 await asyncio.sleep(0.01)
             assert inbox.is_empty
             server.send_signal(signal.SIGKILL)
@@ -310,7 +308,7 @@ def test_a_server_that_dies_within_a_message_blocks_no_one_and_is_reported(run):
         assert "closed in the middle of an answer" in str(run(receive()))
 
 
-def test_an_end_that_was_aborted_says_why_and_sends_nothing_any_more(run):
+def test_an_aborted_end_reports_the_cause_and_sends_nothing_more(run):
     async def aborted(address: Address) -> ConnectionError | bytes:
         inbox = Inbox()
         await inbox.end.connect(address, secret=SECRET)
@@ -326,7 +324,7 @@ def test_an_end_that_was_aborted_says_why_and_sends_nothing_any_more(run):
     assert got == []
 
 
-def test_a_part_of_a_request_is_none():
+def test_an_incomplete_request_is_dropped():
     pool, server = connected_pair()
     with ServerEnd(server) as end:
         pool.sendall(HEADER.pack(2) + b"ab" + HEADER.pack(10) + b"abc")

@@ -229,7 +229,7 @@ def test_a_slot_can_be_used_again_after_a_failure(tmp_path):
     assert said[-1][3]
 
 
-def test_what_cannot_be_replayed_fails_at_once_and_says_why(tmp_path, caplog):
+def test_an_episode_that_cannot_be_replayed_fails_at_once_with_the_reason(tmp_path, caplog):
     async def episode():
         kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
         async with local_pool("probe_envs:FaultyEnv", kwargs) as pool:
@@ -342,7 +342,7 @@ def test_a_replay_that_deviates_is_reported(tmp_path, caplog):
     )
 
 
-def test_a_refused_argument_is_the_callers_mistake():
+def test_a_refused_argument_is_an_error_of_the_caller():
     async def mistakes():
         async with local_pool() as pool, pool.slot() as slot:
             with pytest.raises(ValueError, match="Unknown task 'up'"):

@@ -141,7 +141,7 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
     wait_until_gone(set(processes))
     assert any(
         "is replaced: died (The actor died" in record.message for record in caplog.records
-    )  # Ray's word on it
+    )  # Ray confirms it
 
 
 SLOW_FAULTS = ("die", "leave", "stop", "unpicklable", "unreadable")
@@ -197,7 +197,7 @@ def test_an_episode_that_always_fails_takes_no_other_with_it(fault, tmp_path):
 
 
 class FarTransport(RayTransport):
-    """Takes every server for one on another machine."""
+    """Treats every server as one on another machine."""
 
     def _open_area(self, opened):
         return None
@@ -379,7 +379,7 @@ def in_a_slot():
         runner.run(pool.close())
 
 
-def test_what_cannot_be_sent_is_an_error_and_not_a_wait(in_a_slot):
+def test_a_value_that_cannot_be_sent_is_an_error_at_once(in_a_slot):
     async def episode(slot):
         with pytest.raises(TypeError, match="lock"):
             await slot.reset(seed=0, options={"lock": threading.Lock()})
@@ -389,7 +389,7 @@ def test_what_cannot_be_sent_is_an_error_and_not_a_wait(in_a_slot):
     assert in_a_slot(episode) == said_locally([3])[0][0]
 
 
-@pytest.mark.slow  # waits for Ray's word on the server, which is well
+@pytest.mark.slow  # waits for Ray's report that the server is alive
 def test_a_server_that_cannot_be_reached_is_reported_with_its_address():
     async def opened():
         transport = RayTransport(env_name=WALK, env_kwargs={}, num_envs=1)
@@ -406,7 +406,7 @@ def test_a_server_that_cannot_be_reached_is_reported_with_its_address():
         asyncio.run(opened())
 
 
-def test_a_class_that_was_defined_in_a_function_gets_there_and_back(in_a_slot):
+def test_objects_of_a_class_that_a_function_defines_are_sent_there_and_back(in_a_slot):
     class Task(str):
         colour = "red"
 
@@ -445,7 +445,7 @@ def test_servers_get_one_thread_and_this_process_view(monkeypatch):
     assert os.path.dirname(os.path.abspath(__file__)) in environment["PYTHONPATH"].split(os.pathsep)
 
 
-def test_a_connection_that_is_lost_is_an_error_and_not_a_wait(in_a_slot, monkeypatch):
+def test_a_lost_connection_is_an_error_at_once(in_a_slot, monkeypatch):
     import ray
 
     async def episode(slot):

@@ -25,7 +25,7 @@ def cartpole(num_envs=3, **options):
     )
 
 
-def test_it_steps_like_gymnasiums_own_vector_env():
+def test_a_pool_steps_like_gymnasiums_own_vector_env():
     ours = cartpole()
     theirs = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
     assert ours.single_observation_space == theirs.single_observation_space
@@ -125,7 +125,7 @@ def test_seeds_of_later_episodes_follow_from_the_first():
     assert np.array_equal(observations(), observations())
 
 
-def test_a_dict_observation_can_be_had_whole():
+def test_a_dict_observation_can_be_returned_whole():
     envs = make_envs(observation_entry=None, num_envs=2)
     observations, _ = envs.reset(seed=0)
     envs.close()
@@ -175,7 +175,7 @@ def test_stable_baselines3_needs_a_reset_within_the_step():
 
 
 def test_stable_baselines3_trains_on_the_pool():
-    # here: it brings TensorBoard, which the other tests do not need
+    # not at the top: it imports TensorBoard, which the other tests do not need
     import stable_baselines3 as sb3
 
     envs = stable_baselines3_env(cartpole(4, autoreset_mode="SameStep"))

@@ -83,7 +83,7 @@ def same(left: Any, right: Any) -> bool:
     ],
     ids=["math", "tools", "CartPole", "Reacher", "Meta-World"],
 )
-def test_an_episode_over_the_network_is_the_same_bit_by_bit(
+def test_an_episode_over_the_network_is_the_same_bit_for_bit(
     name: str, arguments: dict[str, Any], chunks: Any, options: dict[str, Any], token_file: str
 ) -> None:
     here = make_env(name, **arguments)

@@ -278,7 +278,7 @@ def test_memory_that_is_closed_twice_is_closed_once():
 
 
 @given(st.lists(st.tuples(st.sampled_from([10, 20]), st.integers(0, 4)), max_size=30))
-def test_memory_goes_round_and_no_array_in_use_changes(takes):
+def test_memory_is_recycled_and_no_array_in_use_changes(takes):
     """Keeps up to five arrays, of which each new one replaces one."""
     memory, kept = RecycledMemory(), {}
     for number, (size, place) in enumerate(takes):
@@ -299,7 +299,7 @@ def test_memory_is_used_again_as_soon_as_the_last_view_has_ended():
     assert address in [each.ctypes.data for each in taken]
 
 
-def test_little_memory_stays():
+def test_little_memory_is_kept():
     memory = RecycledMemory()
     for size in range(100, 110):
         taken = [memory.take(size) for _ in range(2 * NUM_KEPT)]

@@ -53,7 +53,7 @@ class Debate:
         )
 
 
-def test_reset_hands_on_rank_seed_and_task():
+def test_reset_passes_on_rank_seed_and_task():
     inner = Sums()
     env = ThreeValueAdapter(inner, spec=SPEC, dp_rank=1, ddp_world_size=4)
     observation, info = asyncio.run(env.reset(seed=5, options={"task": "hard"}))
@@ -154,7 +154,7 @@ def test_options_that_it_cannot_serve_are_refused(options, sentence):
         asyncio.run(ThreeValueAdapter(Sums(), spec=SPEC).reset(seed=0, options=options))
 
 
-def test_options_of_the_class_are_handed_on_where_it_names_them():
+def test_options_that_the_class_names_are_passed_on():
     inner = Sums()
     asyncio.run(
         ThreeValueAdapter(inner, spec=SPEC, options=["level"]).reset(seed=0, options={"level": 3})
@@ -170,7 +170,7 @@ class FiveValues(Sums):
 
 
 class NoInfos(Sums):
-    """Nothing where the infos belong."""
+    """Returns None in place of the infos."""
 
     def step(self, actions):
         return 0, 0.0, None

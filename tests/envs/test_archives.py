@@ -13,7 +13,7 @@ from envs.archives import check_archive, check_stored, read_entry
 
 MEGABYTE = 10**6
 BOMB_BYTES = 600 * MEGABYTE
-LEAST_EFFECT = 100 * MEGABYTE  # what may come on top of the process without the file
+LEAST_EFFECT = 100 * MEGABYTE  # memory that reading may add to that of the process
 READERS = {
     "initial states": ("envs.libero.initial_states", "read_initial_states(Path(file))"),
     "demonstrations": (
@@ -60,7 +60,7 @@ def bombs(tmp_path_factory) -> Path:
 
 
 def bound_memory() -> None:
-    """A reader that unpacks all the same ends itself, and not the machine."""
+    """A reader that unpacks it nevertheless ends its own process, not the machine."""
     resource.setrlimit(resource.RLIMIT_DATA, (6_000 * MEGABYTE, 6_000 * MEGABYTE))
 
 
@@ -116,7 +116,7 @@ def test_damage_of_any_kind_is_a_value_error(tmp_path, damage):
         read_entry(path, ending="/data.pkl", most_bytes=2 * MEGABYTE)
 
 
-def test_what_is_stored_as_it_is_passes(tmp_path):
+def test_uncompressed_entries_are_accepted(tmp_path):
     with zipfile.ZipFile(tmp_path / "stored.pt", "w") as archive:
         archive.writestr("archive/data.pkl", bytes(100_000))
     check_stored(tmp_path / "stored.pt")

@@ -85,7 +85,7 @@ def test_negative_seed_is_refused():
         checked_seed(-1)
 
 
-def test_an_unknown_choice_is_answered_with_the_nearest_name():
+def test_an_unknown_choice_is_refused_with_the_nearest_name():
     assert checked_choice("split", "train", ("train", "heldout")) == "train"
     with pytest.raises(
         ValueError,

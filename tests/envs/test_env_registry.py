@@ -42,7 +42,7 @@ def test_name_that_is_taken_is_refused(own_module):
         ("envs.base:EnvSpec", r"not a subclass of envs\.base\.Environment.*envs\.adapter\.adapt"),
     ],
 )
-def test_wrong_name_is_answered(name, sentence):
+def test_wrong_name_is_refused_with_its_mistake(name, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_env(name)
 

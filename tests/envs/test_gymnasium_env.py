@@ -63,7 +63,7 @@ class ManyImages(Toy):
 
 
 class CountsFromOne(Toy):
-    """Actions 1, 2 and 3; it pays the number of the action."""
+    """Actions 1, 2 and 3; the reward is the action's number."""
 
     action_space = spaces.Discrete(3, start=1)
 
@@ -80,7 +80,7 @@ class TwoGoals(Toy):
 
 
 class Words(Toy):
-    """An observation that only reads."""
+    """Its observation is a text."""
 
     observation_space = spaces.Text(5)
 
@@ -306,7 +306,7 @@ def test_rendering_before_reset_is_refused():
         toy().render()
 
 
-def test_what_is_no_id_is_refused_as_an_unknown_one():
+def test_an_invalid_id_is_refused_as_an_unknown_one():
     with pytest.raises(ValueError, match="Unknown Gymnasium id 'no good id!'"):
         GymnasiumEnv(id="no good id!")
 

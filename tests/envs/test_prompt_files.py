@@ -54,7 +54,7 @@ def write(path, entries):
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_what_was_written_is_read(tmp_path, name):
+def test_written_prompts_are_read_back(tmp_path, name):
     rows = [row(number, extra_info={"level": number}) for number in range(5)]
     write_prompts(tmp_path / name, rows)
     file = open_prompts(tmp_path / name)
@@ -133,7 +133,7 @@ def test_columns_that_are_not_read_are_logged(tmp_path, caplog):
     assert "columns that are not read: difficulty" in caplog.text
 
 
-def test_number_as_ground_truth_is_taken(tmp_path):
+def test_number_as_ground_truth_is_accepted(tmp_path):
     path = write(
         tmp_path / "rows.parquet",
         [columns(extra_info=None, reward_model={"style": "rule", "ground_truth": 46})],

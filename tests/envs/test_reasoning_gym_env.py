@@ -175,7 +175,7 @@ def test_the_last_marked_answer_counts_or_the_whole_text():
         ({"wording": "loud"}, "Unknown wording 'loud'. Known: words, bare"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_remedy(fake_package, arguments, message):
+def test_impossible_settings_are_refused_with_the_remedy(fake_package, arguments, message):
     with pytest.raises(ValueError, match=message):
         play("0", **arguments)
 

@@ -89,7 +89,7 @@ def test_each_thread_has_separate_renderers():
 
 
 @pytest.mark.parametrize("broken", ["make", "context"])
-def test_what_could_not_be_made_is_not_held(broken, monkeypatch):
+def test_a_renderer_that_could_not_be_made_is_not_kept(broken, monkeypatch):
     shared = SharedRenderers()
 
     def fail(*arguments):

@@ -57,7 +57,7 @@ def test_result_comes_back(workers, name):
     assert call(workers(name), 21) == 42
 
 
-def test_process_lives_on_between_calls(workers):
+def test_process_survives_between_calls(workers):
     pool = workers("process_id")
     assert call(pool, None) == call(pool, None)
 

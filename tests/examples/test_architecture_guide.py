@@ -36,7 +36,7 @@ SMALL = (
 
 
 def snippets(language: str) -> list[str]:
-    """The guide's code blocks, as they are but for the margin."""
+    """The guide's code blocks, without their margin."""
     blocks = re.findall(
         rf"\.\. code-block:: {language}\n(?:   :.*\n)*\n((?:   .*\n|\s*\n)+)", GUIDE
     )

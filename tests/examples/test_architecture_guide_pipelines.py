@@ -36,7 +36,7 @@ PIPELINES = ("grpo", "ppo", "dapo", "embodied_srpo")
 
 
 def snippets() -> list[str]:
-    """The section's code blocks, as they are but for the margin."""
+    """The section's code blocks, without their margin."""
     blocks = re.findall(r"\.\. code-block:: python\n(?:   :.*\n)*\n((?:   .*\n|\s*\n)+)", GUIDE)
     return [textwrap.dedent(block) for block in blocks]
 

@@ -59,7 +59,7 @@ def test_its_advantage_is_the_distance_to_the_median():
     assert advantages.tolist() == [[-1.0, -1.0], [0.0, 0.0], [7.0, 7.0], [0.0, 0.0]]
 
 
-def test_its_loss_leaves_what_went_worse_and_what_moved_far_alone():
+def test_its_loss_ignores_worse_samples_and_tokens_that_moved_far():
     log_probs = torch.full((2, 3), -1.0, requires_grad=True)
     given = {
         "log_probs_BT": log_probs,

@@ -22,12 +22,12 @@ def printed(*words: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith("step ")]
 
 
-def test_one_program_on_two_ranks_trains_what_acts_on_both():
+def test_one_program_on_two_ranks_trains_the_weights_that_act_on_both():
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     steps = printed(*launcher, "-m", "own_spmd_training", "2")
     assert len(steps) == 2
     gaps = [float(line.rsplit(" ", 1)[1]) for line in steps]
-    assert max(gaps) < 1e-4  # what acted had the trained weights, also after an update
+    assert max(gaps) < 1e-4  # the acting copy had the trained weights, also after an update
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])

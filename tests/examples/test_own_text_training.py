@@ -7,7 +7,7 @@ from pathlib import Path
 import own_text_training
 
 
-def test_two_steps_are_trained_on_mixed_groups_by_what_acts(capsys):
+def test_two_steps_train_the_acting_model_on_mixed_groups(capsys):
     own_text_training.main(steps=2, questions=2)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["step 1", "step 2"]

@@ -14,7 +14,7 @@ UNTIL_RAY_HAS_READ_S = 3.0  # its log monitor looks at the files several times a
 
 
 class Talker:
-    """A rank that says who it is, and something that every rank says."""
+    """A rank that prints its number, and a line that every rank prints."""
 
     def __init__(self, *, rank: int, init_method: str) -> None:
         self.rank = rank

@@ -10,7 +10,7 @@ from siirl.execution.scheduler.vitals import Server, Vitals
 
 
 class Ended:
-    """Takes the place of the end of the process."""
+    """Replaces the end of the process."""
 
     def __init__(self) -> None:
         self.with_: tuple[int, str] | None = None

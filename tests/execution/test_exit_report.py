@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# What the process does within the context, and what its stderr says then. It ends without a word of
-# Python's.
+# A program that ends within the context in one of several ways: its code and its exit status.
 PROCESS = """
 import os, signal, sys
 from pathlib import Path

@@ -26,7 +26,7 @@ def test_function_gets_what_its_signature_asks_for():
     assert output.metrics == {"seen/config": 7}
 
 
-def test_keyword_arguments_get_everything_that_there_is():
+def test_a_function_with_kwargs_gets_every_argument():
     def function(batch, config, **kwargs):
         return NodeOutput(batch=batch, metrics={"names": sorted(kwargs)})
 

@@ -55,7 +55,7 @@ def test_the_folder_is_the_users_alone_and_gone_at_the_end(place: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_a_killed_process_left_goes_with_the_next_start_and_what_lives_stays(
+def test_the_next_start_removes_folders_of_killed_processes_and_keeps_those_of_running_ones(
     place: Path,
 ) -> None:
     killed, left = holder()
@@ -114,7 +114,7 @@ def test_a_token_that_others_can_read_is_shut_with_one_warning(
     assert "ray get-auth-token --generate" in warning
 
 
-def test_without_a_token_nothing_is_said(
+def test_without_a_token_nothing_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -90,7 +90,7 @@ def test_unknown_module_is_refused_with_its_neighbours():
         checked("user_package.reward:compute_custom_reward")
 
 
-def test_unknown_package_says_how_to_be_found():
+def test_unknown_package_is_refused_with_the_remedy():
     with pytest.raises(ConfigError, match=r"no module 'package_that_nobody_has'.*PYTHONPATH"):
         checked("package_that_nobody_has.rewards:f")
 

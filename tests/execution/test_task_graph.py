@@ -188,7 +188,7 @@ def test_columns_of_distant_ancestors_count():
     chain(node("a", provides=["x"]), node("b"), node("c", requires=["x"])).check()
 
 
-def test_entry_nodes_are_believed_what_the_loader_gives():
+def test_the_loader_is_assumed_to_give_what_entry_nodes_require():
     chain(node("rollout", requires=["seed"]), node("reward", requires=["seed"])).check()
 
 

@@ -69,14 +69,14 @@ def test_a_rank_that_computes_for_longer_than_the_limit_hangs():
     )
 
 
-def test_whatever_gets_on_starts_the_time_anew():
+def test_any_progress_restarts_the_time():
     assert (
         judged((0, says(0)), (59, says(1)), (118, says(1)), (120, says(1)), ranks=1)[:3]
         == [None] * 3
     )
 
 
-def test_a_rank_may_wait_for_long_while_another_gets_on():
+def test_a_rank_may_wait_for_long_while_another_progresses():
     waits = says(3, waiting=True)
     assert (
         judged(

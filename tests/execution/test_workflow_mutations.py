@@ -136,7 +136,7 @@ def load(folder, content):
 def may_be(place, value):
     """Whether the workflow is still valid with this value."""
     if "config" in place[:-1]:
-        return True  # the node's own business
+        return True  # settings of the node itself
     key = place[-1] if place else ""
     return (value is None and key in ABSENT) or (
         value == [] and key in ("dependencies", "requires", "provides", "aliases")

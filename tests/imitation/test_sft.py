@@ -64,7 +64,7 @@ def test_taught_and_measured_questions_are_of_different_splits(tokenizer):
     assert all(eval(text.replace("=", "==")) for text in (*taught, *measured))
 
 
-def test_tasks_are_asked_in_turn(tokenizer):
+def test_tasks_take_turns(tokenizer):
     lengths = questions(tokenizer, tasks=("sums-1", "sums-3")).draw(4)["attention_mask"].sum(1)
     assert [int(length) > 9 for length in lengths] == [False, True, False, True]
 
@@ -82,7 +82,7 @@ def test_greedy_sampled_and_entropy_of_a_model_that_knows_nothing(tokenizer):
     assert (measured["greedy"], measured["questions"]) == (0.0, 8)
 
 
-def test_what_is_repeated_is_learnt_by_heart(tokenizer):
+def test_a_repeated_example_is_learnt_by_heart(tokenizer):
     model, rows = small_model(), questions(tokenizer).draw(2)
     losses = list(train_sft(model, lambda: rows, updates=120, learning_rate=1e-2))
     assert losses[0] > 4.0
@@ -135,15 +135,15 @@ def test_the_same_seed_makes_the_same_model_and_notes(tmp_path):
     assert 0 < notes[0]["held_out"]["questions"] < 100
 
 
-def test_enough_is_enough(tmp_path):
+def test_training_ends_at_the_requested_share_of_right_answers(tmp_path):
     assert start(tmp_path, updates=30, stop_at=0.0)["updates"] == sft.LOOK_EVERY
 
 
-def test_a_model_that_is_there_is_taught_further(tmp_path):
+def test_an_existing_model_is_trained_further(tmp_path):
     first = start(tmp_path / "first")
     second = start(tmp_path / "second", path=str(tmp_path / "first"), options={})
     assert second["loss"] < first["loss"]
-    assert second["taught_on_from"] == first  # so that both can be made again
+    assert second["taught_on_from"] == first  # so that both are reproducible
     assert load_language_model(tmp_path / "second").max_length == SMALL["max_length"]
 
 

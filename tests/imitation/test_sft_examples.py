@@ -73,7 +73,7 @@ def test_an_answer_is_the_models_own_with_its_end(tokenizer):
 @pytest.mark.parametrize(
     "question", ["12+34=", "What is 12+34?", "I have 2 minutes: what is 12+34?"]
 )
-def test_with_tools_the_calculator_is_asked_and_its_result_is_not_the_models_own(
+def test_with_tools_the_calculator_is_called_and_its_result_is_not_the_models_own(
     tokenizer, question
 ):
     example = make_example(row(question=question), ask_calculator, tokenizer)
@@ -101,7 +101,7 @@ def test_a_question_that_one_call_does_not_answer_is_refused():
         ("tools", TOOLS, ("sums-4",)),
     ],
 )
-def test_what_is_taught_is_what_the_environment_rewards(env, kwargs, tasks):
+def test_the_environment_rewards_what_is_taught(env, kwargs, tasks):
     settings = EnvArguments(name=env, tasks=tasks, kwargs=kwargs)
     source = sft_source(settings)
 
@@ -122,7 +122,7 @@ def test_what_is_taught_is_what_the_environment_rewards(env, kwargs, tasks):
 
 
 @pytest.mark.parametrize("wording", ["bare", "words"])
-def test_programs_that_are_taught_do_what_is_asked(wording):
+def test_taught_programs_solve_their_problems(wording):
     source = sft_source(
         EnvArguments(name="sandbox", tasks=("numbers-1",), kwargs={"wording": wording})
     )

@@ -93,7 +93,7 @@ def test_interrupted_evaluation_plays_only_what_is_missing(tmp_path: Path) -> No
     assert len({episode.key for episode in episodes}) == 8
 
 
-def test_policy_is_another_one_where_any_file_of_its_weights_is(tmp_path: Path) -> None:
+def test_policy_differs_if_any_file_of_its_weights_differs(tmp_path: Path) -> None:
     """SHA-256 of `abc` begins with ba7816bf (FIPS 180-4, example 1), however the three bytes are
     spread over files.
     """
@@ -135,7 +135,7 @@ def test_other_policy_is_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_episodes_with_other_placements_are_not_mixed_in(tmp_path: Path) -> None:
-    """Files from before fixtures stood where the official loop has them do not say so."""
+    """Older files, from before fixtures had the official places, lack the entry."""
     (tmp_path / "weights").write_text("abc")
     description = identity(
         parse_config(["env=libero"]).env,
@@ -171,7 +171,7 @@ def test_failed_simulation_is_in_no_line_and_too_many_stop(tmp_path: Path) -> No
         played(Player(broken=(2,)), file)
 
 
-def test_suites_are_counted_apart_and_averaged_alike() -> None:
+def test_suites_are_counted_separately_and_averaged_with_equal_weight() -> None:
     episodes = [PublishedEpisode("object", 0, state, "argmax", state < 3, 10) for state in range(4)]
     episodes += [
         PublishedEpisode("goal", 5, 0, "argmax", False, 10),

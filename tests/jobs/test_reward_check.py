@@ -105,7 +105,7 @@ def test_the_shipped_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFix
     ],
     ids=["no policy", "no step", "0/1", "text"],
 )
-def test_what_cannot_be_checked_is_refused(
+def test_a_job_that_cannot_be_checked_is_refused(
     words: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, f"trainer.output_dir={tmp_path}"]) == REFUSED

@@ -280,7 +280,7 @@ def test_rows_that_are_missing_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[["a"]], [[{"b": 1.0}]], ["c"]])
-def test_actions_that_are_no_numbers_are_refused_with_their_file(
+def test_actions_that_are_not_numbers_are_refused_with_their_file(
     values: list[Any], tmp_path: Path
 ) -> None:
     folder = broken(tmp_path / "set", "README.md", "")
@@ -293,7 +293,7 @@ def test_actions_that_are_no_numbers_are_refused_with_their_file(
         list(RobotDataSet(folder).read(cameras=[FRONT]))
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_episode_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     settings = {"cameras": [FRONT], "fps": 10, "write_video": write_video}
     with pytest.raises(ValueError, match=r"Layout 'v1' is unknown; known are v2\.1, v3\.0"):
         DataSetWriter(tmp_path / "new", version="v1", **settings)

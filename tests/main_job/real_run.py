@@ -111,8 +111,8 @@ class RealRun:
         return processes_of_session(self.process.pid)
 
     def wait_until(self, happened: Callable[[], bool], *, timeout_s: float = START_S) -> None:
-        """Wait for something; AssertionError with the run's text where it does not come, or the run
-        ends before.
+        """Wait for a condition; AssertionError with the run's text if it stays false or the run
+        ends first.
         """
         deadline = time.monotonic() + timeout_s
         while not happened():

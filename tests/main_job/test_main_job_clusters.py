@@ -127,7 +127,7 @@ def test_a_local_run_trains_in_one_process_where_a_debugger_sees_all_of_it(start
 
 
 @pytest.mark.slow  # two runs with a Ray each
-def test_two_runs_at_once_simply_work(start_run) -> None:
+def test_two_runs_at_once_work(start_run) -> None:
     runs = [start_run(*SHORT), start_run(*SHORT)]
     assert [run.wait() for run in runs] == [0, 0], "\n".join(run.text for run in runs)
     folders = runs[0].folders  # both write below the same output folder

@@ -94,7 +94,7 @@ def test_a_wrong_end_is_named(tmp_path: Path, text: str, status: int | None, wro
     assert wrong_ends(Ended(tmp_path, text), status, frozenset({1})) == [wrong]
 
 
-def test_a_signal_before_python_has_begun_may_end_it_without_a_word(tmp_path: Path) -> None:
+def test_a_signal_before_python_has_begun_may_end_it_without_a_message(tmp_path: Path) -> None:
     assert wrong_ends(Ended(tmp_path, ""), -15, frozenset({143})) == []
     assert wrong_ends(Ended(tmp_path, "Plan\n"), -15, frozenset({143})) == [
         "status -15, not [0, 143]"

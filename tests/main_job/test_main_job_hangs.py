@@ -16,8 +16,8 @@ ALONE = (*ENDLESS, "env=custom", "reward=return", "cluster=local")
 
 
 def check_ended(run: RealRun, *expected: str) -> dict[str, str]:
-    """The run failed with these words and the way on, and left no process; its stack traces by file
-    name without host and pid.
+    """The run failed with these words and the line that resumes it, and left no process. Returns
+    its stack traces by file name without host and pid.
     """
     assert run.wait() == FAILED, run.text
     run.seconds_until_gone()

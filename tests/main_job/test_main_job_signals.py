@@ -17,7 +17,7 @@ from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 ENDLESS = ("trainer.total_steps=100000", "trainer.save_freq=100000", "trainer.grace_s=600")
 ENDS_WITHIN_S = 900.0  # three seconds on an idle machine; only a hang takes longer
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-APART_S = 1.2  # two signals within a second are one wish
+APART_S = 1.2  # two signals within a second count as one
 HERE = Path(__file__).parent
 OWN_ENVS = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])}
 STUCK = ("env=custom", "reward=return", "env.name=bad_envs:StuckEnv", "cluster=local", *ENDLESS)
@@ -92,7 +92,7 @@ def test_a_process_group_that_is_signalled_twice_saves_and_ends(
 
 
 def test_a_second_signal_ends_a_run_at_once(start_run) -> None:
-    """The environment blocks the process: nothing in it can end in peace."""
+    """The environment blocks the process, so nothing in it can end by itself."""
     run = start_run(*STUCK, environment=OWN_ENVS)
     run.wait_until(lambda: "stuck\n" in run.text)
     run.process.send_signal(signal.SIGTERM)
@@ -127,7 +127,7 @@ def test_a_run_that_is_not_ready_within_its_grace_ends_all_the_same(start_run) -
 
 
 def check_start_up(start_run, number: signal.Signals, delay_s: float, cluster: str) -> None:
-    """A signal some time after the command can hear it: a sentence, the status, and nothing left."""
+    """A signal some time after the command handles it: a message, the status, and no process left."""
     run = start_run(*ENDLESS, f"cluster={cluster}")
     run.wait_until(lambda: hears_signals(run.process.pid))
     time.sleep(delay_s)
@@ -152,7 +152,7 @@ def start_ups(trials: int, *, seed: int, latest_s: float) -> list[tuple[signal.S
 @pytest.mark.parametrize(
     ("number", "delay_s"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.3), (signal.SIGHUP, 2.0)]
 )
-def test_a_signal_while_a_run_starts_ends_it_with_a_word(
+def test_a_signal_while_a_run_starts_ends_it_with_a_message(
     start_run, number: signal.Signals, delay_s: float
 ) -> None:
     check_start_up(start_run, number, delay_s, "local")
@@ -160,7 +160,7 @@ def test_a_signal_while_a_run_starts_ends_it_with_a_word(
 
 @pytest.mark.slow  # twenty starts, half of them of Ray
 @pytest.mark.parametrize("cluster", ["local", "ray"])
-def test_signals_at_any_time_of_the_start_end_a_run_with_a_word(start_run, cluster: str) -> None:
+def test_signals_at_any_time_of_the_start_end_a_run_with_a_message(start_run, cluster: str) -> None:
     for number, delay_s in start_ups(10, seed=20, latest_s=8.0 if cluster == "local" else 20.0):
         check_start_up(start_run, number, delay_s, cluster)
 

@@ -73,7 +73,7 @@ def plan(
         ),
     ],
 )
-def test_a_model_that_is_not_there_is_refused(plan, path: str, expected: str) -> None:
+def test_a_missing_model_is_refused(plan, path: str, expected: str) -> None:
     status, said = plan("model=causal_lm", f"actor_rollout_ref.model.path={path}")
     assert status == REFUSED
     assert said.startswith("siirl: actor_rollout_ref.model.path=")
@@ -89,7 +89,7 @@ def test_a_model_that_is_not_there_is_refused(plan, path: str, expected: str) ->
         ("reward_model.path", ["reward.name=model"]),
     ],
 )
-def test_further_models_that_are_not_there_are_refused_by_their_own_key(
+def test_further_missing_models_are_refused_by_their_own_key(
     plan, key: str, words: list[str]
 ) -> None:
     status, said = plan(*words, f"{key}=outputs/model", pipeline="ppo")
@@ -154,7 +154,7 @@ TEMPLATE, GENERATION = "chat_template.jinja", "generation_config.json"
     [((), {"pad_token": None}), ((TEMPLATE,), {}), ((GENERATION, TEMPLATE), {"pad_token": None})],
     ids=["no pad token", "no chat template", "neither"],
 )
-def test_a_tokenizer_without_pad_token_or_chat_template_will_do(
+def test_a_tokenizer_without_pad_token_or_chat_template_is_accepted(
     plan, tmp_path: Path, without, tokens
 ) -> None:
     """It pads with its end, and messages are joined by line ends."""
@@ -239,7 +239,7 @@ def test_files_without_prompts_are_refused(
     assert expected in said
 
 
-def test_a_file_that_is_not_there_is_refused(plan) -> None:
+def test_a_missing_file_is_refused(plan) -> None:
     status, said = plan("data.train_files=[prompts.jsonl]")
     assert status == REFUSED
     assert "There is no file " in said
@@ -348,9 +348,7 @@ def test_a_file_of_reward_functions_that_cannot_be_imported_is_refused_with_its_
         (["name=json:fits"], "The reward function json:fits cannot be used: "),
     ],
 )
-def test_a_reward_function_that_is_nowhere_is_refused(
-    plan, words: list[str], expected: str
-) -> None:
+def test_a_missing_reward_function_is_refused(plan, words: list[str], expected: str) -> None:
     status, said = plan(*(f"custom_reward_function.{word}" for word in words))
     assert status == REFUSED
     assert expected in said

@@ -185,8 +185,8 @@ def test_where_none_can_be_graded_a_run_has_no_success_at_all(
 
 
 def reward_model(tmp_path: Path) -> list[str]:
-    """A sequence classifier of a few hundred random weights, which tells answers apart all the
-    same.
+    """A sequence classifier of a few hundred random weights, which nevertheless scores answers
+    differently.
     """
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 

@@ -88,7 +88,7 @@ def test_new_adapters_change_nothing_and_are_all_that_is_trained(start):
     }
 
 
-def test_below_its_adapters_it_is_what_it_was(start):
+def test_the_policy_below_its_adapters_is_unchanged(start):
     _, policy = start
     other = adapted(policy)
     moved = says(other)
@@ -98,7 +98,7 @@ def test_below_its_adapters_it_is_what_it_was(start):
     torch.testing.assert_close(says(other), moved, rtol=0, atol=0)
 
 
-def test_a_checkpoint_is_read_as_a_plain_policy_that_says_the_same(start, tmp_path):
+def test_a_checkpoint_is_read_as_a_plain_policy_with_the_same_output(start, tmp_path):
     name, policy = start
     other, checkpoint = adapted(policy), tmp_path / "checkpoint"
     checkpoint.mkdir()
@@ -117,7 +117,7 @@ def test_a_checkpoint_is_read_as_a_plain_policy_that_says_the_same(start, tmp_pa
     )
 
 
-def test_layers_that_are_not_there_or_read_past_are_refused(start):
+def test_layers_that_are_missing_or_that_no_pass_reads_are_refused(start):
     name, policy = start
     with pytest.raises(ConfigError, match=r"target_modules\) 'queries'"):
         adapted(policy, LoraArguments(rank=2, target_modules=("queries",)))

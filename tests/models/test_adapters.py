@@ -118,7 +118,7 @@ def test_a_copy_switches_its_own_adapters():
         torch.testing.assert_close(model(IDS, ORDER), adapted()(IDS, ORDER), rtol=0, atol=0)
 
 
-def test_a_model_without_adapter_has_no_other_self():
+def test_a_model_without_adapters_has_no_base_model():
     with (
         pytest.raises(ConfigError, match=r"set actor_rollout_ref\.model\.lora\.rank"),
         LanguageModel(tiny_causal_lm("tied")).without_adapter(),
@@ -139,7 +139,7 @@ def test_merging_is_by_alpha_over_rank():
 
 
 @pytest.mark.parametrize("kind", ["tied", "separate", "learnt positions"])
-def test_what_is_saved_is_a_plain_model_that_says_the_same(kind, tmp_path):
+def test_a_saved_model_is_plain_and_has_the_same_output(kind, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = adapted(kind)

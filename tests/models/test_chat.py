@@ -61,7 +61,7 @@ def test_several_messages_may_come_between_two_turns():
     )
 
 
-def test_in_chatml_the_line_end_after_the_closing_mark_is_ours_to_say():
+def test_in_chatml_we_add_the_line_end_after_the_closing_mark():
     tokenizer = chat(CHATML)
     assert tokenizer.encode_prompt([QUESTION]) == (
         USER,

@@ -120,7 +120,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
         ),
     ],
 )
-def test_a_model_that_is_not_to_be_had_is_refused_with_the_reason(
+def test_a_model_that_cannot_be_downloaded_is_refused_with_the_reason(
     answers: dict, name: str, expected: str
 ) -> None:
     assert answers["found"][name].startswith("MissingAssetError: critic.path=org/")

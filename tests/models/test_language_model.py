@@ -50,7 +50,7 @@ def test_hidden_states_times_the_output_weight_are_the_models_own_logits(kind):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", USABLE)
-def test_rows_side_by_side_do_not_see_each_other(kind, attention):
+def test_rows_side_by_side_do_not_affect_each_other(kind, attention):
     causal_lm = tiny_causal_lm(kind)
     causal_lm.set_attn_implementation(attention)
     model = LanguageModel(causal_lm)
@@ -103,7 +103,7 @@ def test_activations_that_are_computed_again_give_the_same_gradient():
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_nothing_is_computed_again_where_no_gradient_is_wanted():
+def test_nothing_is_computed_again_without_a_gradient():
     model = LanguageModel(tiny_causal_lm("tied"))
     recompute_activations(model)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_weights_under_this_modules_names_and_its_description_make_a_folder_for_
     torch.testing.assert_close(read(input_ids=IDS).logits, model.causal_lm(input_ids=IDS).logits)
 
 
-def test_weights_are_read_in_the_asked_type(saved):
+def test_weights_are_read_in_the_requested_type(saved):
     assert {
         weight.dtype for weight in load_language_model(saved, dtype=torch.bfloat16).parameters()
     } == {torch.bfloat16}
@@ -161,7 +161,7 @@ def test_weights_are_read_in_the_asked_type(saved):
 @pytest.mark.parametrize(
     "path", ["/no/such/folder", "./no_such_folder", "assets/no_such_model", "a/b/c"]
 )
-def test_a_folder_that_is_not_there_says_how_to_make_one(path):
+def test_a_missing_folder_is_refused_with_the_way_to_make_one(path):
     with pytest.raises(
         MissingAssetError, match=r"there is no such folder.*siirl warm-start env=math"
     ):
@@ -274,7 +274,7 @@ def test_a_pipe_instead_of_a_file_is_refused_without_waiting(saved):
         ({"model_type": "no_such_type"}, "no model type known to transformers"),
     ],
 )
-def test_what_is_no_causal_language_model_is_refused(tmp_path, description, told):
+def test_another_model_than_a_causal_language_model_is_refused(tmp_path, description, told):
     (tmp_path / "config.json").write_text(json.dumps(description))
     with pytest.raises(ConfigError, match=told):
         load_language_model(tmp_path)
@@ -284,7 +284,7 @@ def test_what_is_no_causal_language_model_is_refused(tmp_path, description, told
     ("kind", "told"),
     [("capped logits", "they are scaled or capped"), ("recurrent", "takes no position_ids")],
 )
-def test_an_architecture_that_training_does_not_know_is_refused(kind, told, tmp_path):
+def test_an_architecture_unknown_to_training_is_refused(kind, told, tmp_path):
     tiny_causal_lm(kind).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=told):
         load_language_model(tmp_path)
@@ -323,7 +323,7 @@ def test_spread_weights_are_not_read_where_they_are_spread(tmp_path):
         distributed.destroy_process_group()
 
 
-def test_every_kind_is_tried_above():
+def test_every_kind_has_a_case_above():
     assert set(CONFIGS) == {*USABLE, "capped logits", "recurrent"}
 
 
@@ -340,7 +340,7 @@ def test_a_model_with_a_sliding_window_shares_no_prompts(tmp_path):
     assert not load_language_model(tmp_path).shares_prompts
 
 
-def test_a_model_that_does_not_heed_the_mask_shares_no_prompts(saved, monkeypatch):
+def test_a_model_that_ignores_the_mask_shares_no_prompts(saved, monkeypatch):
     heedful = LanguageModel.forward
     monkeypatch.setattr(
         LanguageModel,

@@ -39,7 +39,7 @@ def test_a_saved_policy_reads_back_equal(folder):
     assert one.config == TinyVLAConfig.for_env(SPEC, width=16)
 
 
-def test_a_missing_folder_says_how_to_make_one(tmp_path):
+def test_a_missing_folder_is_refused_with_the_way_to_make_one(tmp_path):
     with pytest.raises(MissingAssetError, match="siirl warm-start"):
         load_policy(tmp_path / "nothing")
 

@@ -139,7 +139,7 @@ def test_recomputing_leaves_gradient_and_generation_as_they_are(folder):
         torch.testing.assert_close(gradients[1][name], gradient)
 
 
-def test_features_are_the_state_that_says_the_first_token(folder):
+def test_features_are_the_state_that_predicts_the_first_token(folder):
     policy = policy_of(folder)
     rows = observed(policy, *QUESTIONS)
     features = policy.features(**rows)

@@ -263,7 +263,7 @@ def test_what_a_run_exports_is_a_checkpoint_again(folder, tmp_path):
     assert json.loads((tmp_path / "exported" / "config.json").read_text()) == CONFIG
 
 
-def test_features_are_there_for_a_critic_that_gives_up_the_head(folder):
+def test_features_serve_a_critic_without_the_head(folder):
     policy = policy_of(folder)
     row = observed(policy, "open drawer", "pick up bowl")
     features = policy.features(**row)

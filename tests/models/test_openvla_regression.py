@@ -138,7 +138,7 @@ def test_a_deviation_without_a_head_is_refused(tmp_path):
         policy_of(write_checkpoint(tmp_path), action_std=0.1)
 
 
-def test_a_deviation_that_is_none_is_refused(folder):
+def test_an_invalid_deviation_is_refused(folder):
     with pytest.raises(ValueError, match="action_std=0 must be a positive number"):
         policy_of(folder, action_std=0)
 

@@ -260,7 +260,7 @@ def test_lerobot_before_05_padded_the_state_of_the_prompt():
     assert policy.prompt(characters, STATE).endswith(" 255 255 255 128 128;\nAction: ")
 
 
-def test_an_instruction_without_place_in_the_prompt_is_refused():
+def test_an_instruction_that_does_not_fit_the_prompt_is_refused():
     with pytest.raises(ConfigError, match=r"has 449 characters, and the prompt .* place for 448"):
         make("pi05").tokenize_instruction("x" * 449)
 

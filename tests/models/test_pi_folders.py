@@ -63,7 +63,7 @@ def test_cameras_that_lerobot_adds_are_left_out(tmp_path):
     assert make("pi0", folder).reading.images == 2
 
 
-def test_a_folder_without_the_tokenizer_is_told_where_it_is(tmp_path, kind):
+def test_a_folder_without_the_tokenizer_is_refused_with_its_place(tmp_path, kind):
     folder = copied(tmp_path, kind, {})
     shutil.move(folder / "tokenizer.json", tmp_path / "tokenizer.json")
     with pytest.raises(MissingAssetError, match=r"google/paligemma-3b-pt-224.*options\.tokenizer"):
@@ -120,7 +120,7 @@ def test_weights_of_which_some_are_missing_or_wrong_are_refused(tmp_path, change
         ({"pad_state": 1}, "pad_state=1 must be true or false"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(options, told):
+def test_an_invalid_option_is_refused(options, told):
     with pytest.raises((ValueError, ConfigError), match=told):
         make("pi05", **options)
 

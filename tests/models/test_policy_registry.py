@@ -29,7 +29,7 @@ def build(name, **options):
     return build_policy(name, path=None, spec=SPEC, seed=0, options=options)
 
 
-def test_looking_at_the_policies_imports_no_torch():
+def test_reading_the_table_of_policies_imports_no_torch():
     code = "import sys, siirl.params.policies; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -39,7 +39,7 @@ def test_every_line_names_a_function(name):
     assert callable(load_reference(POLICIES[name], place=name))
 
 
-def test_a_line_is_all_that_a_new_policy_of_the_house_needs(monkeypatch):
+def test_a_new_built_in_policy_needs_one_line(monkeypatch):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     monkeypatch.setitem(POLICIES, "house", f"{HERE}:make_house_policy")
     assert build("house", width=16).config.width == 16

@@ -182,7 +182,7 @@ def test_adapters_without_names_are_where_weights_would_be_trained():
     assert all(name.startswith(places) for name in policy.adapted)
 
 
-def test_an_adapter_where_nothing_is_read_is_refused():
+def test_an_adapter_of_an_unread_layer_is_refused():
     with pytest.raises(ConfigError, match=r"lm_head would have no effect"):
         make().adapt(LoraArguments(rank=2, target_modules=("lm_head",)), seed=0)
 
@@ -267,7 +267,7 @@ def test_a_config_that_siirl_cannot_follow_is_refused(tmp_path, changes, told):
         ({"images": 3}, "images=3 must be from 1 to 2"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(options, told):
+def test_an_invalid_option_is_refused(options, told):
     with pytest.raises((ValueError, ConfigError), match=told):
         make(**options)
 

@@ -67,7 +67,7 @@ def test_marks_come_after_the_bytes_and_tags_stay_in_the_text(tokenizer):
         ("uu", "U<|user|>U<|assistant|>"),
     ],
 )
-def test_a_chat_is_written_with_as_few_marks_as_can_be(tokenizer, roles, text):
+def test_a_chat_has_as_few_marks_as_possible(tokenizer, roles, text):
     names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     messages = [{"role": names[role], "content": role.upper()} for role in roles]
     assert (

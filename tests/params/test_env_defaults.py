@@ -43,7 +43,7 @@ def test_the_page_on_environments_names_the_same_defaults(repository: Path) -> N
         ("sandbox", {"wording": "bare"}, ("numbers-2", "lists-2")),
     ],
 )
-def test_a_shipped_model_is_asked_as_it_was_taught_and_others_as_the_environment_asks(
+def test_a_shipped_model_gets_the_wording_of_its_training_and_others_that_of_the_environment(
     env: str, taught: dict[str, Any], tasks: tuple[str, ...]
 ) -> None:
     shipped, other = (

@@ -50,7 +50,7 @@ def test_values_are_taken_over_and_the_rest_is_default() -> None:
     assert problems == []
 
 
-def test_an_integer_is_text_where_text_is_wanted() -> None:
+def test_an_integer_is_text_where_text_is_expected() -> None:
     assert built({"names": ["a", 10]})[0].names == ["a", "10"]
 
 
@@ -159,7 +159,7 @@ def test_values_are_printed_in_command_line_syntax(value: object, text: str) -> 
     assert as_text(value) == text
 
 
-def test_every_key_says_what_it_does() -> None:
+def test_every_key_has_a_help_text() -> None:
     assert [
         place
         for place, key in known_keys({}).items()

@@ -92,7 +92,7 @@ def guide(tmp_path: Path) -> Parsed:
     return parse(config_file=file)
 
 
-def test_it_is_read_as_it_is_written(guide: Parsed) -> None:
+def test_the_documents_configuration_is_read_as_written(guide: Parsed) -> None:
     config = guide.config
     assert (config.data.train_batch_size, config.data.train_files) == (512, ("train.parquet",))
     assert (
@@ -106,17 +106,17 @@ def test_it_is_read_as_it_is_written(guide: Parsed) -> None:
     ) == (8, ("wandb",), 32)
 
 
-def test_its_workflow_type_chooses_the_pipeline_and_says_so(guide: Parsed) -> None:
+def test_its_workflow_type_chooses_the_pipeline_with_a_message(guide: Parsed) -> None:
     assert guide.config.dag.pipeline == "grpo"
     assert "is read as pipeline=grpo" in guide.notices[0]
 
 
-def test_its_files_choose_the_environment_and_say_so(guide: Parsed) -> None:
+def test_its_files_choose_the_environment_with_a_message(guide: Parsed) -> None:
     assert guide.config.env.name == "math"
     assert "without env= is read as env=math" in guide.notices[1]
 
 
-def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(
+def test_a_key_that_only_text_reads_is_refused_for_a_robot_with_the_reason(
     guide: Parsed, tmp_path: Path
 ) -> None:
     assert config_problems(guide.config) == []

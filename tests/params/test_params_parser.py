@@ -249,7 +249,7 @@ def test_all_faults_are_reported_together() -> None:
     )
 
 
-def test_a_value_that_another_key_passes_on_says_so() -> None:
+def test_a_refused_value_names_the_key_that_passed_it_on() -> None:
     assert "data.seed=x (configs/: ${trainer.seed})" in refusal("trainer.seed=x")
 
 

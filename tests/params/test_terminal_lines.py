@@ -48,7 +48,7 @@ def test_a_refusal_fits_80_columns_on_a_terminal_and_is_one_line_in_a_file() -> 
 
 
 def on_a_terminal() -> str:
-    """What a terminal of 80 columns gets."""
+    """The output on a terminal of 80 columns."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, SCREEN)
     subprocess.run(COMMAND, stdin=end, stdout=end, stderr=end, check=False)

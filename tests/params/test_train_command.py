@@ -234,7 +234,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_plan_says_where_a_resumed_run_begins(
+def test_the_plan_names_the_step_at_which_a_resumed_run_begins(
     three_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--plan", *GYM, f"trainer.resume={three_steps}", "trainer.total_steps=4"]) == 0

@@ -1,4 +1,4 @@
-"""Python's warnings as lines of a command, said once."""
+"""Python's warnings as lines of a command, each printed once."""
 
 import os
 import subprocess

@@ -125,7 +125,7 @@ def rolls_out(batch):
     return batch
 
 
-def test_a_rollout_that_lacks_what_the_reward_reads_is_refused_with_who_provides_it():
+def test_a_rollout_without_a_column_of_the_reward_is_refused_with_the_nodes_that_provide_it():
     episode = [
         "uid",
         "responses",
@@ -153,7 +153,7 @@ def test_a_rollout_that_lacks_what_the_reward_reads_is_refused_with_who_provides
         (["actor_rollout_ref.actor.use_kl_loss=true"], "actor_train", "ref_log_prob"),
     ],
 )
-def test_columns_that_a_setting_makes_a_stage_read_are_required_before_the_start(
+def test_columns_that_a_stage_reads_because_of_a_setting_are_required_before_the_start(
     settings, node, column
 ):
     pipeline = Pipeline("own").add_node("rollout_actor", f"{STAGES}:generate")

@@ -69,7 +69,7 @@ def test_an_agent_that_shares_weights_needs_no_memory_for_them(two_chains):
     assert "agent 1's policy" not in text
 
 
-def test_agents_of_both_domains_are_checked_each_by_its_own(two_chains):
+def test_agents_are_checked_by_the_rules_of_their_domain(two_chains):
     """`max_response_length` is of text; the robot's agent may inherit and not set it."""
     job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "data.max_response_length=6")
     assert check_early(job.config, named=job.named).name == "math"
@@ -119,7 +119,7 @@ def test_agents_of_both_domains_are_checked_each_by_its_own(two_chains):
         ("{0:{},1:{data:{train_batch:3}}}", [], "Unknown key 'data.train_batch' (agents.1)"),
     ],
 )
-def test_what_an_agent_cannot_do_is_refused(agents, words, sentence, two_chains):
+def test_an_impossible_agent_is_refused(agents, words, sentence, two_chains):
     with pytest.raises(SiirlError) as error:
         job = parsed(two_chains, agents, *words)
         check_early(job.config, named=job.named)

@@ -92,7 +92,7 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_remedy(overrides, message):
+def test_an_impossible_setting_is_refused_with_its_remedy(overrides, message):
     (found,) = problems(*overrides)
     assert re.search(message, found), found
 
@@ -121,7 +121,7 @@ def test_a_mini_batch_of_the_critic_that_ranks_cannot_share_is_refused():
         ),
     ],
 )
-def test_a_buffer_that_cannot_be_is_refused(overrides, message):
+def test_an_impossible_buffer_is_refused(overrides, message):
     (found,) = problems(*overrides, text=True)
     assert message in found
 

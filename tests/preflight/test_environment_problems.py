@@ -37,7 +37,7 @@ def test_a_key_that_only_text_reads_is_refused_for_a_robot(override: str) -> Non
     assert "is read by text jobs" in found[0]
 
 
-def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
+def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
     assert environment(TEXT, "env=math", "pipeline=grpo", "data.max_response_length=7") == []
 
 
@@ -128,7 +128,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=metaworld needs actions"),
     ],
 )
-def test_what_is_of_the_other_domain_is_refused(
+def test_settings_of_the_other_domain_are_refused(
     env: EnvSpec, overrides: list[str], expected: str
 ) -> None:
     assert any(expected in problem for problem in environment(env, *overrides))
@@ -213,7 +213,7 @@ def test_weights_of_tasks_are_whole_numbers_one_for_each(
         ),
     ],
 )
-def test_prompts_follow_success_where_tasks_differ_in_it(
+def test_prompts_follow_success_only_if_tasks_differ_in_it(
     env: EnvSpec, overrides: list[str], expected: str | None
 ) -> None:
     found = [

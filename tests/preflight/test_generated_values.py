@@ -109,7 +109,7 @@ def judge(read: Callable[[], SiiRLArguments], spec: EnvSpec) -> None:
 
 
 @pytest.mark.parametrize("place", KEYS)
-def test_any_value_of_a_key_is_taken_or_refused(place: str) -> None:
+def test_any_value_of_a_key_is_accepted_or_refused(place: str) -> None:
     """A third of the values at each key, another one at each job; the property below draws from all
     of them.
     """
@@ -123,7 +123,7 @@ def test_any_value_of_a_key_is_taken_or_refused(place: str) -> None:
     values=st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES), min_size=2, max_size=6),
     job=st.sampled_from(list(JOBS)),
 )
-def test_any_values_together_are_taken_or_refused(
+def test_any_values_together_are_accepted_or_refused(
     values: dict[str, Any], job: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("generated") / "config.yaml"
@@ -137,7 +137,7 @@ def test_any_values_together_are_taken_or_refused(
     text=st.text(alphabet="abc.=:[]{}'\"\\,+~${} 01\n\x00@/-", max_size=12),
     key=st.sampled_from(KEYS),
 )
-def test_any_word_of_the_command_line_is_taken_or_refused(text: str, key: str) -> None:
+def test_any_word_of_the_command_line_is_accepted_or_refused(text: str, key: str) -> None:
     for word in (text, f"{key}={text}"):
         judge(lambda word=word: parse([word]).config, ROBOT)  # type: ignore[misc]
 
@@ -159,7 +159,7 @@ ARGUMENTS = (
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_any_argument_of_an_environment_is_taken_or_refused(name: str, argument: str) -> None:
+def test_any_argument_of_an_environment_is_accepted_or_refused(name: str, argument: str) -> None:
     for value in VALUES:
         config = SiiRLArguments()
         config.env.name, config.env.id = name, "CartPole-v1" if name == "gymnasium" else None

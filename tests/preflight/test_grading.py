@@ -29,7 +29,7 @@ OWN = "custom_reward_function.name=math:sqrt"
         (["reward.functions=[{name: 'math:sqrt'}, {name: success, data_sources: [sums]}]"], None),
     ],
 )
-def test_a_reward_goes_by_the_grade_of_every_row_or_not(words, key):
+def test_a_reward_that_needs_the_grade_of_every_row_is_named_by_its_key(words, key):
     assert (
         grade_of_every_row(
             parse_config(["env=math", "pipeline=grpo", *words]).reward,
@@ -63,7 +63,7 @@ def test_a_reward_goes_by_the_grade_of_every_row_or_not(words, key):
         "no such argument",
     ],
 )
-def test_rows_without_a_grade_are_asked_where_files_and_reward_are_the_users_own(words, kwargs):
+def test_ungraded_rows_are_used_where_files_and_reward_are_the_users_own(words, kwargs):
     config = parse_config(["pipeline=grpo", *words])
     given = {
         name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")
@@ -91,7 +91,7 @@ def test_rows_without_a_grade_are_asked_where_files_and_reward_are_the_users_own
     ],
     ids=["files", "a run's configuration", "made-up questions", "graded rows", "robots"],
 )
-def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, name):
+def test_an_evaluation_uses_a_reward_only_where_rows_may_be_ungraded(words, name):
     config = parse_config(["pipeline=grpo", *words])
     rate_by_grade(config)
     assert config.reward.name == name
@@ -115,12 +115,12 @@ def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, na
         ),
     ],
 )
-def test_what_goes_by_a_grade_that_rows_may_lack_is_refused(words, told):
+def test_a_setting_that_needs_a_grade_is_refused_where_rows_may_be_ungraded(words, told):
     with pytest.raises(REFUSALS) as refused:
         check_early(parse_config(["env=math", *words]))
     assert told in str(refused.value)
 
 
-def test_the_environment_says_so_of_itself():
+def test_the_environment_declares_that_its_rows_may_be_ungraded():
     assert env_spec("math", ungraded=True).leaves_ungraded
     assert not env_spec("math").leaves_ungraded

@@ -36,7 +36,7 @@ ALWAYS_READ = {"agents", "user_groups", "user_modules"} | {
 
 
 def test_every_key_is_always_read_or_says_when() -> None:
-    """A new key belongs into one of these."""
+    """A new key belongs to one of these."""
     keys = {place for place, key in known_keys({}).items() if not key.metadata["derived"]}
     of_environments = {
         place for place in keys if place.startswith("env.")

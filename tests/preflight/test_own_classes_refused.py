@@ -303,7 +303,7 @@ def test_a_module_that_ends_the_process_when_it_is_imported_is_refused(module, c
     assert "it ended with status 5" in capsys.readouterr().err
 
 
-def test_an_environment_is_asked_once(module, tmp_path: Path) -> None:
+def test_an_environments_spec_is_read_once(module, tmp_path: Path) -> None:
     """A command checks, plans and starts; a spec is no object that these share."""
     name = module(
         f"{HOSTILE_ENV}        open('{tmp_path}/asked', 'a').write('x')\n        self.spec = "

@@ -95,7 +95,7 @@ def test_an_index_that_names_no_files_of_its_folder_is_refused(shards: Path, ind
     assert found.startswith(f"actor_rollout_ref.model.path: {file} {said}")
 
 
-def test_a_whole_file_is_taken_and_not_what_lies_beside_it(weights: Path) -> None:
+def test_a_whole_file_is_read_and_not_the_files_beside_it(weights: Path) -> None:
     """A checkpoint has the moments of Adam beside the weights; transformers takes the whole file
     before an index, too.
     """
@@ -173,7 +173,7 @@ IN_ITS_PLACE = (
 )
 
 
-def test_a_language_model_is_never_new_and_its_remedy_says_what_else_there_is() -> None:
+def test_a_language_model_is_never_new_and_the_remedy_names_the_alternatives() -> None:
     (found,) = problems(*TEXT, "actor_rollout_ref.model.path=no/such/folder")
     assert found.startswith(
         "actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; "
@@ -207,7 +207,7 @@ def test_a_policy_folder_without_one_of_its_files_is_refused(weights: Path, name
     assert f"in {weights}" in found[0]
 
 
-def test_a_reference_is_looked_at_only_where_a_kl_needs_it() -> None:
+def test_a_reference_is_checked_only_if_a_kl_needs_it() -> None:
     assert problems("actor_rollout_ref.ref.path=no/where") == []
     found = problems(
         "actor_rollout_ref.ref.path=no/where", "actor_rollout_ref.actor.use_kl_loss=true"
@@ -239,7 +239,7 @@ def test_a_folder_that_holds_no_encoder_is_refused(tmp_path: Path) -> None:
     assert "there is no config.json" in problems("reward=srpo", f"reward.encoder={tmp_path}")[0]
 
 
-def test_an_encoder_is_looked_at_only_by_video_rewards() -> None:
+def test_an_encoder_is_checked_only_for_video_rewards() -> None:
     assert problems("reward=success", "reward.encoder=./nowhere") == []
 
 

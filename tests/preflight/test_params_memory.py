@@ -125,7 +125,7 @@ def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> N
         ),
     ],
 )
-def test_the_remedy_is_for_what_takes_most(
+def test_the_remedy_is_for_the_largest_part(
     overrides: tuple[str, ...], spec: EnvSpec, remedy: str
 ) -> None:
     (problem,) = refusals(overrides, spec, total_memory_bytes=1e8)
@@ -184,7 +184,7 @@ def test_an_evaluation_holds_weights_once() -> None:
     assert parts["images"] == 8 * IMAGE_BYTES
 
 
-def test_more_than_is_free_is_said() -> None:
+def test_a_need_beyond_the_free_memory_is_reported() -> None:
     parts = (("environments", 2e9), ("workers", 1e9))
     assert shortage(parts, free_memory_bytes=3e9) is None
     sentence = shortage(parts, free_memory_bytes=2.9e9)

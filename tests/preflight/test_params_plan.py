@@ -211,7 +211,7 @@ def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
         (["a", "c"], "was trained on a, c, not on b: expect almost no success there"),
     ],
 )
-def test_tasks_that_the_start_has_not_learnt_are_said(
+def test_tasks_that_the_start_has_not_learnt_are_named(
     tmp_path: Path, known: list[str], told: str
 ) -> None:
     said = start_of(known, tmp_path)
@@ -240,7 +240,7 @@ def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> No
     assert long.needs.disk_bytes - short.needs.disk_bytes == 2 * 12 * 2_200_000
 
 
-def test_more_memory_than_is_free_is_said() -> None:
+def test_a_need_beyond_the_free_memory_is_reported() -> None:
     assert "WARNING" not in render(plan_of())
     assert "lower env.num_servers" in one_line(
         render(dataclasses.replace(plan_of(), machine=Machine(free_memory_bytes=1e9, cores=2)))
@@ -363,7 +363,7 @@ def test_every_number_is_in_the_text() -> None:
         assert part in text
 
 
-def test_environments_of_one_process_are_said_to_take_turns() -> None:
+def test_the_plan_notes_that_environments_of_one_process_take_turns() -> None:
     local = dataclasses.replace(plan_of(), cluster="local")
     assert "2 servers x 4 = 8, which take turns in that one process" in one_line(render(local))
     alone = dataclasses.replace(local, num_servers=1, envs_per_server=1)
@@ -378,13 +378,13 @@ def test_of_many_tasks_ten_are_named_and_all_are_counted() -> None:
     )
 
 
-def test_a_run_without_steps_says_what_ends_it() -> None:
+def test_a_run_without_steps_names_what_ends_it() -> None:
     assert "steps until 2 minutes of training;" in render(
         plan_of(["trainer.total_steps=null", "trainer.max_minutes=2"])
     )
 
 
-def test_files_may_hold_out_fewer_questions_than_are_asked_for() -> None:
+def test_files_may_hold_out_fewer_questions_than_requested() -> None:
     plan = plan_of()
     length = dataclasses.replace(plan.length, file_epochs=3)
     text = one_line(render(dataclasses.replace(plan, length=length)))
@@ -423,7 +423,7 @@ def test_old_log_probs_are_needed_when_the_policy_has_moved() -> None:
         assert needed(reason)
 
 
-def test_what_is_skipped_is_said_with_its_reason() -> None:
+def test_a_skipped_node_is_reported_with_its_reason() -> None:
     job_graph = graph()
     skip_unused(job_graph, needs_reference=False, needs_old_log_probs=False)
     plan = plan_of(job_graph=job_graph)
@@ -436,7 +436,7 @@ def test_what_is_skipped_is_said_with_its_reason() -> None:
     )
 
 
-def test_what_is_needed_is_not_skipped() -> None:
+def test_a_needed_node_is_not_skipped() -> None:
     job_graph = graph()
     skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)
     assert plan_of(job_graph=job_graph).pipeline.skipped == ()

@@ -224,7 +224,7 @@ def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folde
     assert dict(four.held)["acting copy"] == dict(eight.held)["acting copy"]
 
 
-def test_options_of_sharding_move_what_they_say(folder: Any) -> None:
+def test_options_of_sharding_move_the_tensors_that_they_name(folder: Any) -> None:
     actor = "actor_rollout_ref.actor"
     path = folder(OPENVLA)
 
@@ -315,7 +315,7 @@ def test_an_engine_that_does_not_sleep_holds_its_memory_during_the_update(folder
     assert dict(table.held)["keys and values"] == 28 * GIB
 
 
-def test_what_fits_no_number_of_gpus_is_said(folder: Any) -> None:
+def test_a_model_that_fits_no_number_of_gpus_is_reported(folder: Any) -> None:
     (problem,) = gpu_problems(text(folder(QWEN)), QUESTIONS, gpu_bytes=4 * GIB)
     assert "take a smaller model" in str(problem)
 

@@ -74,7 +74,7 @@ def test_the_preset_is_sound():
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_cut_is_refused(overrides, message):
+def test_settings_that_do_not_fit_a_cut_are_refused(overrides, message):
     assert any(message in problem for problem in problems(*overrides))
 
 

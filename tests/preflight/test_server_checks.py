@@ -71,7 +71,7 @@ def test_a_server_that_does_not_answer_is_refused() -> None:
     assert f"No inference server answers at {url}" in problem
 
 
-def test_the_plan_names_the_servers_and_the_way_of_the_weights(tmp_path: Path) -> None:
+def test_the_plan_names_the_servers_and_the_transport_of_the_weights(tmp_path: Path) -> None:
     words = [
         *("env=math", "pipeline=grpo", "rollout=server", "trainer.n_gpus_per_node=2"),
         "actor_rollout_ref.rollout.server.urls=['http://a:1','http://b:1']",

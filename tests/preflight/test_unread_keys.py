@@ -341,7 +341,7 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
         "trainer.critic_warmup=0 data.val_files=[]",
     ],
 )
-def test_a_key_that_is_read_is_taken(words: str) -> None:
+def test_a_key_that_is_read_is_accepted(words: str) -> None:
     assert messages(*words.split()) == []
 
 
@@ -363,7 +363,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("words", [*COMBINATIONS, *OPTIONS], ids=" ".join)
-def test_defaults_of_groups_are_nobodys_wish_and_a_runs_configuration_is_read_again(
+def test_defaults_of_groups_are_not_refused_and_a_runs_configuration_is_read_again(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     parsed = parse(words)
@@ -378,8 +378,8 @@ def test_defaults_of_groups_are_nobodys_wish_and_a_runs_configuration_is_read_ag
 def test_a_value_that_a_group_has_is_refused_where_the_command_line_names_it(
     tmp_path: Path,
 ) -> None:
-    """reward.alpha=0.2 is embodied_srpo's: typed, it is the user's; in the file of a run of
-    reward=success, nobody's.
+    """reward.alpha=0.2 is a default of embodied_srpo: refused if typed, and accepted in the file of
+    a run of reward=success.
     """
     assert len(messages("reward=success", "reward.alpha=0.2")) == 1
     file = tmp_path / "config.yaml"

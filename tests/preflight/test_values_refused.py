@@ -218,7 +218,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_value_and_place(
+def test_an_impossible_value_is_refused_with_its_place(
     words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert expected in refused(words, capsys)
@@ -227,7 +227,7 @@ def test_what_cannot_be_is_refused_by_value_and_place(
 def test_too_many_ranks_are_reported_with_the_sizes_that_do_not_fit_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Else the advice on the batch would be followed for ranks that the machine does not have."""
+    """Otherwise a user would fit the batch to ranks that the machine does not have."""
     first, second = refused((*GYM, "trainer.n_gpus_per_node=4097"), capsys).splitlines()[1:3]
     assert "trainer.n_gpus_per_node=4097 asks for 4097 ranks, and this machine has" in first
     assert "data.train_batch_size=12 is not divisible by ranks" in second
@@ -248,7 +248,7 @@ def test_options_that_the_shipped_weights_do_not_have_are_refused(
 @pytest.mark.parametrize(
     "option", ["bins: 1", "chunk_length: 0", "width: wide", "instruction_length: -1"]
 )
-def test_a_size_of_the_policy_that_cannot_be_is_refused(
+def test_an_impossible_size_of_the_policy_is_refused(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = refused((*SRPO, f"actor_rollout_ref.model.options={{{option}}}"), capsys)
@@ -293,7 +293,7 @@ def test_adapters_that_the_model_cannot_have_are_refused(
 
 
 @pytest.mark.parametrize("content", [b"not numpy", b"PK\x03\x04 cut off"])
-def test_demonstrations_that_are_no_clips_are_refused(
+def test_demonstrations_that_are_not_clips_are_refused(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "clips.npz"
@@ -330,7 +330,7 @@ def test_an_encoder_that_cannot_be_loaded_is_refused(
     )
 
 
-def test_a_workflow_file_that_is_no_text_is_refused(
+def test_a_workflow_file_that_is_not_text_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "graph.yaml"

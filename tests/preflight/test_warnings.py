@@ -27,7 +27,7 @@ from tests.preflight.own_environments import spec
         (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each rank gets one server"),
     ],
 )
-def test_what_works_but_badly_is_warned_of(overrides: list[str], expected: str) -> None:
+def test_a_job_that_learns_badly_gets_a_warning(overrides: list[str], expected: str) -> None:
     found = list(warnings_of(parse_config(overrides), spec()))
     assert len(found) == 1
     assert expected in found[0]

@@ -72,7 +72,7 @@ def test_a_compared_chart_has_a_curve_a_run() -> None:
     assert chart.title == "Success on held-out episodes: sampled actions"
 
 
-def test_stage_times_lie_on_each_other() -> None:
+def test_stage_times_are_stacked() -> None:
     """The highest is the step's seconds, which have no evaluation in them."""
     row = {"step": 1, "time/a_s": 2.0, "time/b_s": 3.0, "time/step_s": 5.0}
     evaluation, stages = run_charts([row | {"time/evaluation_s": 4.0, "time/encode_video_s": 1.0}])
@@ -121,7 +121,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_value() -> None:
     assert facts["steps"][-1] == 4999
 
 
-def test_a_name_says_what_the_quantity_is() -> None:
+def test_a_charts_name_describes_the_quantity() -> None:
     assert 'data-help="trajectory reward"' in draw(chart_of(0.5))
 
 

@@ -67,7 +67,7 @@ def test_a_step_without_a_metric_shows_a_dash() -> None:
     assert EMBODIED_COLUMNS[0].cell({"rollout/success_rate": float("nan")}) == "-"
 
 
-def test_neighbours_do_not_touch_however_small_a_number_is() -> None:
+def test_columns_do_not_touch_however_small_a_number_is() -> None:
     columns = (*EMBODIED_COLUMNS, *TEXT_COLUMNS)
     assert EMBODIED_COLUMNS[3].cell({"actor/ppo_kl": -8.04e-09}) == "-8.0e-09"
     for value in (-8.04e-09, 1.0):
@@ -129,7 +129,7 @@ def test_a_task_that_ends_below_the_others_is_named() -> None:
     assert sentence.startswith("a ends below the other tasks: 60.0 % [50.2, 69.1] (60/100)")
 
 
-def test_tasks_with_intervals_that_overlap_are_alike() -> None:
+def test_tasks_with_intervals_that_overlap_are_not_named() -> None:
     assert tasks_below_others({"a": success_interval(5, 10), "b": success_interval(8, 10)}) == []
     assert tasks_below_others({"a": success_interval(0, 10), "all": success_interval(0, 10)}) == []
 
@@ -223,7 +223,7 @@ NOTHING_LEFT = {
 }
 
 
-def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
+def test_a_step_without_an_update_has_the_reason_below_its_dashes() -> None:
     console = log_file()
     writer = ConsoleWriter(total_steps=1, console=console)
     writer.write(step=1, metrics=NOTHING_LEFT)
@@ -357,7 +357,7 @@ def test_a_limit_of_time_ends_a_run_without_a_last_step() -> None:
     assert (progress.count(), progress.time_left()) == ("1", "0:40 left")
 
 
-def test_a_log_file_gets_a_line_now_and_then_and_at_the_end() -> None:
+def test_a_log_file_gets_a_line_at_intervals_and_at_the_end() -> None:
     clock, console = Clock(), log_file()
     with Progress("collecting", 3, console=console, clock=clock) as progress:
         progress.advance()
@@ -380,7 +380,7 @@ def test_durations() -> None:
     ]
 
 
-def test_names_of_tasks_and_activities_cannot_command_the_terminal() -> None:
+def test_names_of_tasks_and_activities_cannot_control_the_terminal() -> None:
     console = terminal(120)
     hostile = "push\x1b[2J\nv3 [/red]"
     with Progress("training", 2, console=console) as progress:

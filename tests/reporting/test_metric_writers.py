@@ -126,7 +126,7 @@ def test_every_writer_and_the_report_cope_with_any_name_and_value(tmp_path: Path
     assert "</i>$a_$b <b>" in write_report(tmp_path).read_text()  # a stage's name in the legend
 
 
-def test_a_resumed_run_drops_the_steps_that_it_does_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_the_steps_that_it_repeats(tmp_path: Path) -> None:
     for first_step in (0, 2):
         with MetricWriters(
             [], RunDescription(tmp_path, total_steps=3, first_step=first_step)
@@ -189,7 +189,7 @@ def test_wandb_keeps_an_offline_run_in_the_run_folder(
 
 
 @needs_wandb
-def test_wandb_without_a_key_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_wandb_without_a_key_is_refused_with_the_remedy(tmp_path: Path) -> None:
     """Runs in a separate process: wandb keeps the mode of its first run."""
     start = f"MetricWriters(['wandb'], RunDescription(Path({str(tmp_path)!r}), total_steps=2))"
     code = (

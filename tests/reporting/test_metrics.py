@@ -162,11 +162,11 @@ def test_a_value_of_another_kind_counts_as_what_it_is_nearest_to() -> None:
         ("actor/lr", Unusable("a dict"), "Metric 'actor/lr' is left out: .* this is a dict"),
     ],
 )
-def test_what_is_odd_about_a_metric_is_said(name: str, value: metrics.Value, sentence: str) -> None:
+def test_an_odd_metric_is_reported(name: str, value: metrics.Value, sentence: str) -> None:
     assert re.search(sentence, complaints([{"env/episodes": 1.0}, {name: value}])[name])
 
 
-def test_a_value_that_is_no_number_is_left_out() -> None:
+def test_a_value_that_is_not_a_number_is_left_out() -> None:
     assert reduce_metrics(
         [{"env/steps": Unusable("None"), "own": Unusable("None")}, {"env/steps": 2.0}]
     ) == {"env/steps": 2.0}

@@ -31,7 +31,9 @@ def make_run_folder(config: SiiRLArguments, **arguments: Any) -> Path:
         return folder
 
 
-def test_it_is_named_by_experiment_and_time_and_holds_the_configuration(tmp_path: Path) -> None:
+def test_a_run_folder_is_named_by_experiment_and_time_and_holds_the_configuration(
+    tmp_path: Path,
+) -> None:
     folder = make_run_folder(config_for(tmp_path), needed_bytes=0, now=lambda: NOON)
     assert folder == tmp_path / "name" / "2026-11-21_12-00-00"
     assert {entry.name for entry in folder.iterdir()} == {"config.yaml", "origin.json"}
@@ -115,7 +117,7 @@ def test_a_run_that_is_refused_late_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_there_before_stays(tmp_path: Path) -> None:
+def test_earlier_files_stay(tmp_path: Path) -> None:
     earlier = make_run_folder(config_for(tmp_path), needed_bytes=0)
     with pytest.raises(ConfigError), run_folder(config_for(tmp_path), needed_bytes=0):
         raise ConfigError("no such cluster")
@@ -156,7 +158,7 @@ def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
     ]
 
 
-def test_an_interruption_before_anything_is_written_leaves_nothing_and_says_so(
+def test_an_interruption_before_anything_is_written_leaves_nothing_and_reports_that(
     tmp_path: Path,
 ) -> None:
     with (

@@ -128,7 +128,7 @@ def test_a_uid_is_taken_once(tmp_path: Path) -> None:
     ],
     ids=["none", "float", "unequal"],
 )
-def test_frames_that_are_none_are_refused(tmp_path: Path, frames: Frames) -> None:
+def test_invalid_frames_are_refused(tmp_path: Path, frames: Frames) -> None:
     with VideoRecorder(tmp_path) as recorder, pytest.raises(ValueError, match="needs uint8"):
         recorder.record(frames, sample("a"))
 

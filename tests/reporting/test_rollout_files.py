@@ -36,7 +36,7 @@ def uids(rows):
     return [row["uid"] for row in rows]
 
 
-def test_line_has_what_a_person_wants_to_know():
+def test_line_has_the_episode_as_a_person_reads_it():
     turns = [{"role": "assistant", "content": "3", "tokens": [51], "log_probs": [-0.25]}]
     assert line_of(trajectory(turns=turns), kind="train", step=4, reward=0.5) == {
         "step": 4, "kind": "train", "uid": "a", "task": "sums-2", "group": 7, "seed": 3, "policy_version": 5, "turns_taken": 1,
@@ -95,7 +95,7 @@ def test_first_rank_removes_what_any_rank_of_an_earlier_run_left(tmp_path):
     assert not steps_of(tmp_path)
 
 
-def test_resumed_run_replaces_the_steps_that_it_does_again(tmp_path):
+def test_resumed_run_replaces_the_steps_that_it_repeats(tmp_path):
     first = RolloutFiles(tmp_path, count=ALL)
     for step in (1, 2, 3):
         first.keep([trajectory(f"old{step}")], kind="train", step=step)
@@ -185,7 +185,7 @@ def test_page_shows_the_newest_rollouts_by_prompt_best_first(tmp_path):
     assert "75.0 % [30.1, 95.4] (3/4)" in page
 
 
-def test_a_models_words_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_models_text_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "\x1b]0;owned\x07"
     row = {
         "kind": "train",

@@ -1,4 +1,4 @@
-"""Signs in the metrics that a run does not learn; each gives one warning."""
+"""Signs in the metrics that a run does not learn: one warning for each."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def warnings(*steps: Step) -> list[tuple[int, str]]:
     ]
 
 
-def test_a_sound_run_is_not_warned_of() -> None:
+def test_a_sound_run_gets_no_warning() -> None:
     step: Step = {
         "reward/score": [0.0, 1.0],
         "actor/updates": 4.0,
@@ -66,7 +66,7 @@ def test_an_update_that_changes_no_weight_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("idle", ["actor/lr", "actor/grad_norm"])
-def test_an_update_of_size_zero_changes_no_weight_rightly(idle: str) -> None:
+def test_an_update_of_size_zero_that_changes_no_weight_gets_no_warning(idle: str) -> None:
     step: Step = {
         "actor/weights_unchanged": 1.0,
         "actor/lr": 1e-4,
@@ -128,7 +128,7 @@ def test_a_task_without_a_mixed_group_for_ten_steps_is_named_with_the_remedy_for
     assert text.startswith("hammer: no group of the last 10 steps") and remedy in text
 
 
-def test_one_mixed_group_starts_the_count_of_its_task_anew() -> None:
+def test_one_mixed_group_restarts_the_count_of_its_task() -> None:
     unmixed: Step = {"rollout/hammer/mixed_groups": 0.0, "rollout/hammer/success_rate": 1.0}
     mixed: Step = {"rollout/hammer/mixed_groups": 0.25, "rollout/hammer/success_rate": 0.97}
     [(number, _)] = warnings(*[unmixed] * 9, mixed, *[unmixed] * 12)

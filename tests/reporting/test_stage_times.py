@@ -3,7 +3,7 @@
 from siirl.reporting.console import stage_line
 
 
-def test_stages_add_up_to_the_step_and_its_evaluation_stands_apart() -> None:
+def test_stages_add_up_to_the_step_and_its_evaluation_is_separate() -> None:
     """An evaluation is not in the step's seconds; encoding is a part of the rollout's."""
     seconds = {"step": 58.8, "rollout": 47.6, "train": 10.0, "evaluation": 40.4}
     metrics = {f"time/{name}_s": value for name, value in seconds.items()}

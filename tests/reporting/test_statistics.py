@@ -124,6 +124,6 @@ def test_mean_scores_are_read_by_task_and_way_of_acting_with_all_last() -> None:
         ((1.0, 0.0), (0.5, 1.0), "-0.5"),
     ],
 )
-def test_the_change_of_a_mean_says_whether_intervals_are_apart(before, after, words) -> None:
+def test_the_change_of_a_mean_states_whether_intervals_overlap(before, after, words) -> None:
     first, last = (mean_interval(mean=mean, std=std, episodes=20) for mean, std in (before, after))
     assert last.change_since(first) == words

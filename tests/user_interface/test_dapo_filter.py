@@ -64,11 +64,11 @@ def test_groups_whose_rewards_are_all_alike_are_dropped():
     ) == (4.0, 2.0, 1.0)
 
 
-def test_a_full_step_asks_for_nothing():
+def test_a_full_step_requests_no_prompts():
     assert sample(batch({0: [1.0, 0.0], 1: [1.0, 0.0]})).more_prompts == 0
 
 
-def test_too_few_groups_ask_for_more_prompts_and_keep_what_there_is():
+def test_too_few_groups_request_more_prompts_and_keep_their_rows():
     output = sample(
         batch({0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0], 3: [1.0, 1.0]}), wanted=4, drawn=4
     )
@@ -92,11 +92,11 @@ def test_after_the_last_refill_the_step_continues_with_fewer_groups():
     )
 
 
-def test_no_refill_can_be_asked_for():
+def test_refills_can_be_turned_off():
     assert sample(batch({0: [1.0, 1.0]}), "algorithm.filter.max_refills=0").more_prompts == 0
 
 
-def test_nothing_at_all_may_be_left():
+def test_every_group_may_be_dropped():
     output = sample(batch({0: [1.0, 1.0], 1: [0.0, 0.0]}), "algorithm.filter.max_refills=0")
     assert (
         len(output.batch),
@@ -112,14 +112,14 @@ def test_groups_beyond_the_step_are_dropped_the_latest_first():
     assert output.metrics["sampling/dropped_surplus"] == 2.0
 
 
-def test_a_price_on_length_does_not_make_a_solved_group_worth_keeping():
+def test_a_length_penalty_does_not_make_a_solved_group_useful():
     rows = batch({0: [1.0, 1.0]}, penalties=[0.0, -0.5])
     nothing_more = "algorithm.filter.max_refills=0"
     assert groups(sample(rows, nothing_more)) == []
     assert groups(sample(rows, nothing_more, "algorithm.filter.metric=reward")) == [0]
 
 
-def test_success_can_be_what_counts():
+def test_groups_may_be_filtered_by_success():
     rows = batch({0: [0.2, 0.7], 1: [0.0, 0.7]})
     assert groups(
         sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.metric=success")
@@ -144,7 +144,7 @@ def test_truncated_rows_can_be_left_out_and_their_group_is_judged_without_them()
     )
 
 
-def test_a_second_look_at_kept_groups_keeps_them():
+def test_filtering_kept_groups_again_keeps_them():
     kept = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0]})).batch
     assert groups(sample(kept, "algorithm.filter.max_refills=0")) == [0]
 
@@ -183,5 +183,5 @@ def test_groups_are_judged_over_the_rows_of_all_ranks():
         (11, 1, 12, 12),  # never more than a step
     ],
 )
-def test_prompts_are_drawn_by_how_many_groups_were_kept(missing, kept, drawn, expected):
+def test_the_number_of_new_prompts_follows_the_share_of_kept_groups(missing, kept, drawn, expected):
     assert prompts_to_draw(missing=missing, kept=kept, drawn=drawn, most=12, ranks=2) == expected

@@ -51,12 +51,12 @@ def test_all_success_groups_go_and_mixed_ones_stay():
     assert output.metrics["sampling/dropped_all_success"] == 2.0
 
 
-def test_all_failure_groups_stay_where_srpo_has_a_success_to_compare_with():
+def test_all_failure_groups_stay_if_srpo_has_a_success_to_compare_with():
     output = embodied_local_rank_sampling(batch=batch_of("ff", "sf"), context=context("srpo"))
     assert kept(output) == ["000", "001", "002", "003"]
 
 
-def test_all_failure_groups_go_where_no_success_is_known():
+def test_all_failure_groups_go_if_no_success_is_known():
     output = embodied_local_rank_sampling(batch=batch_of("ff", "ff"), context=context("srpo"))
     assert kept(output) == []
     assert output.metrics["sampling/dropped_all_failure_without_reference"] == 4.0
@@ -75,7 +75,7 @@ def test_successes_of_a_dropped_group_are_references_for_the_failures_that_stay(
     assert job.reward.has_reference("door-open")
 
 
-def test_truncated_episodes_go_only_when_asked_for():
+def test_truncated_episodes_go_only_on_request():
     batch = batch_of("sf", "sf")
     assert len(kept(embodied_local_rank_sampling(batch=batch, context=context("success")))) == 4
     assert (
@@ -88,7 +88,7 @@ def test_truncated_episodes_go_only_when_asked_for():
     )
 
 
-def test_a_success_band_narrows_what_stays():
+def test_a_success_band_drops_further_groups():
     output = embodied_local_rank_sampling(
         batch=batch_of("sf", "ff"), context=context("srpo", success_low=0.6)
     )

@@ -62,7 +62,7 @@ def test_clips_of_different_lengths_and_sizes_stack() -> None:
     "clip",
     [np.zeros((2, 8, 8, 3)), np.zeros((8, 8, 3), np.uint8), np.zeros((2, 8, 8, 4), np.uint8)],
 )
-def test_what_is_no_clip_is_named_by_its_row(clip: np.ndarray) -> None:
+def test_an_invalid_clip_is_named_by_its_row(clip: np.ndarray) -> None:
     good = np.zeros((2, 8, 8, 3), np.uint8)
     with pytest.raises(ValueError, match="Clip 1 must be uint8"):
         prepare([good, clip], frames_per_clip=2, image_size=8, crop=False)

@@ -88,7 +88,7 @@ def test_a_clip_has_the_same_embedding_alone_and_in_a_batch(name: str, clips: Cl
 
 
 @pytest.mark.parametrize("name", ["tiny", "pixels"])
-def test_the_order_of_frames_shows_in_the_embedding(name: str, clips: Clips) -> None:
+def test_an_embedding_depends_on_the_order_of_frames(name: str, clips: Clips) -> None:
     encoder = load_video_encoder(name)
     forward, backward = encoder.encode([clips[1], clips[1][::-1]])
     assert np.linalg.norm(forward - backward) > 0.05 * np.linalg.norm(forward)
@@ -111,7 +111,7 @@ def test_a_clip_of_floats_is_refused_by_its_row(clips: Clips) -> None:
         load_video_encoder("tiny").encode([*clips, np.zeros((2, 64, 64, 3))])
 
 
-def test_what_training_saved_is_loaded(tmp_path: Path, clips: Clips) -> None:
+def test_a_trained_encoder_is_loaded(tmp_path: Path, clips: Clips) -> None:
     model = VideoTransformer(SMALL).eval()
     save_encoder(tmp_path, model=model, pooling="last", training={})
     embeddings = load_video_encoder(str(tmp_path)).encode(clips)

@@ -27,7 +27,7 @@ def test_rank_correlation_of_a_constant_is_unknown() -> None:
     assert np.isnan(rank_correlation(LINE, np.ones(5)))
 
 
-def test_grouped_rank_correlation_does_not_see_differences_between_groups() -> None:
+def test_grouped_rank_correlation_ignores_differences_between_groups() -> None:
     left, groups = np.array([1.0, 2.0, 11.0, 12.0]), np.array([0, 0, 1, 1])
     assert grouped_rank_correlation(
         left, np.array([2.0, 1.0, 12.0, 11.0]), groups

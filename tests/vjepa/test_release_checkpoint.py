@@ -99,7 +99,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
         load_release(tmp_path / "mine.pt")
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_as_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="No V-JEPA 2 weights"):
         load_release(tmp_path / "vitl.pt")
 

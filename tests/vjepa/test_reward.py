@@ -39,7 +39,7 @@ def test_success_is_worth_one_and_failures_fall_with_distance() -> None:
     assert output.reward_B.dtype == np.float32
 
 
-def test_a_failure_gets_the_same_reward_whatever_its_company_once_the_window_is_full() -> None:
+def test_once_the_window_is_full_a_failures_reward_does_not_depend_on_the_other_rows() -> None:
     reward = TrajectoryReward(TrajectoryRewardConfig(min_failure_window=3, success_bank_size=1))
     score(reward, [0.0, 1.0, 2.0, 3.0], [True, False, False, False])
     state = reward.state_dict()
@@ -64,7 +64,7 @@ def test_one_failure_alone_has_z_zero() -> None:
     assert score(TrajectoryReward(CONFIG), [0.0, 7.0], [True, False]).z_B[1] == 0.0
 
 
-def test_float_noise_between_equal_failures_is_not_blown_up() -> None:
+def test_float_noise_between_equal_failures_is_not_amplified() -> None:
     distance = np.array([1.0, 1.0 + 1e-9])
     assert np.abs(standardise(distance=distance, window=distance)).max() < 1e-5
 

@@ -74,7 +74,7 @@ def test_no_failure_is_worth_as_much_as_a_success_or_more_than_alpha_times_the_s
     assert failed.min() >= 0 and failed.max() <= CONFIG.alpha * reward.memory["reach"].skill
 
 
-def test_frames_that_tell_nothing_leave_a_0_1_reward() -> None:
+def test_frames_without_information_leave_a_0_1_reward() -> None:
     reward = SuccessValueReward(CONFIG)
     for seed in range(4):
         columns = step(seed)
@@ -92,14 +92,14 @@ def test_a_step_is_scored_before_it_is_learnt_from() -> None:
     np.testing.assert_allclose(apart[0], together)
 
 
-def test_a_task_does_not_judge_another() -> None:
+def test_a_task_does_not_affect_another() -> None:
     reward, columns = trained(), step(7)
     output = reward.score(**columns | {"tasks_B": ["pull"] * len(columns["tasks_B"])})
     assert (output.reward_B == columns["success_B"]).all()
     assert reward.judges("reach") and not reward.judges("pull")
 
 
-def test_skill_is_not_believed_from_a_few_pairs() -> None:
+def test_a_few_pairs_prove_no_skill() -> None:
     reward = SuccessValueReward(CONFIG)
     reward.score(**step(0))
     memory = reward.memory["reach"]

@@ -1,4 +1,4 @@
-"""New weights at an inference server: their ways, their check, and servers that do not take them."""
+"""New weights at an inference server: transports, verification, servers that do not take them."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
 
     def log_message(self, *arguments):
-        """Nothing on the terminal."""
+        """Log nothing."""
 
 
 @contextmanager

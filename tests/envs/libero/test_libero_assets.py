@@ -27,7 +27,7 @@ def test_complete_folder_is_taken_and_is_no_stand_in(own_folder):
     assert (found.folder, found.stand_in, found.label) == (own_folder, False, str(own_folder))
 
 
-def test_stand_ins_say_so(stand_ins):
+def test_stand_ins_are_marked(stand_ins):
     assert (stand_ins.stand_in, stand_ins.label) == (True, "stand-in")
 
 
@@ -149,7 +149,7 @@ def test_damaged_description_is_refused(own_folder):
         find_assets(own_folder)
 
 
-def test_word_that_is_no_folder_is_refused():
+def test_word_that_is_not_a_folder_is_refused():
     with pytest.raises(
         ValueError, match=r"env\.assets='stand-in' is not a folder; it may also be auto or stand_in"
     ):

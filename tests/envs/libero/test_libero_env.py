@@ -73,7 +73,7 @@ def test_observation_is_two_images_proprioception_and_instruction(env):
         "turn on the stove",
     )
     assert (info["task"], info["suite"], info["success"]) == (STOVE, "goal", False)
-    assert all(image.std() > 10 for image in observation[IMAGES])  # something is to be seen
+    assert all(image.std() > 10 for image in observation[IMAGES])  # the images are not blank
 
 
 def test_stand_ins_are_named_in_spec_and_info(env):
@@ -181,7 +181,7 @@ def test_simulator_is_built_once_a_task_and_kept(env):
     assert simulator(STOVE) is stove
 
 
-def test_simulator_that_is_not_kept_is_let_go_with_its_memory(stand_ins):
+def test_simulator_that_is_not_kept_frees_its_memory(stand_ins):
     made = LiberoEnv(
         suite="goal+object",
         tasks=["goal/7", "object/4"],
@@ -350,7 +350,7 @@ def test_functions_compiled_for_an_episode_are_kept_in_the_cache_and_not_in_site
         ),
     ],
 )
-def test_missing_opengl_library_is_said(backend, sentence, repository, tmp_path):
+def test_missing_opengl_library_is_reported(backend, sentence, repository, tmp_path):
     # The interpreter finds this module at its start: a machine on which the loader knows no OpenGL
     # library.
     (tmp_path / "sitecustomize.py").write_text(

@@ -33,7 +33,7 @@ def test_image_is_liberos_turned_by_180_degrees():
 
 
 @pytest.mark.parametrize("size", [64, 128, 224, 256])
-def test_flat_image_stays_what_it_is(size):
+def test_flat_image_is_unchanged(size):
     seen = policy_image(np.full((size, size, 3), 128, np.uint8))
     assert (seen.shape, seen.dtype) == ((224, 224, 3), np.uint8)
     assert np.abs(seen.astype(int) - 128).max() <= 1

@@ -111,7 +111,7 @@ def test_all_tasks_of_all_chosen_suites_by_default():
         ("goal", "turn_on_the_stove", "must be a list"),
     ],
 )
-def test_wrong_choice_is_answered(suite, tasks, sentence):
+def test_wrong_choice_is_refused_with_the_known_ones(suite, tasks, sentence):
     with pytest.raises(ValueError, match=sentence):
         choose_tasks(suite, tasks)
 

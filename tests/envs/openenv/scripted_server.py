@@ -76,7 +76,7 @@ class ScriptedServer:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
-        """Go away."""
+        """Stop serving."""
         asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result()
 
     def ping(self) -> None:

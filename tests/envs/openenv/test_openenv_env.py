@@ -62,7 +62,7 @@ async def first_step(server: ScriptedServer, text: str = "x", **arguments: Any) 
 
 
 def failure_of(answer: Any, **arguments: Any) -> str:
-    """The sentence of an episode whose first step is answered so."""
+    """The error of an episode whose first step gets this answer."""
     with ScriptedServer(after_reset(answer)) as server, pytest.raises(EpisodeFailed) as failed:
         asyncio.run(first_step(server, **arguments))
     return str(failed.value).replace(server.url, "URL")
@@ -312,7 +312,7 @@ def test_a_server_that_gives_no_schema_is_refused(status: HTTPStatus, sentence: 
         ("http://user:secret@127.0.0.1:8000", "put the token into a file"),
     ],
 )
-def test_an_address_that_is_none_is_refused(url: str | None, sentence: str) -> None:
+def test_an_invalid_address_is_refused(url: str | None, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         OpenEnvEnv(url=url)  # type: ignore[arg-type]
 

@@ -250,12 +250,12 @@ def test_result_above_the_bound_ends_the_test(small):
     assert (execution.ending, execution.output) == (OUTPUT, b"")
 
 
-def test_memory_within_the_limit_is_given(small):
+def test_memory_within_the_limit_is_available(small):
     (execution,) = executions(small, f"x = bytearray({24 * MEBIBYTE})\nprint(len(x))")
     assert execution.output == b"25165824\n"
 
 
-def test_processes_within_the_limit_are_given(small):
+def test_processes_within_the_limit_run(small):
     program = (
         "import os, time\nfor _ in range(5):\n    if os.fork() == 0: time.sleep(0.2); os._exit(0)\n"
         "for _ in range(5): os.wait()\nprint('done')"

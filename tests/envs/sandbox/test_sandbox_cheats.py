@@ -114,9 +114,7 @@ def solve(v): return found
 
 
 def test_no_answer_is_anywhere_in_the_sandbox(small):
-    """The program looks through all that it can reach; that it would find what is there is shown by
-    the inputs.
-    """
+    """The program searches everything that it can reach. It finds the inputs, so the search works."""
     answers = problem(inputs=[[1], [2]], outputs=[987650001, 987650002], function="solve")
     inputs = problem(
         inputs=[[987650003], [987650004]],

@@ -74,9 +74,7 @@ def test_anything_else_has_reward_0_and_a_verdict(small, text, verdict, reward):
 @pytest.mark.parametrize("reward", ["all", "share"])
 @pytest.mark.parametrize("split", ["train", "heldout"])
 def test_the_best_constant_scores_0_on_the_default_tasks(small, split, reward):
-    """The answer that comes most often among the hidden tests, which no policy can know, given
-    whatever is asked.
-    """
+    """The most frequent hidden answer, which no policy can know, given to every test."""
     env = make_env("sandbox", wording="bare", reward=reward, limits=LIMITS)
 
     async def score(task):
@@ -124,7 +122,7 @@ def test_seed_and_split_choose_the_problem(env):
     assert len({first, second, heldout}) == 3
 
 
-def test_sandbox_that_fails_is_no_reward(env, monkeypatch):
+def test_failing_sandbox_gives_no_reward(env, monkeypatch):
     def fail(job):
         raise SandboxFailed("no memory for another process")
 
@@ -149,7 +147,7 @@ def test_sandbox_that_fails_is_no_reward(env, monkeypatch):
         ({"limits": {"ram": 1}}, "Unknown limit 'ram'"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, sentence):
+def test_invalid_arguments_are_refused(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_env("sandbox", **arguments)
 
@@ -169,7 +167,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, sentence):
         ),
     ],
 )
-def test_options_that_make_no_sense_are_refused(env, options, sentence):
+def test_invalid_options_are_refused(env, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         asyncio.run(env.reset(seed=0, options=options))
 

@@ -1,8 +1,8 @@
 """Programs that try to escape. Each prints `through` on success; effects on the machine are checked
 from outside.
 
-That each would say so is tried out, too: the harmless ones are run where there are no walls, the
-others' form is.
+The attempts themselves are tested, too: harmless ones run without isolation, and of the others the
+form is checked.
 """
 
 import os
@@ -317,7 +317,7 @@ def test_a_wall_is_an_error_of_the_system_or_nothing_found(kind, code, said, mon
 
 
 @pytest.mark.parametrize("name", BLOWS)
-def test_a_blow_is_not_dealt_outside_of_a_sandbox(name):
+def test_a_blow_refuses_to_run_outside_of_a_sandbox(name):
     with pytest.raises(subprocess.CalledProcessError) as ended:
         said_without_walls(attempt(name, {}))
     assert "AssertionError: not within a sandbox" in ended.value.stderr

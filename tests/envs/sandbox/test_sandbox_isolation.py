@@ -166,11 +166,11 @@ def test_machine_without_bubblewrap_is_refused_with_the_remedy(monkeypatch, tmp_
     sandbox_env._tried_bubblewrap.cache_clear()
 
 
-def test_machine_without_namespaces_is_refused_with_bubblewraps_words(monkeypatch):
+def test_machine_without_namespaces_is_refused_with_bubblewraps_message(monkeypatch):
     with contextlib.ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory())
-        )  # pytest's folders are closed to nobody
+        )  # the user `nobody` cannot enter pytest's folders
         (folder / "bwrap").write_text(
             "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
         )
@@ -270,7 +270,7 @@ def test_sets_are_in_the_same_order_at_every_run(small):
     )
 
 
-def test_packages_are_there_if_asked_for():
+def test_requested_packages_are_available():
     limits = Limits()
     (execution,) = executions(make_sandbox("bubblewrap", limits=limits), "import numpy")
     assert execution.errors.endswith(b"ModuleNotFoundError: No module named 'numpy'\n")
@@ -352,8 +352,8 @@ def test_silent_sandbox_is_reported_with_its_deadline(monkeypatch):
 
 
 def test_processes_above_the_limit_end_a_program_that_the_kernel_does_not_bound():
-    """Without walls no kernel counts: 8 processes are the limit, and 20 are ended within their
-    minute.
+    """Without isolation the kernel does not count: the limit is 8 processes, and 20 are ended
+    within their minute.
     """
     program = "import os, time\nfor _ in range(20):\n    if os.fork() == 0: break\ntime.sleep(60)"
     sandbox = make_sandbox("none", limits=replace(SMALL, wall_s=50.0, total_s=55.0))
@@ -374,7 +374,7 @@ def test_processes_above_the_limit_end_a_program_that_the_kernel_does_not_bound(
         ({"processes": True}, r"limits\.processes must be a number"),
     ],
 )
-def test_limits_that_make_no_sense_are_refused(given, sentence):
+def test_invalid_limits_are_refused(given, sentence):
     with pytest.raises(ValueError, match=sentence):
         Limits.of(given)
 

@@ -85,7 +85,7 @@ def test_true_and_one_are_not_the_same_constant():
 
 
 @pytest.mark.parametrize("name", ["sorts-2", "lists", "lists-0", "lists-7", "lists-x", "lists-²"])
-def test_unknown_task_is_answered(name):
+def test_unknown_task_is_refused_with_the_known_ones(name):
     with pytest.raises(ValueError, match=r"numbers-n|from 1 to 6"):
         GeneratedTask.of(name)
 
@@ -127,7 +127,7 @@ def test_no_test_and_no_solution_is_in_the_prompt():
     assert str(row.extra_info["solution"]) not in row.prompt[0]["content"]
 
 
-def test_in_few_words_too_nothing_asks_for_two_programs():
+def test_a_problem_in_few_words_asks_for_one_program_too():
     """Recognises the same steps on a list, given as one line."""
     asked: dict[str, set[str]] = {}
     for row in (

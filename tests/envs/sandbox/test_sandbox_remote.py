@@ -60,7 +60,7 @@ class Service(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *arguments):
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -202,13 +202,13 @@ def test_result_of_another_form_is_no_wrong_answer(service, seven, result):
         verdict(RemoteSandbox(service, SMALL), seven, RIGHT)
 
 
-def test_service_that_is_not_there_is_no_wrong_answer(seven, monkeypatch):
+def test_missing_service_is_no_wrong_answer(seven, monkeypatch):
     monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
     with pytest.raises(SandboxFailed, match="did not run the program"):
         verdict(RemoteSandbox("http://127.0.0.1:9", SMALL), seven, RIGHT)
 
 
 @pytest.mark.parametrize("url", ["", "sandbox:8080", "file:///etc/passwd", "http://"])
-def test_address_must_be_one(url):
+def test_invalid_address_is_refused(url):
     with pytest.raises(ValueError, match="address of a SandboxFusion service"):
         RemoteSandbox(url, SMALL)

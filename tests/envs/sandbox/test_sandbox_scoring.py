@@ -1,5 +1,5 @@
-"""Verdicts from what came back: comparison, reward, and the program in an answer. By hand, without
-a sandbox.
+"""Verdicts on results: comparison, reward, and the program in an answer. By hand, without a
+sandbox.
 """
 
 import math
@@ -82,7 +82,7 @@ CALLS = problem(inputs=[[], []], outputs=[[1, 2], 0], function="f")
         (CALLS, b"9" * 10_000, "the result is no JSON"),
     ],
 )
-def test_what_came_back_is_held_against_what_was_expected(asked, output, fault):
+def test_results_are_compared_with_the_expected_ones(asked, output, fault):
     assert fault_of(Execution(Ending.FINISHED, output=output), asked.cases[0], asked) == fault
 
 

@@ -53,7 +53,7 @@ def test_nothing_gets_out_in_a_namespace_with_a_single_user(namespace, repositor
     files = [
         str(Path(__file__).with_name(f"test_sandbox_{name}.py")) for name in ("escapes", "abuses")
     ]
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to nobody
+    with tempfile.TemporaryDirectory() as folder:  # `nobody` cannot enter pytest's own
         os.chmod(folder, 0o777)
         options = ("-q", "-p", "no:cacheprovider", f"--basetemp={folder}/base")
         ended = run_in(namespace, "-m", "pytest", *options, *files, repository=repository)

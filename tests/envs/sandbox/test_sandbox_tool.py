@@ -149,6 +149,6 @@ def test_sandbox_that_breaks_down_fails_the_episode_and_is_no_answer():
         ({"isolation": "remote"}, "env.kwargs.url is the address"),
     ],
 )
-def test_sandbox_that_cannot_be_is_refused_when_the_environment_is_made(entry, sentence):
+def test_impossible_sandbox_is_refused_when_the_environment_is_made(entry, sentence):
     with pytest.raises(ValueError, match=sentence):
         ToolEnv(tools=[{"program": "envs.tools.sandboxed:sandboxed", **entry}])

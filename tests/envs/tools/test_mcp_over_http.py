@@ -112,6 +112,6 @@ def test_an_environment_calls_a_tool_at_an_address() -> None:
     ],
     ids=str,
 )
-def test_arguments_that_contradict_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+def test_contradictory_arguments_are_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         MCPTools(**arguments)

@@ -40,7 +40,7 @@ async def told(tools, name, **arguments):
         return f"Error: {error}"
 
 
-def test_tools_are_described_and_called_and_their_errors_told(notes_server):
+def test_tools_are_described_and_called_and_their_errors_reported(notes_server):
     async def play(tools):
         first = (await tools.descriptions())[0]
         answers = [await told(tools, "remember", note="a"), await told(tools, "remember", note="b")]
@@ -204,7 +204,7 @@ def test_process_that_left_its_session_ends_with_its_server(plain_server, tool):
 
 
 def test_process_that_left_its_session_ends_with_the_process_that_hosts_the_server(plain_server):
-    """The host is killed, and can tidy up nothing; the supervisor sees its end, a moment later."""
+    """The killed host cannot clean up; the supervisor notices its end a moment later."""
     program = (
         "import asyncio, os, signal, sys\nfrom envs.tools.mcp_server import MCPTools\n"
         f"tools = MCPTools(**{plain_server!r}, deadline_s=600.0, start_deadline_s=600.0)\n"
@@ -343,6 +343,6 @@ def test_servers_that_do_not_start_leave_no_descriptor_open():
     assert asyncio.run(opened()) == 0
 
 
-def test_deadline_that_is_none_is_refused():
+def test_invalid_deadline_is_refused():
     with pytest.raises(ValueError, match=r"deadline_s of 'x' must be at least 0\.001 s"):
         MCPTools(command="x", deadline_s=0)

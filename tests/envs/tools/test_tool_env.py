@@ -193,7 +193,7 @@ def test_more_calls_than_allowed_are_refused():
         ({"max_characters": 100}, [compute("1+1") + " " * 100], "out of characters"),
     ],
 )
-def test_who_runs_out_gets_nothing(arguments, texts, verdict):
+def test_an_episode_that_exceeds_a_budget_has_no_reward(arguments, texts, verdict):
     *_, last = play(make(**arguments), *texts)
     assert last[1:4] == (0.0, False, True)
     assert last[4]["verdict"] == verdict
@@ -258,7 +258,7 @@ def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
     assert final[2]
 
 
-def test_mcp_server_that_is_not_there_fails_the_episode_and_is_no_wrong_answer():
+def test_missing_mcp_server_fails_the_episode_and_is_no_wrong_answer():
     with pytest.raises(EpisodeFailed, match="'no-such-server' did not start"):
         play(make(tools=[{"mcp": {"command": "no-such-server"}}]))
 
