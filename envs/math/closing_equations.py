@@ -63,13 +63,13 @@ def computed_value(sentence: str, *, question: str) -> tuple[str, str, str] | No
             continue
         if HEDGES & words_asked(side):
             return None
-        if numbers & _values(side):
+        if numbers & values_of(side):
             value = _with_unit(result, terms=side, question=question)
             return None if value is None else (lead + terms[: begin.start()], side, value)
     return None
 
 
-def _values(side: str) -> set[Fraction]:
+def values_of(side: str) -> set[Fraction]:
     """What the numbers and signs of `side` give without its words, as a share of 100 too."""
     for sign, operation in OPERATIONS.items():
         side = re.sub(sign, operation, side)

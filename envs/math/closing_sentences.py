@@ -10,12 +10,16 @@ import re
 from envs.math.clauses import COMPARED, IMAGINED, main_clause
 from envs.math.closing_equations import computed_value
 from envs.math.contrasts import contrasted
-from envs.math.languages import after_conclusion, in_english
+from envs.math.languages import (
+    after_conclusion,
+    has_foreign_change,
+    in_english,
+)
 from envs.math.leads import REWORKING, TENTATIVE, changes, denies, is_rough
 from envs.math.markup import EMPHASISED, without_markup
 from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
 from envs.math.notation import is_several
-from envs.math.other_numbers import ASKS_THE_REST, tells_the_other_part
+from envs.math.other_numbers import ASKS_THE_REST, NUMBERED_BEFORE, tells_the_other_part
 from envs.math.plain_text import plain
 from envs.math.provisional import DIGITS, OPERATED, PROVISIONAL, is_provisional, words_asked
 from envs.math.quantities import is_compared, read_quantity
@@ -40,6 +44,8 @@ RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
 IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
 CHANCE = re.compile(r"\b(?:probability|chances?|likelihood)\b", re.IGNORECASE)
 ONE_IN = re.compile(r"(?<![0-9.,])(?P<top>[0-9]+) in (?P<bottom>[0-9]+)(?=[.!*]*$)")
+ACCENTED = re.compile(r"[A-Za-z][\u00c0-\u024f]|[\u00c0-\u024f][a-z]{2}")
+"""A letter of a word that is not English."""
 FOR_ALL = re.compile(r",? for (?:all|any|every) [a-z ]{0,30}\$?[a-z]\$?$")
 """`f(x) = x^2 for all real x`"""
 LEFT_OVER = re.compile(
@@ -120,7 +126,7 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     """
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
-    if TENTATIVE.search(sentence):
+    if TENTATIVE.search(sentence) or (ACCENTED.search(sentence) and has_foreign_change(sentence)):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = QUOTED.sub(r"\1", CONTRACTED.sub(r"\1 is", sentence))
@@ -176,7 +182,11 @@ def _after(lead: str, value: str, *, question: str) -> str | None:
     """`value` as the words before it leave it; None where it is another thing after them."""
     if is_provisional(lead, question=question, terms=value.rpartition("=")[0]):
         return None
-    if LIMITING.search(lead) or _names_a_day(lead, question=question):
+    if (
+        LIMITING.search(lead)
+        or NUMBERED_BEFORE.search(lead)
+        or _names_a_day(lead, question=question)
+    ):
         return None
     if BEYOND.search(lead) and not _is_measured(value):
         return None

@@ -19,6 +19,7 @@ from envs.math.last_lines import last_lines, last_sentence
 from envs.math.line_marks import MarkedAnswer
 from envs.math.lone_values import alone_on_line, spoils, total_of_line
 from envs.math.named_answers import NAMED, NAMED_IN_BOLD, named_answer, stated_name
+from envs.math.plain_sentences import closing_number
 from envs.math.provisional import DOUBT
 from envs.math.sentences import TAIL, taken_back
 
@@ -39,6 +40,8 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
     answer = None if stated is None else _at_the_end(stated, whole=whole, question=question)
     answer = answer or _at_the_end(tail, whole=whole, question=question)
     explanation = EXPLANATION.search(tail)
+    if answer is None and explanation is None:
+        return closing_number(text, question=question)
     if answer is not None or explanation is None:
         return answer
     answer = _at_the_end(tail[: explanation.start()], whole=whole, question=question)

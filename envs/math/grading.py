@@ -30,6 +30,7 @@ from envs.math.expressions import NoExpression, compute
 from envs.math.line_marks import MAX_ANSWER_CHARACTERS, MarkedAnswer
 from envs.math.mathematics import Comparison
 from envs.math.named_answers import is_word
+from envs.math.plain_sentences import stated_number
 from envs.prompt_rows import require_truth
 from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
@@ -181,12 +182,14 @@ def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Compariso
     percent`, is read like the closing sentence of a text.
     """
     agrees = agreement(truth, answer, question=question)
-    if agrees is not False or not (SENTENCE.match(answer) or is_word(truth)):
+    if agrees is not False:
         return agrees
-    stated = concluded_answer(answer, question=question, named=is_word(truth))
-    if stated is None or stated.spoilt:
-        return False
-    return agreement(truth, stated.text, question=question)
+    if SENTENCE.match(answer) or is_word(truth):
+        closing = concluded_answer(answer, question=question, named=is_word(truth))
+        stated = None if closing is None or closing.spoilt else closing.text
+    else:
+        stated = stated_number(answer, question=question, marked=True)
+    return stated is not None and agreement(truth, stated, question=question)
 
 
 def check_truth(truth: str | None, *, style: str) -> str:

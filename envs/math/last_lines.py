@@ -75,14 +75,15 @@ def last_lines(text: str, *, whole: bool) -> list[str]:
     return lines if whole or thought else lines[1:]
 
 
-def _sentences(line: str) -> list[str]:
+def sentences_of(line: str) -> list[str]:
+    """The sentences of `line`, with what stands between them."""
     ends = [match.end() for match in SENTENCE_END.finditer(line) if match.end() < len(line)]
     return [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)], strict=True)]
 
 
 def _is_closing(line: str) -> bool:
     """Whether `line` is a greeting or an offer, or several."""
-    return PLEASANTRY.match(line) is not None or all(map(PLEASANTRY.match, _sentences(line)))
+    return PLEASANTRY.match(line) is not None or all(map(PLEASANTRY.match, sentences_of(line)))
 
 
 def _row(line: str) -> str:
@@ -98,7 +99,7 @@ def _is_check(lines: list[str]) -> bool:
 
 def last_sentence(line: str) -> str:
     """The last sentence of `line` that is no greeting."""
-    sentences = _sentences(line)
+    sentences = sentences_of(line)
     while len(sentences) > 1 and (PLEASANTRY.match(sentences[-1]) or ASIDE.match(sentences[-1])):
         sentences.pop()
     return sentences[-1].strip()

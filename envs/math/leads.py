@@ -1,10 +1,10 @@
 r"""Decides whether the words before a mark introduce the answer, or change it.
 
 `So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and
-`one of 70, \boxed{72}` say another number, or several. The rule is the one for words after a
-number: only words known to leave the number unchanged may be between it and the verb, or before it
-if the clause has no verb. Before the verb is the requested quantity, which may be anything (`The
-square root of 9 is \boxed{3}`), unless it denies the whole (`It is false that x is \boxed{3}`).
+`one of 70, \boxed{72}` say another number, or several. No word that changes a number (`CHANGING`)
+may be between it and the verb, or before it if the clause has no verb. Before the verb is the
+requested quantity, which may be anything (`The square root of 9 is \boxed{3}`), unless it denies the
+whole (`It is false that x is \boxed{3}`).
 
 Left out: the words after a mark (`envs.math.answers`).
 """
@@ -12,7 +12,7 @@ Left out: the words after a mark (`envs.math.answers`).
 import itertools
 import re
 
-from envs.math.introductions import introduces, is_introducing, names_an_operation
+from envs.math.introductions import introduces, names_an_operation
 from envs.math.plain_text import plain
 from envs.math.quantities import read_quantity, stem, words_of
 from envs.math.vocabulary import (
@@ -279,9 +279,7 @@ def _clause_changes(clause: str, *, question: str) -> bool:
         return True
     if re.search(r"[0-9)}\]]$", clause):
         return True
-    if not all(
-        word.lower() in HARMLESS or is_introducing(word, question=question) for word in between
-    ):
+    if any(word.lower() in CHANGING - HARMLESS for word in between):
         return True
     if not between:
         return False

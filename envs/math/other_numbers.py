@@ -23,14 +23,19 @@ ASKS_THE_REST = re.compile(r"\b(?:left|remain(?:s|ing)?)\b[^.?!]*\?", re.IGNOREC
 PARTED = re.compile(
     r"\b(?:gave|gives|sold|sells|ate|eats|lost|loses|spent|spends|used|uses)\b", re.IGNORECASE
 )
+ASKS_A_GAIN = re.compile(r"\b(?:profit|gain)\b[^.?!]*\?", re.IGNORECASE)
+A_LOSS = re.compile(r"\b(?:a|the) loss of\b", re.IGNORECASE)
 KEPT = re.compile(r"\b(?:left|remain\w*|has|have|had)\b", re.IGNORECASE)
 """`Tom gave away 18 apples` states nothing about the apples that are left."""
 
 
 def tells_the_other_part(introduction: str, sentence: str, *, question: str) -> bool:
-    """Whether the question asks what is left, and `sentence` says what was given away:
+    """Whether the question asks what is left, and `sentence` says what was given away, or it asks for a
+    profit and the sentence says a loss:
     `introduction` are its words before the number.
     """
+    if ASKS_A_GAIN.search(question) and A_LOSS.search(introduction):
+        return True
     if not ASKS_THE_REST.search(question) or not PARTED.search(introduction):
         return False
     return KEPT.search(sentence) is None

@@ -15,7 +15,7 @@ CAPITALS = "".join(
 SENTENCE_END = re.compile(
     r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bapprox)(?!(?<=\bNo)\.\s+[0-9])"
     r"[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+"
-    r"(?=[a-z] ?= |(?:[$*_(]|\\[(\[] ?)*(?:\\(?:f|frame)?box|[0-9]+\*\*|\Z)"
+    r"(?=[a-z] ?= |\([^()]*\)[.\s]*$|(?:[$*_(]|\\[(\[] ?)*(?:\\(?:f|frame)?box|[0-9]+\*\*|\Z)"
     rf"|[*_(]*[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f{CAPITALS}])|\u3002|\n|</think>"
 )
 RETRACTING = words(

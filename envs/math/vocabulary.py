@@ -309,7 +309,9 @@ ABOUT_ITSELF = words(
     "clue clues hint hints"
 )
 """Things that a text counts of itself, and not of its question."""
-OF_A_SOLUTION = words("digit digits step steps term terms example examples method methods")
+OF_A_SOLUTION = words(
+    "digit digits step steps term terms example examples method methods line lines word words"
+)
 """The same, unless the question is not known."""
 NUMBERED = words(
     """

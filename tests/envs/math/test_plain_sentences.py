@@ -1,0 +1,132 @@
+"""Sentences of any words that state one number, and hedges in them."""
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envs.math.grading import Grader
+from envs.math.plain_sentences import closing_number, stated_number
+
+STATEMENTS = (
+    "Therefore Maria can fill {} jars in a single afternoon.",
+    "That gives us a grand total of {} laps.",
+    "Thus, it would take Kevin {} weeks to save enough.",
+    "Peter will therefore be {} years of age.",
+    "The bill came out to ${}.00 in the end.",
+    "Answer: There will be {} children on the bus.",
+    "Answer: {} bushels of wheat were harvested.",
+    "#### The machine produces {} parts per hour",
+    "The cyclists meet after \\boxed{{{}}} minutes of riding.",
+    "Hence the carpenter cuts a grand total of \\boxed{{{}}} planks.",
+)
+HEDGES = (
+    "{} or {}",
+    "{} and {}",
+    "{}, maybe {},",
+    "{} (or {})",
+    "{} unless it rains or else {}",
+    "{}, on Sundays {},",
+    "{}, in case of rain {},",
+    "{} yet {}",
+    "{} versus {}",
+    "{} bar {}",
+    "{}, with luck {},",
+    "{} if wrong then {}",
+    "{} to {}",
+    "{}, as well as {},",
+    "{}, when it rains {},",
+)
+NUMBERS_IN_WORDS = ("thirteen", "forty-three", "two hundred")
+MANY = settings(
+    derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = Grader(num_workers=1, cpu_s=2.0)
+    yield grader
+    grader.close()
+
+
+def is_right(grader, text, reference):
+    return asyncio.run(grader.grade(text, truth=reference, style="rule")).correct
+
+
+@given(st.integers(1000, 9999), st.sampled_from(STATEMENTS))
+@MANY
+def test_number_of_a_plain_sentence_is_its_answer_and_no_other_is(grader, number, statement):
+    assert is_right(grader, statement.format(number), str(number))
+    assert not is_right(grader, statement.format(number), str(number + 1))
+
+
+@given(
+    st.integers(1000, 9999),
+    st.sampled_from(STATEMENTS),
+    st.sampled_from(HEDGES),
+    st.one_of(st.integers(10, 999), st.sampled_from(NUMBERS_IN_WORDS)),
+)
+@MANY
+def test_second_number_in_a_plain_sentence_never_leaves_the_first_right(
+    grader, number, statement, hedge, other
+):
+    assert not is_right(grader, statement.format(hedge.format(number, other)), str(number))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "So 42 is only half of what she needs.",
+        "Therefore 42 is too small, and we must try a larger number.",
+        "The library still has 42 books, but three more arrive.",
+        "That gives us more than 42.",
+        "So she sold 42. In the evening another 3 were sold.",
+        "So she sold 42, leaving 18.",
+        "She sold 42 in the morning and 3 in the evening.",
+        "Therefore the total is 42. With tax it will be 45.",
+        "The total is 42; adding tax gives 45.",
+        "Two candidates remain: 42 and 44.",
+        "We need 42 apples, so we have to buy 12.",
+        "Then we divide 42 by 3.",
+        "Hence 42 divides the product.",
+        "So far, she has read 42 of the pages.",
+        "Had he bought two, he would have saved $42.",
+        "The population grew from 42 to 100.",
+        "I am sure that the solution stands on page 42.",
+        "We conclude that x is a multiple of 42.",
+    ],
+)
+def test_number_that_goes_on_or_is_another_thing_is_no_answer(grader, text):
+    assert not is_right(grader, text, "42")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (
+            "Kim drives back. So she covers 42 miles. That is 3 miles fewer than planned.",
+            "42 miles",
+        ),
+        ("He was left with 33 balls when the day ended.", "33 balls when the day"),
+        (
+            "It was 9 by 4, so the plot covers 36 square metres, as the garden is 9 metres long.",
+            "36",
+        ),
+        ("After he lost 2 more, he was left with 33 balls.", "33 balls"),
+    ],
+)
+def test_closing_number_is_that_of_the_main_clause(text, number):
+    found = closing_number(text, question="")
+    assert found is not None and found.text.startswith(number.split()[0])
+
+
+def test_phrase_after_a_mark_is_read_strictly_and_a_sentence_openly():
+    assert stated_number("72 clips in a museum", question="", marked=True) is None
+    assert stated_number("72 clips were sold in a museum", question="", marked=True) == "72 clips"
+
+
+def test_restated_computation_must_give_the_number():
+    assert stated_number("42, which is 6 times 7", question="", marked=True) == "42"
+    assert stated_number("42, which is 6 times 8", question="", marked=True) is None
