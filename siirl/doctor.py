@@ -49,7 +49,7 @@ def examine(subjects: Sequence[Check]) -> int:
     from siirl.params.terminal_lines import fitted
 
     lacking = 0
-    reported: dict[str, str] = {}  # subjects by what they lack
+    reported: dict[str, str] = {}  # subjects by the part that they lack
     for check in subjects:
         try:
             state, words = "ok", check.examine()

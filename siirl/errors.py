@@ -37,7 +37,7 @@ class CheckpointError(SiirlError, RuntimeError):
 
 
 class RunFailed(SiirlError, RuntimeError):
-    """A started run that failed; its notes list what it left."""
+    """A started run that failed; its notes list the files that it left."""
 
 
 class SimulationFailed(SiirlError, RuntimeError):

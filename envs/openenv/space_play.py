@@ -1,7 +1,7 @@
 """Episodes of an environment of siirl behind `siirl serve`: its own spaces, infos and chunks.
 
 The server sends its spec with the schema of actions. So the environment has the same spec here,
-and the same seed, options and actions give the same episode, bit by bit. Left out: frames for
+and the same seed, options and actions give the same episode, bit for bit. Left out: frames for
 videos (`spec.renders` is False), rows of prompt files, and the ground truth, which never leaves the
 server.
 """

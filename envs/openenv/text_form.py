@@ -116,7 +116,7 @@ class TextForm:
         return self._cut(value if isinstance(value, str) else json.dumps(value))
 
     def action(self, text: str) -> dict[str, Any] | str:
-        """The action of a text without calls; a str is why it is none, for the model."""
+        """The action of a text without calls; a str tells the model why there is none."""
         if self.action_field is not None:
             return {self.action_field: text}
         try:

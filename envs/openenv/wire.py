@@ -1,7 +1,7 @@
 """JSON forms of observations, actions, spaces and specs, on both ends of an OpenEnv connection.
 
 An array is `{"dtype": "float32", "shape": [2, 3], "base64": …}` with the bytes in C order, little
-end first, so values arrive bit by bit as they were. Images are such arrays of uint8: base64 takes a
+end first, so values arrive unchanged, bit for bit. Images are such arrays of uint8: base64 takes a
 third more bytes than the pixels and costs less time than PNG. Everything else is plain JSON. The
 space determines how a value is read, so a sender's declarations allocate nothing.
 

@@ -242,7 +242,7 @@ class Program:
         return self.finish() or status
 
     def call(self, module: Any) -> None:
-        """Call the function on this test's arguments and write down what it returns."""
+        """Call the function on this test's arguments and record its result."""
         from json import dumps, loads
 
         function = module

@@ -172,7 +172,7 @@ class _Running:
         place_n = torch.where(here_n, self.tokens_n - v.start, 0)
         self.chosen_n = torch.where(here_n, z_nv.gather(1, place_n[:, None])[:, 0], self.chosen_n)
         largest_n = torch.maximum(self.largest_n, z_nv.amax(1))
-        moved_n = self.largest_n - largest_n  # of what was summed before, minus infinity at first
+        moved_n = self.largest_n - largest_n  # shifts the sums so far; minus infinity at first
         factor_n = moved_n.exp()
         self.weighed_n = torch.where(
             self.sum_n > 0, factor_n * (self.weighed_n + self.sum_n * moved_n), self.weighed_n

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 Row = Mapping[str, Any]
 _UID = re.compile(r"val-\d+-(.+)", re.DOTALL)
 _ORDER: dict[tuple[bool | None, bool | None], int] = {
-    (True, False): 0,  # lost what it could do
+    (True, False): 0,  # solved before, failed after
     (None, False): 1,
     (False, False): 1,
     (False, True): 2,

@@ -19,7 +19,7 @@ CHECKPOINTS = "checkpoints"
 def earlier_rows(run: Path, *, before: int) -> list[dict[str, Any]]:
     """Rows of the steps below `before`, oldest first.
 
-    There are none for a run that resumed nothing, or whose earlier run is not there any more.
+    Empty for a run that resumed nothing, or whose earlier run no longer exists.
 
     Args:
         run: Folder of the resumed run.

@@ -248,9 +248,9 @@ def _shortened(text: str, width: float) -> str:
 
 def look_for_ffmpeg() -> None:
     """Find ffmpeg before the first video: the search starts it, and Ctrl-C would end that process,
-    so that a video while the run stops would find none.
+    so that a video of a stopping run would not find it.
     """
-    with suppress(RuntimeError):  # none; a video, which may never come, will say so
+    with suppress(RuntimeError):  # not found: the first video reports it
         imageio_ffmpeg.get_ffmpeg_exe()
 
 

@@ -71,7 +71,7 @@ class TrackioWriter(RunWriter):
         )
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered rows."""
         if self._is_open:
             self._is_open = False
             with contextlib.redirect_stdout(io.StringIO()):

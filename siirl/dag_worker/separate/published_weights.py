@@ -210,7 +210,7 @@ class WeightThread:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error that ended the thread; nothing if there is none."""
+        """Raise the error that ended the thread, if one did."""
         if self._error is not None:
             raise self._error
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def _last_line(said: bytes) -> str:
-    """The last line of what ffmpeg said."""
+    """The last line of ffmpeg's output."""
     lines = said.decode(errors="replace").split("\n")
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 

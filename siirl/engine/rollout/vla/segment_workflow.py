@@ -52,7 +52,7 @@ class RunningEpisode:
     steps: int = 0
 
     def add(self, observation: Any, reward: float, actions: NDArray[Any]) -> None:
-        """Note a chunk, its executed actions, and what it led to."""
+        """Record a chunk: the resulting observation and reward, and the executed actions."""
         self.observation = observation
         self.actions.append(actions)
         self.env_return += reward
