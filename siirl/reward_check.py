@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not steps.isascii() or not steps.isdecimal() or not 1 <= int(steps) <= MOST_STEPS:
             raise ConfigError(f"steps={steps} must be a whole number from 1 to {MOST_STEPS}.")
         policy = named_policy(own["checkpoint"])
-        from siirl.jobs.reward_check import check_reward  # slow: imports torch
+        from siirl.jobs.reward_ranking import check_reward  # slow: imports torch
 
         check_reward(policy, words, steps=int(steps))
     except REFUSALS as error:

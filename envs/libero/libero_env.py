@@ -8,7 +8,7 @@ success and 0 before. Poses of objects are in no observation.
 
 An action is the benchmark's: seven numbers in [-1, 1] for the gripper's motion in x, y, z (1 is
 5 cm), its rotation about x, y, z (1 is 0.5 rad), and the fingers (+1 closes, -1 opens).
-`envs.libero.openvla` converts outputs of published checkpoints.
+`envs.libero.openvla_conventions` converts outputs of published checkpoints.
 
 An instance belongs to one thread, because its OpenGL context does.
 """

@@ -1,10 +1,10 @@
 """Images of a LIBERO scene: two cameras from one renderer, drawn upright.
 
 LIBERO's own images are upside down (OpenGL's first row is the lowest), and the published policies
-turn them by 180 degrees, which leaves left and right exchanged; `envs.libero.openvla` makes such
-images from ours. Images show the scene at the sensors' last reading
-(`envs.libero.libero_simulator`), as LIBERO's do; with render quality `full` they are equal to
-LIBERO's to the last bit (a test).
+turn them by 180 degrees, which leaves left and right exchanged;
+`envs.libero.openvla_conventions` makes such images from ours. Images show the scene at the sensors'
+last reading (`envs.libero.libero_simulator`), as LIBERO's do; with render quality `full` they are
+equal to LIBERO's to the last bit (a test).
 """
 
 from typing import TYPE_CHECKING, Any

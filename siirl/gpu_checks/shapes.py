@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from envs.libero.openvla import Quantiles
+from envs.libero.openvla_conventions import Quantiles
 from siirl.gpu_checks.check import Trial
 from siirl.models import openvla_vision
 from siirl.models.action_tokenizer import ActionTokenizer

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
-from envs.libero.openvla import published_image
+from envs.libero.openvla_conventions import published_image
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.action_tokenizer import ContinuousActions
 from siirl.models.flow_noise import LEARNT, require_noise

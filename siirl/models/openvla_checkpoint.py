@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from envs.archives import check_stored
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
-from envs.libero.openvla import BINS, IMAGE_SIZE, Quantiles, read_statistics
+from envs.libero.openvla_conventions import BINS, IMAGE_SIZE, Quantiles, read_statistics
 from envs.libero.suites import ACTION_SIZE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.openvla import OpenVLA

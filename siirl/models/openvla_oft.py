@@ -22,7 +22,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from envs.libero.openvla import CHUNK_LENGTH, Quantiles
+from envs.libero.openvla_conventions import CHUNK_LENGTH, Quantiles
 from siirl.algos.distributions import Categorical, Gaussian
 from siirl.models.flops import linear_flops
 from siirl.models.openvla_policy import (

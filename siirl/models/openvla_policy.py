@@ -2,8 +2,8 @@
 
 Papers: https://arxiv.org/abs/2406.09246 and https://arxiv.org/abs/2502.19645.
 `siirl.models.openvla` generates tokens one after another, `siirl.models.openvla_oft` decodes a
-chunk in one pass; `siirl.models.openvla_checkpoint` reads checkpoints. `envs.libero.openvla`
-defines the meaning of images, numbers and tokens.
+chunk in one pass; `siirl.models.openvla_checkpoint` reads checkpoints.
+`envs.libero.openvla_conventions` defines the meaning of images, numbers and tokens.
 """
 
 # N observation, I image, V place of vision (and proprioception), L place of the question, D feature
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from envs.libero.openvla import (
+from envs.libero.openvla_conventions import (
     BINS,
     IMAGE_SIZE,
     STATISTICS_FILE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.libero.openvla import IMAGE_SIZE
+from envs.libero.openvla_conventions import IMAGE_SIZE
 from envs.libero.suites import ACTION_SIZE, PROPRIOCEPTION_SIZE
 from siirl.models.openvla_vision import EncoderShape, encoder_shape
 from siirl.params.documents import read_object

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from siirl.jobs.idle_videos import Played, idle_videos
-from siirl.jobs.reward_check import Scored, ranking
+from siirl.jobs.reward_ranking import Scored, ranking
 from siirl.reward_check import main
 
 REFUSED = 2

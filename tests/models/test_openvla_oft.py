@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
-from envs.libero.openvla import policy_image
+from envs.libero.openvla_conventions import policy_image
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models import save_policy
 from siirl.models.adapters import adapted_layers

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.libero import openvla
-from envs.libero.openvla import (
+from envs.libero import openvla_conventions
+from envs.libero.openvla_conventions import (
     Quantiles,
     action_tokens,
     action_values,
@@ -106,7 +106,7 @@ def test_statistics_of_a_checkpoint_are_read_by_suite(tmp_path):
         "libero_goal_no_noops": {"action": action, "proprio": proprioception},
         "libero_object": {"action": action},
     }
-    (tmp_path / openvla.STATISTICS_FILE).write_text(json.dumps(content))
+    (tmp_path / openvla_conventions.STATISTICS_FILE).write_text(json.dumps(content))
     actions, felt = read_statistics(tmp_path, data="goal")
     assert (actions.mask.tolist(), felt.high.tolist()) == ([True] * 6 + [False], [2.0] * 8)
     assert read_statistics(tmp_path, data="object")[1] is None
@@ -136,7 +136,7 @@ def test_checkpoint_without_statistics_is_refused(tmp_path):
 
 
 def test_damaged_statistics_are_named(tmp_path):
-    (tmp_path / openvla.STATISTICS_FILE).write_text('{"libero_goal": ')
+    (tmp_path / openvla_conventions.STATISTICS_FILE).write_text('{"libero_goal": ')
     with pytest.raises(
         ValueError, match=r"dataset_statistics\.json is damaged \(Expecting value: line 1 column 17"
     ):
@@ -145,6 +145,6 @@ def test_damaged_statistics_are_named(tmp_path):
 
 def test_question_has_the_instruction_in_small_letters():
     assert (
-        openvla.prompt("Turn on the stove")
+        openvla_conventions.prompt("Turn on the stove")
         == "In: What action should the robot take to turn on the stove?\nOut:"
     )
