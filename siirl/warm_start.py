@@ -104,13 +104,14 @@ def _parser() -> argparse.ArgumentParser:
         type=demonstrations_wanted,
         default=[],
         metavar="[TASK=]N",
-        help="successful expert episodes of each task (2), or of one; may be repeated",
+        help="successful expert episodes of each task (2; 12 for env=libero), or of one; may be "
+        "repeated",
     )
     parser.add_argument(
         "--noise",
         type=number,
-        default=0.3,
-        help="deviation of the noise on the expert's actions; shows how to recover",
+        help="deviation of the noise on the expert's actions (0.3; 0.15 for env=libero); shows how "
+        "to recover",
     )
     parser.add_argument(
         "--target-noise",
@@ -122,7 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--updates",
         type=whole_number,
-        help="maximum optimizer steps; more give a better start (robots 300, text 700)",
+        help="maximum optimizer steps; more give a better start (robots 300, env=libero 500, text "
+        "700)",
     )
     parser.add_argument(
         "--batch-rows",
@@ -133,13 +135,16 @@ def _parser() -> argparse.ArgumentParser:
         "--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)"
     )
     parser.add_argument(
-        "--stop-at", type=number, default=0.4, help="text: stop at this share of right answers"
+        "--stop-at",
+        type=number,
+        default=0.4,
+        help="text: stop at this share of right answers to each task",
     )
     parser.add_argument(
         "--fit-proprioception",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="robots: standardise proprioception to the mean and deviation of the demonstrations; "
-        "for values that move by centimetres",
+        "for values that move by centimetres (env=libero: yes, else no)",
     )
     _add_sources(parser)
     parser.add_argument(

@@ -11,12 +11,18 @@ import torch
 
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.errors import ConfigError
-from siirl.imitation.warm_starts import check_target_noise, demonstrations_of_each
+from siirl.imitation.warm_starts import (
+    DEMONSTRATIONS,
+    DIFFERENT_DEFAULTS,
+    check_target_noise,
+    demonstrations_of_each,
+)
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
 from siirl.models.tiny_checkpoint import load_tiny
 from siirl.models.tiny_flow_vla import TinyFlowVLA
+from siirl.params.paths import find
 from siirl.warm_start import main
 
 SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_forward: 32}"
@@ -216,6 +222,24 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, cap
 )
 def test_each_task_gets_the_demonstrations_that_were_asked_for_it(flags, counts):
     assert demonstrations_of_each(flags, ["a", "b"]) == counts
+
+
+def test_without_a_flag_the_environment_has_its_number_of_demonstrations():
+    assert demonstrations_of_each([("b", 4)], ["a", "b"], default=12) == {"a": 12, "b": 4}
+
+
+def test_defaults_of_libero_are_those_that_made_the_shipped_weights():
+    """Weights of the general defaults, unscaled and from few demonstrations, hardly succeed."""
+    words = load_notes("tiny_vla_libero")["command"].split()
+    given = {word: words[words.index(word) + 1] for word in words if word.startswith("--")}
+    chosen = DIFFERENT_DEFAULTS["libero"]
+    assert given["--demonstrations"] == str(DEMONSTRATIONS["libero"])
+    assert (given["--updates"], given["--noise"]) == (str(chosen["updates"]), str(chosen["noise"]))
+    assert ("--fit-proprioception" in words) == chosen["fit_proprioception"]
+
+
+def load_notes(weights):
+    return json.loads((find(f"assets/{weights}") / "config.json").read_text())["notes"]
 
 
 def test_demonstrations_of_a_task_that_is_not_learned_are_refused(tmp_path, capsys):

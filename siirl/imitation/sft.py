@@ -1,15 +1,17 @@
 """Supervised fine-tuning (SFT) of a language model on an environment's questions and answers.
 
 RL from a 0/1 reward needs a model that is sometimes right. A short run on questions of the training
-split ends as soon as the model is right often enough; RL does the rest. It uses RL's engine and
-scorer with another loss: the negative log-likelihood of the answer.
+split ends as soon as the model is right often enough in every task; RL does the rest. Tasks that are
+right often enough are left out meanwhile: a mean over tasks would end with one that is solved and
+another that is never right, and RL can improve neither. It uses RL's engine and scorer with another
+loss: the negative log-likelihood of the answer.
 """
 
 # B row, P prompt token, T response token
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,8 @@ from siirl.params.training_args import TrainingArguments
 
 NOTES_FILE = "warm_start.json"
 MEASURED_QUESTIONS = 1000  # held out; +-3 points at 40 %
-# updates between two measurements of success, and questions per measurement
-LOOK_EVERY, LOOKED_AT = 20, 256
+# updates between two measurements of success; questions of one, and the fewest of a task
+LOOK_EVERY, LOOKED_AT, LOOKED_AT_LEAST = 20, 256, 32
 COLD = 1e-4  # temperature at which the most likely token has all the probability
 MAX_GRAD_NORM = 1.0
 
@@ -118,18 +120,21 @@ class Questions:
     def __init__(self, source: SftSource, tokenizer: ChatTokenizer, *, seed: int) -> None:
         self.source, self.tokenizer = source, tokenizer
         self.random = np.random.default_rng(seed)
+        self.asked = source.tasks  # by `draw`
 
-    def draw(self, count: int) -> TensorDict:
-        """`count` questions of the training split, alternating between tasks."""
-        return self._rows([self._question(number, "train") for number in range(count)])
+    def draw(self, count: int, *, tasks: Sequence[str] | None = None) -> TensorDict:
+        """`count` questions of the training split, alternating between `tasks` (`asked`)."""
+        asked = tasks or self.asked
+        return self._rows([self._question(number, "train", asked) for number in range(count)])
 
-    def distinct(self, count: int) -> TensorDict:
-        """Distinct held-out questions; fewer than `count` if the environment has too few."""
-        drawn = (self._question(number, "heldout") for number in range(4 * count))
+    def distinct(self, count: int, *, tasks: Sequence[str] | None = None) -> TensorDict:
+        """Distinct held-out questions of `tasks` (all); fewer than `count` if there are too few."""
+        asked = tasks or self.source.tasks
+        drawn = (self._question(number, "heldout", asked) for number in range(4 * count))
         return self._rows(list({row.prompt[-1]["content"]: row for row in drawn}.values())[:count])
 
-    def _question(self, number: int, split: str) -> PromptRow:
-        task = self.source.tasks[number % len(self.source.tasks)]
+    def _question(self, number: int, split: str, tasks: Sequence[str]) -> PromptRow:
+        task = tasks[number % len(tasks)]
         try:
             return self.source.draw_row(task, split, int(self.random.integers(1 << 31)))
         except ValueError as error:
@@ -140,6 +145,14 @@ class Questions:
             [make_example(row, self.source.respond, self.tokenizer) for row in questions],
             pad_id=self.tokenizer.pad_id,
         )
+
+
+def unlearnt(model: LanguageModel, questions: Questions, *, stop_at: float) -> tuple[str, ...]:
+    """Tasks of which `model` answers less than `stop_at` of the training questions greedily."""
+    tasks = questions.source.tasks
+    count = max(LOOKED_AT_LEAST, LOOKED_AT // len(tasks))
+    rows = ((task, questions.draw(count, tasks=(task,))) for task in tasks)
+    return tuple(task for task, drawn in rows if measure_answers(model, drawn)["greedy"] < stop_at)
 
 
 def warm_start_on_answers(
@@ -160,16 +173,18 @@ def warm_start_on_answers(
         updates: Maximum number of optimizer steps.
         batch_rows: Questions per optimizer step.
         learning_rate: Peak of the schedule.
-        stop_at: Training stops when this share of training questions is answered greedily.
+        stop_at: Training stops when this share of each task's training questions is answered
+            greedily.
         command: Recorded in the folder's notes.
 
     Returns:
-        The notes: command, updates, loss, `measure_answers` on held-out questions, and the notes of
-        the initial model.
+        The notes: command, updates, loss, `measure_answers` on held-out questions (of all tasks
+        and, of several, of each), and the notes of the initial model.
     """
     model, tokenizer = _initial_model(config.actor_rollout_ref.model, config.trainer)
     questions = Questions(sft_source(config.env), tokenizer, seed=config.trainer.seed)
     held_out, update, loss = questions.distinct(MEASURED_QUESTIONS), 0, math.nan
+    tasks = questions.source.tasks
     with WorkProgress() as progress:
         bar = progress.add_task("answers", total=updates)
         for update, loss in enumerate(
@@ -182,20 +197,27 @@ def warm_start_on_answers(
             1,
         ):
             progress.update(bar, advance=1, description=f"answers, loss {loss:.2f}")
-            if (
-                update % LOOK_EVERY == 0
-                and measure_answers(model, questions.draw(LOOKED_AT))["greedy"] >= stop_at
-            ):
-                break
+            if update % LOOK_EVERY == 0:
+                questions.asked = unlearnt(model, questions, stop_at=stop_at)
+                if not questions.asked:
+                    break
     notes: dict[str, Any] = {"command": command, "updates": update, "loss": round(loss, 4)}
-    notes["held_out"] = {
-        name: round(value, 4) for name, value in measure_answers(model, held_out).items()
-    }
+    notes["held_out"] = _rounded(measure_answers(model, held_out))
+    if len(tasks) > 1:
+        count = max(LOOKED_AT_LEAST, MEASURED_QUESTIONS // len(tasks))
+        notes["held_out_by_task"] = {
+            task: _rounded(measure_answers(model, questions.distinct(count, tasks=(task,))))
+            for task in tasks
+        }
     notes |= _notes_of(config.actor_rollout_ref.model.path)
     model.save(output)
     tokenizer.save(output)
     (output / NOTES_FILE).write_text(json.dumps(notes, indent=1) + "\n")
     return notes
+
+
+def _rounded(measured: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in measured.items()}
 
 
 def _notes_of(path: str | None) -> dict[str, Any]:

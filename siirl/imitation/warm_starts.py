@@ -48,8 +48,17 @@ EXPERTS = {
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
 OTHER_FIRST_SEED = 900_000
-# `--target-noise` by environment, else 0: measured on Meta-World (benchmarks.any_tasks) only
-TARGET_NOISE = {"metaworld": 0.25}
+TEXT_DEFAULTS = {"updates": 700, "batch_rows": 128, "learning_rate": 1.5e-3}
+ROBOT_DEFAULTS = {
+    **{"updates": 300, "batch_rows": 128, "learning_rate": 1e-3},
+    **{"noise": 0.3, "target_noise": 0.0, "fit_proprioception": False},
+}
+DEMONSTRATIONS = {"libero": 12}  # of each task, else two; LIBERO's are those of the shipped weights
+DIFFERENT_DEFAULTS = {
+    "metaworld": {"target_noise": 0.25},  # measured there only (benchmarks.any_tasks)
+    "libero": {"updates": 500, "noise": 0.15, "fit_proprioception": True},  # docs/libero.md
+}
+HARDLY_EVER = 0.01  # right samples: five groups of sixteen in six have none, so no signal
 CLIP_EVERY = 8  # environment steps between frames of a clip, as `reward.frame_every`
 
 
@@ -106,7 +115,8 @@ def check_robot(config: SiiRLArguments) -> None:
 def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
     """Collect or read demonstrations, clone, save."""
     torch.set_num_threads(1)
-    _fill(flags, updates=300, batch_rows=128, learning_rate=1e-3)
+    asked_to_fit = flags.fit_proprioception
+    _fill(flags, ROBOT_DEFAULTS | DIFFERENT_DEFAULTS.get(config.env.name, {}))
     with WorkProgress() as progress, ExitStack() as stack:
         source = (
             _Experts(flags, config, stack) if flags.lerobot is None else _Recorded(flags, config)
@@ -118,12 +128,11 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
             seed=config.trainer.seed,
             options=config.actor_rollout_ref.model.options,
         )
-        if flags.fit_proprioception and policy.proprioception_layer is None:
+        if asked_to_fit and policy.proprioception_layer is None:
             raise ConfigError(
                 f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to "
                 "fit; leave it out."
             )
-        _fill(flags, target_noise=TARGET_NOISE.get(config.env.name, 0.0))
         check_target_noise(flags.target_noise, discrete=policy.action_tokenizer.discrete)
         demonstrations = source.demonstrations(progress)
         data = CloningData.from_demonstrations(demonstrations, policy)
@@ -183,6 +192,7 @@ class _Experts:
             self.experts,
             progress,
             first_seed=self.first_seed,
+            default=DEMONSTRATIONS.get(self.config.env.name, 2),
         )
 
 
@@ -234,9 +244,9 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
 
 
 def demonstrations_of_each(
-    flags: Sequence[tuple[str | None, int]], tasks: Sequence[str]
+    flags: Sequence[tuple[str | None, int]], tasks: Sequence[str], *, default: int = 2
 ) -> dict[str, int]:
-    """Demonstrations per task: its own flag, else the flag for all tasks, else two.
+    """Demonstrations per task: its own flag, else the flag for all tasks, else `default`.
 
     Raises:
         ConfigError: A flag names a task outside `env.tasks`.
@@ -247,7 +257,7 @@ def demonstrations_of_each(
             f"--demonstrations {unknown[0]}={said[unknown[0]]}: the tasks (env.tasks) are "
             f"{', '.join(tasks)}."
         )
-    return {task: said.get(task, said.get(None, 2)) for task in tasks}
+    return {task: said.get(task, said.get(None, default)) for task in tasks}
 
 
 def _collect(
@@ -258,8 +268,9 @@ def _collect(
     progress: WorkProgress,
     *,
     first_seed: int,
+    default: int,
 ) -> list[Demonstration]:
-    wanted = demonstrations_of_each(flags.demonstrations, list(experts))
+    wanted = demonstrations_of_each(flags.demonstrations, list(experts), default=default)
     bar = progress.add_task("demonstrations", total=sum(wanted.values()))
     generator = np.random.default_rng(trainer.seed)
     demonstrations: list[Demonstration] = []
@@ -326,20 +337,38 @@ def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:
 def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
     """Fine-tune a language model on answers and save it."""
     torch.set_num_threads(1)
-    _fill(flags, updates=700, batch_rows=128, learning_rate=1.5e-3)
+    _fill(flags, TEXT_DEFAULTS)
     chosen = {
         name: getattr(flags, name) for name in ("updates", "batch_rows", "learning_rate", "stop_at")
     }
-    measured = warm_start_on_answers(config, flags.output, command=command, **chosen)["held_out"]
+    notes = warm_start_on_answers(config, flags.output, command=command, **chosen)
+    measured = notes["held_out"]
     print(
         f"Saved {flags.output}: of {measured['questions']} held-out questions "
         f"{measured['greedy']:.0%} right greedily, "
         f"{measured['sampled']:.0%} sampled, entropy {measured['entropy']:.2f} nats per token."
     )
+    for line in describe_tasks(notes.get("held_out_by_task", {})):
+        print(line)
 
 
-def _fill(flags: argparse.Namespace, **defaults: float) -> None:
-    """Fill in flags that were not given with the defaults of the kind of policy."""
+def describe_tasks(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line on the tasks, and one on those that RL can hardly improve."""
+    lines = []
+    if measured:
+        shares = [f"{task} {found['sampled']:.1%}" for task, found in measured.items()]
+        lines.append(f"Sampled, by task: {', '.join(shares)}.")
+    hopeless = [task for task, found in measured.items() if found["sampled"] < HARDLY_EVER]
+    if hopeless:
+        lines.append(
+            f"Hardly ever right: {', '.join(hopeless)}. Reinforcement learning gets almost no "
+            "signal there: give more --updates, or take an easier size."
+        )
+    return lines
+
+
+def _fill(flags: argparse.Namespace, defaults: Mapping[str, float]) -> None:
+    """Fill in flags that were not given with the defaults of policy and environment."""
     for name, value in defaults.items():
         if getattr(flags, name) is None:
             setattr(flags, name, value)

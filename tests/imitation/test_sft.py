@@ -4,10 +4,13 @@ from the same seed.
 
 import json
 import math
+import re
 
 import pytest
 import torch
 
+from envs.prompt_rows import PromptRow
+from envs.text import message
 from siirl.errors import ConfigError
 from siirl.imitation import sft
 from siirl.imitation.sft import (
@@ -15,9 +18,11 @@ from siirl.imitation.sft import (
     measure_answers,
     rows_of,
     train_sft,
+    unlearnt,
     warm_start_on_answers,
 )
-from siirl.imitation.sft_examples import Example, sft_source
+from siirl.imitation.sft_examples import Example, SftSource, answer_at_once, sft_source
+from siirl.imitation.warm_starts import describe_tasks
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
@@ -69,6 +74,11 @@ def test_tasks_take_turns(tokenizer):
     assert [int(length) > 9 for length in lengths] == [False, True, False, True]
 
 
+def test_tasks_that_are_named_are_asked_alone(tokenizer):
+    drawn = questions(tokenizer, tasks=("sums-1", "sums-3")).draw(4, tasks=("sums-3",))
+    assert all(re.fullmatch(r"\d{3}\+\d{3}=\d+.*", text) for text in texts_of(drawn, tokenizer))
+
+
 def test_greedy_sampled_and_entropy_of_a_model_that_knows_nothing(tokenizer):
     model = small_model()
     with torch.no_grad():
@@ -88,6 +98,26 @@ def test_a_repeated_example_is_learnt_by_heart(tokenizer):
     assert losses[0] > 4.0
     assert losses[-1] < 0.2
     assert measure_answers(model, rows)["greedy"] == 1.0
+
+
+def test_a_task_that_is_known_is_not_taught_further(tokenizer):
+    source = SftSource(
+        tasks=("known", "other"),
+        draw_row=lambda task, split, seed: PromptRow(
+            data_source=task,
+            prompt=(message("user", {"known": "1+1=", "other": "sort 31:"}[task]),),
+            ground_truth={"known": "2", "other": "13"}[task],
+            style="whole",
+        ),
+        respond=answer_at_once,
+    )
+    model, asked = small_model(), Questions(source, tokenizer, seed=0)
+    assert unlearnt(model, asked, stop_at=0.4) == ("known", "other")
+    rows = asked.draw(2, tasks=("known",))
+    for _ in train_sft(model, lambda: rows, updates=60, learning_rate=1e-2):
+        pass
+    assert unlearnt(model, asked, stop_at=0.4) == ("other",)
+    assert unlearnt(model, asked, stop_at=0.0) == ()
 
 
 def test_a_loss_is_the_mean_over_answer_tokens(tokenizer):
@@ -113,9 +143,11 @@ def config_for(**model):
     return config
 
 
-def start(folder, *, updates=20, stop_at=2.0, **model):
+def start(folder, *, updates=20, stop_at=2.0, tasks=("sums-1",), **model):
+    config = config_for(**{"options": SMALL, **model})
+    config.env.tasks = tasks
     return warm_start_on_answers(
-        config_for(**{"options": SMALL, **model}),
+        config,
         folder,
         updates=updates,
         batch_rows=32,
@@ -137,6 +169,25 @@ def test_the_same_seed_makes_the_same_model_and_notes(tmp_path):
 
 def test_training_ends_at_the_requested_share_of_right_answers(tmp_path):
     assert start(tmp_path, updates=30, stop_at=0.0)["updates"] == sft.LOOK_EVERY
+
+
+def test_of_several_tasks_each_is_measured(tmp_path):
+    notes = start(tmp_path, updates=1, tasks=("sums-2", "sorting-2"))
+    assert {task: found["questions"] > 30 for task, found in notes["held_out_by_task"].items()} == {
+        "sums-2": True,
+        "sorting-2": False,  # of the 45 sets of two digits seven are held out
+    }
+    assert "held_out_by_task" not in start(tmp_path, updates=1)
+
+
+def test_a_task_without_a_right_sample_is_named():
+    measured = {"sums-2": {"sampled": 0.25}, "products-2": {"sampled": 0.004}}
+    assert describe_tasks(measured) == [
+        "Sampled, by task: sums-2 25.0%, products-2 0.4%.",
+        "Hardly ever right: products-2. Reinforcement learning gets almost no signal there: give "
+        "more --updates, or take an easier size.",
+    ]
+    assert describe_tasks({}) == []
 
 
 def test_an_existing_model_is_trained_further(tmp_path):
