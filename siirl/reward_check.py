@@ -17,12 +17,12 @@ import sys
 from collections.abc import Sequence
 
 from siirl import interrupts
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
-from siirl.params.own_words import Word, split_words
+from siirl.params.own_words import Word, split_words, whole_number
 from siirl.params.paths import named_policy
 from siirl.params.refusals import REFUSALS
 
@@ -42,13 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         own, words = split_words(words, WORDS)
-        steps = own["steps"]
-        if not steps.isascii() or not steps.isdecimal() or not 1 <= int(steps) <= MOST_STEPS:
-            raise ConfigError(f"steps={steps} must be a whole number from 1 to {MOST_STEPS}.")
+        steps = whole_number("steps", own["steps"], least=1, most=MOST_STEPS)
         policy = named_policy(own["checkpoint"])
         from siirl.jobs.reward_ranking import check_reward  # slow: imports torch
 
-        check_reward(policy, words, steps=int(steps))
+        check_reward(policy, words, steps=steps)
     except REFUSALS as error:
         return end(REFUSED, str(error), error)
     except SiirlError as error:

@@ -26,7 +26,7 @@ from siirl.interrupts import STOP, leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
-from siirl.params.own_words import Word, split_words
+from siirl.params.own_words import Word, split_words, whole_number
 from siirl.params.paths import usable_path
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
@@ -74,7 +74,7 @@ class Place:
         Raises:
             ConfigError: A value out of range.
         """
-        port = _number("port", words["port"], least=0, most=LARGEST_PORT)
+        port = whole_number("port", words["port"], least=0, most=LARGEST_PORT)
         if not words["host"]:
             raise ConfigError(
                 "host= names no address: take 127.0.0.1, or 0.0.0.0 for all networks."
@@ -82,11 +82,11 @@ class Place:
         return cls(
             host=words["host"],
             port=port,
-            sessions=_number("sessions", words["sessions"], least=1, most=MOST_SESSIONS),
+            sessions=whole_number("sessions", words["sessions"], least=1, most=MOST_SESSIONS),
             token_file=usable_path(
                 words["token_file"] or _default_token_file(port), key="token_file"
             ),
-            max_message_mib=_number(
+            max_message_mib=whole_number(
                 "max_message_mib", words["max_message_mib"], least=1, most=LARGEST_MESSAGE_MIB
             ),
         )
@@ -225,12 +225,6 @@ def _default_token_file(port: int) -> str:
     general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(os.environ.get("SIIRL_CACHE") or Path(general) / "siirl")
     return str(folder / "serve" / f"{port}.token")
-
-
-def _number(name: str, text: str, *, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
-        raise ConfigError(f"{name}={text} must be a whole number from {least} to {most}.")
-    return int(text)
 
 
 def command() -> None:

@@ -35,6 +35,8 @@ OF_THE_WEIGHTS = (
 )
 """Settings of the weights and of the engines that act with them and train them."""
 
+MOST_DIGITS = 6  # of a group's number
+
 Parse = Callable[[Mapping[str, Any], str], SiiRLArguments]
 """Parses keys over the run's configuration; the second argument is the keys' place."""
 
@@ -138,9 +140,9 @@ def _over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(name: Any) -> int:
     text = str(name)
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
         raise ConfigError(
-            f"agents.{text}: agent groups are numbered from 0, like the agent_group of their nodes."
+            f"agents.{text[:20]}: agent groups are numbered from 0, like the agent_group of their nodes."
         )
     return int(text)
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from siirl.errors import UnknownNameError
+from siirl.errors import ConfigError, UnknownNameError
+
+LONGEST_NUMBER = 20  # characters; Python reads no number of more than 4300 digits
 
 
 class Word(NamedTuple):
@@ -33,3 +35,17 @@ def split_words(
         else:
             others.append(word)
     return own, others
+
+
+def whole_number(name: str, text: str, *, least: int, most: int) -> int:
+    """The value of a word that is a count.
+
+    Raises:
+        ConfigError: Not a whole number, or out of range.
+    """
+    digits = text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
+    if not digits or not least <= int(text) <= most:
+        raise ConfigError(
+            f"{name}={text[:LONGEST_NUMBER]} must be a whole number from {least} to {most}."
+        )
+    return int(text)

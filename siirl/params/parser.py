@@ -42,12 +42,14 @@ from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_groups import load_user_groups
+from siirl.params.yaml_files import describe_yaml_error
 
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
 TRAIN_FILES = "data.train_files"
+SHOWN = 40  # characters of an argument that is too long or too deep
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
 # What a choice of an entry of `agents` replaces; the run's settings of it do not fit another
@@ -234,6 +236,10 @@ def _read_override(text: str) -> Assignment:
             "around '=', close every bracket, and quote values with blanks, brackets or commas for "
             "the shell: 'env.tasks=[push,reach]'. Text with other special characters needs a "
             "second pair of quotes: \"trainer.output_dir='runs (new)'\"."
+        ) from error
+    except (ValueError, RecursionError) as error:  # Python's limits of digits and of nesting
+        raise ConfigError(
+            f"{text[:SHOWN]!r}… (command line) cannot be read: {describe_yaml_error(error)}."
         ) from error
     if override.is_delete():
         raise ConfigError(

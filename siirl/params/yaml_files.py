@@ -65,5 +65,6 @@ def describe_yaml_error(error: BaseException) -> str:
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
         return str(error)
     if type(error) is ValueError:
-        return str(error)
+        long = "integer string conversion" in str(error)
+        return "a number has more digits than Python reads, 4300" if long else str(error)
     return f"a value cannot be read ({type(error).__name__}: {error})"

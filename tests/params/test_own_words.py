@@ -2,8 +2,8 @@
 
 import pytest
 
-from siirl.errors import UnknownNameError
-from siirl.params.own_words import Word, split_words
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.own_words import Word, split_words, whole_number
 
 WORDS = {"port": Word("8000", "TCP port"), "host": Word("127.0.0.1", "address")}
 
@@ -21,3 +21,10 @@ def test_a_value_may_have_an_equals_sign() -> None:
 def test_a_flag_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="--port"):
         split_words(["--port"], WORDS)
+
+
+@pytest.mark.parametrize("text", ["", "0", "11", "-1", "1.5", "1e3", 5000 * "9"])
+def test_a_count_that_is_no_number_or_out_of_range_is_refused(text: str) -> None:
+    assert whole_number("port", "10", least=1, most=10) == 10
+    with pytest.raises(ConfigError, match=r"^port=.{0,20} must be a whole number from 1 to 10\.$"):
+        whole_number("port", text, least=1, most=10)

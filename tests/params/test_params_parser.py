@@ -280,6 +280,20 @@ def test_hydra_syntax_that_is_not_supported_is_refused_with_a_sentence(
     assert "EOF" not in refusal(override)  # the words of a parser generator
 
 
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (f"trainer.total_steps={5000 * '9'}", "a number has more digits than Python reads"),
+        (f"env.kwargs={{a: {5000 * '9'}}}", "a number has more digits than Python reads"),
+        (f"env.tasks={3000 * '['}{3000 * ']'}", "it is nested too deeply"),
+        (f"agents.{5000 * '9'}.env=math", "agent groups are numbered from 0"),
+    ],
+)
+def test_a_value_beyond_pythons_limits_is_refused(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config([override])
+
+
 def test_two_options_of_one_group_are_refused() -> None:
     assert "pipeline is chosen twice, grpo and embodied_srpo" in refusal(
         "pipeline=grpo", "pipeline=embodied_srpo"
