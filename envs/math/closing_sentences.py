@@ -10,11 +10,8 @@ import re
 from envs.math.clauses import COMPARED, IMAGINED, main_clause
 from envs.math.closing_equations import computed_value
 from envs.math.contrasts import contrasted
-from envs.math.languages import (
-    after_conclusion,
-    has_foreign_change,
-    in_english,
-)
+from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
+from envs.math.languages import after_conclusion, in_english
 from envs.math.leads import REWORKING, TENTATIVE, changes, denies, is_rough
 from envs.math.markup import EMPHASISED, without_markup
 from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
@@ -44,8 +41,10 @@ RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
 IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
 CHANCE = re.compile(r"\b(?:probability|chances?|likelihood)\b", re.IGNORECASE)
 ONE_IN = re.compile(r"(?<![0-9.,])(?P<top>[0-9]+) in (?P<bottom>[0-9]+)(?=[.!*]*$)")
-ACCENTED = re.compile(r"[A-Za-z][\u00c0-\u024f]|[\u00c0-\u024f][a-z]{2}")
-"""A letter of a word that is not English."""
+AT_A_POINT = re.compile(
+    r",?\$? (?:(?:which is )?(?:reached|attained|achieved|assumed|taken) )?(?:at|when|for) [$\\(]{0,2}[a-z] ?= ?-?[0-9][0-9./]*[$\\)]{0,2}$"
+)
+"""`, attained at x = 2`"""
 FOR_ALL = re.compile(r",? for (?:all|any|every) [a-z ]{0,30}\$?[a-z]\$?$")
 """`f(x) = x^2 for all real x`"""
 LEFT_OVER = re.compile(
@@ -126,7 +125,7 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     """
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
-    if TENTATIVE.search(sentence) or (ACCENTED.search(sentence) and has_foreign_change(sentence)):
+    if TENTATIVE.search(sentence) or ONLY_FOREIGN_WORDS & words_asked(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = QUOTED.sub(r"\1", CONTRACTED.sub(r"\1 is", sentence))
@@ -159,6 +158,13 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
         if whole is not None and not is_provisional(sentence[: whole.start()], question=question):
             return whole[0]
     return None if ABOUT_ANSWER.search(sentence) else _first_value(sentence, question=question)
+
+
+def without_point(sentence: str) -> str:
+    """`sentence` without the point at which its value is attained, if it has a value before that."""
+    point = AT_A_POINT.search(sentence)
+    found = point is not None and DIGITS.search(sentence, 0, point.start()) is not None
+    return sentence[: point.start()] if point is not None and found else sentence
 
 
 def _first_value(sentence: str, *, question: str) -> str | None:
@@ -202,7 +208,7 @@ def _without_remarks(sentence: str, *, question: str) -> str:
     """`sentence` without words at its end that say nothing of the value before them: `is the answer`,
     `with none left over`, `off the regular price`.
     """
-    sentence = FOR_ALL.sub("", AFFIRMED.sub("", sentence))
+    sentence = without_point(FOR_ALL.sub("", AFFIRMED.sub("", sentence)))
     if not ASKS_THE_REST.search(question):
         sentence = LEFT_OVER.sub("", sentence)
     if ASKS_A_DISCOUNT.search(question):

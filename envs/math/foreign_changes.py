@@ -7,7 +7,7 @@ harmless unless it is listed here: `30 конфет` is 30, `30 тысяч` and 
 
 import re
 
-from envs.math.vocabulary import words
+from envs.math.vocabulary import CHANGING, COMPUTED, LINKS, UNITS, words
 
 CHANGING_BY_LANGUAGE = {
     "ar": "أو او تقريبا تقريبًا حوالي نحو ليس ليست لا ألف آلاف الف مليون ملايين مليار مئة مائة "
@@ -110,6 +110,14 @@ CHANGING_BY_LANGUAGE = {
 }
 """By language (ISO 639-1); an underscore is a space."""
 CHANGING_FOREIGN_WORDS = words(" ".join(CHANGING_BY_LANGUAGE.values()))
+ONLY_FOREIGN_WORDS = CHANGING_FOREIGN_WORDS - (
+    CHANGING
+    | COMPUTED
+    | LINKS
+    | UNITS.keys()
+    | words("men fast falls due fin gut halve doze mia mai mal kat sin tot mil u o ni si")
+)
+"""Those that are no English words."""
 PHRASES = re.compile(
     "|".join(
         re.escape(word.replace("_", " ")) for word in sorted(CHANGING_FOREIGN_WORDS) if "_" in word

@@ -53,7 +53,7 @@ def last_lines(text: str, *, whole: bool) -> list[str]:
     text = text.rpartition("<|message|>")[2]  # the last channel of a chat template
     if "<think>" in text:
         return []
-    text = ENVIRONMENT.sub("\n", text)
+    text = ENVIRONMENT.sub("\n", text).replace("&=", "=")
     lines = [
         QUOTED.sub("", _row(line.strip(" \t\r&")))
         for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()

@@ -12,6 +12,7 @@ Left out: the words after a mark (`envs.math.answers`).
 import itertools
 import re
 
+from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
 from envs.math.introductions import introduces, names_an_operation
 from envs.math.plain_text import plain
 from envs.math.quantities import read_quantity, stem, words_of
@@ -279,7 +280,7 @@ def _clause_changes(clause: str, *, question: str) -> bool:
         return True
     if re.search(r"[0-9)}\]]$", clause):
         return True
-    if any(word.lower() in CHANGING - HARMLESS for word in between):
+    if (CHANGING - HARMLESS | ONLY_FOREIGN_WORDS) & {word.lower() for word in between}:
         return True
     if not between:
         return False

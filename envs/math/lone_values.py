@@ -45,7 +45,9 @@ def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
         return inside
     inside = inside.replace("**", "")
     parts = read_statement(inside, question=question) if NUMBER.match(inside) else ()
-    if parts and not any(isinstance(part, str) for part in parts):
+    if parts and not any(
+        isinstance(part, str) for part in parts[: 1 if inside[-1] == ")" else None]
+    ):
         return inside
     option = re.match(r"\(?[A-J][.)]\s+(?=\S)", inside)
     if option is not None and read_quantity(inside[option.end() :]) is not None:

@@ -34,7 +34,10 @@ PAIRS = (
 LEADING = re.compile(
     r"(?:(?:->|=>|[:=,\u21d2\u2192]|\\(?:implies|Rightarrow|therefore)(?![a-z])|\u2234|##+(?= ))\s*)+"
 )
-TRAILING = ".,;: \t\r\n\\\u2713\u2714\u2705\u2611\ufe0f\u3002\U0001f389\U0001f38a\U0001f3af\U0001f44d\U0001f4af\U0001f60a\U0001f642\u2728"
+TRAILING = (
+    ".,;: \t\r\n\\\u3002\u220e\u25a0\u25a1\u2713\u2714\u2705\u2611\ufe0f\u2728"
+    "\U0001f389\U0001f38a\U0001f3af\U0001f44d\U0001f4af\U0001f60a\U0001f642"
+)
 EMPHASISED = (
     re.compile(
         r"(?:^|(?<=[A-Za-z:,.=] )|(?<=[(\n]))"

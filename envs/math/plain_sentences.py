@@ -14,7 +14,16 @@ import re
 from envs.math.answers import in_plain_signs
 from envs.math.clauses import IMAGINED
 from envs.math.closing_equations import values_of
-from envs.math.closing_sentences import ABOUT_ANSWER, BEYOND, DATE, LIMITING, PERIOD, TO
+from envs.math.closing_sentences import (
+    ABOUT_ANSWER,
+    BEYOND,
+    DATE,
+    LIMITING,
+    PERIOD,
+    TO,
+    without_point,
+)
+from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
 from envs.math.introductions import names_an_operation
 from envs.math.languages import FOREIGN_VERBS
 from envs.math.last_lines import PLEASANTRY, last_lines, sentences_of
@@ -161,11 +170,15 @@ def stated_predicate(sentence: str, *, question: str) -> str | None:
     None if words before it doubt it or make it another thing.
     """
     cut_off = CUT_OFF.search(sentence) is not None
-    sentence = sentence.replace("**", "").rstrip(" .!")
+    sentence = without_point(sentence.replace("**", "").rstrip(" .!"))
     verb = COPULA.search(sentence)
+    if ONLY_FOREIGN_WORDS & words_asked(sentence):
+        return None
     if cut_off or verb is None or _is_harmful(sentence):
         return None
     head, predicate = sentence[: verb.start()], sentence[verb.end() :].strip(" :")
+    if head.count("(") > head.count(")"):
+        return None
     last = BREAK.split(predicate)[-1]
     if last != predicate and SUBORDINATE.match(last) and not DIGIT.search(last):
         predicate = predicate[: -len(last)].rstrip(" ,;:")
@@ -226,8 +239,8 @@ def _prose(sentence: str) -> str | None:
     sentence = plain(DOLLARS.sub("", sentence.replace("**", "").replace("__", "").replace("`", "")))
     if CUT_OFF.search(sentence):
         return None
-    sentence = NUMBERING.sub("", sentence.rstrip(" .!"))
-    if NO_PROSE.search(sentence) or FOREIGN_VERBS & words_asked(sentence):
+    sentence = without_point(NUMBERING.sub("", sentence.rstrip(" .!")))
+    if NO_PROSE.search(sentence) or (FOREIGN_VERBS | ONLY_FOREIGN_WORDS) & words_asked(sentence):
         return None
     if len(WORDS.findall(sentence)) < 3 or not DIGIT.search(sentence):
         return None

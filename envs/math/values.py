@@ -12,7 +12,7 @@ from envs.math.mathematics import is_mathematics, without_units
 from envs.math.provisional import PROVISIONAL
 from envs.math.quantities import SIGN_WORDS, read_quantity, stem, words_of
 from envs.math.statements import read_statement
-from envs.math.vocabulary import AMOUNTS, CHANGING, LINKS, WORDS, words
+from envs.math.vocabulary import AMOUNTS, CHANGING, LINKS, OF_A_SOLUTION, WORDS, words
 
 ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
 CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
@@ -24,7 +24,10 @@ JOINT = re.compile(
 MATHEMATICAL = re.compile(
     r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
 )
-LABEL = re.compile(r"(?P<label>[A-Za-z][A-Za-z ']{0,80}?)\s*[:=]\s*(?P<value>.*[0-9].*)", re.DOTALL)
+LABEL = re.compile(
+    r"(?P<label>[A-Za-z][A-Za-z ']{0,80}?)\s*[:=]\s*(?P<value>(?!.*[a-z]\$? ?= ?[-0-9]).*[0-9].*)",
+    re.DOTALL,
+)
 LABELS = (
     AMOUNTS
     | LINKS
@@ -35,6 +38,8 @@ LABELS = (
         "inverse gradient center centre radius coordinates ratio probability"
     )
 )
+NO_LABELS = words("discount loss check verification explanation reason reasoning remark proof")
+MAX_LABEL_WORDS = 6
 TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
 
 
@@ -46,13 +51,12 @@ def is_expression(text: str) -> bool:
 
 def is_plain_label(label: str, *, question: str) -> bool:
     """Whether `label`, before a colon or a sign of equality, only names what is asked for."""
-    said = [word.lower() for word in WORDS.findall(label)]
+    said = {word.lower() for word in WORDS.findall(label)}
     if len(label) == 1:
         return True
-    return all(
-        word in LABELS or (stem(word) in words_of(question) and word not in CHANGING | PROVISIONAL)
-        for word in said
-    )
+    asked = {word for word in said if stem(word) in words_of(question)}
+    unlike = CHANGING | (PROVISIONAL | OF_A_SOLUTION) - asked | NO_LABELS
+    return len(said) <= MAX_LABEL_WORDS and not (unlike & said - LABELS)
 
 
 def is_value(text: str, *, question: str) -> bool:
