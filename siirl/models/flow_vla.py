@@ -10,7 +10,8 @@ numbers that the environment acts on: `n_action_steps` actions, without their pa
 are unseen numbers of the flow.
 """
 
-# N observation, T token of a chunk, E unseen number, F = T+E, L token or place, S step, D feature
+# N observation, C camera, K action of a chunk, A number of an action, P number of the state, T token
+# of a chunk, E unseen number, F = T+E, L token or place, S step, D feature
 
 from __future__ import annotations
 
@@ -133,7 +134,14 @@ class PrefixNetwork(Protocol):
         time_NS: torch.Tensor,
         /,
     ) -> torch.Tensor:
-        """Velocity from actions (time 0) to noise (time 1) float32 [N, S, K, A]."""
+        """Velocity from actions (time 0) to noise (time 1), float32 [N, S, K, A], at S times.
+
+        Args:
+            context: Of `prefix`.
+            valid_NL: Of `prefix`.
+            actions_NSKA: Noisy actions, of `max_action_dim` numbers.
+            time_NS: LeRobot's time: 1 for noise, 0 for actions.
+        """
 
 
 class FlowVLA(Policy):

@@ -77,14 +77,7 @@ class PiNetwork(nn.Module, abc.ABC):
         actions_NSKA: torch.Tensor,
         time_NS: torch.Tensor,
     ) -> torch.Tensor:
-        """LeRobot's velocity (from actions to noise) float32 [N, S, K, A] at S places of the flow.
-
-        Args:
-            context: Of `prefix`.
-            valid_NL: Of `prefix`.
-            actions_NSKA: Noisy actions, of `max_action_dim` numbers.
-            time_NS: LeRobot's time: 1 for noise, 0 for actions.
-        """
+        """See `siirl.models.flow_vla.PrefixNetwork`."""
         steps, length = actions_NSKA.shape[1:3]
         hidden_NSKW, condition_NSW = self._suffix(actions_NSKA, time_NS)
         # the steps are independent chunks, side by side in one sequence: prefix keys stay single

@@ -130,14 +130,7 @@ class SmolVLANetwork(nn.Module):
         actions_NSKA: torch.Tensor,
         time_NS: torch.Tensor,
     ) -> torch.Tensor:
-        """LeRobot's velocity (from actions to noise) float32 [N, S, K, A] at S places of the flow.
-
-        Args:
-            context: Of `prefix`.
-            valid_NL: Of `prefix`.
-            actions_NSKA: Noisy actions, of `max_action_dim` numbers.
-            time_NS: LeRobot's time: 1 for noise, 0 for actions.
-        """
+        """See `siirl.models.flow_vla.PrefixNetwork`."""
         steps, length = actions_NSKA.shape[1:3]
         expert = self.vlm_with_expert.lm_expert
         periods = (self.shape.min_period, self.shape.max_period)
