@@ -9,6 +9,7 @@ import torch
 
 from siirl.errors import ConfigError
 from tests.dag_worker.one_process import run
+from tests.execution.distflow_guide import WORKFLOW
 
 STAGES = "siirl.dag_worker.stages"
 SMALL = (
@@ -30,21 +31,7 @@ nodes:
 ANOTHER_ENTRY = """
   - {node_id: watched, node_type: CUSTOM, func: "tests.dag_worker.test_branching_runs:count_prompts"}
 """
-# From the DistFlow programming guide, as written there; what follows is left to its reader.
-GUIDE = """
-# from workflow_grpo.yaml
-nodes:
-  - node_id: "rollout_actor"
-    node_type: "MODEL_INFERENCE"
-    node_role: "ROLLOUT"
-    dependencies: []
-
-  - node_id: "function_reward"
-    node_type: "COMPUTE"
-    node_role: "REWARD"
-    dependencies:
-      - "rollout_actor"
-"""
+# The rest of the guide's workflow, which it leaves to its reader.
 TO_THE_END = """
   - {node_id: advantages, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [function_reward]}
   - {node_id: actor_train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [advantages]}
@@ -124,13 +111,13 @@ def test_the_kl_of_grpos_reward_is_measured_before_it(job) -> None:
 
 
 def test_the_distflow_guides_workflow_runs_as_written_and_trains_nothing(job) -> None:
-    steps = job(GUIDE, "actor_rollout_ref.actor.use_kl_loss=false")
+    steps = job(WORKFLOW, "actor_rollout_ref.actor.use_kl_loss=false")
     assert [step["policy/version"] for step in steps] == [0.0] * 3
     assert all("actor/updates" not in step and step["rollout/episodes"] == 16.0 for step in steps)
 
 
 def test_the_distflow_guides_workflow_trains_once_it_ends_in_an_update(job) -> None:
-    steps = job(GUIDE + TO_THE_END, "actor_rollout_ref.actor.use_kl_loss=false")
+    steps = job(WORKFLOW + TO_THE_END, "actor_rollout_ref.actor.use_kl_loss=false")
     assert [step["policy/version"] for step in steps] == [1.0, 2.0, 3.0]
 
 

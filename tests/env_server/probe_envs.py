@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +243,31 @@ class GatedEnv(WalkEnv):
         while float(action[0]) == 1.0 and not self._gate.exists():
             await asyncio.sleep(0.001)
         return await super().step(action)
+
+
+async def random_steps(
+    environment: Any, random: np.random.Generator, *, chunk: int = 4
+) -> AsyncIterator[StepResult]:
+    """Steps of an environment or a slot with random actions, until the episode ends."""
+    ended = False
+    while not ended:
+        actions = random.uniform(-1, 1, (chunk, 1)).astype(np.float32)
+        step = await environment.step_chunk(actions)
+        yield step
+        _, _, terminated, truncated, _ = step
+        ended = terminated or truncated
+
+
+def numbers_of(step: StepResult) -> tuple[Any, ...]:
+    """A step as numbers that can be compared: proprioception, reward, end, executed actions."""
+    observation, reward, terminated, truncated, info = step
+    return (
+        observation["proprioception"].tolist(),
+        reward,
+        terminated,
+        truncated,
+        info["executed"],
+    )
 
 
 async def answers_around_a_gate(pool, gate):

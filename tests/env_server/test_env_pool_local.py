@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from probe_envs import WalkEnv, answers_around_a_gate
+from probe_envs import WalkEnv, answers_around_a_gate, numbers_of, random_steps
 from virtual_time import run_in_virtual_time
 
 from envs.base import FrameRequest
@@ -38,20 +38,8 @@ async def run_episode(pool, seed, *, chunk=4, options=None):
         said.append(
             (observation["proprioception"].tolist(), observation["instruction"], info["task"])
         )
-        ended = False
-        while not ended:
-            actions = random.uniform(-1, 1, (chunk, 1)).astype(np.float32)
-            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
-            said.append(
-                (
-                    observation["proprioception"].tolist(),
-                    reward,
-                    terminated,
-                    truncated,
-                    info["executed"],
-                )
-            )
-            ended = terminated or truncated
+        async for step in random_steps(slot, random, chunk=chunk):
+            said.append(numbers_of(step))
     return said
 
 
@@ -65,23 +53,9 @@ def test_an_episode_is_what_the_environment_alone_would_do():
     async def alone():
         env, random = WalkEnv(), np.random.default_rng(1007)
         observation, info = await env.reset(seed=7)
-        said, ended = (
-            [(observation["proprioception"].tolist(), observation["instruction"], info["task"])],
-            False,
-        )
-        while not ended:
-            actions = random.uniform(-1, 1, (4, 1)).astype(np.float32)
-            observation, reward, terminated, truncated, info = await env.step_chunk(actions)
-            said.append(
-                (
-                    observation["proprioception"].tolist(),
-                    reward,
-                    terminated,
-                    truncated,
-                    info["executed"],
-                )
-            )
-            ended = terminated or truncated
+        said = [(observation["proprioception"].tolist(), observation["instruction"], info["task"])]
+        async for step in random_steps(env, random):
+            said.append(numbers_of(step))
         return said
 
     async def through_pool():

@@ -14,7 +14,7 @@ import warnings
 
 import numpy as np
 import pytest
-from probe_envs import answers_around_a_gate
+from probe_envs import answers_around_a_gate, numbers_of, random_steps
 
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.ray_transport import RayTransport, server_environment
@@ -48,23 +48,11 @@ async def run_episode(pool, seed, *, after_chunk=None):
     async with pool.slot() as slot:
         observation, _ = await slot.reset(seed=seed)
         said.append(observation["proprioception"].tolist())
-        ended = False
-        while not ended:
-            actions = random.uniform(-1, 1, (4, 1)).astype(np.float32)
-            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
-            said.append(
-                (
-                    observation["proprioception"].tolist(),
-                    reward,
-                    terminated,
-                    truncated,
-                    info["executed"],
-                )
-            )
-            processes.append(info["pid"])
+        async for step in random_steps(slot, random):
+            said.append(numbers_of(step))
+            processes.append(step[-1]["pid"])
             if after_chunk is not None:
-                after_chunk(len(processes), info["pid"])
-            ended = terminated or truncated
+                after_chunk(len(processes), processes[-1])
     return said, processes
 
 

@@ -5,22 +5,7 @@ import pytest
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import NodeRole, NodeType, load_workflow_file
 from siirl.execution.dag.workflow_file import default_stage
-
-# From the DistFlow programming guide, as written there.
-GUIDE = """
-# from workflow_grpo.yaml
-nodes:
-  - node_id: "rollout_actor"
-    node_type: "MODEL_INFERENCE"
-    node_role: "ROLLOUT"
-    dependencies: []
-
-  - node_id: "function_reward"
-    node_type: "COMPUTE"
-    node_role: "REWARD"
-    dependencies:
-      - "rollout_actor"
-"""
+from tests.execution.distflow_guide import WORKFLOW
 
 
 def load(tmp_path, text, name="workflow.yaml"):
@@ -30,7 +15,7 @@ def load(tmp_path, text, name="workflow.yaml"):
 
 
 def test_the_guides_workflow_runs_as_written(tmp_path):
-    graph = load(tmp_path, GUIDE, "workflow_grpo.yaml")
+    graph = load(tmp_path, WORKFLOW, "workflow_grpo.yaml")
     assert graph.graph_id == "workflow_grpo"
     assert graph.get_topological_sort() == ["rollout_actor", "function_reward"]
     assert graph.nodes["rollout_actor"].executable.__qualname__ == "generate"
