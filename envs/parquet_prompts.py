@@ -99,7 +99,7 @@ def _readable(path: Path) -> Iterator[None]:
     """Raise what pyarrow raises for a damaged file as a ValueError with the file and a remedy."""
     try:
         yield
-    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (OSError, pyarrow.ArrowException, ValueError) as error:
         raise ValueError(
             f"{path} is not a readable parquet file ({' '.join(str(error).split())[:200]}). Write "
             "it again, or remove it from the list."

@@ -16,6 +16,7 @@ from typing import Any
 
 from envs.names import nearest
 from envs.question_pictures import PictureSource, picture_sources
+from envs.surrogates import check_surrogates
 from envs.text import Message, checked_messages, message, shortened
 
 logger = logging.getLogger(__name__)
@@ -189,6 +190,14 @@ def json_object(line: bytes, *, place: str) -> dict[str, Any]:
         raise ValueError(
             f"{place}: not JSON ({error}). One JSON object a line is expected."
         ) from error
+    if b"\\u" in line:
+        try:
+            check_surrogates(line.decode(), entry)
+        except UnicodeError as error:
+            raise ValueError(
+                f"{place}: a text has half of a surrogate pair, which no tokenizer reads ({error}). "
+                "Correct the row, or take it out."
+            ) from error
     if not isinstance(entry, dict):
         raise ValueError(f"{place}: a JSON object is expected, got {shortened(entry)}.")
     return entry
@@ -197,7 +206,9 @@ def json_object(line: bytes, *, place: str) -> dict[str, Any]:
 def check_columns(
     found: Sequence[str], *, required: Iterable[str], known: Sequence[str], path: Path
 ) -> None:
-    """Raise ValueError if a required column is missing; log columns that are not read."""
+    """Raise ValueError if a required column is missing, or there twice; log columns that are not
+    read.
+    """
     missing = [name for name in required if name not in found]
     if missing:
         hint = nearest(missing[0], list(found))
@@ -206,6 +217,11 @@ def check_columns(
             f"{', '.join(found) or '(none)'}. Prompts need "
             f"{', '.join(known)} (the last three may be left out), or `question` and "
             "`answer` in jsonl as GSM8K ships."
+        )
+    twice = [name for name in known if list(found).count(name) > 1]
+    if twice:
+        raise ValueError(
+            f"{path} has the column {twice[0]!r} more than once: rename or remove all but one."
         )
     foreign = [name for name in found if name not in known]
     if foreign:

@@ -18,7 +18,6 @@ is written), 2 nothing to play. Left out: episodes that the run did not record
 
 import argparse
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,17 @@ from rich.console import Console
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
 from siirl import interrupts
-from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
+from siirl.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingAssetError,
+    SiirlError,
+    UnknownNameError,
+)
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser, path_flag
+from siirl.params.documents import is_count, read_object
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.parser import parse_first
@@ -49,6 +55,7 @@ from siirl.reporting.run_folder import CONFIG_FILE
 STREAM = "replay"
 VERSIONS = ("v2.1", "v3.0")
 FRAMES_PER_SECOND = 20
+ANOTHER = "Play another episode."
 NEEDED = {
     "uid",
     "step",
@@ -159,7 +166,7 @@ def recorded(folder: Path) -> list[Row]:
     Raises:
         MissingAssetError: There is no run, or it recorded nothing.
     """
-    rows = [row for row in read_index(folder / VIDEOS_FOLDER) if row.keys() >= NEEDED]
+    rows = [row for row in read_index(folder / VIDEOS_FOLDER) if _can_be_played(row)]
     run, _ = run_of_recordings(folder)
     if not rows or not (run / CONFIG_FILE).is_file():
         raise MissingAssetError(
@@ -168,6 +175,15 @@ def recorded(folder: Path) -> list[Row]:
             f"trainer.record_val_episodes above 0.{hint(folder, VIDEOS_FOLDER)}"
         )
     return rows
+
+
+def _can_be_played(row: Row) -> bool:
+    return (
+        row.keys() >= NEEDED
+        and is_count(row["seed"])
+        and is_count(row["environment_steps"])
+        and (row["success"] is None or isinstance(row["success"], bool))
+    )
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -224,6 +240,7 @@ def recording_of(folder: Path, row: Row) -> tuple[NDArray[Any], dict[str, Any]]:
 
     Raises:
         MissingAssetError: The run kept none.
+        CheckpointError: They are damaged.
     """
     file = (folder / VIDEOS_FOLDER / row["video"]).with_suffix(".json")
     if not file.is_file():
@@ -231,11 +248,18 @@ def recording_of(folder: Path, row: Row) -> tuple[NDArray[Any], dict[str, Any]]:
             f"The actions are missing of episode {row['uid']} ({file}): the run wrote only its "
             "video."
         )
-    recording = json.loads(file.read_text())
-    actions = np.asarray(recording["actions"])
-    if actions.dtype.kind == "f":
-        actions = actions.astype(np.float32)
-    return actions, recording.get("options", {})  # siirl 0.1 kept no options
+    recording = read_object(file, remedy=ANOTHER)
+    options = recording.get("options", {})  # siirl 0.1 kept no options
+    try:
+        actions = np.asarray(recording.get("actions"))
+    except ValueError:  # of different lengths
+        actions = np.asarray(None)
+    if actions.dtype.kind not in "if" or not actions.ndim or not isinstance(options, dict):
+        raise CheckpointError(
+            f"{file} is damaged. Expected: actions, numbers of one shape, and options by name. "
+            f"{ANOTHER}"
+        )
+    return actions.astype(np.float32) if actions.dtype.kind == "f" else actions, options
 
 
 async def play(

@@ -219,6 +219,41 @@ def test_an_episode_that_cannot_be_played_is_refused_with_the_reason(
     assert "The actions are missing of episode a/b" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"actions": null}',
+        '{"actions": 3}',
+        '{"actions": [["a"]]}',
+        '{"actions": [[0.0], [0.0, 1.0]]}',
+        '{"actions": [[1e30000, 100000000000000000000000000000]]}',
+        '{"actions": [[0.0]], "options": 3}',
+    ],
+)
+def test_damaged_actions_are_refused_with_their_file(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded_run(tmp_path / "run", [0.0], success=False)
+    (actions,) = run.glob("videos/**/*.json")
+    actions.write_text(content)
+    assert main([str(run), "a/b"]) == 2
+    assert f"siirl: {actions} is damaged." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"seed": "a"}, {"success": 1}, {"environment_steps": None}])
+def test_an_episode_whose_row_is_damaged_is_not_listed(
+    change: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded_run(tmp_path / "run", [0.0], success=False)
+    index = run / "videos" / "index.jsonl"
+    index.write_text(json.dumps(json.loads(index.read_text()) | change) + "\n")
+    assert main([str(run), "a/b"]) == 2
+    assert "is not a run folder with recorded episodes" in capsys.readouterr().err
+
+
 def test_the_table_of_episodes_cannot_control_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.openenv.wire import without_surrogates
+from envs.surrogates import without_surrogates
 from envs.text import Message, message, shortened
 from envs.tools.calls import ToolCall, ToolDescription, announcement
 

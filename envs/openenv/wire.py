@@ -20,6 +20,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.base import EnvSpec
+from envs.surrogates import without_surrogates
 from envs.text import Messages, ModelText, shortened
 
 SPEC = "x-siirl-spec"  # key of the action schema of `siirl serve`
@@ -225,11 +226,6 @@ def spec_from_json(value: Any) -> EnvSpec:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shortened(value)} is not a spec of this version of siirl") from error
-
-
-def without_surrogates(text: str) -> str:
-    """`text` without lone surrogates, which JSON can hold and tokenizers refuse."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _dict_from_json(value: Any, space: spaces.Dict, *, where: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from envs.arguments import check_counts
+from envs.surrogates import without_surrogates
 
 OUT_OF_CHARACTERS, OUT_OF_TOKENS = "out of characters", "out of tokens"
 
@@ -53,7 +54,7 @@ class Budget:
         if self._tokenizer is None or self._max_tokens is None:
             return None
         encoded = self._tokenizer.encode_batch(
-            [_encodable(text) for text in texts], add_special_tokens=False
+            [without_surrogates(text) for text in texts], add_special_tokens=False
         )
         self._tokens += sum(len(entry.ids) for entry in encoded)
         return OUT_OF_TOKENS if self._tokens > self._max_tokens else None
@@ -67,8 +68,3 @@ def _read(path: Path) -> Tokenizer:
             "give a tokenizer.json, or its folder."
         )
     return Tokenizer.from_file(str(file))
-
-
-def _encodable(text: str) -> str:
-    """`text` without lone surrogates, which tokenizers refuse."""
-    return text.encode("utf-8", "replace").decode()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.surrogates import without_surrogates
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.models.hub import cached_folder
 from siirl.models.pretrained import KEY, damage_named, first_line, picture_model_config, source_of
@@ -170,8 +171,8 @@ class ChatTokenizer:
             self.reader.processor.save_pretrained(folder)
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        # Templates include the begin-of-text token.
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        # Templates include the begin-of-text token. Tools may answer with a lone surrogate.
+        ids = self.tokenizer(without_surrogates(text), add_special_tokens=False)["input_ids"]
         return tuple(int(token) for token in ids)
 
     def _beginning(self) -> tuple[int, ...]:

@@ -1,14 +1,11 @@
 """Reads text and JSON files that may be damaged; errors name the file."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
+from envs.surrogates import ESCAPED, check_surrogates
 from siirl.errors import CheckpointError
-
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""JSON's form of half a surrogate pair. Two make a letter; a lone one is no text."""
 
 
 def read_text(file: Path, *, remedy: str) -> str:
@@ -35,8 +32,7 @@ def read_json(file: Path, *, remedy: str) -> Any:
     text = read_text(file, remedy=remedy)
     try:
         found = json.loads(text)
-        if SURROGATE.search(text):
-            json.dumps(found, ensure_ascii=False).encode()
+        check_surrogates(text, found)
         return found
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
@@ -65,7 +61,7 @@ def check_texts(folder: Path, *, remedy: str) -> None:
         CheckpointError: As `read_json`, for a file that has one.
     """
     for file in sorted(folder.glob("*.json")):
-        if SURROGATE.search(read_text(file, remedy=remedy)):
+        if ESCAPED.search(read_text(file, remedy=remedy)):
             read_json(file, remedy=remedy)
 
 

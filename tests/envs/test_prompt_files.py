@@ -218,6 +218,7 @@ def test_foreign_columns_are_reported_with_the_two_forms(tmp_path, name):
         ("rows.jsonl", b"{broken", r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b'"\xff\xfe"', r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b"[" * 200_000, r"rows\.jsonl, line 1: not JSON"),
+        ("rows.jsonl", rb'{"prompt": "\ud800"}', r"line 1: a text has half of a surrogate pair"),
         ("rows.jsonl", b"[1, 2]", r"line 1: a JSON object is expected, got \[1, 2\]"),
         (
             "rows.csv",
@@ -260,6 +261,24 @@ def test_parquet_with_changed_bytes_is_reported(name, sentence):
     """40 rows, of which one to three bytes were changed at random."""
     with pytest.raises(ValueError, match=rf"{name}\.parquet.*{sentence}"):
         list(open_prompts(DAMAGED / f"{name}.parquet").select(range(40)))
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    table = pyarrow.Table.from_pylist([columns(extra_info=None)])
+    names = [*table.column_names, "prompt"]
+    twice = pyarrow.Table.from_arrays([*table.columns, table.column("prompt")], names=names)
+    parquet.write_table(twice, tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=r"rows\.parquet has the column 'prompt' more than once"):
+        open_prompts(tmp_path / "rows.parquet")
+
+
+def test_a_value_that_python_cannot_hold_is_refused_with_its_file(tmp_path):
+    table = pyarrow.Table.from_pylist([columns(extra_info=None)])
+    times = pyarrow.array([1], pyarrow.timestamp("ns"))  # a time of Python has microseconds
+    place = table.column_names.index("extra_info")
+    parquet.write_table(table.set_column(place, "extra_info", times), tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=r"rows\.parquet"):
+        open_prompts(tmp_path / "rows.parquet").rows(0, 1)
 
 
 def test_parquet_without_rows_is_reported(tmp_path):

@@ -180,6 +180,11 @@ def test_half_a_surrogate_pair_is_refused_before_it_is_saved_again(tmp_path):
         load_chat_tokenizer(tmp_path)
 
 
+def test_a_tools_answer_with_half_a_surrogate_pair_is_read_with_a_question_mark():
+    half, mark = (chat().encode_turn([message("tool", f"a{sign}")]) for sign in "\ud800?")
+    assert half == mark
+
+
 def test_a_tokenizer_whose_vocabulary_is_damaged_is_reported(tmp_path):
     """The library tokenizers raises a plain Exception."""
     tiny_tokenizer().save_pretrained(tmp_path)

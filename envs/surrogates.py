@@ -1,0 +1,23 @@
+r"""Lone surrogates: halves of a pair (`\ud800`) that JSON can hold, and files and tokenizers cannot."""
+
+import json
+import re
+from typing import Any
+
+ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
+"""JSON's form of half a pair; two halves in a row make a letter."""
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with a question mark for each lone surrogate."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def check_surrogates(document: str, value: Any) -> None:
+    """Check `value`, as it was read from the JSON `document`.
+
+    Raises:
+        UnicodeEncodeError: A text in it has a lone surrogate.
+    """
+    if ESCAPED.search(document):
+        json.dumps(value, ensure_ascii=False).encode()
