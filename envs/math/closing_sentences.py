@@ -41,6 +41,9 @@ RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
 IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
 CHANCE = re.compile(r"\b(?:probability|chances?|likelihood)\b", re.IGNORECASE)
 ONE_IN = re.compile(r"(?<![0-9.,])(?P<top>[0-9]+) in (?P<bottom>[0-9]+)(?=[.!*]*$)")
+CONCLUDED = re.compile(
+    r"(?:^|[.!?\n]\s{1,4})[*_]{0,2}(?:so|thus|therefore|hence|altogether|in total)\b", re.IGNORECASE
+)
 AT_A_POINT = re.compile(
     r",?\$? (?:(?:which is )?(?:reached|attained|achieved|assumed|taken) )?(?:at|when|for) [$\\(]{0,2}[a-z] ?= ?-?[0-9][0-9./]*[$\\)]{0,2}$"
 )
@@ -125,6 +128,12 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     """
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
+    if (
+        " than " in sentence
+        and CONCLUDED.search(text, 0, max(text.rfind(sentence), 0))
+        and not asks_a_difference(question)
+    ):
+        return None  # compares what the text has concluded
     if TENTATIVE.search(sentence) or ONLY_FOREIGN_WORDS & words_asked(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")

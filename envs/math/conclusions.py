@@ -12,7 +12,6 @@ that are words in `envs.math.named_answers`.
 import re
 
 from envs.math.answers import in_plain_signs
-from envs.math.clauses import without_asides
 from envs.math.closing_sentences import stated_foreign_value, stated_value
 from envs.math.languages import ends_in_foreign_language
 from envs.math.last_lines import last_lines, last_sentence
@@ -27,6 +26,7 @@ EXPLANATION = re.compile(
     r"\n[*_#\s]{0,6}(?:explanation|reasoning|reason|justification)[*_]{0,2}:", re.IGNORECASE
 )
 """What follows explains the answer before it."""
+RESULT = re.compile(r"=[\s$]*(-?[0-9.,]*[0-9])")
 
 
 def concluded_answer(text: str, *, question: str = "", named: bool = False) -> MarkedAnswer | None:
@@ -36,9 +36,7 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
     tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
     if named and (answer := _name_at_the_end(tail, whole=whole, question=question)) is not None:
         return answer
-    stated = without_asides(tail.rstrip())
-    answer = None if stated is None else _at_the_end(stated, whole=whole, question=question)
-    answer = answer or _at_the_end(tail, whole=whole, question=question)
+    answer = _at_the_end(tail, whole=whole, question=question)
     explanation = EXPLANATION.search(tail)
     if answer is None and explanation is None:
         return closing_number(text, question=question)
@@ -47,7 +45,9 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
     answer = _at_the_end(tail[: explanation.start()], whole=whole, question=question)
     after = tail[explanation.end() :]
     doubtful = answer is not None and (
-        "=" in after or DOUBT.search(after) or taken_back(after, answer.text)
+        {*RESULT.findall(after)[-1:]} - {answer.text}
+        or DOUBT.search(after)
+        or taken_back(after, answer.text)
     )
     return None if doubtful else answer
 

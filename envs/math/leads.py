@@ -20,12 +20,10 @@ from envs.math.vocabulary import (
     ALTERNATIVES,
     CHANGING,
     COMPARISONS,
-    HEDGES,
     NUMERALS,
     OPERATIONS,
     ORDINARY_VERBS,
     WORDS,
-    is_counted,
     is_plural_noun,
     words,
 )
@@ -61,44 +59,17 @@ IGNORING = re.compile(
     r"\bif (?:you|we|one|i) (?:ignore|disregard|forget|skip|exclude)\b", re.IGNORECASE
 )
 """`If you ignore Tuesday, ...` answers another question."""
-VERBS = ORDINARY_VERBS | words(
-    """
-    get getting making obtain obtains obtained obtaining yield yields yielded yielding give giving find
-    finds found finding having conclude concludes see know calculate compute produces produce so
-    thus therefore hence then leaves leave leaving left walk totals earn collect say hold holds sees
-    serves served visits visited plays played watches watched picks picked plants planted sends sent
-    carries carried holds held grows grew brings brought keeps kept donates donated owes owed
-    charges charged raises raised fills filled cuts packs packed delivers delivered prints printed
-    owns solves solved scores scored wins won reaches reached covers covered swims swam rides rode
-    climbs climbed lasts lasted follows means implies shows requires require becomes evaluates
-    simplifies reduces amounts comes adds measures measured
-    """
-)
-IRREGULAR = words(
-    """
-    arose ate became began bent bit blew bore bred broke brought built burnt came caught chose cost
-    cut dealt dug drank drew drove fed fell felt fled flew fought found froze gave got grew had heard
-    held hid hit hung kept knew laid led left lent lit lost made met paid put ran rang read rode rose
-    sang sank sat saw sent set shook shot shrank shut slept sold spent split spread stole stood stuck
-    struck swam swept swung taught threw told took tore went woke won wore wound wove wrote
-    """
-)
-"""Past tenses without -ed."""
+VERBS = ORDINARY_VERBS | words("becomes fell rose left")
+"""Words after which the number is stated, besides those in -ed."""
 PRONOUNS = words("he she it they we you i who which that this")
-DETERMINERS = words(
-    "the a an his her its their our my your each every all some of for in to by with from"
-)
 RESULT_IN = re.compile(
     r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|converges?|diverges?|tends?|rises?|rose|falls?|fell|drops?|dropped|grows?|grew|equivalent|add(?:s|ed)?|sums?)"
     r"(?: up| down| out)? to|can (?:be )?[a-z]+(?: [a-z]+){0,6} in|(?:results?|resulting) in"
     r"|arrives? at|(?:given|found|up|down) by|(?:left|up) with)$",
     re.IGNORECASE,
 )
-JOINING = words("and to by with from but than per both against versus into on in at")
+JOINING = words("and by with from but than per both against versus")
 """Prepositions that join the number to another word, as the last word before it."""
-HARMLESS = words(
-    "only just also still another additional extra final required desired us me him her them you"
-)
 FINAL = words(
     "final correct right exact required desired requested numerical numeric simplified overall "
     "corrected revised updated new actual true real proper best"
@@ -280,49 +251,31 @@ def _clause_changes(clause: str, *, question: str) -> bool:
         return True
     if re.search(r"[0-9)}\]]$", clause):
         return True
-    if (CHANGING - HARMLESS | ONLY_FOREIGN_WORDS) & {word.lower() for word in between}:
+    if (CHANGING | ONLY_FOREIGN_WORDS) & {word.lower() for word in between}:
         return True
     if not between:
         return False
     final = between[-1].lower()
-    joins = (
-        final in JOINING
-        and last + 1 < len(said)
-        and len(between) > (final in ("in", "at", "by", "on", "with"))
-    )
+    joins = final == "to" and last < 0
+    joins |= final in JOINING and len(between) > (final in ("by", "with"))
     receives = between[0].lower() == "the"  # `gives the chickens 20 cups`
     is_thing = is_plural_noun(final) and not receives and stem(final) not in words_of(question)
-    return joins or is_thing or names_an_operation(clause) or final in HEDGES
+    return joins or is_thing or names_an_operation(clause)
 
 
 def _last_verb(said: list[str]) -> int:
-    """Place of the last verb in the words of a clause, or -1. A word after a pronoun is one, and so
-    is a word in -s after a noun in the singular, where the clause has no other: `The farmer plows`.
-    """
-    places = [number for number, word in enumerate(said) if _is_verb(word)]
-    places += [
+    """Place of the last verb in the words of a clause, or -1; a word after a pronoun is one."""
+    after_pronouns = (
         number
         for number, (before, word) in enumerate(itertools.pairwise(said), start=1)
-        if before in PRONOUNS
-        and not _is_changing(word)
-        and word not in JOINING
-        and not is_counted(word)
-    ]
-    if places:
-        return max(places)
-    turned = [
-        number
-        for number, (before, word) in enumerate(itertools.pairwise(said), start=1)
-        if is_plural_noun(word)
-        and not _is_changing(word)
-        and not before.endswith("s")
-        and before not in DETERMINERS
-    ]
-    return max(turned, default=-1)
+        if before in PRONOUNS and word not in JOINING and not _is_changing(word)
+    )
+    verbs = (number for number, word in enumerate(said) if _is_verb(word))
+    return max([*verbs, *after_pronouns], default=-1)
 
 
 def _is_verb(word: str) -> bool:
-    if word in VERBS or word in IRREGULAR:
+    if word in VERBS:
         return True
     return word.endswith("ed") and not word.endswith("eed") and not _is_changing(word)
 

@@ -12,7 +12,7 @@ doubt are remarks, whatever their numbers.
 import re
 
 from envs.math.answers import in_plain_signs
-from envs.math.clauses import IMAGINED
+from envs.math.clauses import ADDRESSED, IMAGINED
 from envs.math.closing_equations import values_of
 from envs.math.closing_sentences import (
     ABOUT_ANSWER,
@@ -21,6 +21,7 @@ from envs.math.closing_sentences import (
     LIMITING,
     PERIOD,
     TO,
+    stated_value,
     without_point,
 )
 from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
@@ -44,7 +45,7 @@ from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
 from envs.math.quantities import Quantity, is_compared, read_quantity
 from envs.math.questions import asks_a_difference
 from envs.math.sentences import RETRACTION, TAIL
-from envs.math.statements import ROUNDING
+from envs.math.statements import BECAUSE, ROUNDING
 from envs.math.values import CUT_OFF, ITEM
 from envs.math.vocabulary import (
     ABOUT_ITSELF,
@@ -132,6 +133,7 @@ HARMFUL = PROVISIONAL | CHANGING | words("too alone loss discount")
 FREE = words("total maximum minimum only just exactly final left over up single some any")
 NUMBER_WORDS = NUMERALS - words("one some any all few many several single first")
 ROUGHLY = words("about approximately approx around roughly")
+MAX_LINES = 4
 MAX_SENTENCES = 6
 MAX_UNIT_WORDS = 5
 
@@ -206,32 +208,36 @@ def _has_number(text: str) -> bool:
 
 
 def closing_number(text: str, *, question: str) -> MarkedAnswer | None:
-    """The number that one of the last sentences of `text` states, if those after it are remarks."""
+    """The value that one of the last sentences of `text` states, if those after it are remarks."""
     tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
-    lines = last_lines(tail, whole=whole)
-    sentences = [
-        sentence.strip()
-        for line in lines[-4:]
-        for sentence in sentences_of(line)
-        if sentence.strip() and not ITEM.match(line)
-    ]
+    lines = [line for line in last_lines(tail, whole=whole)[-MAX_LINES:] if not ITEM.match(line)]
+    sentences = [part.strip() for line in lines for part in sentences_of(line) if part.strip()]
     numbers = False
     for place, sentence in enumerate(reversed(sentences[-MAX_SENTENCES:]), start=1):
-        if PLEASANTRY.match(sentence):
+        if any(form.match(sentence) for form in (PLEASANTRY, IMAGINED, ADDRESSED)):
+            numbers = True
             continue
-        value = stated_number(sentence, question=question, marked=False)
+        value = _value_of(sentence, text=text, question=question, plainly=numbers)
         if value is not None:
             first = place == len(sentences)
             final = first or CONCLUDING.match(sentence) is not None or "**" in sentence
             position = len(text) - len(tail) + max(tail.rfind(sentence), 0)
             return MarkedAnswer(value, position) if final or not numbers else None
-        predicate = None if numbers else stated_predicate(sentence, question=question)
-        if predicate is not None:
-            return MarkedAnswer(predicate, len(text) - len(tail) + max(tail.rfind(sentence), 0))
-        if _is_harmful(sentence) or GOING_ON & words_asked(sentence):
+        if _is_harmful(BECAUSE.sub(sentence[-1], sentence)) or GOING_ON & words_asked(sentence):
             return None
         numbers = numbers or _has_number(sentence)
     return None
+
+
+def _value_of(sentence: str, *, text: str, question: str, plainly: bool) -> str | None:
+    """What `sentence` states; `plainly`: remarks with numbers follow it."""
+    number = stated_number(sentence, question=question, marked=False)
+    if number is not None:
+        return number
+    stated = stated_value(sentence, text=text, question=question)
+    return (
+        stated if stated is not None or plainly else stated_predicate(sentence, question=question)
+    )
 
 
 def _prose(sentence: str) -> str | None:
