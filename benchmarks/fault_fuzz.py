@@ -4,8 +4,8 @@
     python -m benchmarks.fault_fuzz
     python -m benchmarks.fault_fuzz --only 17                    # one of them again
     python -m benchmarks.fault_fuzz --only "GCS killed"          # all of a kind
-    # continues; rows of earlier trials stay in the results
-    python -m benchmarks.fault_fuzz --from 40
+    # some of them; the rows of the others stay in the results, each with its revision
+    python -m benchmarks.fault_fuzz --from 40 --trials 60
 
 A trial is drawn from the seed and its number: a job of seconds, one or two ranks, with Ray or
 without, a kind of fault, and a moment, as a share of the time that an uninterrupted run of the job
@@ -24,6 +24,7 @@ A trial that is not right keeps its folder, which the table names.
 
 import argparse
 import json
+import os
 import random
 import re
 import shutil
@@ -283,6 +284,8 @@ def row_of(trial: Trial, outcome: Outcome, seconds: float, folder: Path) -> dict
         "job": str(trial.job),
         "share": trial.share,
         "seconds": round(seconds, 1),
+        "load": round(os.getloadavg()[1]),
+        "revision": describe_machine()["revision"],
     }
     kept = {"wrong": list(outcome.wrong), "folder": folder.name} if outcome.wrong else {}
     return {**row, "verdict": verdict, "how": outcome.how, **kept}
@@ -302,10 +305,12 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         )
     right = sum(row["verdict"] == RIGHT for row in rows)
     jobs = Counter(row["job"] for row in rows)
+    revisions = Counter(row["revision"] for row in rows)
     lines += [
         "",
         f"{right} of {len(rows)} right. Jobs: "
-        f"{'; '.join(f'{job} ({number})' for job, number in sorted(jobs.items()))}.",
+        f"{'; '.join(f'{job} ({number})' for job, number in sorted(jobs.items()))}. Revisions: "
+        f"{'; '.join(f'{name} ({number})' for name, number in revisions.items())}.",
         "",
     ]
     lines += [
@@ -317,20 +322,23 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def earlier_rows(output: Path) -> dict[int, dict[str, Any]]:
+    """Rows of a result by the number of their trial; those of a first run have its revision."""
+    if not output.is_file():
+        return {}
+    result = json.loads(output.read_text())
+    revision = result["machine"]["revision"]
+    return {row["trial"]: {"revision": revision, **row} for row in result["rows"]}
+
+
 def main(arguments: Iterable[str] | None = None) -> None:
     """Run the trials; write the table and its rows after each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=88)
+    parser.add_argument("--trials", type=int, default=88, help="end of the trials' numbers (88)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--from",
-        dest="first",
-        type=int,
-        default=0,
-        help="number of the first trial; rows of earlier ones stay",
-    )
+    parser.add_argument("--from", dest="first", type=int, default=0, help="first trial's number")
     parser.add_argument(
         "--only", help="the number of a trial, or a kind; results are printed and not written"
     )
@@ -347,25 +355,22 @@ def main(arguments: Iterable[str] | None = None) -> None:
     trials = [draw(number, flags.seed) for number in range(flags.first, flags.trials)]
     if flags.only is not None:
         trials = [trial for trial in trials if flags.only in (str(trial.number), trial.kind)]
-    rows = (
-        json.loads(flags.output.read_text())["rows"][: flags.first]
-        if flags.first and flags.output.is_file()
-        else []
-    )
+    rows = {} if flags.only is not None else earlier_rows(flags.output)
     command = " ".join(["python -m benchmarks.fault_fuzz", *sys.argv[1:]])
     for trial in trials:
-        rows.append(_run_and_tell(trial, folder, references))
+        rows[trial.number] = _run_and_tell(trial, folder, references)
+        by_number = [rows[number] for number in sorted(rows)]
         if flags.only is None:
             flags.output.parent.mkdir(parents=True, exist_ok=True)
             result = {
                 "command": command,
                 "machine": describe_machine(),
                 "seed": flags.seed,
-                "rows": rows,
+                "rows": by_number,
             }
             flags.output.write_text(json.dumps(result, indent=1) + "\n")
-            flags.output.with_suffix(".md").write_text(f"# {command}\n\n{table(rows)}")
-    print(table(rows))
+            flags.output.with_suffix(".md").write_text(f"# {command}\n\n{table(by_number)}")
+    print(table(rows.values()))
 
 
 def _run_and_tell(trial: Trial, folder: Path, references: References) -> dict[str, Any]:

@@ -15,6 +15,8 @@ def read_text(file: Path, *, remedy: str) -> str:
         CheckpointError: It cannot be read, is a folder, or holds bytes that are not UTF-8.
     """
     try:
+        if file.is_fifo():
+            raise OSError("a named pipe, which would block its reader")
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(

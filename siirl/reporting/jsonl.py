@@ -31,6 +31,8 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
     """Line number, from 1, and JSON value of each line; see `read_rows`."""
     if not path.exists():
         return
+    if path.is_fifo():
+        raise ValueError(f"{path} is a named pipe, which would block its reader. Remove it.")
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line:

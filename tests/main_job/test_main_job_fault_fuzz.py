@@ -2,6 +2,7 @@
 ends.
 """
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -9,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fault_fuzz import Trial, draw, run_trial, table, wrong_ends, wrong_results
+from benchmarks.fault_fuzz import (
+    Trial,
+    draw,
+    earlier_rows,
+    run_trial,
+    table,
+    wrong_ends,
+    wrong_results,
+)
 from benchmarks.fault_jobs import Command, Job, Reference, References
 from benchmarks.fault_kinds import FAULTS
 
@@ -107,6 +116,16 @@ def test_a_run_that_never_got_to_its_end_is_wrong(tmp_path: Path) -> None:
     ]
 
 
+def test_trials_of_an_earlier_measurement_stay_with_their_revision(tmp_path: Path) -> None:
+    result = {"machine": {"revision": "a1"}, "rows": [{"trial": 3}, {"trial": 4, "revision": "b2"}]}
+    (tmp_path / "rows.json").write_text(json.dumps(result))
+    assert earlier_rows(tmp_path / "none.json") == {}
+    assert earlier_rows(tmp_path / "rows.json") == {
+        3: {"trial": 3, "revision": "a1"},
+        4: {"trial": 4, "revision": "b2"},
+    }
+
+
 def test_the_table_counts_ends_and_names_what_was_wrong() -> None:
     row = {
         "kind": "GCS killed",
@@ -114,11 +133,19 @@ def test_the_table_counts_ends_and_names_what_was_wrong() -> None:
         "share": 0.5,
         "verdict": "right",
         "how": "finished equal",
+        "revision": "a1",
     }
-    wrong = row | {"trial": 9, "verdict": "wrong", "wrong": ["a traceback"], "folder": "trial_009"}
+    wrong = row | {
+        "revision": "b2",
+        "trial": 9,
+        "verdict": "wrong",
+        "wrong": ["a traceback"],
+        "folder": "trial_009",
+    }
     told = table([row, row, wrong])
     assert "| GCS killed | 3 | 2 | finished equal (2) |" in told
     assert "2 of 3 right." in told
+    assert "Revisions: a1 (2); b2 (1)." in told
     assert (
         "- Trial 9, GCS killed, math, ray, 1 rank, at 0.5: a traceback (folder trial_009)" in told
     )

@@ -1,12 +1,16 @@
-"""A path that no file system can hold is refused where it is read, by key or flag."""
+"""A path that no file system can hold, and a pipe in place of a file, are refused."""
+
+import os
 
 import pytest
 
 from siirl import evaluate, export, gpu_check, replay, report, reward_check, serve, train
 from siirl import warm_start as warm_start_command
-from siirl.errors import ConfigError
+from siirl.errors import CheckpointError, ConfigError
+from siirl.params.documents import read_object
 from siirl.params.parser import parse_config
 from siirl.params.paths import fault_of_path, find
+from siirl.reporting.jsonl import read_rows
 
 LONG = 300 * "a"
 TOO_LONG = "has a file name of 300 bytes, and 255 is the most"
@@ -80,3 +84,12 @@ def test_a_command_refuses_a_name_that_is_too_long(main, words, capsys):
     except SystemExit as ended:  # argparse
         status = ended.code
     assert (status, TOO_LONG in capsys.readouterr().err) == (2, True)
+
+
+def test_a_named_pipe_is_refused_before_it_blocks_its_reader(tmp_path):
+    pipe = tmp_path / "metrics.jsonl"
+    os.mkfifo(pipe)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged.*a named pipe"):
+        read_object(pipe, remedy="Remove it.")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is a named pipe"):
+        list(read_rows(pipe))
