@@ -13,13 +13,13 @@ import difflib
 import importlib
 import importlib.util
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
 from gymnasium import error
-from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.envs.registration import EnvSpec as EnvRegistration
 from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
@@ -57,6 +57,7 @@ class GymnasiumEnv(Environment):
                 spaces outside the contract, or no step limit.
             RuntimeError: A package that the environment needs is missing.
         """
+        can_draw_mujoco = _choose_renderer()
         registered = _registered(id)
         id = registered.id
         limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
@@ -78,7 +79,8 @@ class GymnasiumEnv(Environment):
             action_space=self._actions.space,
             max_episode_steps=limit,
             reports_success=self._success_key is not None,
-            renders=self._env.render_mode == "rgb_array" and _has_opengl(self._env),
+            renders=self._env.render_mode == "rgb_array"
+            and (can_draw_mujoco or "mujoco" not in sys.modules),
         )
         self._streams: dict[str, FrameRequest] = {}
         self._started, self._ended, self._step = False, True, 0
@@ -128,8 +130,6 @@ class GymnasiumEnv(Environment):
             )
         if not self._started:
             raise RuntimeError("There is nothing to render: call reset first.")
-        if isinstance(self._env.unwrapped, MujocoEnv):
-            choose_backend()
         return as_rgb(cast(NDArray[np.uint8], self._env.render()))
 
     async def close(self) -> None:
@@ -223,10 +223,10 @@ def _make(
         ) from missing
     except error.Error as refused:
         raise ValueError(f"Gymnasium environment {id!r} cannot be made: {refused}") from refused
-    if isinstance(
-        env.unwrapped, MujocoEnv
-    ):  # before the render context exists: shadows and multisampling cost 22 times the rest
-        env.unwrapped.model.vis.quality.shadowsize = env.unwrapped.model.vis.quality.offsamples = 0
+    model: Any = getattr(env.unwrapped, "model", None)
+    if type(model).__name__ == "MjModel":
+        # before the render context exists: shadows and multisampling cost 22 times the rest
+        model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
     return env
 
 
@@ -240,10 +240,12 @@ def _draws(registered: EnvRegistration) -> bool:
     return drawable and "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ())
 
 
-def _has_opengl(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether OpenGL is available for MuJoCo; other environments draw without it."""
-    if not isinstance(env.unwrapped, MujocoEnv):
-        return True
+def _choose_renderer() -> bool:
+    """Choose MuJoCo's renderer; whether MuJoCo can draw here.
+
+    MuJoCo and packages of robots read the choice when they are imported, and without one they open
+    a window, which ends the process on a machine without a display.
+    """
     try:
         choose_backend()
     except RuntimeError:
