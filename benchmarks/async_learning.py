@@ -10,8 +10,8 @@
 An arm is `python -m siirl.train` with the overrides that the result file lists; all arms of a study
 take the same number of training steps from the same weights. The clock runs from the first prompt
 to the step at which the mean success of `WINDOW` steps reaches the target, without start and
-evaluations. Arms of a seed follow each other, so that other load on the machine affects all of
-them; `ratio` compares arms of one seed. The control takes the most staleness without the decoupled
+evaluations. Arms of a seed follow each other, or run side by side with `--at-once`, so that other
+load on the machine affects all of them; ratios compare arms of one seed. The control takes the most staleness without the decoupled
 loss. Finished arms are kept and not run again. Left out: staleness above 4, several machines.
 """
 
@@ -61,7 +61,8 @@ class Study:
 
 
 STUDIES = {
-    # Start, rate and batch were chosen on seed 0 with tools that answer at once.
+    # Start, rate and batch were chosen on seed 0, in lockstep with tools that answer at once; the
+    # number of steps after a run of seed 0 with max_staleness=2.
     "tools": Study(
         common=(
             *("pipeline=grpo", "env=tools", "env.name=benchmarks.slow_tools:SlowToolEnv"),
