@@ -122,9 +122,8 @@ class ThreeValueAdapter(Environment):
         )
         if self.spec.reports_success:
             merged["success"] = all(bool(info.get("success", False)) for info in agents)
-        reward: Any = np.asarray(
-            self._unbatch(rewards, "reward"), dtype=np.float64
-        )  # several agents: an array, so that chunks can sum it
+        # several agents: an array, so that chunks can sum it
+        reward: Any = np.asarray(self._unbatch(rewards, "reward"), dtype=np.float64)
         reward = float(reward) if self.spec.num_agents == 1 else reward
         return self._unbatch(observation, "observation"), reward, terminated, truncated, merged
 

@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.base import (
-    Environment,
-    EnvSpec,
-    FrameRequest,
-    Frames,
-    Info,
-    Observation,
-    acting_agents,
-)
+from envs.base import Environment, EnvSpec, FrameRequest, Frames, Info, Observation, acting_agents
 from envs.checked_values import (
     check_observation,
     check_spec,
@@ -67,9 +59,8 @@ async def _check(env: Environment, *, seed: int) -> None:
     reference = await _play(env, seed=seed, actions=actions, chunk=1)
     await _check_own_buffers(env, seed=seed, actions=actions)
     if env.spec.replayable:
-        await _play(
-            env, seed=seed + 1, actions=actions[::-1], chunk=1
-        )  # another episode in between must leave no trace
+        # another episode in between must leave no trace
+        await _play(env, seed=seed + 1, actions=actions[::-1], chunk=1)
         again = await _play(env, seed=seed, actions=actions, chunk=1)
         require_equal(
             again,

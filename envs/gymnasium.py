@@ -25,14 +25,7 @@ from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
 from envs.arguments import checked_action, checked_seed, read_options
-from envs.base import (
-    Environment,
-    EnvSpec,
-    FrameBuffer,
-    FrameRequest,
-    Info,
-    StepResult,
-)
+from envs.base import Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout, as_rgb
 from envs.offscreen import choose_backend
 
@@ -169,10 +162,8 @@ def _registered(id: str) -> EnvRegistration:
         _import(module, id=id)
     try:
         return gymnasium.spec(name)
-    except (
-        error.Error,
-        ModuleNotFoundError,
-    ) as unknown:  # unregistered, deprecated, or no id at all
+    except (error.Error, ModuleNotFoundError) as unknown:
+        # unregistered, deprecated, or no id at all
         nearest = difflib.get_close_matches(name, gymnasium.registry, n=5)
         hint = (
             f" Nearest: {', '.join(nearest)}."

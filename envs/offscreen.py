@@ -63,22 +63,16 @@ def make_context(size: int) -> Any:
         RuntimeError: The library or its driver is missing; the message says what to install.
     """
     backend = choose_backend()
-    os.environ.setdefault(
-        "LP_NUM_THREADS", "0"
-    )  # Mesa draws in this thread: with one simulator per core, its helper threads only wait
+    # Mesa draws in this thread: with one simulator per core, its helper threads only wait
+    os.environ.setdefault("LP_NUM_THREADS", "0")
     try:
         if backend == "egl":
             from mujoco.egl import GLContext
         else:
             from mujoco.osmesa import GLContext
         return GLContext(size, size)
-    except (
-        ImportError,
-        AttributeError,
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # PyOpenGL and the drivers have no common base class
+    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
+        # PyOpenGL and the drivers have no common base class
         raise RuntimeError(
             f"MUJOCO_GL={backend} cannot draw: {error} Install the libraries: {APT_COMMAND}"
         ) from error
@@ -146,9 +140,8 @@ class SceneRenderer:
         look.change(self._scene)
         viewport = mujoco.MjrRect(0, 0, size, size)
         pixels = np.empty((size, size, 3), np.uint8)
-        mujoco.mjr_setBuffer(
-            mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context
-        )  # another task's renderer may have bound its own
+        # another task's renderer may have bound its own
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         mujoco.mjr_render(viewport, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, viewport, self._context)
         return np.ascontiguousarray(pixels[::-1])  # OpenGL's first row is the lowest

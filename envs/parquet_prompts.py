@@ -37,9 +37,8 @@ from envs.prompt_rows import (
 ROWS_AT_ONCE = 512  # decoded at a time in a full pass: about a megabyte of text
 BYTES_OF_A_VALUE = 8  # of a number, or of a text's offset
 MAX_PIECE_BYTES = 64 << 20  # of rows unpacked at a time
-MAX_GROUP_BYTES = (
-    1 << 30
-)  # of one parquet row group in pyarrow's compact form, which stores a recurring text once
+# of one parquet row group in pyarrow's compact form, which stores a recurring text once
+MAX_GROUP_BYTES = 1 << 30
 
 
 def text_columns(metadata: parquet.FileMetaData, names: Collection[str]) -> list[str]:
@@ -190,9 +189,8 @@ class ParquetPrompts(PromptFile):
         ]
         declared = [column.total_uncompressed_size for column in columns]
         values = sum(column.num_values for column in columns)
-        if (
-            sum(declared) + BYTES_OF_A_VALUE * values > MAX_GROUP_BYTES
-        ):  # one text in a dictionary may have any number of values
+        if sum(declared) + BYTES_OF_A_VALUE * values > MAX_GROUP_BYTES:
+            # one text in a dictionary may have any number of values
             raise self._too_large(group, "declares")
         return min(max(MAX_GROUP_BYTES // max([1, *declared]), 1), ROWS_AT_ONCE)
 
@@ -220,9 +218,8 @@ class ParquetPrompts(PromptFile):
             for batch in self._file.iter_batches(
                 self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False
             ):
-                batch.validate(
-                    full=True
-                )  # refuses indices beyond a dictionary and bytes that are not UTF-8
+                # refuses indices beyond a dictionary and bytes that are not UTF-8
+                batch.validate(full=True)
                 yield batch
 
     def _values(self, column: Any) -> list[Any]:

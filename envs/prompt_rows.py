@@ -183,10 +183,8 @@ def json_object(line: bytes, *, place: str) -> dict[str, Any]:
     """The JSON object in a line; ValueError with `place`, file and row, for anything else."""
     try:
         entry = json.loads(line)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # broken JSON, not UTF-8, or a thousand nested lists
+    except (ValueError, RecursionError) as error:
+        # broken JSON, not UTF-8, or a thousand nested lists
         raise ValueError(
             f"{place}: not JSON ({error}). One JSON object a line is expected."
         ) from error

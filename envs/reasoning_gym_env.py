@@ -53,14 +53,7 @@ from envs.text import (
     shortened,
     text_spec,
 )
-from envs.worker_pool import (
-    WorkerKilled,
-    WorkerPool,
-    WorkerRaised,
-    WorkerSettings,
-    lease,
-    release,
-)
+from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
 
 PACKAGE = "reasoning_gym"
 UNSTABLE = ("isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note")

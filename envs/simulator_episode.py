@@ -31,9 +31,7 @@ from envs.base import (
     Info,
     StepResult,
 )
-from envs.perturbations import (
-    INSTRUCTION as REWORDED,
-)
+from envs.perturbations import INSTRUCTION as REWORDED
 from envs.perturbations import (
     OPTION,
     SEEN,

@@ -67,9 +67,8 @@ def _limit_processor_time(cpu_s: float) -> None:
     if not cpu_s:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(
-        resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + cpu_s)
-    )  # the kernel counts in whole seconds
+    # the kernel counts in whole seconds
+    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + cpu_s))
 
 
 def _limit(kind: int, value: int) -> None:

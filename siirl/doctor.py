@@ -53,12 +53,8 @@ def examine(subjects: Sequence[Check]) -> int:
     for check in subjects:
         try:
             state, words = "ok", check.examine()
-        except (
-            ImportError,
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as lack:  # siirl's own errors are subclasses of these
+        except (ImportError, OSError, ValueError, RuntimeError) as lack:
+            # siirl's own errors are subclasses of these
             state = "missing"
             first = reported.setdefault(str(lack), check.subject)
             words = str(lack) if first == check.subject else f"for the reason given at {first}."

@@ -51,9 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UnknownNameError.of(kind="value of actions=", name=actions, known=ACTIONS)
         policy = named_policy(checkpoint)
         before = usable_path(resume, key="resume") if resume else None
-        from siirl.jobs.evaluation import (
-            evaluate,  # slow: imports torch; Ctrl-C works meanwhile
-        )
+        # slow: imports torch; Ctrl-C works meanwhile
+        from siirl.jobs.evaluation import evaluate
 
         evaluate(policy, words, kinds=ACTIONS[actions], resume=before)
     except REFUSALS as error:

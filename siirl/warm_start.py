@@ -50,9 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, "
                 "and train with it."
             )
-        from siirl.imitation.warm_starts import (
-            warm_start,  # slow: imports torch; Ctrl-C works meanwhile
-        )
+        # slow: imports torch; Ctrl-C works meanwhile
+        from siirl.imitation.warm_starts import warm_start
 
         warm_start(
             flags,

@@ -43,9 +43,8 @@ def test_the_tree_in_contributing_is_the_top_level(repository: Path) -> None:
     tree = re.search(r"```text\n(.*?)```", (repository / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert tree is not None
     told = {line.split()[0].rstrip("/"): line.split(maxsplit=1)[1] for line in tree[1].splitlines()}
-    listed = run(
-        "git", "ls-files", cwd=repository
-    )  # a user's own files in the checkout are none of the project's
+    # a user's own files in the checkout are none of the project's
+    listed = run("git", "ls-files", cwd=repository)
     assert told.keys() == {line.split("/")[0] for line in listed.stdout.splitlines()}, listed.stderr
 
 

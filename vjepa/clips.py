@@ -16,9 +16,8 @@ from torch.nn import functional
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # V-JEPA 2's training values
 IMAGENET_STD = (0.229, 0.224, 0.225)
-RELEASE_RESIZE = (
-    256 / 224
-)  # V-JEPA 2's preprocessor: shortest edge to int(crop * 256 / 224), then a centre crop
+# V-JEPA 2's preprocessor: shortest edge to int(crop * 256 / 224), then a centre crop
+RELEASE_RESIZE = 256 / 224
 
 
 def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]:

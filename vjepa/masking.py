@@ -55,9 +55,8 @@ def sample_masks(
         hidden_BN = _blocks(mask, batch_size=batch_size, grid=grid, generator=generator)
     num_context = int((~hidden_BN).sum(1).min())
     num_target = int(hidden_BN.sum(1).min())
-    order_BN = torch.rand(
-        hidden_BN.shape, generator=generator
-    )  # a random subset where a row has more than the others
+    # a random subset where a row has more than the others
+    order_BN = torch.rand(hidden_BN.shape, generator=generator)
     context_BC = (order_BN + hidden_BN).argsort(1)[:, :num_context]
     target_BM = (order_BN + ~hidden_BN).argsort(1)[:, :num_target]
     return context_BC.sort(1).values, target_BM.sort(1).values
@@ -83,9 +82,8 @@ def _blocks(
     width = min(columns, round(math.sqrt(area / aspect)))
     hidden_BYX = torch.zeros(batch_size, rows, columns, dtype=torch.bool)
     for row in range(batch_size):
-        while (
-            not hidden_BYX[row].any() or hidden_BYX[row].all()
-        ):  # blocks that hide everything leave no context: draw again
+        while not hidden_BYX[row].any() or hidden_BYX[row].all():
+            # blocks that hide everything leave no context: draw again
             hidden_BYX[row] = _draw(
                 mask.num_blocks, size=(height, width), image=(rows, columns), generator=generator
             )

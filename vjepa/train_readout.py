@@ -37,9 +37,8 @@ class ReadOutConfig:
     learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
-    noise: float = (
-        0.3  # of normalised features: without it the read-out knows its training scenes by heart
-    )
+    # Of normalised features: without it the read-out knows its training scenes by heart.
+    noise: float = 0.3
     neighbour_weight: float = 5.0
     goal_weight: float = 1.0
     goal_radius: float = 0.5  # frames; successes of a task may end this far apart

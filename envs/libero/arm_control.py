@@ -116,9 +116,8 @@ class ArmControl:
 
     def _solve(self) -> None:
         """Runs the constraint solver from its last solution, with the last step's torques."""
-        mujoco.mj_forwardSkip(
-            self._model, self._data, mujoco.mjtStage.mjSTAGE_VEL, 1
-        )  # 1: no sensors
+        # 1: no sensors
+        mujoco.mj_forwardSkip(self._model, self._data, mujoco.mjtStage.mjSTAGE_VEL, 1)
 
     def _look(self) -> None:
         """robosuite's `Controller.update`, from computed dynamics."""

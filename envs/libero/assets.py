@@ -93,12 +93,8 @@ def missing_files(folder: Path) -> list[str]:
         DamagedDescription: A description is unreadable.
     """
     missing = []
-    for (
-        path,
-        content,
-    ) in (
-        stand_in_files()
-    ):  # the stand-ins define the needed files: same paths, same styles of floor and wall
+    for path, content in stand_in_files():
+        # the stand-ins define the needed files: same paths, same styles of floor and wall
         if not _has_content(folder / path):
             missing.append(path)
         elif isinstance(content, str):
@@ -111,9 +107,8 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def _has_content(file: Path) -> bool:
-    return (
-        file.is_file() and file.stat().st_size > 0
-    )  # an interrupted download or copy leaves empty files
+    # an interrupted download or copy leaves empty files
+    return file.is_file() and file.stat().st_size > 0
 
 
 def _named_files(description: Path, *, root: Path) -> list[Path]:
@@ -173,15 +168,11 @@ def _auto_folder() -> Path | None:
     from huggingface_hub.errors import HTTPError
 
     try:
-        snapshot_download(
-            HUB_REPOSITORY, repo_type="dataset", local_dir=cached
-        )  # locks: one server downloads, the others wait
+        # locks: one server downloads, the others wait
+        snapshot_download(HUB_REPOSITORY, repo_type="dataset", local_dir=cached)
         _check_complete(cached)
-    except (
-        HTTPError,
-        OSError,
-        ValueError,
-    ) as error:  # the hub's own errors are OSErrors, broken connections are not
+    except (HTTPError, OSError, ValueError) as error:
+        # the hub's own errors are OSErrors, broken connections are not
         warnings.warn(
             f"LIBERO's assets could not be had from the hub ({error}).",
             StandInWarning,

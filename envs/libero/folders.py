@@ -70,14 +70,12 @@ def import_libero() -> Any:
     choose_backend()  # before MuJoCo and robosuite are imported, which read MUJOCO_GL then
     config = cache_folder() / "config"
     _write_config(config)
-    os.environ.setdefault(
-        "NUMBA_CACHE_DIR", str(cache_folder() / "numba")
-    )  # robosuite's functions, compiled once: 5 s
+    # robosuite's functions, compiled once: 5 s
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
     try:
         _silence_robosuite()
-        own = os.environ.get("MPLCONFIGDIR") or str(
-            cache_folder() / "matplotlib"
-        )  # LIBERO imports its colour maps
+        # LIBERO imports its colour maps
+        own = os.environ.get("MPLCONFIGDIR") or str(cache_folder() / "matplotlib")
         with (
             _environment_variable("LIBERO_CONFIG_PATH", str(config)),
             _environment_variable("MPLCONFIGDIR", own),
@@ -117,9 +115,8 @@ def _write_config(folder: Path) -> None:
     if path.is_file() and path.read_text() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=folder, delete=False
-    ) as file:  # servers start at the same time: replace it whole
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+        # servers start at the same time: replace it whole
         file.write(text)
     os.replace(file.name, path)
 

@@ -18,9 +18,8 @@ from envs.archives import MEBIBYTE, read_entry
 States = Literal["split", "all"]
 STATES = 50  # of each task
 HELD_OUT_EVERY = 5  # states 4, 9, ..., 49 are for evaluation
-MOST_BYTES = (
-    16 * MEBIBYTE
-)  # of a file's content and of its array; the benchmark's largest takes 50 kB
+# of a file's content and of its array; the benchmark's largest takes 50 kB
+MOST_BYTES = 16 * MEBIBYTE
 PLACEMENTS = (
     "fixtures of initial state i stand where the official loop "
     "(env.seed(0), one reset an episode) has them in episode i"

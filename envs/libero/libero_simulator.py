@@ -36,9 +36,8 @@ from envs.mujoco_state import STATE, divergence, state_of
 # `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
-WAIT = np.array(
-    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
-)  # no motion, gripper open: the published protocol's action while things settle
+# no motion, gripper open: the published protocol's action while things settle
+WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 COLLISION_GROUP, UNSEEN_GROUP = 0, 5  # robosuite draws group 1 only; MuJoCo draws 0 to 2
 
 AS_STORED = np.zeros(2)
@@ -252,9 +251,8 @@ class LiberoSimulator:
         mujoco.mj_resetData(self.model, self.data)
         mujoco.mj_setState(self.model, self.data, start.state, STATE)
         self._recall(start)
-        mujoco.mj_setState(
-            self.model, self.data, start.state, STATE
-        )  # the forward pass has moved the solver's warm start
+        # the forward pass has moved the solver's warm start
+        mujoco.mj_setState(self.model, self.data, start.state, STATE)
         self._sample = start.sample
 
     def _recall(self, start: Start) -> None:

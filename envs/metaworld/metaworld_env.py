@@ -39,9 +39,8 @@ DEFAULT_TASKS = (
     "button-press",
     "button-press-topdown",
 )  # as configs/env/metaworld.yaml
-ACTION_SIZE = (
-    4  # gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes)
-)
+# Gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes).
+ACTION_SIZE = 4
 METAWORLD_LIMIT = 500  # Meta-World refuses further steps
 CAMERAS = (
     "table",

@@ -53,9 +53,8 @@ class MetaWorldSimulator:
         self.task = task
         self._env: Any = ALL_V3_ENVIRONMENTS[task + VERSION_SUFFIX]()
         self._env._partially_observable = False  # the scripted experts read the goal
-        del (
-            self._env.sawyer_observation_space
-        )  # cached for the partially observable case; computed anew by the next line
+        # cached for the partially observable case; computed anew by the next line
+        del self._env.sawyer_observation_space
         assert self._env.sawyer_observation_space.shape == (39,)
         self._env._set_task_called = True
         self._env.seeded_rand_vec = True
@@ -134,9 +133,8 @@ class MetaWorldSimulator:
         env._last_rand_vec = _displaced(env._last_rand_vec, env._random_reset_space, displacement)
         mujoco.mj_resetData(self.model, self.data)
         env.reset_model()
-        mujoco.mj_forward(
-            self.model, self.data
-        )  # bodies moved since Meta-World's last forward pass, so images would be stale
+        # bodies moved since Meta-World's last forward pass, so images would be stale
+        mujoco.mj_forward(self.model, self.data)
 
     def _hand_stays(self) -> None:
         self._env.init_tcp = self._env.tcp_center

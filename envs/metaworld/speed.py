@@ -56,9 +56,8 @@ def _observe(env: Any, hand: Any, right: Any, left: Any) -> NDArray[np.float64]:
     """
     observation = np.zeros(4 + env._obs_obj_max_len)
     observation[:3] = hand.xpos
-    observation[3] = min(
-        float(np.linalg.norm(right.xpos - left.xpos)) / 0.1, 1.0
-    )  # claws are at most about 0.1 m apart
+    # claws are at most about 0.1 m apart
+    observation[3] = min(float(np.linalg.norm(right.xpos - left.xpos)) / 0.1, 1.0)
     positions, orientations = env._get_pos_objects(), env._get_quat_objects()
     objects = observation[4 : 4 + len(positions) + len(orientations)].reshape(-1, 7)
     objects[:, :3] = positions.reshape(-1, 3)

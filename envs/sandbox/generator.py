@@ -140,9 +140,8 @@ class Specification(NamedTuple):
 
     def apply(self, values: Sequence[Any]) -> list[Any]:
         """Results of the right program for `values`."""
-        code = compile(
-            self.expression, "specification", "eval"
-        )  # an expression from the tables above
+        # an expression from the tables above
+        code = compile(self.expression, "specification", "eval")
         return [eval(code, {"v": value}) for value in values]
 
 
@@ -305,9 +304,8 @@ def _printed(result: Any) -> str:
 
 
 def _bare(kind: str, specification: Specification) -> str:
-    given = (
-        ("read the line",) if KINDS[kind].reads_line else ()
-    )  # distinguishes it from the same steps on a list
+    # distinguishes it from the same steps on a list
+    given = ("read the line",) if KINDS[kind].reads_line else ()
     return ", then ".join((*given, *specification.words)) + "\n"
 
 

@@ -123,9 +123,8 @@ class Bubblewrap:
     @contextlib.contextmanager
     def launch(self) -> Iterator[Launch]:
         """See `Isolation.launch`."""
-        reading, writing = (
-            os.pipe()
-        )  # bwrap reads the filter to its end, so each launch needs one; it fits into a pipe
+        # bwrap reads the filter to its end, so each launch needs one; it fits into a pipe
+        reading, writing = os.pipe()
         try:
             os.write(writing, self._filter)
         finally:
@@ -163,7 +162,8 @@ def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
         "lib",
         "lib64",
         "lib32",
-    ):  # the loader's name is /lib64/…, but most systems store it below /usr
+    ):
+        # the loader's name is /lib64/…, but most systems store it below /usr
         path = Path("/") / link
         if path.is_symlink():
             options += ["--symlink", os.readlink(path), str(path)]
@@ -192,9 +192,8 @@ def _has_nobody() -> bool:
 
 
 def _maps_nobody(id_map: str) -> bool:
-    ranges = [
-        map(int, line.split()) for line in id_map.splitlines()
-    ]  # first inside, first outside, count
+    # first inside, first outside, count
+    ranges = [map(int, line.split()) for line in id_map.splitlines()]
     return any(first <= NOBODY < first + count for first, _, count in ranges)
 
 
@@ -297,9 +296,8 @@ class _Stage:
                 raise RuntimeError(
                     f"A mount namespace could not be made: {holder.stderr.read().strip()}."
                 )
-            namespace = os.open(
-                f"/proc/{holder.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC
-            )  # keeps the namespace after the process's end
+            # keeps the namespace after the process's end
+            namespace = os.open(f"/proc/{holder.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         # Named by our process id: an inherited descriptor would be open in the sandbox.
         name = f"/proc/{os.getpid()}/fd/{namespace}"
         self.enter = [

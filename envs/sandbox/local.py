@@ -33,9 +33,8 @@ BOOTSTRAP = (
 START_S = 40.0  # a start takes 20 ms; a machine two thousand times slower is broken
 # for the supervisor to report what it ended itself: immediate unless the machine is busy
 GRACE_S = 10.0
-LOOK_EVERY_S = (
-    0.05  # interval of memory and process checks; a program touches about 50 MiB in that time
-)
+# Interval of memory and process checks; a program touches about 50 MiB in that time.
+LOOK_EVERY_S = 0.05
 OWN_TASKS = 3  # bubblewrap, its child while it builds the walls, supervisor
 OVERHEAD_BYTES = 24 * MEBIBYTE  # of supervisor and bubblewrap
 MESSAGE_BYTES = 4000  # of bubblewrap's error message
@@ -169,9 +168,8 @@ class _Running:
         )
 
     async def _send(self, message: bytes) -> None:
-        with contextlib.suppress(
-            ConnectionError
-        ):  # it has ended; reading its output will show that
+        with contextlib.suppress(ConnectionError):
+            # it has ended; reading its output will show that
             self._input.write(message)
             await self._input.drain()
             self._input.close()
@@ -190,9 +188,8 @@ class _Running:
     def _kill(self) -> None:
         if self._process.returncode is not None:
             return
-        for pid in list(
-            process_tree(self._process.pid)
-        ):  # without isolation, the others do not end with the first
+        for pid in list(process_tree(self._process.pid)):
+            # without isolation, the others do not end with the first
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -17,9 +17,8 @@ from envs.sandbox.isolation import Isolation
 from envs.sandbox.limits import Ending, Execution, Limits, ProgramRun, SandboxFailed
 from envs.sandbox.local import LocalSandbox
 
-TRIAL_S = (
-    30  # the test takes a tenth of a second; a busy machine must not look like one without walls
-)
+# The test takes a tenth of a second; a busy machine must not look like one without walls.
+TRIAL_S = 30
 
 # Each attempt raises OSError or MemoryError if the wall holds, and returns what it found if not.
 ATTEMPTS = """

@@ -18,9 +18,8 @@ import sys
 import time
 from typing import Any, NoReturn
 
-HEADER = struct.Struct(
-    "!BiIII"
-)  # ending, exit status, processor time in ms, bytes of output, bytes of standard error
+# ending, exit status, processor time in ms, bytes of output, bytes of standard error
+HEADER = struct.Struct("!BiIII")
 READY = b"R"
 FINISHED, CPU_TIME, WALL_TIME, OUTPUT, FILES, NOT_STARTED = range(6)
 ERROR_BYTES = 2000
@@ -234,9 +233,8 @@ class Program:
         except SystemExit as end:
             status = self.status_of(end.code)
         except BaseException as error:  # noqa: BLE001  (an error of the program is its result)
-            error.__traceback__ = (
-                error.__traceback__ and error.__traceback__.tb_next
-            )  # from the program's first line
+            # from the program's first line
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             sys.__excepthook__(type(error), error, error.__traceback__)
             status = 1
         return self.finish() or status
@@ -288,9 +286,8 @@ def set_limits(limits: dict[str, Any], tasks_before: int) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
     }
-    if (
-        os.getpid() != 1 and os.getppid() == 1
-    ):  # counted per user: meaningful only if the user is alone in its namespace
+    if os.getpid() != 1 and os.getppid() == 1:
+        # counted per user: meaningful only if the user is alone in its namespace
         bounds[resource.RLIMIT_NPROC] = limits["processes"] + tasks_before
     for kind, bound in bounds.items():
         resource.setrlimit(kind, (bound, bound))
@@ -303,9 +300,8 @@ def kill_all(pid: int) -> None:
             os.kill(-1, signal.SIGKILL)  # all of this process namespace except process 1
         else:
             os.kill(pid, signal.SIGKILL)
-            os.killpg(
-                pid, signal.SIGKILL
-            )  # without isolation, processes that left the group survive
+            # without isolation, processes that left the group survive
+            os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
 

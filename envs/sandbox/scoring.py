@@ -172,8 +172,7 @@ def _close(result: float, expected: float, tolerance: float) -> bool:
     if tolerance == 0:
         return False
     try:
-        return abs(result - expected) <= tolerance * max(
-            1.0, abs(expected)
-        )  # False for NaN and infinite results
+        # False for NaN and infinite results
+        return abs(result - expected) <= tolerance * max(1.0, abs(expected))
     except OverflowError:  # an int beyond the largest float, and a fraction
         return False

@@ -93,9 +93,8 @@ LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = (
 )  # BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
 ALLOW, KILL = 0x7FFF0000, 0x80000000  # SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS
 
-Instruction = tuple[
-    int, int, int, int
-]  # code, instructions to jump over if true, if false, operand
+# code, instructions to jump over if true, if false, operand
+Instruction = tuple[int, int, int, int]
 
 
 def syscall_filter(machine: str | None = None) -> bytes:
@@ -134,9 +133,8 @@ def syscall_filter(machine: str | None = None) -> bytes:
             (AF_UNIX,), argument=FIRST_ARGUMENT, otherwise=errno.EAFNOSUPPORT
         ),
         "prctl": _allow_values(PRCTL_NAMES, argument=FIRST_ARGUMENT, otherwise=errno.EINVAL),
-        "prlimit64": _allow_values(
-            (0,), argument=FIRST_ARGUMENT, otherwise=errno.EPERM
-        ),  # its own limits only
+        # its own limits only
+        "prlimit64": _allow_values((0,), argument=FIRST_ARGUMENT, otherwise=errno.EPERM),
         "ioctl": _allow_values(IOCTLS, argument=SECOND_ARGUMENT, otherwise=errno.ENOTTY),
     }
     for name, block in checks.items():

@@ -73,9 +73,8 @@ class _Reader:
                 self._streams[stream.read_end] = stream
                 os.write(self._wake[1], b".")
                 return
-            self._streams = {
-                stream.read_end: stream
-            }  # a forked process has its parent's streams, which the parent reads
+            # a forked process has its parent's streams, which the parent reads
+            self._streams = {stream.read_end: stream}
             self._wake = os.pipe()
             self._thread = threading.Thread(
                 target=self._read, name="standard errors of tools", daemon=True

@@ -19,13 +19,7 @@ from numpy.typing import NDArray
 from envs.arguments import check_counts
 from envs.base import Environment, Info, StepResult
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
-from envs.math.math_env import (
-    HELDOUT_SHARE,
-    asked_row,
-    grade_info,
-    opening_info,
-    question_source,
-)
+from envs.math.math_env import HELDOUT_SHARE, asked_row, grade_info, opening_info, question_source
 from envs.math.question_sources import any_row, can_grade, check_row
 from envs.prompt_rows import PromptRow
 from envs.text import (

@@ -233,9 +233,8 @@ def _options(name: str, config: Any) -> dict[str, Any]:
     values = {key: value for key, value in values.items() if not key.startswith("_")}
     known = {option for loss in POLICY_LOSSES for option in loss_options(loss)}
     for option, value in values.items():
-        if option not in known | {LOSS_MODE} and not callable(
-            value
-        ):  # methods of the object are no options
+        if option not in known | {LOSS_MODE} and not callable(value):
+            # methods of the object are no options
             raise UnknownNameError.of(kind="key of config.policy_loss", name=option, known=known)
     options = {
         option: values[option] for option in loss_options(name) if values.get(option) is not None

@@ -93,12 +93,10 @@ class WorkerComponents:
         self.context.reward.load_state_dict(state["reward"])
         self.context.actor.load_state_dict(state["actor"])
         self.context.kl_controller.load_state_dict(state["kl_controller"])
-        self.context.redistribution.load_state_dict(
-            state.get("redistribution", {})
-        )  # absent in the first checkpoints
-        self.context.collector.load_state_dict(
-            state.get("rollout", {})
-        )  # absent in old checkpoints
+        # absent in the first checkpoints
+        self.context.redistribution.load_state_dict(state.get("redistribution", {}))
+        # absent in old checkpoints
+        self.context.collector.load_state_dict(state.get("rollout", {}))
         if self.context.critic is not None:
             self.context.critic.load_state_dict(state["critic"])
 

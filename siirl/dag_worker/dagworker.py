@@ -35,10 +35,7 @@ from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
-from siirl.engine.training.rank_device import (
-    prepare_process,
-    require_run_folder,
-)
+from siirl.engine.training.rank_device import prepare_process, require_run_folder
 from siirl.errors import ConfigError, InvariantError, TooManyFailures
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.execution.dag.stage import declared_start
@@ -118,9 +115,8 @@ class DAGWorker:
         self.account = StepAccount(self.device)
         self.global_steps = 0
         self._groups: AgentGroups | None = None
-        self._before: dict[str, Any] | None = (
-            None  # state before a step that has not changed weights yet
-        )
+        # State before a step that has not changed weights yet.
+        self._before: dict[str, Any] | None = None
         self._saved: int | None = None  # step of the newest checkpoint
         self._evaluation_due = False
 
@@ -286,9 +282,8 @@ class DAGWorker:
     def _call_node(self, node: Node, batch: Any, started: Any = None) -> NodeOutput:
         if self._before is not None:
             self._heed_request()
-        if (
-            node.node_type is NodeType.MODEL_TRAIN
-        ):  # weights change from here on: the step completes despite an interrupt
+        if node.node_type is NodeType.MODEL_TRAIN:
+            # weights change from here on: the step completes despite an interrupt
             self._before = None
             STOP.hold(True)
         begin = time.perf_counter()

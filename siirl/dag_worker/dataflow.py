@@ -277,9 +277,8 @@ class Dataflow:
 
     def _entries_met_by(self, node: Node) -> list[str]:
         """Nodes on the prompts that do not lead to `node`, and whose rows are joined with its."""
-        lines = {
-            name: {name, *self.graph.get_writers(name)} for name in self.graph.nodes
-        }  # each node and all that its rows have passed
+        # each node and all that its rows have passed
+        lines = {name: {name, *self.graph.get_writers(name)} for name in self.graph.nodes}
         joined = [line for line in lines.values() if node.node_id in line]
         return [
             name

@@ -113,9 +113,8 @@ def load_plug_ins(config: SiiRLArguments, graph: TaskGraph) -> None:
         ]
     )
     rule = config.algorithm.filter.name
-    if (
-        rule is not None and config.dag.shipped_graph == "embodied_srpo"
-    ):  # its reward follows its filter
+    if rule is not None and config.dag.shipped_graph == "embodied_srpo":
+        # its reward follows its filter
         check_arguments(
             FILTERS[rule],
             known=FILTER_ARGUMENTS.keys() - {"values_B"},

@@ -46,9 +46,8 @@ from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
 if TYPE_CHECKING:
     from siirl.engine.rollout.server.server_engine import ServerEngine
 
-HELD_OUT = {
-    "split": "heldout"
-}  # reset option of evaluation episodes: questions outside the training split
+# reset option of evaluation episodes: questions outside the training split
+HELD_OUT = {"split": "heldout"}
 GREEDY_AND_SAMPLED = (True, False)
 
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from siirl.errors import ConfigError
 
 Bin = tuple[int, int]  # sum of its lengths, its number
-State = list[
-    Bin
-]  # a partial solution: its filled bins, lightest first; bins beyond these are empty
+# a partial solution: its filled bins, lightest first; bins beyond these are empty
+State = list[Bin]
 
 EXCHANGES_PER_PART = 4  # bounds the time of the refinement; it usually converges earlier
 # largest part in which pairs of rows are exchanged too; larger parts have enough single rows to
@@ -141,9 +140,8 @@ class _KarmarkarKarp:
             tuple[int, int, State]
         ] = []  # a heap; the second number breaks ties and is unique
         self.pushed = 0
-        self.rows = sorted(
-            range(len(lengths)), key=lambda row: (lengths[row], row)
-        )  # the heaviest is taken from the end
+        # the heaviest is taken from the end
+        self.rows = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))
         if equal_size:
             for start in range(0, len(self.rows), count):
                 self._push([self._new_bin(row) for row in self.rows[start : start + count]])

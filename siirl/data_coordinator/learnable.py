@@ -55,9 +55,8 @@ class LearnableTaskLoader(TaskLoader):
         """Expected share of the next prompts, by task; they add to one. A task of weight 0 has
         share 0.
         """
-        success_T = (self._successes_T + 1) / (
-            self._episodes_T + 2
-        )  # an unseen task counts as one half
+        # an unseen task counts as one half
+        success_T = (self._successes_T + 1) / (self._episodes_T + 2)
         weight_T = np.asarray(self.weights, np.float64)
         learnable_T = weight_T * success_T * (1 - success_T)
         shares_T: NDArray[np.float64] = (

@@ -20,9 +20,8 @@ from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey, 
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.data_coordinator.waiters import Waiters
 
-WAITING_CALLS = (
-    10_000  # calls that may wait in the actor at once: all ranks of a large run, several times
-)
+# Calls that may wait in the actor at once: all ranks of a large run, several times.
+WAITING_CALLS = 10_000
 REMEMBERED_FILTERS = 64
 
 

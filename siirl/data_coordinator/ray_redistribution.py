@@ -21,22 +21,15 @@ from siirl.data_coordinator.protocol.batch import (
     texts,
     without_padding,
 )
-from siirl.data_coordinator.queues import (
-    Leftover,
-    PartitionRequest,
-    QueueKey,
-    Share,
-    Transfers,
-)
+from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey, Share, Transfers
 from siirl.data_coordinator.row_transport import AllToAll, pack, unpack
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict, row_infos
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
 from siirl.occupation import OCCUPATION
 
-DEFAULT_TIMEOUT_S = (
-    86_400.0  # another rank's rollout may be long; the watchdog detects one that hangs
-)
+# Another rank's rollout may be long; the watchdog detects one that hangs.
+DEFAULT_TIMEOUT_S = 86_400.0
 
 
 class RayRedistribution:

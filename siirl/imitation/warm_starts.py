@@ -144,9 +144,8 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     counts = {"demonstrations": len(demonstrations), "observations": len(data.actions)}
     tasks = list(dict.fromkeys(demonstration.task for demonstration in demonstrations))
     notes = {"command": command, "tasks": tasks, **counts, **final}
-    save_policy(
-        policy, flags.output, notes=notes, dtype=torch.float16
-    )  # half the size in a repository; training uses float32
+    # half the size in a repository; training uses float32
+    save_policy(policy, flags.output, notes=notes, dtype=torch.float16)
     if flags.clips is not None:
         _save_clips(flags.clips, demonstrations)
     print(
@@ -177,9 +176,8 @@ class _Experts:
             )
         self.flags, self.config = flags, config
         self.environment = make_env(config.env.name, **config.env.constructor_kwargs())
-        stack.callback(
-            lambda: asyncio.run(self.environment.close())
-        )  # otherwise OpenGL reports errors at interpreter exit
+        # otherwise OpenGL reports errors at interpreter exit
+        stack.callback(lambda: asyncio.run(self.environment.close()))
         self.spec = self.environment.spec
         self.experts = make_experts(reference, self.spec.tasks)
 

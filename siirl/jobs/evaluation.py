@@ -250,9 +250,8 @@ def by_protocol(
     description = identity(
         config.env, config.actor_rollout_ref.rollout, config.trainer, weights, notice=notice
     )
-    done = (
-        [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)
-    )  # refused before anything starts
+    # refused before anything starts
+    done = [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)
     total = len(tasks) * STATES * len(names)
     before = sum(episode.kind in names for episode in done)
     with (
@@ -330,9 +329,8 @@ def run(
             with Progress(
                 f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples
             ) as progress:
-                shown = (
-                    not greedy or len(kinds) == 1
-                )  # one kind is enough: the actions that training sees
+                # one kind is enough: the actions that training sees
+                shown = not greedy or len(kinds) == 1
                 advance = functools.partial(_advance, progress)
                 metrics = evaluation.validator.evaluate(
                     step=0, greedy=greedy, record=shown, perturb=perturb, on_done=advance

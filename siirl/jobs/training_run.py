@@ -27,11 +27,7 @@ from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import GET
-from siirl.execution.scheduler.launch import (
-    Replacement,
-    run_local,
-    run_on_ray,
-)
+from siirl.execution.scheduler.launch import Replacement, run_local, run_on_ray
 from siirl.execution.scheduler.placement import Layout, machines, require_machines
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.watchdog import OwnWatch

@@ -29,7 +29,6 @@ def interrupted(interrupt: KeyboardInterrupt) -> int:
 
 def end_without_reader() -> int:
     """Silence the output after its reader, such as `head`, has closed it; returns 128 + SIGPIPE."""
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-    )  # Python's final flush writes there
+    # Python's final flush writes there
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE

@@ -167,6 +167,5 @@ def _old_names() -> str:
 
 def _first_line(cls: type) -> str:
     text = inspect.getdoc(cls) or ""
-    return (
-        "" if text.startswith(f"{cls.__name__}(") else text.split("\n")[0]
-    )  # dataclasses without a docstring get their signature
+    # dataclasses without a docstring get their signature
+    return "" if text.startswith(f"{cls.__name__}(") else text.split("\n")[0]

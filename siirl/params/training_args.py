@@ -16,9 +16,8 @@ from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
 LOGGERS = ("console", "mlflow", "tensorboard", "trackio", "wandb")
 SHORTEST_GRACE_S = 1.0  # less is too short to end a step and write a checkpoint
-SHORTEST_HANG_MINUTES = (
-    0.05  # three seconds; a healthy run pauses for one to import a module or build a simulator
-)
+# Three seconds; a healthy run pauses for one to import a module or build a simulator.
+SHORTEST_HANG_MINUTES = 0.05
 NO_EPOCHS = (
     "start states are drawn endlessly; bound the run by trainer.total_steps or trainer.max_minutes"
 )

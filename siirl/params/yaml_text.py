@@ -8,9 +8,8 @@ import math
 
 import yaml
 
-MOST_VALUES = (
-    100_000  # the whole configuration has a few hundred, a workflow of a hundred nodes two thousand
-)
+# The whole configuration has a few hundred, a workflow of a hundred nodes two thousand.
+MOST_VALUES = 100_000
 
 
 def check_expansion(text: str) -> None:

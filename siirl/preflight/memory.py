@@ -54,21 +54,18 @@ class EnvBytes:
 
 
 ENV_BYTES = {
-    "metaworld": EnvBytes(
-        server=230e6, scene=60e6, simulator=25e6
-    ),  # four tasks: 0.96 GB with one environment per server, 1.85 GB with six
+    # four tasks: 0.96 GB with one environment per server, 1.85 GB with six
+    "metaworld": EnvBytes(server=230e6, scene=60e6, simulator=25e6),
     # Three tasks of suite object, 128-pixel images, placeholders for 17 benchmark files: 5.4 GB
     # with one environment per server, 6.6 GB with two.
     "libero": EnvBytes(server=300e6, scene=700e6, simulator=150e6, bounded=True),
-    "libero (stand-in assets)": EnvBytes(
-        server=300e6, scene=50e6, simulator=50e6, bounded=True
-    ),  # five tasks: 1.53 GB with one environment per server, 2.0 GB with two
+    # five tasks: 1.53 GB with one environment per server, 2.0 GB with two
+    "libero (stand-in assets)": EnvBytes(server=300e6, scene=50e6, simulator=50e6, bounded=True),
 }
 """Unshared memory of two servers by `EnvSpec.name`, measured in November 2026.
 """
-OTHER_ENV_BYTES = EnvBytes(
-    server=200e6, scene=0.0, simulator=0.0
-)  # interpreter and Gymnasium; other simulators were not measured
+# interpreter and Gymnasium; other simulators were not measured
+OTHER_ENV_BYTES = EnvBytes(server=200e6, scene=0.0, simulator=0.0)
 
 
 @dataclass(frozen=True)

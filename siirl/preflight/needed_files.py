@@ -141,9 +141,8 @@ def find_resume(trainer: TrainingArguments) -> Path | None:
         runs = (Path(trainer.output_dir).expanduser() / trainer.experiment_name).glob(
             f"*/{NEWEST_CHECKPOINT}"
         )
-        return max(
-            (pointer.parent.parent for pointer in runs), default=None
-        )  # run folders are named by time
+        # run folders are named by time
+        return max((pointer.parent.parent for pointer in runs), default=None)
     path = Path(resume).expanduser()
     if not path.is_dir():
         raise MissingAssetError(

@@ -24,11 +24,7 @@ from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
 from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
-from siirl.preflight.memory import (
-    disk_bytes,
-    total,
-    training_memory,
-)
+from siirl.preflight.memory import disk_bytes, total, training_memory
 from siirl.preflight.rank_memory import RankMemory, rank_memory
 
 LISTED_TASKS = 10

@@ -17,14 +17,7 @@ from matplotlib.figure import Figure
 
 from siirl.errors import ConfigError
 from siirl.params.printable import printable
-from siirl.reporting.charts import (
-    Chart,
-    Row,
-    compared_charts,
-    own_charts,
-    run_charts,
-    task_charts,
-)
+from siirl.reporting.charts import Chart, Row, compared_charts, own_charts, run_charts, task_charts
 
 # Okabe and Ito's palette, which readers with any colour vision tell apart (jfly.uni-koeln.de/color)
 # and, for stacks of many stages, five of Tol's (personal.sron.nl/~pault).

@@ -39,11 +39,8 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
             continue
         try:
             value = json.loads(line)
-        except (
-            ValueError,
-            RecursionError,
+        except (ValueError, RecursionError) as error:
             # broken JSON, not UTF-8, a number of 4300 digits, or a thousand nested lists
-        ) as error:
             if number == len(lines):
                 return
             raise ValueError(

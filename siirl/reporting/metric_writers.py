@@ -67,9 +67,8 @@ def _console(run: RunDescription) -> ConsoleWriter:
 
 
 def _tensorboard(run: RunDescription) -> RunWriter:
-    from siirl.reporting.tensorboard_writer import (
-        TensorBoardWriter,  # here, because TensorBoard takes a while to import
-    )
+    # here, because TensorBoard takes a while to import
+    from siirl.reporting.tensorboard_writer import TensorBoardWriter
 
     return TensorBoardWriter(run)
 

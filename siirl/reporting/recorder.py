@@ -332,9 +332,8 @@ def read_video_index(folder: Path) -> VideoIndex:
         row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for _, row in read_values(file)
     ]
     sound = [row for row in rows if _is_row(row)]
-    by_step = sorted(
-        sound, key=lambda row: (row["step"], row["uid"])
-    )  # those of an evaluation are written as they end
+    # those of an evaluation are written as they end
+    by_step = sorted(sound, key=lambda row: (row["step"], row["uid"]))
     return VideoIndex(by_step, len(rows) - len(sound))
 
 

@@ -111,9 +111,8 @@ class RolloutFiles:
             if self._file is not None:
                 self._file.close()
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = JsonlFile(
-                path, first_step=step + 1
-            )  # continues a step's file that an evaluation interrupted
+            # continues a step's file that an evaluation interrupted
+            self._file = JsonlFile(path, first_step=step + 1)
         return self._file
 
 

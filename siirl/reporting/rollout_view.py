@@ -10,9 +10,8 @@ from rich.text import Text
 from siirl.params.printable import printable
 
 Row = Mapping[str, Any]
-GIST_LENGTH = (
-    40  # characters of the question and of the answer in a headline: both fit a terminal's line
-)
+# Characters of the question and of the answer in a headline: both fit a terminal's line.
+GIST_LENGTH = 40
 QUESTION_LENGTH = 120
 _STYLES = {"success": "green", "fail": "red", "ungraded": "yellow"}
 TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)

@@ -12,13 +12,11 @@ from siirl.reporting.metrics import Reduced
 
 Metrics = Mapping[str, Reduced]
 
-CONSTANT_STEPS = (
-    10  # with 96 rollouts a step and 1 % success, ten steps without success have probability 6e-5
-)
+# With 96 rollouts a step and 1 % success, ten steps without success have probability 6e-5.
+CONSTANT_STEPS = 10
 IDLE_STEPS = 3  # consecutive steps without an update; one or two happen by chance with few groups
-COLLAPSED_SHARE = (
-    0.02  # share of the first step's entropy; runs that solve their task end at 0.05 to 0.3
-)
+# Share of the first step's entropy; runs that solve their task end at 0.05 to 0.3.
+COLLAPSED_SHARE = 0.02
 COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
 STALLED_KL = 1e-5  # nats per token; runs that learn have 1e-3 to 3e-2
 STALLED_STEPS = 10  # the KL of one step is a noisy estimate

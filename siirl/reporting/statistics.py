@@ -167,9 +167,8 @@ def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInter
     """
     if not std or episodes < 2:
         return MeanInterval(mean=mean, episodes=episodes, low=None, high=None)
-    from scipy.special import (
-        stdtrit,  # here, because most runs have success rates and no use for it
-    )
+    # here, because most runs have success rates and no use for it
+    from scipy.special import stdtrit
 
     half = float(stdtrit(episodes - 1, 0.975)) * std / math.sqrt(episodes)
     return MeanInterval(mean=mean, episodes=episodes, low=mean - half, high=mean + half)

@@ -32,9 +32,8 @@ class TensorBoardWriter(RunWriter):
     """TensorBoard events below `RunDescription.folder`."""
 
     def __init__(self, run: RunDescription) -> None:
-        from torch.utils.tensorboard import (
-            SummaryWriter,  # here, because it takes a second to import
-        )
+        # here, because it takes a second to import
+        from torch.utils.tensorboard import SummaryWriter
 
         look_for_ffmpeg()
         # A resumed run purges the events of steps that it repeats.

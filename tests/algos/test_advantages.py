@@ -194,9 +194,8 @@ def test_remax_ignores_a_constant_on_a_reward_and_on_its_greedy_baseline(seed, s
 @given(seed=SEEDS, shift=st.floats(-100, 100))
 def test_whitened_advantages_without_discount_ignore_a_constant_on_every_reward(case, seed, shift):
     batch = of(seed)
-    moved = with_more_at_the_last_token(
-        {**batch, "values": batch["values"] + shift}, shift
-    )  # each token's return is more by it
+    # each token's return is more by it
+    moved = with_more_at_the_last_token({**batch, "values": batch["values"] + shift}, shift)
     found = [advantages_of(case, columns, gamma=1.0) for columns in (moved, batch)]
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
 

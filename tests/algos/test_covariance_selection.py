@@ -145,9 +145,8 @@ def test_of_equal_covariances_the_first_rows_and_tokens_are_chosen():
 
 def test_kl_cov_by_hand():
     log_probs = torch.tensor([[-1.0, -3.0, -1.0, -3.0]])
-    advantages = torch.tensor(
-        [[1.0, 1.0, -1.0, -1.0]]
-    )  # a likely token with a good advantage, and a rare one with a bad
+    # a likely token with a good advantage, and a rare one with a bad
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     selected = select_kl_cov(
         log_probs_BT=log_probs,
         advantages_BT=advantages,

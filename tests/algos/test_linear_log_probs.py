@@ -138,9 +138,8 @@ def test_no_tensor_is_as_large_as_all_logits_not_even_in_the_backward_pass(monke
     with _LargestTensor() as watch:
         scores = linear_token_scores(hidden=hidden, weight=weight, tokens=tokens)
         (scores.log_probs_BT + scores.entropy_BT).sum().backward()
-    assert (
-        watch.largest == VOCABULARY * SIZE
-    )  # the gradient of the weights; all logits would be 15 * 23
+    # the gradient of the weights; all logits would be 15 * 23
+    assert watch.largest == VOCABULARY * SIZE
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,8 @@ def test_rows_do_not_affect_each_other(name, seed):
 
 @FEW
 @given(seed=SEEDS, scale=st.floats(0.01, 100))
-@pytest.mark.parametrize(
-    "name", sorted(set(BUILT_IN) - {"cpgd", "kl_cov"})
-)  # these two add a term that is not the advantage's
+# these two add a term that is not the advantage's
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"cpgd", "kl_cov"}))
 def test_losses_and_gradients_grow_with_advantages(name, seed, scale):
     columns = columns_of(loss_batch(seed))
     scaled = loss_and_gradient(name, {**columns, "advantages_BT": scale * columns["advantages_BT"]})
@@ -195,9 +194,8 @@ def test_cpgd_does_not_multiply_the_gradient_by_the_ratio():
 
 def test_cpgds_drift_pulls_back_with_slope_ratio_minus_one():
     assert one_token("cpgd", 0.5, 0.0, policy_drift_coef=1.0)[1] == pytest.approx(1.6487212707 - 1)
-    assert one_token("cpgd", 2.0, 0.0, policy_drift_coef=1.0)[1] == pytest.approx(
-        2.0
-    )  # e^2 is held at 3
+    # e^2 is held at 3
+    assert one_token("cpgd", 2.0, 0.0, policy_drift_coef=1.0)[1] == pytest.approx(2.0)
 
 
 def test_sapo_closes_its_gate_far_away_and_earlier_for_bad_tokens():
@@ -207,9 +205,8 @@ def test_sapo_closes_its_gate_far_away_and_earlier_for_bad_tokens():
 
 def test_gmpo_bounds_are_those_of_the_log_ratio():
     assert one_token("gmpo", 0.5, 1.0)[0] == pytest.approx(-1.4918246976)  # e^0.4
-    assert one_token("gmpo", -0.5, 1.0)[0] == pytest.approx(
-        -0.6065306597
-    )  # a good token that became rarer is not clipped
+    # a good token that became rarer is not clipped
+    assert one_token("gmpo", -0.5, 1.0)[0] == pytest.approx(-0.6065306597)
     assert one_token("gmpo", -0.5, -1.0)[0] == pytest.approx(0.6703200460)  # e^-0.4
 
 

@@ -193,9 +193,8 @@ def test_a_loss_of_another_shape_than_the_mask_is_refused(registry):
 def test_a_loss_that_is_not_finite_is_refused_by_its_name(registry):
     @register_policy_loss("mine")
     def my_loss(*, log_probs_BT):
-        return PolicyLoss(
-            loss_BT=log_probs_BT + torch.tensor([[0.0, torch.nan], [torch.nan, 0.0]])
-        )  # the first row's NaN is masked
+        # the first row's NaN is masked
+        return PolicyLoss(loss_BT=log_probs_BT + torch.tensor([[0.0, torch.nan], [torch.nan, 0.0]]))
 
     mask_BT = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
     with pytest.raises(

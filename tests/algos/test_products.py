@@ -20,9 +20,8 @@ def test_sums_of_16_bit_products_are_those_of_exact_arithmetic(dtype, batch):
     found, exact = wide_product(left, right), left.double() @ right.double()
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
-    assert (
-        float(((left @ right).double() - exact).abs().max()) > 1e-3
-    )  # what rounding would have made of them
+    # what rounding would have made of them
+    assert float(((left @ right).double() - exact).abs().max()) > 1e-3
 
 
 def test_a_logit_that_bfloat16_cannot_represent():

@@ -51,9 +51,8 @@ def test_zero_variance_keeps_the_groups_in_which_two_values_differ(seed, levels)
 
 
 def test_zero_variance_keeps_no_group_of_sums_that_differ_in_rounding_only():
-    sums = torch.tensor(
-        [100.0, 100.00000762939453]
-    )  # a thousand times 0.1 in float32, one after the other and pairwise
+    # a thousand times 0.1 in float32, one after the other and pairwise
+    sums = torch.tensor([100.0, 100.00000762939453])
     assert sums[0] != sums[1]
     assert zero_variance_keep(values_B=sums, group_B=torch.zeros(2).long()).tolist() == [
         False,

@@ -106,9 +106,8 @@ def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
         *(rank[key] for rank in two_ranks for key in ("resumed", "uninterrupted")),
         resumed,
     ):
-        assert (
-            largest_difference(expected, found) < 1e-4
-        )  # another order of sums, divided by Adam's small moments
+        # another order of sums, divided by Adam's small moments
+        assert largest_difference(expected, found) < 1e-4
 
 
 def test_the_state_of_other_owners_is_restored(tmp_path):

@@ -220,9 +220,8 @@ def test_a_configured_bound_overrides_that_of_the_loss_and_clip_ratio_does_not()
         compute_policy_loss_cispo(old, log_prob, advantages, mask, config=config)[0].item()
         for config in (None, own, set_)
     ]
-    assert losses == pytest.approx(
-        [-5.0 * 2.0, -5.0 * 2.0, -1.28 * 2.0]
-    )  # minus clipped ratio times log-prob
+    # minus clipped ratio times log-prob
+    assert losses == pytest.approx([-5.0 * 2.0, -5.0 * 2.0, -1.28 * 2.0])
 
 
 def covariance_loss(name, **options):
@@ -256,12 +255,10 @@ def test_kl_cov_reads_its_share_and_coefficient_from_policy_loss():
 
 
 def test_clip_cov_reads_its_share_and_bounds_from_policy_loss():
-    clipped = (
-        -(math.exp(0.1) + 2 * math.exp(-0.3)) / 2
-    )  # neither ratio is outside of the clip for these advantages
-    assert covariance_loss("compute_policy_loss_clip_cov") == pytest.approx(
-        clipped
-    )  # -0.1 is not above 1
+    # neither ratio is outside of the clip for these advantages
+    clipped = -(math.exp(0.1) + 2 * math.exp(-0.3)) / 2
+    # -0.1 is not above 1
+    assert covariance_loss("compute_policy_loss_clip_cov") == pytest.approx(clipped)
     assert (
         covariance_loss("compute_policy_loss_clip_cov", clip_cov_lb=-1.0, clip_cov_ratio=1.0) == 0.0
     )

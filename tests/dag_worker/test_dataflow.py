@@ -13,15 +13,7 @@ from tensordict import NonTensorStack, TensorDict
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.data_coordinator.protocol.batch import select_rows, shallow_copy, texts
 from siirl.errors import ConfigError
-from siirl.execution.dag import (
-    NodeOutput,
-    NodeRole,
-    NodeStatus,
-    NodeType,
-    Pipeline,
-    columns,
-    stage,
-)
+from siirl.execution.dag import NodeOutput, NodeRole, NodeStatus, NodeType, Pipeline, columns, stage
 from siirl.execution.dag.stage import declared_start
 
 

@@ -135,9 +135,8 @@ def test_a_kl_in_the_loss_trains(tmp_path, name):
         f"actor_rollout_ref.actor.kl_loss_type={name}",
     )
     assert_trained(steps, weights)
-    assert (
-        steps[1]["actor/kl_loss"] != 0.0
-    )  # in the first epoch of the first step the policy is its own reference
+    # in the first epoch of the first step the policy is its own reference
+    assert steps[1]["actor/kl_loss"] != 0.0
 
 
 @pytest.mark.parametrize("name", KL_NAMES)

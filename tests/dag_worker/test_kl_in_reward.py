@@ -91,9 +91,8 @@ def test_an_adaptive_coefficient_grows_where_the_kl_is_above_its_target():
     adaptive = context(*ADAPTIVE, "algorithm.kl_ctrl.horizon=10")
     _, metrics = less_kl(batch(), adaptive)
     assert metrics["actor/kl_coef"] == 0.1  # what was used
-    assert adaptive.kl_controller.value == pytest.approx(
-        0.1 * (1 + 0.2 * 2 / 10)
-    )  # two samples of ten
+    # two samples of ten
+    assert adaptive.kl_controller.value == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
 
 
 def test_the_samples_of_all_ranks_move_the_coefficient():

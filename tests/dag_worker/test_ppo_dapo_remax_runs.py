@@ -76,9 +76,8 @@ def test_the_actors_rate_falls_with_the_run_although_it_waited_for_the_critic(tm
     steps = train(
         tmp_path, "pipeline=ppo", *rate, "trainer.total_steps=3", "trainer.critic_warmup=2"
     )
-    assert steps[2]["actor/lr"] == pytest.approx(
-        1e-2 * 2 / 6
-    )  # two thirds of the run's six optimiser steps are over
+    # two thirds of the run's six optimiser steps are over
+    assert steps[2]["actor/lr"] == pytest.approx(1e-2 * 2 / 6)
 
 
 def test_ppo_trains_with_the_kl_in_its_reward(tmp_path):

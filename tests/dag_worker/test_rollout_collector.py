@@ -7,11 +7,7 @@ import json
 import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
-from siirl.dag_worker.rollout_collector import (
-    RolloutCollector,
-    mixed_groups,
-    text_rollout_metrics,
-)
+from siirl.dag_worker.rollout_collector import RolloutCollector, mixed_groups, text_rollout_metrics
 from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -152,9 +148,8 @@ def test_metrics_of_a_text_run_are_declared(make):
     assert metrics["rollout/a_b/success_rate"] == 0.5
     assert metrics["rollout/a_b/mixed_groups"] == 1.0
     assert metrics["rollout/reward/correct"] == 0.5
-    assert (
-        metrics["rollout/avg_response_length"] == 2.5
-    )  # "5" and "44", each with the token that ends it
+    # "5" and "44", each with the token that ends it
+    assert metrics["rollout/avg_response_length"] == 2.5
     assert metrics["rollout/avg_prompt_length"] == 7.0
     assert metrics["rollout/turns"] == 1.0
     assert metrics["rollout/truncated_share"] == 0.0

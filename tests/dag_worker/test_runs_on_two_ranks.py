@@ -91,9 +91,8 @@ def reports(walks):
     return [reported for reported, _ in walks]
 
 
-pytestmark = (
-    pytest.mark.slow
-)  # two processes that each import everything and take eleven training steps: half a minute
+# two processes that each import everything and take eleven training steps: half a minute
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -142,8 +141,7 @@ def test_prompts_follow_the_success_of_both_ranks_and_both_draw_the_same_stream(
         *((sum(state["drawn"]), sum(state["episodes"])) for state in one["learnable"]), strict=True
     )
     assert drawn == (8, 16, 24)
-    assert episodes == pytest.approx(
-        (32, 32 * 1.8, 32 * (1 + 0.8 * 1.8))
-    )  # of both ranks; those of earlier steps fade
+    # of both ranks; those of earlier steps fade
+    assert episodes == pytest.approx((32, 32 * 1.8, 32 * (1 + 0.8 * 1.8)))
     first, *_, last = [step["data/sums-1/share"] for step in reports["learnable"]]
     assert first == 0.5 != last

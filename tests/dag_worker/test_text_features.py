@@ -157,9 +157,8 @@ def test_a_whole_run_moves_adapters_and_leaves_the_shipped_weights_as_they_are(a
     }
     assert below.keys() >= shipped.keys()
     assert all(torch.equal(below[name], weight) for name, weight in shipped.items())
-    ups = [
-        weight for name, weight in trained.items() if ".lora_B." in name
-    ]  # zeros, as peft makes them
+    # zeros, as peft makes them
+    ups = [weight for name, weight in trained.items() if ".lora_B." in name]
     assert ups
     assert all(weight.abs().max() > 0 for weight in ups)
     assert [event.metrics["critic/updates"] for event in steps] == [1.0, 1.0]
@@ -193,17 +192,15 @@ def test_a_run_resumed_within_an_epoch_asks_the_remaining_prompts(tmp_path):
     (resumed,) = train(
         tmp_path / "parts", *job, "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}"
     )
-    assert resumed.metrics["data/epoch"] == pytest.approx(
-        1.2
-    )  # stopped with two of ten prompts of the first epoch left
+    # stopped with two of ten prompts of the first epoch left
+    assert resumed.metrics["data/epoch"] == pytest.approx(1.2)
 
     def asked(folder: str, step: int) -> list[str]:
         return [line["prompt"][0]["content"] for line in answers(tmp_path / folder, step)]
 
     assert asked("parts", 3) == asked("whole", 3)
-    assert (
-        len(set(asked("whole", 1)) | set(asked("whole", 2)) | set(asked("whole", 3)[:8])) == 10
-    )  # each of the epoch once
+    # each of the epoch once
+    assert len(set(asked("whole", 1)) | set(asked("whole", 2)) | set(asked("whole", 3)[:8])) == 10
     one, other = actor_weights(tmp_path / "parts", 3), actor_weights(tmp_path / "whole", 3)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -274,12 +271,10 @@ def test_each_agent_has_a_row_with_its_reward_in_the_questions_group(tmp_path):
         tmp_path / "run", "pipeline=ppo", "env.kwargs.num_agents=2", "trainer.total_steps=1"
     )
     lines = answers(tmp_path / "run", 1)
-    assert (
-        step.metrics["rollout/episodes"] == len(lines) == 4 * 4 * 2
-    )  # questions, rollouts, agents
-    assert (
-        step.metrics["actor/updates"] == step.metrics["critic/updates"] == 1.0
-    )  # of four questions, as ppo_mini_batch_size says
+    # questions, rollouts, agents
+    assert step.metrics["rollout/episodes"] == len(lines) == 4 * 4 * 2
+    # of four questions, as ppo_mini_batch_size says
+    assert step.metrics["actor/updates"] == step.metrics["critic/updates"] == 1.0
     for line in lines:
         said = line["turns"][0]["content"]
         assert line["reward"] == float(line["success"]) == float(said == line["ground_truth"])

@@ -99,9 +99,8 @@ def test_bfloat16_trains_step_after_step(tmp_path):
     )
     assert events[-1].metrics["policy/version"] == 4
     assert all(1e-5 < event.metrics["rollout/log_prob_gap_mean"] < 5e-3 for event in events)
-    assert (
-        weights(tmp_path / "run", 4)["model.norm.weight"].dtype == torch.float32
-    )  # weights and moments keep their digits
+    # weights and moments keep their digits
+    assert weights(tmp_path / "run", 4)["model.norm.weight"].dtype == torch.float32
 
 
 def test_the_reference_of_a_kl_begins_as_the_policy_itself(tmp_path):

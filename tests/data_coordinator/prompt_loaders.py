@@ -9,9 +9,7 @@ from envs.prompt_files import write_prompts
 from envs.prompt_rows import PromptRow
 from envs.registry import env_spec
 from envs.text import message
-from siirl.data_coordinator.prompts import (
-    PromptLoader,
-)
+from siirl.data_coordinator.prompts import PromptLoader
 from siirl.params import DataArguments
 
 ROWS = 23

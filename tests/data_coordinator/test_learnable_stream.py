@@ -40,9 +40,8 @@ def test_tasks_have_equal_shares_before_the_first_outcome():
 def test_a_task_at_a_half_has_more_prompts_than_one_that_is_nearly_solved():
     half, solved, solved_too = shown(loader(), reach=50, door_open=95, drawer_open=95).shares()
     assert solved == pytest.approx(solved_too)
-    assert (half - ALIKE / 3) / (solved - ALIKE / 3) == pytest.approx(
-        0.25 / 0.0475, rel=0.05
-    )  # a little less: rates are smoothed
+    # a little less: rates are smoothed
+    assert (half - ALIKE / 3) / (solved - ALIKE / 3) == pytest.approx(0.25 / 0.0475, rel=0.05)
 
 
 def test_a_solved_task_keeps_some_prompts_and_gets_them_back_when_it_falls():

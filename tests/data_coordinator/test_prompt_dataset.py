@@ -23,14 +23,7 @@ from siirl.data_coordinator.prompts import (
 from siirl.data_coordinator.prompts.dataset import Prompts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.errors import ConfigError
-from tests.data_coordinator.prompt_loaders import (
-    ROWS,
-    encode,
-    loader,
-    row,
-    rows,
-    written,
-)
+from tests.data_coordinator.prompt_loaders import ROWS, encode, loader, row, rows, written
 
 # The stream
 
@@ -240,9 +233,8 @@ def test_a_big_file_is_never_in_memory(tmp_path, name):
     write_big_file(tmp_path / name, count=200_000, characters=1000)
     command, root = [sys.executable, "-c", MEASURE, str(tmp_path / name)], Path(__file__).parents[2]
     answer = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
-    assert (
-        float(answer.stdout) < 100
-    )  # MiB more than before, of 191 MiB of text; measured: 29 and 68
+    # MiB more than before, of 191 MiB of text; measured: 29 and 68
+    assert float(answer.stdout) < 100
 
 
 def write_big_file(path, *, count: int, characters: int) -> None:

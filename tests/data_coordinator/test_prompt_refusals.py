@@ -11,13 +11,7 @@ from pyarrow import parquet
 from envs.text import message
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
-from tests.data_coordinator.prompt_loaders import (
-    loader,
-    loader_for,
-    row,
-    rows,
-    written,
-)
+from tests.data_coordinator.prompt_loaders import loader, loader_for, row, rows, written
 
 
 @pytest.mark.parametrize(

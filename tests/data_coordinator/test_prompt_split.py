@@ -6,9 +6,7 @@ from collections import Counter
 import pytest
 
 from envs.math.question_sources import FileQuestions
-from siirl.data_coordinator.prompts import (
-    check_lengths,
-)
+from siirl.data_coordinator.prompts import check_lengths
 from siirl.errors import ConfigError
 from tests.data_coordinator.prompt_loaders import ROWS, loader, row, rows, written
 

@@ -162,9 +162,8 @@ def _is_on_gpu(func: Any, args: Any, asked: Any, any_on_gpu: bool) -> bool:
     """Whether the result is, with `asked` as the argument `device`."""
     if func is ATEN.copy_.default:
         return isinstance(args[0], OnGpu)
-    if (
-        func is ATEN.new_empty_strided.default
-    ):  # C++ copies a gradient, on what it thinks its device
+    if func is ATEN.new_empty_strided.default:
+        # C++ copies a gradient, on what it thinks its device
         return any_on_gpu
     if asked is not None and torch.device(asked).type == "cpu":
         # likewise zeros for a gradient; nothing else makes tensors of the CPU in a backward pass

@@ -12,9 +12,8 @@ from torch import multiprocessing
 from siirl.engine.training.collectives import GroupOfProcesses, join, leave
 
 RANKS = multiprocessing.get_context("forkserver")
-RANKS.set_forkserver_preload(
-    ["siirl.dag_worker.dagworker"]
-)  # forked from a process that has imported torch: the import takes seconds
+# forked from a process that has imported torch: the import takes seconds
+RANKS.set_forkserver_preload(["siirl.dag_worker.dagworker"])
 
 
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:

@@ -173,9 +173,8 @@ def test_the_log_prob_gap_is_that_of_rows_of_this_version():
     batch["policy_version"] = torch.tensor([3, 2, 3, 3])
     metrics = actor.update(batch, policy_version=3)
     assert metrics["rollout/log_prob_gap"] == pytest.approx(0.01, rel=1e-3)
-    assert metrics["rollout/log_prob_gap_mean"] == pytest.approx(
-        0.01 / 20, rel=1e-3
-    )  # of the 2, 12 and 6 tokens of the other rows
+    # of the 2, 12 and 6 tokens of the other rows
+    assert metrics["rollout/log_prob_gap_mean"] == pytest.approx(0.01 / 20, rel=1e-3)
 
 
 def test_without_rows_of_this_version_there_is_no_mean_gap():

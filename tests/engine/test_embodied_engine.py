@@ -103,9 +103,8 @@ def test_top_p_never_draws_outside_of_the_nucleus():
     cut = EmbodiedEngine(
         policy=TwoTokens(), temperature=1.0, lockstep=False, batch_rows=64, top_p=0.8
     )
-    answers = ask(
-        cut, *(request(str(i), 1.0, [i / 50, i / 50]) for i in range(50))
-    )  # probabilities 0.03, 0.09, 0.24, 0.64
+    # probabilities 0.03, 0.09, 0.24, 0.64
+    answers = ask(cut, *(request(str(i), 1.0, [i / 50, i / 50]) for i in range(50)))
     assert {int(token) for answer in answers for token in answer.choices} == {2, 3}
 
 
@@ -164,9 +163,8 @@ class Broken(TwoTokens):
         raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize(
-    "cancelled", [False, True]
-)  # an episode that was cancelled during the forward pass
+# an episode that was cancelled during the forward pass
+@pytest.mark.parametrize("cancelled", [False, True])
 def test_a_failing_policy_fails_all_waiting_episodes_of_this_and_the_next_pass(cancelled):
     async def scenario(broken: EmbodiedEngine):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)

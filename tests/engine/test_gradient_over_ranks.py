@@ -220,9 +220,8 @@ def test_mini_batches_and_epochs_move_the_weights_alike(two_ranks, share):
     expected = several_updates(OneProcess(), (ROWS, 0))
     assert expected["metrics"]["actor/updates"] == 6.0  # nine rows in mini-batches of three, twice
     for rank in two_ranks:
-        assert (
-            largest_difference(expected["weights"], rank["several"][share]["weights"]) < 1e-4
-        )  # Adam divides by small moments
+        # Adam divides by small moments
+        assert largest_difference(expected["weights"], rank["several"][share]["weights"]) < 1e-4
         assert rank["several"][share]["metrics"] == pytest.approx(
             expected["metrics"], rel=1e-3, abs=1e-5
         )

@@ -183,9 +183,8 @@ def test_few_joiners_wait_until_there_are_enough_of_them():
         await asyncio.gather(*long)
         return begun
 
-    assert (
-        16 <= asyncio.run(scenario()) <= 19
-    )  # one is less than an eighth of sixteen: it joins after sixteen passes
+    # one is less than an eighth of sixteen: it joins after sixteen passes
+    assert 16 <= asyncio.run(scenario()) <= 19
     assert max(rows for rows, _ in passes) == 17
 
 

@@ -82,9 +82,8 @@ def meets(rank, place):
     ]
     assert {address.ip for address in opened} == {urlsplit(place).hostname}
     assert len(opened) == (2 if rank == 0 else 1)  # gloo's, and the store's
-    assert not takes_connections(
-        (urlsplit(place).hostname, urlsplit(place).port)
-    )  # both ranks are connected
+    # both ranks are connected
+    assert not takes_connections((urlsplit(place).hostname, urlsplit(place).port))
     assert (
         ranks.gather_objects(os.environ[GLOO_INTERFACE])
         == [next(name for name in ADDRESSES if ADDRESSES[name] in place)] * 2

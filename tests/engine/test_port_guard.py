@@ -72,6 +72,5 @@ def what_is_open(ranks) -> set[tuple[str, bool]]:
 
 
 def test_ranks_of_one_machine_listen_on_the_loopback_and_accept_no_one_once_connected() -> None:
-    assert (
-        run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2
-    )  # gloo's port of each rank; they met in a file
+    # gloo's port of each rank; they met in a file
+    assert run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2

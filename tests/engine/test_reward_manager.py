@@ -73,9 +73,8 @@ def test_the_oracle_ranks_failures_by_true_distance_and_reports_the_correlation(
 
 def test_failures_are_ranked_against_the_oracle_within_their_own_task():
     near_and_far = [0.01, 0.02, 0.03, 0.04, 0.05, 1.0, 2.0, 3.0, 4.0, 5.0]
-    videos = [
-        [distance] for distance in [1, 2, 3, 4, 5, 0.1, 0.2, 0.3, 0.4, 0.5]
-    ]  # reversed if computed over all tasks
+    # reversed if computed over all tasks
+    videos = [[distance] for distance in [1, 2, 3, 4, 5, 0.1, 0.2, 0.3, 0.4, 0.5]]
     step = outcomes(
         [True, True] + [False] * 10,
         embedding=[[0.0], [0.0], *videos],

@@ -11,12 +11,7 @@ import pytest
 from scripted_text import ScriptedEngine
 
 from siirl.engine.rollout.inference_engine import InferenceEngine
-from siirl.engine.rollout.workflow import (
-    EpisodeRequest,
-    RolloutWorkflow,
-    Trajectory,
-    run_episodes,
-)
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory, run_episodes
 from siirl.errors import ConfigError, SimulationFailed
 
 

@@ -173,9 +173,8 @@ def test_two_ranks_have_the_reference_and_the_gradient_of_a_kl_of_one(alone, two
     for rank in found:
         assert largest_difference(expected["gradient"], rank["gradient"]) < 1e-5
         assert rank["kl"] == pytest.approx(expected["kl"], rel=1e-5)
-    assert (
-        largest_difference(alone["tied"]["gradient"], expected["gradient"]) > 0.1
-    )  # the KL has a gradient
+    # the KL has a gradient
+    assert largest_difference(alone["tied"]["gradient"], expected["gradient"]) > 0.1
 
 
 @pytest.mark.parametrize("way", ["by tokens", "recomputed"])

@@ -120,9 +120,8 @@ def test_interrupted_episodes_continue_with_what_they_had_and_lose_no_log_prob(m
     assert before + after == sum(
         int(trajectory.row["response_mask"].sum()) for trajectory in trajectories
     )
-    assert {trajectory.row["policy_version"] for trajectory in trajectories} == {
-        0
-    }  # of their oldest token
+    # of their oldest token
+    assert {trajectory.row["policy_version"] for trajectory in trajectories} == {0}
     assert gap(model, trajectories) < GAP
 
 

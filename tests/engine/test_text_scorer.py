@@ -105,9 +105,8 @@ def test_tokens_of_tools_are_read_and_not_scored():
     assert not scores.log_probs_BT[masked].any()
     assert not scores.entropy_BT[masked].any()
     other = batch.clone()
-    other["input_ids"][0, max(PROMPTS) + 1] = other["responses"][0, 1] = (
-        38  # the tool returned something else
-    )
+    # The tool returned something else.
+    other["input_ids"][0, max(PROMPTS) + 1] = other["responses"][0, 1] = 38
     moved = (text_scorer(model, other, 1.0).log_probs_BT - scores.log_probs_BT)[0].detach()
     assert moved[0] == 0
     assert abs(moved[3]) > 1e-3

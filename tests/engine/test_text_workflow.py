@@ -149,9 +149,8 @@ def test_spent_budget_truncates_and_the_last_text_is_still_graded():
 
 
 def test_answer_of_a_tool_that_spends_the_budget_ends_the_episode_with_the_reward_so_far():
-    budget = (
-        len(CALL) + 1 + 4
-    )  # the call with its END, and the tool's four tokens: none is left to answer with
+    # the call with its END, and the tool's four tokens: none is left to answer with
+    budget = len(CALL) + 1 + 4
     result, _ = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS, max_response_length=budget)
     row = result.trajectories[0].row
     assert row["responses"].tolist() == [*CALL.encode(), END]

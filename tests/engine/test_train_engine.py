@@ -115,9 +115,8 @@ def test_a_decaying_rate_follows_the_run_when_steps_were_skipped():
     )
     engine.set_progress(0.8)
     rates = [step(engine, 1.0).learning_rate for _ in range(2)]
-    assert rates == pytest.approx(
-        [0.05, 0.025]
-    )  # warm-up still applies; then a quarter of the run remains
+    # warm-up still applies; then a quarter of the run remains
+    assert rates == pytest.approx([0.05, 0.025])
 
 
 def test_a_decaying_rate_does_not_lag_behind_the_run():

@@ -128,9 +128,8 @@ def test_top_k_of_one_is_greedy(engine, monkeypatch):
     monkeypatch.setattr(engine, "top_k", 1)
     (sampled,) = ask(engine, request("a", "17+25=", tokens=8))
     assert sampled.tokens.tolist() == greedy.tokens.tolist() != free.tokens.tolist()
-    np.testing.assert_allclose(
-        sampled.log_probs, greedy.log_probs, atol=1e-5
-    )  # of the whole distribution: not 0
+    # of the whole distribution: not 0
+    np.testing.assert_allclose(sampled.log_probs, greedy.log_probs, atol=1e-5)
 
 
 @needs_vllm
@@ -141,9 +140,8 @@ def test_top_p_never_draws_outside_of_the_nucleus(engine, monkeypatch):
     ordered = probabilities.sort(descending=True)
     likely = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())
     draws = [request(str(i), (5,), tokens=1) for i in range(100)]
-    assert (
-        not {int(answer.tokens[0]) for answer in ask(engine, *draws)} <= likely
-    )  # the fixture's nucleus reaches 0.9
+    # the fixture's nucleus reaches 0.9
+    assert not {int(answer.tokens[0]) for answer in ask(engine, *draws)} <= likely
     monkeypatch.setattr(engine, "top_p", 0.5)
     answers = ask(engine, *draws)
     assert {int(answer.tokens[0]) for answer in answers} <= likely

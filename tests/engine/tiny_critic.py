@@ -11,10 +11,7 @@ from torch import nn
 
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.value_model import ValueModel
-from siirl.engine.critic.value_scorers import (
-    embodied_value_scorer,
-    first_token_of_each_chunk,
-)
+from siirl.engine.critic.value_scorers import embodied_value_scorer, first_token_of_each_chunk
 from siirl.engine.training.collectives import Collectives
 
 WIDTH = 6

@@ -99,9 +99,8 @@ def score_plainly(
             / temperature
         )
         log_p = torch.log_softmax(logits, dim=-1)
-        before = (
-            int(present[:width_P].sum()) - 1
-        )  # place of the token that predicts the first response token
+        # place of the token that predicts the first response token
+        before = int(present[:width_P].sum()) - 1
         own_log_probs, own_entropy = [], []
         for place, kept in enumerate(batch["response_mask"][row].tolist()):
             chosen = log_p[before + place] if kept else None

@@ -3,6 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).parent)
-)  # servers get the import paths of the process that owns the pool
+# servers get the import paths of the process that owns the pool
+sys.path.insert(0, str(Path(__file__).parent))

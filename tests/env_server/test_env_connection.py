@@ -335,9 +335,8 @@ def test_an_incomplete_request_is_dropped():
 def test_answering_a_pool_that_is_gone_ends_the_messages():
     pool, server = connected_pair()
     with ServerEnd(server) as end:
-        pool.setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )  # close by a reset, as a crash does
+        # close by a reset, as a crash does
+        pool.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         pool.close()
         end.send(bytes(1 << 24))
         assert list(end.messages()) == []

@@ -454,9 +454,8 @@ def test_an_interrupt_is_never_an_answer():
     handling = loop.create_task(server.handle([Request(0, "reset", (7, {}))], print))
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(handling)
-    with pytest.raises(
-        KeyboardInterrupt
-    ):  # and not a fault of the environment, for the loop that runs on to close it
+    with pytest.raises(KeyboardInterrupt):
+        # and not a fault of the environment, for the loop that runs on to close it
         loop.run_until_complete(handling)
     loop.close()
 

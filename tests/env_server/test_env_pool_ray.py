@@ -127,9 +127,8 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
     assert 1 <= stats["env/replays"] <= 3
     assert stats["env/failures"] == 0
     wait_until_gone(set(processes))
-    assert any(
-        "is replaced: died (The actor died" in record.message for record in caplog.records
-    )  # Ray confirms it
+    # Ray confirms it
+    assert any("is replaced: died (The actor died" in record.message for record in caplog.records)
 
 
 SLOW_FAULTS = ("die", "leave", "stop", "unpicklable", "unreadable")

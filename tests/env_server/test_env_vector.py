@@ -65,9 +65,8 @@ def test_next_step_autoreset_ignores_the_action_after_the_end():
     observations, rewards, *_ = envs.step(actions)
     envs.close()
     assert observations[0, 1] == 1.0  # number of steps: the first of the third episode
-    assert rewards[0] == pytest.approx(
-        observations[0, 0]
-    )  # this environment's reward is its position
+    # this environment's reward is its position
+    assert rewards[0] == pytest.approx(observations[0, 0])
 
 
 def test_same_step_autoreset_keeps_the_final_observation():

@@ -261,9 +261,8 @@ def test_backend_that_cannot_draw_is_refused_before_mujoco_is_imported(backend, 
 def test_a_missing_package_is_refused_before_anything_is_built(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        sys.modules, package, None
-    )  # Python's own mark of a module that cannot be imported
+    # Python's own mark of a module that cannot be imported
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         RuntimeError,
         match=rf"^env=metaworld needs the package {package}, which is not installed\. Type: python -m pip",

@@ -24,9 +24,8 @@ HISTORY = (
 # Experts that lift and step aside before they act: their way to the goal is not a straight one.
 DETOURS = {"door-lock": 0.2, "door-unlock": 0.5, "drawer-close": 0.5, "handle-press": 0.3}
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Constant"
-)  # an expert's motion is clipped, as Meta-World does
+# an expert's motion is clipped, as Meta-World does
+pytestmark = pytest.mark.filterwarnings("ignore:Constant")
 
 
 def expert_action(task, state):
@@ -66,9 +65,8 @@ def check_against_metaworld(task, *, seed, steps):
         success = simulator.step(action)
         assert np.array_equal(reference.data.qpos, simulator.data.qpos)
         assert np.array_equal(observation[:7], simulator.state[:7])
-        assert np.allclose(
-            observation[7:11], simulator.state[7:11], atol=1e-9
-        )  # a quaternion: ours is not SciPy's
+        # a quaternion: ours is not SciPy's
+        assert np.allclose(observation[7:11], simulator.state[7:11], atol=1e-9)
         assert success == bool(info["success"])
 
 

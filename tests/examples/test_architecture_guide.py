@@ -91,9 +91,8 @@ def test_the_guide_has_four_snippets_of_python_and_one_of_configuration() -> Non
 def test_its_pipeline_and_its_reward_train(folder: Path) -> None:
     rows = train(folder, "--config", "config.yaml")
     assert [row["actor/updates"] for row in rows] == [1.0, 1.0]
-    assert all(
-        0 < row["reward/mean_score"] < 1 for row in rows
-    )  # what the snippet logs: np.mean of scores that are 0 or 1
+    # what the snippet logs: np.mean of scores that are 0 or 1
+    assert all(0 < row["reward/mean_score"] < 1 for row in rows)
 
 
 @pytest.mark.parametrize(

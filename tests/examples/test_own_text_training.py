@@ -27,9 +27,8 @@ def test_it_has_fifty_lines_at_most_and_one_import_of_the_platform():
     assert [line for line in lines if "siirl" in line] == [
         "from siirl.user_interface import own_loop as rl"
     ]
-    assert not [
-        line for line in lines if ";" in line.replace("; log-prob", "")
-    ]  # one statement a line
+    # one statement a line
+    assert not [line for line in lines if ";" in line.replace("; log-prob", "")]
 
 
 def code_lines(module) -> list[str]:

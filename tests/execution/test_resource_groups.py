@@ -8,11 +8,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import NodeType, Pipeline
 from siirl.execution.dag.resource_groups import cut_graph
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
-from siirl.execution.scheduler.task_scheduler import (
-    TaskScheduler,
-    fill_in_sizes,
-    ranks_of_groups,
-)
+from siirl.execution.scheduler.task_scheduler import TaskScheduler, fill_in_sizes, ranks_of_groups
 
 BOTH = ("rollout", "train")
 

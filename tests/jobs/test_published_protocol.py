@@ -77,9 +77,8 @@ def test_interrupted_evaluation_plays_only_what_is_missing(tmp_path: Path) -> No
     file, again = tmp_path / "episodes.jsonl", tmp_path / "again.jsonl"
     played(Player(), file)
     lines = file.read_text().splitlines()
-    file.write_text(
-        "\n".join(lines[:4]) + "\n"
-    )  # the description and states 0 to 2 of the first task
+    # the description and states 0 to 2 of the first task
+    file.write_text("\n".join(lines[:4]) + "\n")
     player = Player()
     episodes = played(player, again, done=read_episodes(file, expected=DESCRIPTION))
     assert [(request.task_id, request.seed) for request in player.requests] == [

@@ -21,10 +21,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from siirl.data_coordinator.lerobot.data_set_writer import DataSetWriter
-from siirl.data_coordinator.lerobot.feature_statistics import (
-    FeatureStatistics,
-    merged_statistics,
-)
+from siirl.data_coordinator.lerobot.feature_statistics import FeatureStatistics, merged_statistics
 from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, RobotEpisode, kept_frames
 from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips

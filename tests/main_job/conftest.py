@@ -67,8 +67,7 @@ def cluster(ray_home: Path) -> Iterator[str]:
     start_ray(words, environment)
     yield f"127.0.0.1:{port}"
     servers = {pid for pid, title in living_processes() if str(ray_home) in title}
-    for pid in servers | descendants_of(
-        servers
-    ):  # workers and agents do not name the folder; the raylet is their parent
+    for pid in servers | descendants_of(servers):
+        # workers and agents do not name the folder; the raylet is their parent
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

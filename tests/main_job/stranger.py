@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-DEAF_AFTER_S = (
-    5.0  # a port of this machine takes a connection at once, also when its process does nothing
-)
+# A port of this machine takes a connection at once, also when its process does nothing.
+DEAF_AFTER_S = 5.0
 ANSWERS_WITHIN_S = 60.0
 # One call of each service of Ray 2.60's; a server that has it asks for the token first, and does
 # not know the others.

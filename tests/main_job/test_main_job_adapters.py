@@ -37,9 +37,8 @@ def test_adapters_train_resume_and_load_as_a_plain_policy(start_run, ranks):
     first = start_run(*words, "trainer.total_steps=2")
     assert first.wait() == 0, first.text
     (folder,) = first.folders
-    assert (
-        "reference_log_prob" in first.text.partition("skipped")[0]
-    )  # the policy below the adapters is asked, and is no second one
+    # the policy below the adapters is asked, and is no second one
+    assert "reference_log_prob" in first.text.partition("skipped")[0]
     weights, moments = files_of(folder / "checkpoints" / "step_00000002")
     assert any(".lora_" in name for name in weights)
     assert all(".lora_" in name for name in moments - {"progress"})

@@ -45,9 +45,8 @@ def test_observations_that_are_not_what_the_spec_says_stop_the_run(
     assert "Traceback (most recent call last)" not in run.text.partition("siirl: the run failed")[2]
 
 
-@pytest.mark.parametrize(
-    "cluster", ["local", pytest.param("ray", marks=pytest.mark.slow)]
-)  # starts Ray: twenty seconds
+# starts Ray: twenty seconds
+@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_message_of_an_environments_refusal_is_reported(start_run, cluster: str) -> None:
     run = start_run(
         *OWN_ENV, "env.name=bad_envs:RefusingEnv", f"cluster={cluster}", environment=find_envs()

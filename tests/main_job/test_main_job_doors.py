@@ -66,9 +66,8 @@ def run(start_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_another_user_reaches_nothing_of_a_run(run, tmp_path: Path) -> None:
     sockets = sockets_of(run)
-    assert all(any(server in title for title in sockets) for server in SERVERS), sorted(
-        sockets
-    )  # all of them were looked at
+    # all of them were looked at
+    assert all(any(server in title for title in sockets) for server in SERVERS), sorted(sockets)
     addresses = {
         title: {address.ip for address in addresses} for title, addresses in sockets.items()
     }
@@ -78,9 +77,8 @@ def test_another_user_reaches_nothing_of_a_run(run, tmp_path: Path) -> None:
     }
     got = stranger(ports)
     assert set(got.values()) == {"deaf", "token"}, {ports[port]: word for port, word in got.items()}
-    assert {ports[port] for port, word in got.items() if word == "deaf"} == {
-        "ray::_Rank.run"
-    }  # gloo's
+    # gloo's
+    assert {ports[port] for port, word in got.items() if word == "deaf"} == {"ray::_Rank.run"}
     assert not (tmp_path / ".ray").exists()  # the token is in the processes alone
 
     (folder,) = {

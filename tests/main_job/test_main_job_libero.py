@@ -155,9 +155,8 @@ def test_published_protocol_that_is_killed_continues_and_ends_with_the_same_tabl
 
     after, expected = _episodes(tmp_path / "resumed"), _episodes(tmp_path / "whole")
     assert after[: len(before)] == before
-    assert sorted(row["state"] for row in after) == list(
-        range(STATES)
-    )  # none is missing, and none was played twice
+    # none is missing, and none was played twice
+    assert sorted(row["state"] for row in after) == list(range(STATES))
     assert sorted(after, key=lambda row: row["state"]) == sorted(
         expected, key=lambda row: row["state"]
     )
@@ -171,9 +170,8 @@ def test_published_protocol_that_is_killed_continues_and_ends_with_the_same_tabl
     assert [result["played"] for result in results] == [
         {"sampled": f"{less} (NOT the whole published protocol)"}
     ] * 2
-    assert (
-        "kept_simulators: 1" in (_folder(tmp_path / "whole") / "config.yaml").read_text()
-    )  # 90 tasks would not fit into memory
+    # 90 tasks would not fit into memory
+    assert "kept_simulators: 1" in (_folder(tmp_path / "whole") / "config.yaml").read_text()
 
 
 def _cloning(output: str, demonstrations: int, updates: int) -> tuple[str, ...]:

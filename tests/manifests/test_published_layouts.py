@@ -231,9 +231,8 @@ def test_a_v_jepa_2_network_has_the_tensors_of_the_release(name: str) -> None:
         key: torch.empty(shape, dtype=getattr(torch, manifest.dtype), device="meta")
         for key, shape in manifest.shapes().items()
     }
-    optional = {
-        key: torch.empty(1, device="meta") for key in manifest.content["optional"]
-    }  # positions, which are not used
+    # positions, which are not used
+    optional = {key: torch.empty(1, device="meta") for key in manifest.content["optional"]}
     tensors = encoder_tensors({"encoder": released | optional}, path=Path(f"{name}.pt"))
     with torch.device("meta"):
         ours = VideoTransformer(ARCHITECTURES[name]).state_dict()

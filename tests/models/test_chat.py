@@ -119,9 +119,8 @@ def test_a_tokenizer_without_padding_pads_with_its_end():
 
 
 def test_the_templates_own_end_of_turn_stops_too():
-    tokenizer = chat(
-        CHATML, eos_token="<|system|>"
-    )  # as in Qwen's base models: another token ends a text
+    # as in Qwen's base models: another token ends a text
+    tokenizer = chat(CHATML, eos_token="<|system|>")
     assert tokenizer.stop_ids == {258, END}
     assert tokenizer.end_id == END
 

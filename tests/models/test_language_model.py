@@ -144,9 +144,8 @@ def test_weights_under_this_modules_names_and_its_description_make_a_folder_for_
     from transformers import AutoModelForCausalLM
 
     model = LanguageModel(tiny_causal_lm("tied"))
-    save_file(
-        dict(model.named_parameters()), tmp_path / "model.safetensors"
-    )  # content of a checkpoint: a tied weight once
+    # content of a checkpoint: a tied weight once
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
     model.describe(tmp_path)
     read = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(read(input_ids=IDS).logits, model.causal_lm(input_ids=IDS).logits)

@@ -54,9 +54,8 @@ def test_a_truncated_weight_file_is_named_with_its_size(folder):
 @pytest.fixture
 def shards(folder):
     """The same policy in files of at most 20 kB, split by Hugging Face's own function."""
-    save_torch_state_dict(
-        load_file(folder / "model.safetensors"), folder, max_shard_size=20_000
-    )  # instead of the single file
+    # instead of the single file
+    save_torch_state_dict(load_file(folder / "model.safetensors"), folder, max_shard_size=20_000)
     assert not (folder / "model.safetensors").exists()
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
     return folder

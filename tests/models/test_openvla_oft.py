@@ -111,9 +111,8 @@ def published_logits(policy, folder, *, pixel_values, proprioception, instructio
         }
     )
     with torch.no_grad():
-        patches = policy.vision_backbone(
-            pixel_values[0]
-        )  # [2, P, 12]; the encoders themselves are compared with timm's
+        # [2, P, 12]; the encoders themselves are compared with timm's
+        patches = policy.vision_backbone(pixel_values[0])
         projected = through(
             "projector.fc3", gelu(through("projector.fc2", gelu(through("projector.fc1", patches))))
         ).flatten(0, 1)

@@ -74,9 +74,8 @@ def test_words_are_hashed_the_same_everywhere():
 def test_a_new_layer_sees_fitted_proprioception_at_mean_0_and_deviation_1():
     layer = vla().proprioception_layer
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
-    felt = torch.tensor(
-        [[1.0, 0.02, 5.0, 0.0], [3.0, 0.04, 5.0, 0.0]]
-    )  # deviations 1 and 0.01; the last two never move
+    # deviations 1 and 0.01; the last two never move
+    felt = torch.tensor([[1.0, 0.02, 5.0, 0.0], [3.0, 0.04, 5.0, 0.0]])
     fit_scale(layer, felt)
     standardised = torch.tensor([[-1.0, -1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
     assert torch.allclose(layer(felt), standardised @ weight.T + bias, atol=1e-3)

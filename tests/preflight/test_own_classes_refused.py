@@ -282,9 +282,8 @@ def test_an_environment_that_prints_and_leaves_a_child_is_described(
     assert env_spec(f"{name}:Env").tasks == ("wait",)
     assert "garbage" not in capfd.readouterr().out
     child, until = int((tmp_path / "pid").read_text()), time.monotonic() + 60
-    while (
-        is_alive(child) and time.monotonic() < until
-    ):  # a killed process ends when it is scheduled
+    while is_alive(child) and time.monotonic() < until:
+        # a killed process ends when it is scheduled
         time.sleep(0.05)
     assert not is_alive(child)
 

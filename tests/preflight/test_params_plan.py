@@ -105,9 +105,8 @@ def test_each_agent_of_an_episode_makes_a_trajectory() -> None:
 
 
 def test_two_ranks_share_a_mini_batch() -> None:
-    assert (
-        plan_of(["trainer.n_gpus_per_node=2"]).update.micro_batches == 2
-    )  # 12 on each rank, 10 at a time
+    # 12 on each rank, 10 at a time
+    assert plan_of(["trainer.n_gpus_per_node=2"]).update.micro_batches == 2
 
 
 def test_ranks_are_distinguished_by_machine_and_share_its_cores() -> None:

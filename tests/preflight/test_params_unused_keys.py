@@ -71,21 +71,18 @@ def only_judges(file: Path, package: Path) -> bool:
 def test_every_key_is_read_or_refused(repository: Path) -> None:
     package = repository / "siirl"
     files = [file for file in sorted(package.rglob("*.py")) if not only_judges(file, package)]
-    files.append(
-        repository / "vjepa" / "reward.py"
-    )  # takes the trajectory reward's settings as a whole
+    # takes the trajectory reward's settings as a whole
+    files.append(repository / "vjepa" / "reward.py")
     code = "\n".join(file.read_text() for file in files)
-    of_estimators = {
-        f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if estimators_taking(name)
-    }  # passed by name
+    # passed by name
+    of_estimators = {f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if estimators_taking(name)}
     unread = [
         place
         for place, key in known_keys({}).items()
         if not key.metadata["derived"]  # an old name, translated
         and place not in READ_WHERE_JUDGED.keys() | of_estimators
-        and not (
-            place.startswith("env.") and place.split(".")[1] not in POOL_KEYS
-        )  # handed to the constructor
+        # handed to the constructor
+        and not (place.startswith("env.") and place.split(".")[1] not in POOL_KEYS)
         and not is_read(place, code)
     ]
     assert unread == [], f"{len(unread)} keys do nothing: {', '.join(unread)}"

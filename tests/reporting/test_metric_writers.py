@@ -102,9 +102,8 @@ HOSTILE_NAMES = (
 
 
 def test_every_writer_and_the_report_cope_with_any_name_and_value(tmp_path: Path) -> None:
-    numbers = dict.fromkeys(HOSTILE_NAMES, 2.5) | {
-        "val/w/episodes": 1.0
-    }  # fewer episodes than successes
+    # fewer episodes than successes
+    numbers = dict.fromkeys(HOSTILE_NAMES, 2.5) | {"val/w/episodes": 1.0}
     lists = {
         "l/nan": [math.nan, 1.0, math.inf, -math.inf],
         "l/only_nan": [math.nan],
@@ -223,9 +222,8 @@ def read_wandb(folder: Path) -> tuple[Any, list[dict[str, Any]]]:
 
     wandb.teardown()  # waits until its own process has written everything
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    records = [
-        Record.FromString(data) for data in leveldb_records(file.read_bytes(), start=7)
-    ]  # behind wandb's own seven bytes
+    # behind wandb's own seven bytes
+    records = [Record.FromString(data) for data in leveldb_records(file.read_bytes(), start=7)]
     (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
     histories = [
         record.history for record in records if record.WhichOneof("record_type") == "history"

@@ -120,9 +120,8 @@ def test_an_undeclared_metric_is_averaged_over_ranks() -> None:
 
 def test_an_undeclared_list_has_all_values_and_an_undeclared_weighted_mean_its_weights() -> None:
     assert reduce_metrics([{"own": [1.0, 2.0]}, {"own": 4.0}]) == {"own": [1.0, 2.0, 4.0]}
-    assert reduce_metrics([{"own": Weighted(1.0, 3)}, {"own": 5.0}]) == {
-        "own": 2.0
-    }  # (3 x 1 + 5) / 4
+    # (3 x 1 + 5) / 4
+    assert reduce_metrics([{"own": Weighted(1.0, 3)}, {"own": 5.0}]) == {"own": 2.0}
 
 
 @pytest.mark.odd_metrics

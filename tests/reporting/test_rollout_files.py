@@ -63,9 +63,8 @@ def test_no_more_than_the_count_of_each_step_are_kept(tmp_path):
     for step in (1, 2):
         files.keep([trajectory(f"{step}a"), trajectory(f"{step}b")], kind="train", step=step)
         files.write({})
-        files.keep(
-            [trajectory(f"{step}c"), trajectory(f"{step}d")], kind="train", step=step
-        )  # a refill
+        # a refill
+        files.keep([trajectory(f"{step}c"), trajectory(f"{step}d")], kind="train", step=step)
         files.write({})
     files.keep([trajectory("v")], kind="val", step=2)
     files.close()

@@ -76,9 +76,8 @@ def test_too_few_groups_request_more_prompts_and_keep_their_rows():
         [0],
         4,
     )  # three are missing, and one of four was kept: 12, but no more than a step
-    assert output.metrics == {
-        "sampling/dropped_without_signal": 6.0
-    }  # kept rows are counted when the step is full
+    # kept rows are counted when the step is full
+    assert output.metrics == {"sampling/dropped_without_signal": 6.0}
 
 
 def test_after_the_last_refill_the_step_continues_with_fewer_groups():

@@ -14,9 +14,8 @@ from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import Extent, Vector, boxes, colliding_geoms, level_heading
 
 MOUTH_M = 0.072  # what is held across is at most this wide: the fingers open to 8 cm
-FINGER_DEPTH_M = (
-    0.035  # how far below its top a tall thing is held: the palm is 5 cm above the finger tips
-)
+# How far below its top a tall thing is held: the palm is 5 cm above the finger tips.
+FINGER_DEPTH_M = 0.035
 TIP_M = 0.012  # the tips reach this far below the point between them
 FLAT_M = 0.05  # lower things are held at half their height
 RIM_DEPTH_M = 0.012  # how deep the fingers reach over a rim
@@ -35,9 +34,8 @@ FINGER_HALF_M, PALM_HALF_M = (
     float(HAND[0][0][0]),
     float(HAND[1][0][0]),
 )  # across the closing fingers
-PALM_OVER_M = (
-    0.03  # below a palm that shall stay over a thing: lower, its edge was seen to touch a mug's rim
-)
+# Below a palm that shall stay over a thing: lower, its edge was seen to touch a mug's rim.
+PALM_OVER_M = 0.03
 
 
 class Grasp(NamedTuple):
@@ -63,9 +61,8 @@ def grasps(simulator: LiberoSimulator, body: int) -> list[Grasp]:
         _rim(simulator, body) if _hollow(simulator, body) else _handle(simulator, body)
     )
     around = [other for other in simulator.env.obj_body_id.values() if other != body]
-    return sorted(
-        candidates, key=lambda grasp: round(obstruction(simulator, grasp, around) * 1e6)
-    )  # sorted keeps the order of equals
+    # sorted keeps the order of equals
+    return sorted(candidates, key=lambda grasp: round(obstruction(simulator, grasp, around) * 1e6))
 
 
 def by_handle(simulator: LiberoSimulator, body: int) -> Hold | None:

@@ -42,9 +42,8 @@ from envs.libero.scene import (
     region_parent,
 )
 
-MARGIN_M = (
-    0.004  # between the palm and the roof's edge; more leaves a mug outside of a microwave's region
-)
+# Between the palm and the roof's edge; more leaves a mug outside of a microwave's region.
+MARGIN_M = 0.004
 SAME_LEVEL_M = 0.01
 BACK_M = 0.05  # from the handle, before the fingers are closed
 CLEAR_M = 0.03  # between the thing and the roof's edge when it is lowered in front of it
@@ -71,9 +70,8 @@ def cave(simulator: LiberoSimulator, target: str) -> Cave | None:
         return None
     body = object_body(simulator, parent)
     rotation = simulator.data.xmat[body].reshape(3, 3)
-    axes = turned(
-        float(np.arctan2(rotation[1, 0], rotation[0, 0]))
-    )  # columns: the fixture's axes in the world's
+    # columns: the fixture's axes in the world's
+    axes = turned(float(np.arctan2(rotation[1, 0], rotation[0, 0])))
     lows, highs = boxes(simulator, [body], yaw=float(np.arctan2(axes[1, 0], axes[0, 0])))
     centre = axes.T @ simulator.data.site(target).xpos
     over = np.all((lows[:, :2] < centre[:2]) & (centre[:2] < highs[:, :2]), axis=1) & (
@@ -103,21 +101,18 @@ def insert(simulator: LiberoSimulator, name: str, place: Cave) -> Motion:
     if held is None:
         return
     turn = float(np.arctan2(np.cross(held.away, place.outwards)[2], held.away @ place.outwards))
-    starts = [
-        held.grasp.yaw + half_turns * np.pi for half_turns in (-1, 0, 1)
-    ]  # the same to the fingers
-    yaw = min(
-        starts, key=lambda start: max(abs(start), abs(start + turn))
-    )  # the one that keeps the wrist near its middle
+    # the same to the fingers
+    starts = [held.grasp.yaw + half_turns * np.pi for half_turns in (-1, 0, 1)]
+    # the one that keeps the wrist near its middle
+    yaw = min(starts, key=lambda start: max(abs(start), abs(start + turn)))
     yield from take(simulator, Grasp(held.grasp.point, yaw), body)
     stop = place.middle + place.outwards * (
         place.edge + PALM_HALF_M + MARGIN_M - place.middle @ place.outwards
     )
     before = stop + place.outwards * (held.depth + CLEAR_M)
     rotation, resting = pointing_down(yaw + turn), Extent(simulator, body).bottom
-    if (
-        abs(place.floor - resting) < SAME_LEVEL_M
-    ):  # drawn over the table: a heavy thing hangs down from its handle when it is lifted
+    if abs(place.floor - resting) < SAME_LEVEL_M:
+        # drawn over the table: a heavy thing hangs down from its handle when it is lifted
         for point in (before, stop):
             yield from move(
                 simulator, np.array([*point[:2], held.grasp.point[2] + SKIM_M]), rotation, CLOSED

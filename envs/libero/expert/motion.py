@@ -30,9 +30,8 @@ REACHED_M, PASSED_M, REACHED_RAD = (
 )  # the turn is loose: with noise on the actions a tighter one is never reached
 MOVE_LIMIT = 60  # steps of one motion
 GRIP_LIMIT, STILL_STEPS, STILL_M = 20, 3, 0.0005
-DOWN = np.array(
-    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]]
-)  # of the point between the tips; the fingers close along y
+# of the point between the tips; the fingers close along y
+DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
 def pointing_down(yaw: float) -> Vector:

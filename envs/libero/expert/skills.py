@@ -46,9 +46,8 @@ FLAT_REGION_M = 0.01
 THIN_M = 0.025  # a wide thing that is lower slips from the fingers when it is lifted at its rim
 SKIM_M = 0.002  # height of the finger tips over the table while a thing is drawn over it
 FIST_M = 0.015  # half the thickness of the closed fingers
-LEAN_RAD = (
-    np.pi / 6
-)  # of the hand that pushes a drawer: upright, its palm would meet the handles above
+# of the hand that pushes a drawer: upright, its palm would meet the handles above
+LEAN_RAD = np.pi / 6
 # how far a push aims beyond the end: the controller gives way before a drawer with friction does
 PUSH_M = 0.02
 PUSH_LIMIT = 25  # steps of the end of a push: what is shut by then stays shut
@@ -205,9 +204,8 @@ def pull_open(simulator: LiberoSimulator, name: str) -> Motion:
     part = moving_part(simulator, name)
     handle = _handle(simulator, part)
     opening = _opening(part, handle)
-    across = (
-        part.axis if part.hinge else np.array([0.0, 0.0, 1.0])
-    )  # the handle's length: upright on a door, level on a drawer
+    # the handle's length: upright on a door, level on a drawer
+    across = part.axis if part.hinge else np.array([0.0, 0.0, 1.0])
     fingers = np.cross(across, opening) if part.hinge else across
     rotation = nearest_roll(
         simulator, np.column_stack([fingers, np.cross(-opening, fingers), -opening])
@@ -247,9 +245,8 @@ def turn(simulator: LiberoSimulator, name: str, *, on: bool) -> Motion:
         for yaw in (_thin_side(simulator, bar) + np.pi * k for k in (-1, 0, 1))
         if abs(yaw) <= np.pi
     ]
-    yaw = min(
-        yaws, key=lambda start: abs(start) + abs(start + angle)
-    )  # the one that keeps the wrist near its middle
+    # the one that keeps the wrist near its middle
+    yaw = min(yaws, key=lambda start: abs(start) + abs(start + angle))
     point = simulator.data.geom_xpos[bar].copy()
     yield from move(simulator, above(point, APPROACH_M), pointing_down(yaw), OPEN, near=PASSED_M)
     yield from move(simulator, point, pointing_down(yaw), OPEN)
@@ -344,9 +341,8 @@ def _opening(part: Part, point: Vector) -> Vector:
 
 def _values(part: Part, end: float) -> list[float]:
     """Joint values on the way to `end`, the last included."""
-    length = abs(end - part.value) * (
-        0.25 if part.hinge else 1.0
-    )  # doors are a quarter of a metre wide
+    # doors are a quarter of a metre wide
+    length = abs(end - part.value) * (0.25 if part.hinge else 1.0)
     return list(np.linspace(part.value, end, max(2, int(length / STRIDE_M) + 1))[1:])
 
 

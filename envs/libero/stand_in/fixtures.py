@@ -238,9 +238,8 @@ def desk_caddy() -> Thing:
         block((0.0668, -0.2095, 0.0138), (0.0755, 0.2095, 0.13), WOOD),
         block((-0.0755, -0.2095, 0.0138), (-0.0668, 0.2095, 0.07), WOOD),
         block((-0.0036, -0.0665, 0.0138), (0.0024, 0.0665, 0.1), WOOD),
-        block(
-            (0.0024, -0.0665, 0.0138), (0.0668, 0.0665, 0.03), WOOD
-        ),  # raised: the region behind begins 1.5 cm above the origin
+        # raised: the region behind begins 1.5 cm above the origin
+        block((0.0024, -0.0665, 0.0138), (0.0668, 0.0665, 0.03), WOOD),
     ]
     regions = [
         Region("right_contain_region", (0.0063, -0.1434, 0.0656), (0.062, 0.0622, 0.0605)),

@@ -13,16 +13,12 @@ import math
 import torch
 
 from siirl.algos.groups import GroupStatistics, group_statistics, group_sum
-from siirl.algos.tensor_checks import (
-    require_counts,
-    require_same_shape,
-)
+from siirl.algos.tensor_checks import require_counts, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
-LARGEST_CPGD_WEIGHT = (
-    3.0  # siiRL's and LightRFT's: bounds the scale of a step with few useful groups
-)
+# siiRL's and LightRFT's: bounds the scale of a step with few useful groups.
+LARGEST_CPGD_WEIGHT = 3.0
 
 
 def check_epsilon(epsilon: float) -> None:

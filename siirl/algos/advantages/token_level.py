@@ -66,9 +66,8 @@ def gae_advantage(
         )
         if lost:
             _refuse_inputs(rewards_BT, values_BT, kept_BT)
-    if not bool(
-        torch.isfinite(returns_BT.sum())
-    ):  # caused by the inputs, or by an overflow that the caller reports
+    if not bool(torch.isfinite(returns_BT.sum())):
+        # caused by the inputs, or by an overflow that the caller reports
         _refuse_inputs(rewards_BT, values_BT, kept_BT)
     return advantages_BT, returns_BT
 
@@ -234,9 +233,8 @@ def _discounted_sums(deltas_BT: torch.Tensor, decay: float) -> torch.Tensor:
     width = max(1, min(BLOCK, tokens))
     blocks = -(-tokens // width)
     steps = torch.arange(width, device=deltas_BT.device)
-    distance = (steps[:, None] - steps[None, :]).to(
-        torch.float64
-    )  # from token j (column) to the later token i (row)
+    # from token j (column) to the later token i (row)
+    distance = (steps[:, None] - steps[None, :]).to(torch.float64)
     weights = torch.where(distance >= 0, decay ** distance.clamp(min=0), 0.0).to(deltas_BT.dtype)
     padded = torch.nn.functional.pad(deltas_BT, (0, blocks * width - tokens))
     sums = (padded.reshape(-1, width) @ weights).view(rows, blocks, width)
@@ -301,9 +299,8 @@ def gae_of_decisions(
     kept_BT = as_bool_mask(mask_BT)
     require_same_shape(token_level_rewards=rewards_BT, response_mask=mask_BT)
     require_rewards_at_kept_tokens(rewards_BT, kept_BT)
-    require_finite(
-        mask=kept_BT, token_level_rewards=rewards_BT.detach()
-    )  # before the sum, so that the reported position is right
+    # before the sum, so that the reported position is right
+    require_finite(mask=kept_BT, token_level_rewards=rewards_BT.detach())
     gathered_BT = torch.zeros_like(rewards_BT).scatter_add_(1, start_BT, rewards_BT.detach())
     advantages_BT, returns_BT = gae_advantage(
         rewards_BT=gathered_BT,

@@ -97,9 +97,8 @@ def select_clip_cov(
 
     number_BT, total = _numbered(candidates_BT, place_B, ranks)
     wanted = _share(clip_cov_ratio, kept_BT, ranks)
-    drawn_N = torch.zeros(
-        total + 1, dtype=torch.bool
-    )  # the last entry is of tokens that are not candidates
+    # the last entry is of tokens that are not candidates
+    drawn_N = torch.zeros(total + 1, dtype=torch.bool)
     drawn_N[torch.randperm(total, generator=generator)[:wanted]] = True
     return drawn_N.to(number_BT.device)[number_BT]
 
@@ -158,9 +157,8 @@ def select_kl_cov(
     )
     wanted = _share(kl_cov_ratio, kept_BT, ranks)
     number_BT, total = _numbered(kept_BT, place_B, ranks)
-    own_N = _largest(
-        covariance_BT[kept_BT], number_BT[kept_BT], wanted
-    )  # no other token of this rank can be among the largest
+    # no other token of this rank can be among the largest
+    own_N = _largest(covariance_BT[kept_BT], number_BT[kept_BT], wanted)
     covariance_N, _ = ranks.gather_rows(covariance_BT[kept_BT][own_N])
     number_N, _ = ranks.gather_rows(number_BT[kept_BT][own_N])
     chosen = torch.zeros(total + 1, dtype=torch.bool, device=number_BT.device)

@@ -87,9 +87,8 @@ class Prompts:
             trial_id=int(self.rows_N[place]),
             seed=seed,
             group_id=group_id,
-            prompt_row=json.dumps(
-                row.as_columns(), default=str
-            ),  # parquet knows dates and decimals, JSON does not
+            # parquet knows dates and decimals, JSON does not
+            prompt_row=json.dumps(row.as_columns(), default=str),
         )
 
 

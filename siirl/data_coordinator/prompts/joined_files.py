@@ -117,9 +117,8 @@ def prompt_paths(name: str, *, key: str) -> list[Path]:
         MissingAssetError: A place that the Hub does not serve.
     """
     place = hub_place(name, place=key, kind=DATASET)
-    path = Path(
-        os.path.realpath(Path(name).expanduser())
-    )  # Path.resolve raises for a link to itself
+    # Path.resolve raises for a link to itself
+    path = Path(os.path.realpath(Path(name).expanduser()))
     if place is not None:
         path = local_copy(place, key=key)[0]  # a link; its target has no file extension
     if not path.is_dir():

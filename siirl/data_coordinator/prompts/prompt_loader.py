@@ -233,9 +233,8 @@ class PromptLoader:
         self._stream = None
 
     def _read_from(self, start: int) -> Iterator[PromptTask]:
-        size = min(
-            ROWS_AT_A_TIME, -(-len(self.dataset) // self.dataset.ranks)
-        )  # at most an epoch of a small file
+        # at most an epoch of a small file
+        size = min(ROWS_AT_A_TIME, -(-len(self.dataset) // self.dataset.ranks))
         batches = self.dataset.own_batches(start, size=size)
         for tasks in in_batches(self.dataset, batches=batches, num_workers=self.num_workers):
             yield from tasks

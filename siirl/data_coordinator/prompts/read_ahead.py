@@ -44,9 +44,8 @@ def identity(items: Any) -> Any:
 
 def _read(dataset: Any, *, num_workers: int, **options: Any) -> Iterator[Any]:
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "'set_vital' is deprecated", UserWarning
-        )  # torchdata 0.11 calls it, torch 2.13 complains
+        # torchdata 0.11 calls it, torch 2.13 complains
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
         loader = StatefulDataLoader(
             dataset,
             num_workers=num_workers,

@@ -17,17 +17,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from siirl.engine.training.collectives import Collectives, fail_together
 from siirl.engine.training.optimizer import MOMENTS, trained_parameters
-from siirl.engine.training.shard_files import (
-    ShardFolder,
-    StagedParts,
-    write_metadata,
-    write_parts,
-)
-from siirl.engine.training.tensor_files import (
-    listing,
-    require_fitting,
-    write_tensors_in_turn,
-)
+from siirl.engine.training.shard_files import ShardFolder, StagedParts, write_metadata, write_parts
+from siirl.engine.training.tensor_files import listing, require_fitting, write_tensors_in_turn
 from siirl.errors import CheckpointError
 from siirl.models.stored_tensors import StoredTensors
 

@@ -27,12 +27,7 @@ from siirl.engine.training.batch_loss import Scorer, Scores
 from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.compiled_blocks import Blocks, CompiledBlocks, PlainBlocks
 from siirl.engine.training.offload import STAYING, Offloaded, Resident
-from siirl.engine.training.sharding import (
-    AS_SHIPPED,
-    Sharding,
-    repeated_blocks,
-    shard,
-)
+from siirl.engine.training.sharding import AS_SHIPPED, Sharding, repeated_blocks, shard
 from siirl.models.adapters import adapters_first, narrow_frozen
 from siirl.models.weight_rows import Rows, full_tensor, in_rows
 from siirl.models.weights import materialise, move_to

@@ -178,9 +178,8 @@ class TaskGraph:
         ids = sorted(self.nodes, key=lambda node_id: node_id not in urgent)
         position = {node_id: index for index, node_id in enumerate(ids)}
         missing = {node_id: len(self.rev_adj[node_id]) for node_id in ids}
-        free = [
-            position[node_id] for node_id in ids if missing[node_id] == 0
-        ]  # ascending, hence a heap
+        # ascending, hence a heap
+        free = [position[node_id] for node_id in ids if missing[node_id] == 0]
         order: list[str] = []
         while free:
             node_id = ids[heapq.heappop(free)]

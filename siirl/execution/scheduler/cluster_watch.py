@@ -31,9 +31,8 @@ logger = logging.getLogger(__name__)
 
 FAILED = 1
 MAIN_THREAD_S = 10.0  # for the main thread to raise an error and to end its actors
-SILENT_LOOKS = round(
-    GCS_PATIENCE_S / EVERY_S
-)  # counts checks, not time: a command that was stopped itself has missed no answer
+# counts checks, not time: a command that was stopped itself has missed no answer
+SILENT_LOOKS = round(GCS_PATIENCE_S / EVERY_S)
 LOOK_EVERY_S = 2.0  # each check reads all of /proc, which takes 10 ms
 WARN_AFTER_S = 4.0  # two checks: a process that is continued at once needs no warning
 # Half of what Ray's GCS allows a raylet (health_check_* of Ray 2.60: 62 s were measured), after
@@ -96,9 +95,8 @@ class ClusterWatch:
         except RunFailed as error:
             return str(error)
         if not self._vitals.all_answer:
-            self._looks_without_answer = (
-                0  # it refuses connections too, for which `Vitals` has a separate limit
-            )
+            # It refuses connections too, for which `Vitals` has a separate limit.
+            self._looks_without_answer = 0
         elif self._asks.is_alive():
             self._looks_without_answer += 1
         if self._looks_without_answer > SILENT_LOOKS:

@@ -102,9 +102,8 @@ def run_on_ray(
     finally:
         for actor in actors:
             ray.kill(actor)
-        if (
-            not vitals.lost
-        ):  # otherwise Ray would wait for an answer until its C++ ends this process
+        if not vitals.lost:
+            # otherwise Ray would wait for an answer until its C++ ends this process
             placement.release()
             supervision.close()
 
@@ -224,9 +223,8 @@ class _Rank:
     def __init__(self, make: Make, rank: int, post: str) -> None:
         from siirl.execution.scheduler.messages import RankReporter
 
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # Ray's handler raises SystemExit at any point of the rank's code
+        # Ray's handler raises SystemExit at any point of the rank's code
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.make, self.rank = make, rank
         self.reporter = RankReporter(post, rank)
         self.meeting: MeetingPoint | None = None

@@ -26,9 +26,8 @@ LOOK_EVERY_S = 1.0
 SILENT_S = 10.0  # a rank on a busy machine reports every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
-WRITTEN_WITHIN_S = (
-    2.0  # stack traces take milliseconds, but a stopped process must first be continued
-)
+# Stack traces take milliseconds, but a stopped process must first be continued.
+WRITTEN_WITHIN_S = 2.0
 
 
 class Judge:
@@ -130,9 +129,8 @@ class OwnWatch:
                     sentence, traces=traces, run_folder=self._run_folder, before=self._resume
                 )
             )
-            self._set_timer(
-                self._limit_s
-            )  # armed now: code may take the lock before the thread's first check
+            # armed now: code may take the lock before the thread's first check
+            self._set_timer(self._limit_s)
             self._thread = threading.Thread(
                 target=self._watch, args=(self._limit_s,), name="siirl-watchdog", daemon=True
             )

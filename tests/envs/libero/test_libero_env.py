@@ -84,9 +84,8 @@ def test_stand_ins_are_named_in_spec_and_info(env):
 def test_image_is_upright(env):
     [(observation, _)] = play(env, options={"task": KETCHUP})
     agent = observation[IMAGES][0].astype(float)
-    assert (
-        agent[0].std() > agent[-1].std()
-    )  # the robot at the far end is at the top, the bare floor in front at the bottom
+    # the robot at the far end is at the top, the bare floor in front at the bottom
+    assert agent[0].std() > agent[-1].std()
 
 
 def test_success_ends_the_episode(env):

@@ -103,9 +103,8 @@ def test_fingers_close_across_the_narrow_side_of_a_box(make_simulator, modules):
     fingers = np.array([-np.sin(found.yaw), np.cos(found.yaw), 0.0])
     long_side = simulator.data.xmat[body].reshape(3, 3)[:, 0]  # 8.1 cm, against 4.3 and 1.8
     assert abs(fingers @ long_side) < 0.01
-    assert found.point[2] == pytest.approx(
-        simulator.data.xpos[body][2] + 0.003, abs=0.002
-    )  # the tips just above the floor
+    # the tips just above the floor
+    assert found.point[2] == pytest.approx(simulator.data.xpos[body][2] + 0.003, abs=0.002)
 
 
 def test_hand_over_free_ground_is_obstructed_by_nothing_and_by_a_can_in_its_palm(
@@ -120,9 +119,8 @@ def test_hand_over_free_ground_is_obstructed_by_nothing_and_by_a_can_in_its_palm
     inside = grasps.Grasp(np.array([at[0], at[1], top - 0.06]), 0.0)
     beside = grasps.Grasp(np.array([at[0] + 1.0, at[1], top - 0.06]), 0.0)
     assert grasps.obstruction(simulator, beside, [can]) == 0.0
-    assert (
-        grasps.obstruction(simulator, inside, [can]) > 1e-5
-    )  # cubic metres: 1.5 cm of the can's top in the palm, and the fingers
+    # cubic metres: 1.5 cm of the can's top in the palm, and the fingers
+    assert grasps.obstruction(simulator, inside, [can]) > 1e-5
 
 
 def test_action_keeps_the_direction_of_a_long_way(modules):
@@ -141,12 +139,10 @@ def test_microwave_is_a_cave_that_opens_to_its_front(make_simulator, modules):
     found = cave(simulator, "microwave_1_heating_region")
     assert found is not None
     assert found.outwards == pytest.approx([0.0, -1.0, 0.0])
-    assert found.edge == pytest.approx(
-        0.088 - base[1], abs=1e-4
-    )  # the front of its shell, measured outwards
-    assert found.middle[0] == pytest.approx(
-        base[0] + (-0.1435 + 0.0635) / 2, abs=1e-4
-    )  # between its inner walls
+    # the front of its shell, measured outwards
+    assert found.edge == pytest.approx(0.088 - base[1], abs=1e-4)
+    # between its inner walls
+    assert found.middle[0] == pytest.approx(base[0] + (-0.1435 + 0.0635) / 2, abs=1e-4)
     assert found.floor == pytest.approx(base[2] + 0.024, abs=1e-4)
 
 
@@ -177,9 +173,8 @@ def test_mug_is_held_by_its_handle_and_not_beside_it(make_simulator, modules):
     # From the cup's outside, 3.4 cm from the origin, a finger's half width and the slack; the
     # handle ends at 6.8 cm.
     assert along == pytest.approx(-0.0185 + 0.052 + 0.012 + 0.006, abs=2e-3)
-    assert held.depth == pytest.approx(
-        along + 0.0185 + 0.052, abs=2e-3
-    )  # to the far side of the cup
+    # to the far side of the cup
+    assert held.depth == pytest.approx(along + 0.0185 + 0.052, abs=2e-3)
     assert 0.02 < height < 0.0825  # of the handle's 2.1 to 8.2 cm
 
 
@@ -257,17 +252,15 @@ def test_second_pot_has_its_place_beside_the_first_and_the_first_in_the_middle(
     data.joint(first).qpos[:3] = [*middle, 0.99]
     found = place()
     assert np.linalg.norm(found - middle) > 2 * 0.0405  # the pots' radius
-    assert np.abs(found - middle).max() == pytest.approx(
-        0.85 * 0.075
-    )  # and within the region, which is 15 cm square
+    # and within the region, which is 15 cm square
+    assert np.abs(found - middle).max() == pytest.approx(0.85 * 0.075)
 
 
 def test_hand_that_leans_has_its_palm_behind_its_fingers(modules):
     _, motion, _ = modules
     opening, half = np.array([0.0, 1.0, 0.0]), np.sqrt(0.5)
     closing, _, forwards = motion.leaning(opening, np.pi / 4).T
-    assert forwards == pytest.approx(
-        [0.0, -half, -half]
-    )  # down and towards the drawer that opens along +y
+    # down and towards the drawer that opens along +y
+    assert forwards == pytest.approx([0.0, -half, -half])
     assert abs(closing @ [1.0, 0.0, 0.0]) == pytest.approx(1.0)
     assert motion.leaning(opening, 0.0)[:, 2] == pytest.approx([0.0, 0.0, -1.0])

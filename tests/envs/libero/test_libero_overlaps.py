@@ -141,6 +141,5 @@ def test_thing_in_a_fixtures_side_leaves_by_that_side_and_one_sunk_into_its_top_
     model, data = scene(drawer, CAN.format(0.115, 0.0, 0.03), CAN.format(0.0, 0.0, 0.087))
     begun = data.qpos.copy()
     assert part_objects(model, data)
-    assert np.allclose(
-        data.qpos - begun, [0, 0.005 + GAP_M] + [0] * 13, atol=1e-4
-    )  # of the drawer 1, of each can 7
+    # of the drawer 1, of each can 7
+    assert np.allclose(data.qpos - begun, [0, 0.005 + GAP_M] + [0] * 13, atol=1e-4)

@@ -23,9 +23,8 @@ def actions(count, *, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, (count, 7)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("suite", "number"), [("object", 4), ("goal", 7)]
-)  # a floor; a table with drawers, a knob and twice the contacts
+# a floor; a table with drawers, a knob and twice the contacts
+@pytest.mark.parametrize(("suite", "number"), [("object", 4), ("goal", 7)])
 def test_physics_and_proprioception_are_liberos_own_under_random_actions(
     make_simulator, stand_ins, suite, number
 ):

@@ -168,9 +168,8 @@ def test_machine_without_bubblewrap_is_refused_with_the_remedy(monkeypatch, tmp_
 
 def test_machine_without_namespaces_is_refused_with_bubblewraps_message(monkeypatch):
     with contextlib.ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory())
-        )  # the user `nobody` cannot enter pytest's folders
+        # the user `nobody` cannot enter pytest's folders
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "bwrap").write_text(
             "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
         )

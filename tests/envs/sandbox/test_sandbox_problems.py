@@ -103,9 +103,8 @@ def test_generated_problem_is_sound(kind, steps, split, wording, seed, num_tests
     row = drawn(f"{kind}-{steps}", split=split, wording=wording, seed=seed, num_tests=num_tests)
     asked = Problem.of(row)
     assert len(asked.cases) == num_tests
-    assert asked.best_constant <= -(
-        -(num_tests + 2) // 4
-    )  # no result comes more often than in a quarter of tests and examples
+    # no result comes more often than in a quarter of tests and examples
+    assert asked.best_constant <= -(-(num_tests + 2) // 4)
     assert len({case.given for case in asked.cases}) == num_tests
     assert row == drawn(
         f"{kind}-{steps}", split=split, wording=wording, seed=seed, num_tests=num_tests

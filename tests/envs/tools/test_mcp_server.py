@@ -190,9 +190,8 @@ def test_the_end_of_a_long_standard_error_is_reported():
     program = "import sys; sys.stderr.write('x' * 8_000_000); raise LookupError('in the end')"
     told = complaint([sys.executable, "-S", "-c", program])
     assert told.endswith("LookupError: in the end")
-    assert (
-        len(told.partition("The end of its standard error:\n")[2]) == 1 + KEPT_BYTES - 1
-    )  # a sign of the cut, and no line break
+    # a sign of the cut, and no line break
+    assert len(told.partition("The end of its standard error:\n")[2]) == 1 + KEPT_BYTES - 1
 
 
 @pytest.mark.parametrize("tool", ["detach", "stay"])
@@ -227,9 +226,8 @@ def is_alive(pid):
 
 
 def test_lines_that_are_no_mcp_cost_one_warning_for_each_server(plain_server, tmp_path, caplog):
-    path = shutil.copy(
-        plain_server["args"][-1], tmp_path / "chatty.py"
-    )  # a server that no other test has warned of
+    # a server that no other test has warned of
+    path = shutil.copy(plain_server["args"][-1], tmp_path / "chatty.py")
 
     async def play(tools):
         return [await told(tools, "chatter") for _ in range(2)]
@@ -312,9 +310,8 @@ def test_a_process_never_waits_for_its_standard_error_to_be_read():
     program = "import sys; sys.stderr.write('x' * 8_000_000 + 'the end')"
     streams = [ErrorStream() for _ in range(3)]
     for stream in streams:
-        subprocess.run(
-            [sys.executable, "-S", "-c", program], stderr=stream.write_end, check=True
-        )  # no event loop anywhere
+        # no event loop anywhere
+        subprocess.run([sys.executable, "-S", "-c", program], stderr=stream.write_end, check=True)
         assert stream.tail() == "…" + "x" * (KEPT_BYTES - len("the end")) + "the end"
     assert len(reading_threads()) == 1
     for stream in streams:

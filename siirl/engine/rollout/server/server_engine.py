@@ -37,12 +37,7 @@ from siirl.engine.rollout.server.completions import (
 from siirl.engine.rollout.server.handshake import call_workers, shake_hands, worker_description
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.engine.rollout.text_engine_base import TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import (
-    has_weights,
-    loadable,
-    probe_text,
-    trained_log_prob,
-)
+from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, probe_text, trained_log_prob
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
 from siirl.engine.training.weight_buckets import BUCKET_BYTES, Transport, send
 from siirl.engine.training.weight_sync import ChecksumPair

@@ -24,12 +24,7 @@ import torch
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import (
-    has_weights,
-    loadable,
-    probe_text,
-    trained_log_prob,
-)
+from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, probe_text, trained_log_prob
 from siirl.engine.rollout.vllm.vllm_settings import (
     PROBE_TOLERANCE,
     engine_settings,
