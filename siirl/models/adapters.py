@@ -155,8 +155,8 @@ def adapted_layers(
         layers: Layers used without `target_modules`.
 
     Raises:
-        ConfigError: A target module that is not a linear layer of the model, or a rank above the
-            smaller side of a layer.
+        ConfigError: A target module that is not a linear layer of the model, no layer at all, or a
+            rank above the smaller side of a layer.
     """
     shapes = {
         name: tuple(part.weight.shape) for name, part in model.named_modules() if _is_linear(part)
@@ -169,6 +169,12 @@ def adapted_layers(
     else:
         head: Any = model.get_output_embeddings()  # type: ignore[operator]  # of transformers
         chosen = [name for name in sides if model.get_submodule(name) is not head]
+    if not chosen:
+        raise ConfigError(
+            f"{PLACE}.rank={lora.rank}: {type(model).__name__} trains no linear layer, so that no "
+            f"adapter has a place: name its layers in {PLACE}.target_modules, or leave the rank "
+            "at 0."
+        )
     narrow = min(chosen, key=lambda name: sides[name])
     if lora.rank > sides[narrow]:
         rows, columns = shapes[narrow]

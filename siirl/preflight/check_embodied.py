@@ -72,10 +72,10 @@ def check_policy(
             top_p=config.actor_rollout_ref.rollout.top_p,
             entropy_coef=config.actor_rollout_ref.actor.entropy_coef,
         )
-        if with_critic:
-            PolicyFeatures(policy)  # refuses one without features
         if with_adapters:
             policy.check_adapters(model.lora)
+        if with_critic:
+            PolicyFeatures(policy)  # refuses one without features; removes the policy's head
     except SiirlError:
         raise
     except MISTAKES as error:

@@ -12,6 +12,9 @@ from envs.registry import env_spec
 from siirl.models.pi_checkpoint import HEAD
 from siirl.models.pi_checkpoint import WORDS as EMBEDDING
 from siirl.models.policy_loader import build_policy
+from siirl.params.parser import parse_config
+from siirl.preflight.check_embodied import check_policy
+from tests.models.published_flows import robot
 
 MODELS = Path(__file__).parents[1] / "models"
 CHECKPOINTS = {
@@ -74,3 +77,21 @@ def test_a_step_moves_the_expert_and_leaves_a_checkpoint_of_lerobots_layout(
     assert moved == {name for name in before if not any(part in name for part in frozen)}
     spec = env_spec("libero", assets="stand_in", tasks=["object/1"], image_size=64, camera="both")
     build_policy(model, path=str(left), spec=spec, seed=0, options={"noise": noise})
+
+
+@pytest.mark.parametrize("model", ["pi0", "pi05"])
+@pytest.mark.parametrize("named", ["[action_out_proj]", "null"])
+def test_adapters_of_a_policy_with_a_critic_are_checked_before_the_critic_drops_its_head(
+    model, named
+):
+    config = parse_config(
+        [
+            *WORDS,
+            f"model={model}",
+            f"actor_rollout_ref.model.path={CHECKPOINTS[model]}",
+            "pipeline=ppo",
+            "actor_rollout_ref.model.lora.rank=2",
+            f"actor_rollout_ref.model.lora.target_modules={named}",
+        ]
+    )
+    check_policy(config, robot(), with_critic=True, with_adapters=True)

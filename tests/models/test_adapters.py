@@ -223,3 +223,8 @@ def test_a_large_models_layers_are_checked_without_its_weights(tmp_path):
     check_adapters(tmp_path, LORA, trust_remote_code=False)
     with pytest.raises(ConfigError, match=r"rank=4000 is more than layer model\.layers\.0"):
         check_adapters(tmp_path, LoraArguments(rank=4000), trust_remote_code=False)
+
+
+def test_a_model_without_a_layer_that_is_trained_is_refused():
+    with pytest.raises(ConfigError, match="Sequential trains no linear layer"):
+        adapted_layers(nn.Sequential(nn.ReLU()), LORA, layers=())
