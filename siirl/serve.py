@@ -32,7 +32,9 @@ from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 
 if TYPE_CHECKING:
+    from envs.base import EnvSpec
     from siirl.env_server.pool import EnvPool
+    from siirl.params.env_args import EnvArguments
 
 WORDS: Mapping[str, Word] = {
     "port": Word("8000", "TCP port; 0 takes a free one"),
@@ -140,10 +142,12 @@ def serve(place: Place, overrides: Sequence[str]) -> None:
             max_replays=config.env.max_replays,
         )
         with interrupts.grace_period(config.trainer.grace_s):
-            asyncio.run(_answer(place, pool, token=token, seed=config.trainer.seed))
+            asyncio.run(_answer(place, pool, config.env, token=token, seed=config.trainer.seed))
 
 
-async def _answer(place: Place, pool: "EnvPool", *, token: str, seed: int) -> None:
+async def _answer(
+    place: Place, pool: "EnvPool", env: "EnvArguments", *, token: str, seed: int
+) -> None:
     from siirl.env_server.openenv_server import OpenEnvServer
 
     try:
@@ -158,7 +162,7 @@ async def _answer(place: Place, pool: "EnvPool", *, token: str, seed: int) -> No
             if STOP.requested:
                 return
             async with server.listening(place.host, place.port) as port:
-                print(printable(_greeting(place, pool.spec.name, port)), flush=True)
+                print(printable(_greeting(place, env, pool.spec, port)), flush=True)
                 await stopped.wait()
     except OSError as error:
         raise ConfigError(
@@ -205,13 +209,16 @@ def _read_token(file: Path) -> str:
     return token
 
 
-def _greeting(place: Place, env: str, port: int) -> str:
+def _greeting(place: Place, env: "EnvArguments", spec: "EnvSpec", port: int) -> str:
+    from siirl.params.served_line import client_command
+
     host = f"[{place.host}]" if ":" in place.host else place.host
+    url, token_file = f"http://{host}:{port}", str(place.token_file.absolute())
+    command = client_command(env, spec, url=url, token_file=token_file, sessions=place.sessions)
     lines = [
-        f"siirl: env={env} at http://{host}:{port}, {place.sessions} sessions, until Ctrl-C",
-        f"token  {place.token_file}",
-        f"client siirl train env=openenv env.url=http://{host}:{port} "
-        f"env.kwargs.token_file={place.token_file}",
+        f"siirl: env={spec.name} at {url}, {place.sessions} sessions, until Ctrl-C",
+        f"token  {token_file}",
+        f"client {command}",
     ]
     if place.host not in LOOPBACK:
         lines.append(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -14,7 +15,10 @@ from openenv_client import play
 
 from envs.openenv.openenv_env import OpenEnvEnv
 from siirl.errors import ConfigError
+from siirl.params.env_spec import describe_env
 from siirl.params.own_words import split_words
+from siirl.params.parser import parse_config
+from siirl.params.served_line import client_command
 from siirl.serve import WORDS, Place, main, token_of
 from tests.env_server.openenv_thread import TOKEN, ServerThread
 
@@ -69,16 +73,22 @@ def test_without_words_the_server_listens_on_this_machine_alone() -> None:
     assert (place.host, place.port, place.sessions) == ("127.0.0.1", 8000, 4)
 
 
-def test_a_served_episode_is_played_and_ctrl_c_ends_the_server(tmp_path: Path) -> None:
-    line = ("env=math", "env.tasks=[sums-1]", "cluster=local", "port=0", "token_file=token")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "siirl.serve", *line],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def start(*words: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "siirl.serve", *words, "port=0", "token_file=token"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_a_served_episode_is_played_and_ctrl_c_ends_the_server(tmp_path: Path) -> None:
+    process = start("env=math", "env.tasks=[sums-1]", "cluster=local", folder=tmp_path)
     assert process.stdout is not None
     url = re.findall(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0]
 
@@ -94,6 +104,90 @@ def test_a_served_episode_is_played_and_ctrl_c_ends_the_server(tmp_path: Path) -
     _, errors = process.communicate()
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in errors
+
+
+def client_words(*words: str, token_file: str = "/a/token") -> list[str]:
+    """Words after `siirl train` of the line that a server of this environment prints."""
+    config = parse_config([*words, "cluster=local"])
+    command = client_command(
+        config.env,
+        describe_env(config),
+        url="http://127.0.0.1:8000",
+        token_file=token_file,
+        sessions=4,
+    )
+    siirl, train, *line = shlex.split(command)
+    assert (siirl, train) == ("siirl", "train")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "path", "rollout", "reward"),
+    [
+        ("env=metaworld", "tiny_vla", "assets/tiny_vla", "embodied", "success"),
+        ("env=metaworld env.image_size=96", "tiny_vla", None, "embodied", "success"),
+        ("env=gymnasium env.id=CartPole-v1", "tiny_vla", None, "embodied", "return"),
+        ("env=math", "causal_lm", "assets/tiny_lm", "hf", "success"),
+        ("env=tools", "causal_lm", "assets/tiny_lm_tools", "hf", "success"),
+    ],
+)
+def test_the_printed_line_trains_as_the_environments_own_preset(
+    env: str, policy: str, path: str | None, rollout: str, reward: str
+) -> None:
+    client = parse_config(client_words(*env.split()))
+    here = parse_config(["pipeline=grpo", *env.split()])
+    model = client.actor_rollout_ref.model
+    assert (model.policy, model.path) == (policy, path)
+    assert (client.actor_rollout_ref.rollout.name, client.reward.name) == (rollout, reward)
+    assert client.trainer == here.trainer
+    assert client.data == here.data or rollout == "embodied"
+    assert client.env.kwargs == {"token_file": "/a/token"}
+    assert client.env.num_servers * client.env.envs_per_server == 4  # the server's sessions
+
+
+def test_a_token_in_a_folder_with_blanks_and_quotes_stays_one_path() -> None:
+    words = client_words("env=math", token_file="/home/ann's files/token")
+    assert parse_config(words).env.kwargs["token_file"] == "/home/ann's files/token"
+
+
+FEW_STEPS = (
+    *("cluster=local", "trainer.total_steps=2", "trainer.val_episodes=2", "trainer.test_freq=-1"),
+    *("trainer.val_before_train=false", "trainer.save_freq=-1", "data.train_batch_size=2"),
+    *("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("env=metaworld", "env.tasks=[reach]", "env.max_episode_steps=16"),
+        ("env=gymnasium", "env.id=CartPole-v1"),
+        ("env=math",),
+        ("env=tools",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_line_that_a_server_prints_trains(words: tuple[str, ...], tmp_path: Path) -> None:
+    server = start(*words, folder=tmp_path)
+    assert server.stdout is not None
+    try:
+        lines = [server.stdout.readline() for _ in range(3)]
+        word, siirl, train, *line = shlex.split(lines[2])
+        assert (word, siirl, train) == ("client", "siirl", "train")
+        run = subprocess.run(
+            [sys.executable, "-m", "siirl.train", *line, *FEW_STEPS],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        metrics = next(tmp_path.glob("outputs/grpo/*/metrics.jsonl")).read_text()
+        assert '"step": 2' in metrics
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate()
 
 
 def test_the_documents_client_plays_an_episode_of_a_robot(

@@ -49,9 +49,10 @@ class SpacePlay:
         self, session: Session, *, seed: int | None, options: Mapping[str, Any]
     ) -> tuple[Observation, Info]:
         """Reset the environment; the server checks the options."""
-        if options.get("frames"):
+        sent = dict(options)
+        if sent.pop("frames", None):
             raise ValueError("env=openenv has no frames for videos: ask for none.")
-        data = {"task": self.spec.tasks[0], **options}
+        data = {"task": self.spec.tasks[0], **sent}
         if seed is not None:
             data["seed"] = seed
         try:

@@ -37,6 +37,7 @@ from siirl.params.build import as_text, build
 from siirl.params.compose import choices_of, choose_again, chooses_group, name_of_graph, named_graph
 from siirl.params.config_groups import options
 from siirl.params.given import Given, given_by, value_at
+from siirl.params.home_paths import quote_homes
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
@@ -229,7 +230,7 @@ def _read_command_line(overrides: Sequence[str]) -> list[Assignment]:
 
 def _read_override(text: str) -> Assignment:
     try:
-        override = _override(text)
+        override = _override(quote_homes(text))
     except HydraException as error:
         raise ConfigError(
             f"{text!r} (command line) is neither key=value nor group=option. Write no blanks "

@@ -111,6 +111,20 @@ def test_a_served_environment_keeps_the_contract(
         check_env(OpenEnvEnv(url=server.url, token_file=token_file), seed=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("math", {"tasks": ["sums-1"]}), ("gymnasium", {"id": "CartPole-v1"})],
+)
+def test_a_rollout_that_asks_for_no_frames_is_served(
+    name: str, arguments: dict[str, Any], token_file: str
+) -> None:
+    with ServerThread(name, **arguments) as server:
+        env = OpenEnvEnv(url=server.url, token_file=token_file)
+        task = env.spec.tasks[0]
+        played = asyncio.run(episode(env, [], task=task, frames={}))
+    assert played[0][1]["task"] == task
+
+
 def test_some_tasks_of_a_server_can_be_chosen(token_file: str) -> None:
     with ServerThread("math", tasks=["sums-1", "sums-2"]) as server:
         env = OpenEnvEnv(url=server.url, token_file=token_file, tasks=["sums-2"])

@@ -55,6 +55,23 @@ def test_other_flags_are_refused(words: list[str], message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (
+            "env.kwargs.token_file=~/.cache/siirl/serve/8000.token",
+            "~/.cache/siirl/serve/8000.token",
+        ),
+        ("env.kwargs.files=[~/a.jsonl,~ann/b.jsonl]", ["~/a.jsonl", "~ann/b.jsonl"]),
+        ("env.kwargs={file: ~/a.jsonl}", {"file": "~/a.jsonl"}),
+        ("env.kwargs.text='a ,~b'", "a ,~b"),
+    ],
+)
+def test_a_path_below_the_home_folder_needs_no_quotes(word: str, value: object) -> None:
+    kwargs = parse_config(["env=custom", "env.name=module:Class", word]).env.kwargs
+    assert value in (kwargs, *kwargs.values())
+
+
 def test_help_shows_every_key() -> None:
     words = help_text(usage="", user_groups={}).split()
     assert [place for place in known_keys({}) if place not in words] == []
