@@ -10,7 +10,7 @@ configuration in the folder contain paths of this machine.
 """
 
 import argparse
-import math
+import re
 from collections.abc import Sequence
 
 from siirl import interrupts
@@ -21,6 +21,7 @@ from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.paths import find_model
 from siirl.params.refusals import REFUSALS
 
+MOST_GB = 1e6
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--license",
+        type=licence,
         default="unknown",
         help="licence in the model card, an identifier of the Hub such as apache-2.0 (unknown)",
     )
@@ -83,9 +85,16 @@ def _parser() -> argparse.ArgumentParser:
 def gigabytes(text: str) -> float:
     """A size above 0."""
     value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
+    if not 0 < value <= MOST_GB:
+        raise argparse.ArgumentTypeError(f"{text} must be a number above 0, at most {MOST_GB:g}")
     return value
+
+
+def licence(text: str) -> str:
+    """An identifier in the form of the Hub's."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+_-]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no identifier such as apache-2.0")
+    return text
 
 
 def command() -> None:

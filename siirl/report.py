@@ -34,6 +34,8 @@ from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts,
 from siirl.reporting.rollout_view import show
 from siirl.reporting.run_folder import require_folder
 
+SHOWN_ROLLOUTS = 10
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status: 0 done, 1 no place to write, 2 nothing to read."""
@@ -54,7 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output",
         type=path_flag,
-        default=Path(COMPARISON_FILE),
         help=f"page of a comparison ({COMPARISON_FILE})",
     )
     parser.add_argument("--rollouts", action="store_true", help="print rollouts instead")
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--failures", action="store_true", help="only rollouts that failed")
     parser.add_argument(
-        "--count", type=int, default=10, help="maximum number of rollouts to print (10)"
+        "--count", type=int, help=f"maximum number of rollouts to print ({SHOWN_ROLLOUTS})"
     )
     flags = parser.parse_args(argv)
     try:
@@ -81,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(flags: argparse.Namespace) -> None:
-    if flags.count < 1:
-        raise ConfigError(f"--count {flags.count} must be at least 1.")
+    _check(flags)
     if flags.export is not None:
         from siirl.reporting.chart_files import export  # matplotlib takes a second to import
 
@@ -97,12 +97,33 @@ def _run(flags: argparse.Namespace) -> None:
             step=flags.step,
             kind=flags.kind,
             failures_only=flags.failures,
-            count=flags.count,
+            count=SHOWN_ROLLOUTS if flags.count is None else flags.count,
         )
     elif len(flags.folders) > 1:
-        print(write_comparison(flags.folders, flags.output))
+        print(write_comparison(flags.folders, flags.output or Path(COMPARISON_FILE)))
     else:
         print(write_report(flags.folders[0]))
+
+
+def _check(flags: argparse.Namespace) -> None:
+    """Refuse flags that the chosen result does not read."""
+    given = {
+        name for name, value in vars(flags).items() if value is not None and value is not False
+    }
+    unread = sorted({"step", "kind", "failures", "count"} & given)
+    if flags.count is not None and flags.count < 1:
+        raise ConfigError(f"--count {flags.count} must be at least 1.")
+    if unread and not flags.rollouts:
+        raise ConfigError(f"--{unread[0]} selects rollouts to print: add --rollouts.")
+    if flags.rollouts and flags.export is not None:
+        raise ConfigError(
+            "--export writes curves and --rollouts prints rollouts: give one of them."
+        )
+    if flags.output is not None and (len(flags.folders) == 1 or flags.export or flags.rollouts):
+        raise ConfigError(
+            f"--output {flags.output} is the page of a comparison: name two runs or more, without "
+            "--export and --rollouts."
+        )
 
 
 def show_rollouts(

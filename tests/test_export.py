@@ -268,6 +268,11 @@ def test_adapters_of_a_vla_are_merged(tmp_path: Path) -> None:
     [
         (("nowhere", "--output", "{folder}/out"), "the folder does not exist"),
         (("assets/tiny_vla", "--output", "{folder}"), "is not empty: name a new folder"),
+        (("", "--output", "{folder}/out"), "RUN is empty: name a folder."),
+        (
+            ("assets/tiny_lm", "--output", "{folder}/out", "--base", "assets"),
+            "--base assets is read for an OpenVLA-OFT only",
+        ),
     ],
 )
 def test_an_impossible_export_is_refused(
@@ -350,3 +355,20 @@ def test_an_exported_lerobot_policy_has_its_files_and_names_with_adapters_merged
         one, other = (each(**seen).mode() for each in (policy, again))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert model in str(card_of(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "sentence"),
+    [
+        ("--file-gb", "1e300", "1e300 must be a number above 0, at most 1e+06"),
+        ("--license", "", "'' is no identifier such as apache-2.0"),
+        ("--license", "mit\ntags: [x]", "is no identifier such as apache-2.0"),
+        ("--output", "", "argument --output: is empty: name a file or folder."),
+    ],
+)
+def test_an_impossible_flag_is_refused(
+    flag: str, value: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["assets/tiny_lm", "--output", "out", flag, value])
+    assert sentence in capsys.readouterr().err

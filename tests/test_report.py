@@ -258,6 +258,25 @@ def test_all_charts_of_two_runs_are_exported_as_one_pdf(tmp_path: Path) -> None:
     assert (tmp_path / "charts.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--failures",), "--failures selects rollouts to print: add --rollouts."),
+        (("--step", "0"), "--step selects rollouts to print: add --rollouts."),
+        (("--rollouts", "--export", "a.csv"), "--export writes curves and --rollouts prints"),
+        (("--output", "a.html"), "--output a.html is the page of a comparison: name two runs"),
+        (("--export", "/dev/null"), "--export /dev/null is a file: name a folder"),
+        (("again", "--output", "/"), "--output / is a folder: name a file in it."),
+    ],
+)
+def test_a_flag_that_nothing_reads_and_an_impossible_place_are_refused(
+    words: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run(tmp_path / "one" / "a", seed=1, successes=5.0)
+    assert main([str(run), *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_an_export_of_another_kind_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

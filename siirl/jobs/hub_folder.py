@@ -140,7 +140,7 @@ def write_hub_folder(
 
     Raises:
         CheckpointError: No policy, or a damaged one.
-        ConfigError: `output` is not empty, or the published weights are missing.
+        ConfigError: `output` is not empty, or the published weights are missing or not read.
         OSError: `output` cannot be written.
     """
     if output.is_dir() and any(output.iterdir()):
@@ -149,13 +149,16 @@ def write_hub_folder(
     if group is not None:  # the card describes the run's lowest group
         config_file = None
     description = read_object(policy / CONFIG_FILE, remedy="Copy or download the folder again.")
+    published_apart = description.get("model_type") == "openvla"
+    if base is not None and not published_apart:
+        raise ConfigError(f"--base {base} is read for an OpenVLA-OFT only: leave it out.")
     training = read_training(config_file, checkpoint=policy.parent)
     lora = stored_adapters(policy)
     weights = _stored_weights(policy)
     if lora is not None:
         weights = MergedWeights(weights, lora, transposed=_transposed(description))
     with _appearing(output) as folder:
-        if description.get("model_type") == "openvla":
+        if published_apart:
             published = base or (training and training.base_folder) or policy
             copy_companions(published, folder)
             weights = with_unread_weights(weights, published=published)

@@ -101,6 +101,11 @@ def load_tiny(folder: str | Path, kind: type[Tiny]) -> Tiny:
         raise UnknownNameError.of(
             kind=f"policy class in {folder / CONFIG_FILE}", name=stored, known=[kind.name]
         )
+    if "config" not in description and "model_type" in description:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} describes a {description['model_type']} of transformers, no "
+            "policy of a robot: a language model acts in a text environment, such as env=math."
+        )
     try:
         config = kind.config_class.from_json(description["config"])
         # shapes are checked against the weights before memory is allocated

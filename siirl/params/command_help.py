@@ -36,7 +36,7 @@ def argument_parser(text: str, module: str) -> argparse.ArgumentParser:
 
 def path_flag(text: str) -> Path:
     """The value of a flag that names a file or folder; argparse reports the error."""
-    fault = fault_of_path(text)
+    fault = fault_of_path(text) if text else "is empty: name a file or folder."
     if fault is not None:
         raise argparse.ArgumentTypeError(fault)
     return Path(text)

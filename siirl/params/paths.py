@@ -105,6 +105,8 @@ def named_policy(path: str) -> Path:
 
 def find_model(path: str, *, key: str) -> Path:
     """As `find`; an id `owner/name` for which there is no such folder is one of the Hub."""
+    if not path:
+        raise ConfigError(f"{key} is empty: name a folder.")
     found = find(path, key=key)
     if found.exists() or not is_hub_id(path):
         return found

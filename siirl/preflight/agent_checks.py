@@ -101,6 +101,11 @@ def _roles(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> Iterator[Sii
                     name=str(player),
                     known=[str(known) for known in config.agent_configs],
                 )
+        if played_by and group not in played_by and len(played_by) == len(names):
+            yield ConfigError(
+                f"{place}: agent group {group} plays none of {listed}, so it would train on no "
+                f"rows. Name it there, or remove {place_of(group)} and its nodes."
+            )
         for player in {group, *played_by} & set(groups):
             workflow = groups[player].actor_rollout_ref.rollout.workflow
             if played_by and workflow is not None:

@@ -50,6 +50,8 @@ def export(runs: Mapping[str, Sequence[Row]], path: Path) -> list[Path]:
             f"--export {path}: name a .csv file (metrics), a .pdf file (all charts), or a folder "
             "(a PDF and an SVG of each chart)."
         )
+    if not path.suffix and path.exists() and not path.is_dir():
+        raise ConfigError(f"--export {path} is a file: name a folder, a .csv or a .pdf file.")
     charts = charts_of(runs)
     with rc_context(_STYLE):
         if path.suffix == ".pdf":

@@ -41,10 +41,12 @@ def write_comparison(folders: Sequence[Path], file: Path) -> Path:
         file: Where to write the page.
 
     Raises:
-        ConfigError: A folder is named twice.
+        ConfigError: A folder is named twice, or `file` is a folder.
         MissingAssetError: A folder is not a run.
         ValueError: A damaged line in a run's metrics.jsonl.
     """
+    if file.is_dir():
+        raise ConfigError(f"--output {file} is a folder: name a file in it.")
     named = names_of(folders)
     runs = {name: with_earlier(read_run(folder), folder) for name, folder in named.items()}
     configs = {name: folder / CONFIG_FILE for name, folder in named.items()}

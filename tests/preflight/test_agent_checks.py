@@ -160,6 +160,8 @@ PAIR = ("env.name=solver_checker:SolverChecker", "cluster=local")
             *("{0:{},1:{}}", ["env.played_by=[0,4,0]"]),
             "Unknown agent group in env.played_by=[0, 4, 0] '4'",
         ),
+        ("{0:{},1:{}}", ["env.played_by=[0,0,0]"], "agent group 1 plays none of solver, checker"),
+        ("{0:{},1:{}}", ["env.played_by=[1,1,1]"], "agent group 0 plays none of solver, checker"),
         ("{0:{},1:{}}", ["env.played_by=[0,1]"], "must give the agent group of each of solver"),
         ("{}", ["env.played_by=[0,1,0]"], "Unknown agent group in env.played_by=[0, 1, 0] '0'"),
         (
