@@ -15,7 +15,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from envs.arguments import checked_action, checked_seed, read_options
 from envs.base import Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
-from envs.gymnasium_spaces import ActionLayout, ObservationLayout, as_rgb
+from envs.gymnasium_pictures import as_rgb
+from envs.gymnasium_spaces import ActionLayout, ObservationLayout
 from envs.offscreen import choose_backend
 
 SUCCESS_KEYS = ("is_success", "success")
@@ -74,6 +75,7 @@ class GymnasiumEnv(Environment):
             reports_success=self._success_key is not None,
             renders=self._env.render_mode == "rgb_array"
             and (can_draw_mujoco or "mujoco" not in sys.modules),
+            notice=self._layout.notice,
         )
         self._streams: dict[str, FrameRequest] = {}
         self._started, self._ended, self._step = False, True, 0
@@ -123,7 +125,7 @@ class GymnasiumEnv(Environment):
             )
         if not self._started:
             raise RuntimeError("There is nothing to render: call reset first.")
-        return as_rgb(cast(NDArray[np.uint8], self._env.render()))
+        return as_rgb(self._env.render())
 
     async def close(self) -> None:
         """Close the Gymnasium environment."""

@@ -21,6 +21,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION
+from envs.gymnasium_pictures import PictureForm, may_be_meant_as_picture, picture_form
 from envs.text import ModelText
 
 MAX_INSTRUCTION_CHARACTERS = 1 << 16
@@ -40,19 +41,25 @@ class ObservationLayout:
             ValueError: A leaf of no fixed size, images of several sizes, or only texts.
         """
         self._name = name
-        self._images: list[Path] = []
+        self._images: dict[Path, PictureForm] = {}
         self._texts: list[Path] = []
         self._vectors: dict[Path, spaces.Space[Any]] = {}
         entries: dict[str, spaces.Space[Any]] = {}
-        shapes = set()
+        self.notice = ""
+        """Leaves that a reader of the space may take for pictures, and that are read as numbers."""
         for path, leaf in _leaves(space):
-            if _is_image(leaf):
-                self._images.append(path)
-                shapes.add((leaf.shape or ())[:2])
+            form = picture_form(leaf)
+            if form is not None:
+                self._images[path] = form
             elif _is_text(leaf):
                 self._texts.append(path)
             elif isinstance(leaf, VECTORS):
                 self._vectors[path] = leaf
+                if may_be_meant_as_picture(leaf):
+                    self.notice = (
+                        f"the observation {leaf}{_at(path)} is read as numbers; a picture is uint8 "
+                        "from 0 to 255, of shape [H, W, C] or [C, H, W]"
+                    )
             else:
                 raise ValueError(
                     f"Gymnasium environment {name!r} has observation {leaf}{_at(path)}, which is "
@@ -63,13 +70,15 @@ class ObservationLayout:
                 f"Gymnasium environment {name!r} has observation {space} without vectors and "
                 "images: env=gymnasium is for policies that see or sense."
             )
-        if len(shapes) > 1:
+        sizes = {form.size for form in self._images.values()}
+        if len(sizes) > 1:
             raise ValueError(
-                f"Gymnasium environment {name!r} has images of several sizes, {sorted(shapes)}: "
+                f"Gymnasium environment {name!r} has images of several sizes, {sorted(sizes)}: "
                 "they must share one."
             )
         if self._images:
-            entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
+            count = sum(form.count for form in self._images.values())
+            entries[IMAGES] = spaces.Box(0, 255, (count, *sizes.pop(), 3), np.uint8)
         if self._vectors:
             flat = [spaces.flatten_space(leaf) for leaf in self._vectors.values()]
             low, high = (
@@ -89,7 +98,9 @@ class ObservationLayout:
         """
         result: dict[str, Any] = {}
         if self._images:
-            result[IMAGES] = np.stack([as_rgb(_part(observation, path)) for path in self._images])
+            result[IMAGES] = np.concatenate(
+                [form.read(_part(observation, path)) for path, form in self._images.items()]
+            )
         if self._vectors:
             parts = [
                 spaces.flatten(leaf, _part(observation, path))
@@ -146,24 +157,6 @@ class ActionLayout:
         return (counted + start).astype(self._native.dtype)
 
 
-def as_rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a copy of a grey [H, W], [H, W, 1] or coloured [H, W, 3] picture as [H, W, 3].
-
-    Raises:
-        ValueError: Another shape or dtype.
-    """
-    picture = np.asarray(picture)
-    if picture.dtype != np.uint8:
-        raise ValueError(f"A picture must be uint8, got {picture.dtype}.")
-    if picture.ndim == 2:
-        picture = picture[..., np.newaxis]
-    if picture.ndim != 3 or picture.shape[2] not in (1, 3):
-        raise ValueError(
-            f"A picture must have shape [H, W], [H, W, 1] or [H, W, 3], got {picture.shape}."
-        )
-    return np.array(np.broadcast_to(picture, (*picture.shape[:2], 3)))
-
-
 def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
@@ -190,12 +183,6 @@ def _decisions(space: spaces.MultiDiscrete | spaces.MultiBinary) -> NDArray[np.i
     if isinstance(space, spaces.MultiBinary):
         return np.full(int(np.prod(space.shape)), 2, np.int64)
     return np.asarray(space.nvec, np.int64).reshape(-1)
-
-
-def _is_image(space: spaces.Space[Any]) -> bool:
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
-        return False
-    return len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3))
 
 
 def _is_text(space: spaces.Space[Any]) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.gymnasium import fitted
-from envs.gymnasium_spaces import as_rgb
+from envs.gymnasium_pictures import as_rgb
 
 
 def test_shrinking_averages_the_pixels_that_fall_together():
