@@ -81,7 +81,9 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
     wanted_time, time = TIME.fullmatch(plain(truth)), TIME.fullmatch(without_markup(plain(answer)))
     if wanted_time is not None and time is not None:
         return _same_time(wanted_time, time)
-    truth = both_signs(with_named_sets(truth))
+    truth = with_named_sets(truth)
+    if "\\pm" not in answer and "\u00b1" not in answer:
+        truth = both_signs(truth)
     answer = POSITIVE.sub("", with_named_sets(without_label(answer)))
     if are_of_two_kinds(truth, answer) or are_of_two_letters(answer):
         return False

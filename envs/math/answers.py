@@ -20,7 +20,9 @@ from envs.math.boxes import boxed_answer, content_of_box
 from envs.math.languages import PUNCTUATION
 from envs.math.line_marks import MarkedAnswer, lined_answer
 from envs.math.marks import Mark, last_marks, without_repetition
+from envs.math.quantities import read_quantity
 from envs.math.sentences import SURROUNDINGS
+from envs.math.vocabulary import CARDINALS, SCALES
 
 REMARK = re.compile(
     r"(?:absolutely |definitely |indeed |now )?(?:correct|right|good|fine|helpful|useful|clear|reasonable|valid|consistent|"
@@ -35,6 +37,13 @@ EMOJI = re.compile(
     "[\u2600-\u2712\u2714-\u2716\u2719-\u274b\u274f-\u2775\u2794-\u27bf\u2b50\ufe0f\U0001f300-\U0001faff]"
 )
 """Pictures, without the crosses that call an answer wrong and without numerals in circles."""
+STRUCK_OUT = re.compile(r"~~(?=[^\s~])[^~\n]{1,200}(?<=[^\s~])~~|<del>[^<>\n]{1,200}</del>")
+SPELLED_OUT = re.compile(
+    rf"\b(?P<words>(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)[ -]){{1,12}})"
+    r"\((?P<digits>[0-9][0-9,]*)\)",
+    re.IGNORECASE,
+)
+"""`one thousand two hundred (1,200)`"""
 
 
 def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
@@ -61,12 +70,22 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
 
 
 def in_plain_signs(text: str) -> str:
-    """`text` without characters of no width and pictures, and with the digits and signs of other scripts as
-    ASCII.
+    """`text` without characters of no width, pictures and struck-out words, with `six (6)` as `6`,
+    and with the digits and signs of other scripts as ASCII.
     """
+    if "~~" in text or "<del>" in text:
+        text = STRUCK_OUT.sub("", text)
+    if " (" in text:
+        text = SPELLED_OUT.sub(_in_digits, text)
     if text.isascii():
         return text
     return EMOJI.sub("", WIDTHLESS.sub("", text)).translate(PUNCTUATION)
+
+
+def _in_digits(spelled: re.Match[str]) -> str:
+    in_words = read_quantity(spelled["words"].strip(" -"))
+    same = in_words is not None and in_words == read_quantity(spelled["digits"])
+    return spelled["digits"] if same else spelled[0]
 
 
 def _after_spaces(text: str, start: int) -> int:

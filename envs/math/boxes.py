@@ -79,6 +79,7 @@ ASIDE_OF_A_BOX = re.compile(
     re.IGNORECASE,
 )
 """`, with equality if and only if x = y = z`"""
+PREPOSITION = re.compile(r"\b(?:belongs?|goes|went) (?:to|with)[\s$*\\(]*$")
 LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
 """Between the boxes of several solutions."""
 
@@ -150,7 +151,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
             or has_foreign_change(sentence)
         )
     elif PART_OF.search(text, begin, mark.start) or (
-        not is_several(content) and changes(lead, question=question)
+        not is_several(content) and changes(_lead_of(content, lead), question=question)
     ):
         spoilt = True
     if _is_cut_off(text, mark, end):
@@ -163,6 +164,15 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
         return MarkedAnswer(content.strip(), mark.start, spoilt, rest)
     answer = _with_sentence(content, sentence, mark, spoilt=spoilt, question=question)
     return answer._replace(rest=rest)
+
+
+def _lead_of(content: str, lead: str) -> str:
+    r"""`lead`; without its last verb and preposition where `content` is a word, to which they join
+    nothing: `belongs to \boxed{\text{Evelyn}}`.
+    """
+    word = plain(content).strip()
+    named = word.isalpha() and len(word) > 2 and read_quantity(word) is None
+    return PREPOSITION.sub("", lead) if named else lead
 
 
 def _solutions(text: str, boxes: list[Mark]) -> list[str]:

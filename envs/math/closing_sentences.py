@@ -10,7 +10,7 @@ import re
 from envs.math.clauses import COMPARED, IMAGINED, main_clause
 from envs.math.closing_equations import computed_value
 from envs.math.contrasts import contrasted
-from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
+from envs.math.foreign_changes import has_foreign_word
 from envs.math.languages import after_conclusion, in_english
 from envs.math.leads import REWORKING, TENTATIVE, changes, denies, is_rough
 from envs.math.markup import EMPHASISED, without_markup
@@ -38,8 +38,24 @@ QUOTED = re.compile(r"(?<=[ :])[\"\u201c]([^\"\u201c\u201d]{1,40})[\"\u201d]")
 AGAIN_TALL = re.compile(r"(?<=\)) (?:tall|long|wide|deep|high|old)(?=[.!]*$)")
 """`5 ft 4 in (64 inches) tall`"""
 RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
-IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
+IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9]+\b(?!:))")
 CHANCE = re.compile(r"\b(?:probability|chances?|likelihood)\b", re.IGNORECASE)
+CHOSEN = re.compile(
+    r"(?P<value>-?[0-9][0-9.]*)\b[^,;]*\bor\b[^,;]*[,;] "
+    r"but [^,;0-9]*\b(?:cannot|can['\u2019]t|can not|must|only|not)\b[^,;0-9]*[,;] "
+    r"(?:and )?(?:so|thus|hence|therefore),? (?P<rest>[^,;]+)$"
+)
+"""`x = 4 or x = -9, but a length cannot be negative, so x = 4`"""
+BESIDE_AN_OPTION = re.compile(
+    r"(?<![\w.,/])(?P<value>\$?-?[0-9][0-9.,/]*)(?: [a-z]+)?, "
+    r"(?:which|that|this) is (?=option|choice)"
+)
+"""`The average is 28, which is option B`"""
+PART_OF = re.compile(
+    r"[0-9]\S*(?: [a-z]+)? of (?:the|those|these|all|his|her|their) [$\u20ac\u00a3]?$",
+    re.IGNORECASE,
+)
+"""`pays $12 of the $48`"""
 ONE_IN = re.compile(r"(?<![0-9.,])(?P<top>[0-9]+) in (?P<bottom>[0-9]+)(?=[.!*]*$)")
 CONCLUDED = re.compile(
     r"(?:^|[.!?\n]\s{1,4})[*_]{0,2}(?:so|thus|therefore|hence|altogether|in total)\b", re.IGNORECASE
@@ -63,10 +79,11 @@ EVERY_NOUN = frozenset(
 )
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
-    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|\((?=-?[0-9])|[\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log|binom)(?![a-z])"
+    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|[(\[](?=[-\u2212]?(?:[0-9]|\u221e|\\infty))|\+(?=[0-9])|\\pm(?![a-z])"
+    r"|[\u00b1\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log|binom)(?![a-z])"
     r"|(?:(?<=is )|(?<=gives )|(?<=get )|(?<=equals )|(?<=obtain )|(?<=so )|(?<=so, )|(?<=thus )|(?<=hence ))"
     r"[a-z](?= ?[-+^\u00b2\u00b3<>\u2264\u2265])|(?:sqrt|exp)\(|\{(?=-?[0-9])"
-    r"|[-\u2212]?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
+    r"|(?:negative |minus |[-\u2212])?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
     rf"|(?:(?:negative|minus) )?(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
 )
@@ -116,7 +133,7 @@ SOUGHT = re.compile(
 """`Then divide the weight of one box by 2 to find the number of bags: `"""
 EQUATED = re.compile(r".*= *[^0-9=]{0,8}[0-9][0-9,.]*", re.DOTALL)
 SINCE = re.compile(r"\b(?:since|because|as)\b")
-NEXT_CLAUSE = re.compile(r"[,;:](?![0-9])|\u2248|\\approx|\b(?:so|or|and|i\.e\.|that is)\b")
+NEXT_CLAUSE = re.compile(r"[,;:](?![0-9])|\u2248|\\approx|\bi\.e\.|\b(?:so|or|and|that is)\b")
 CLAUSE_END = re.compile(
     r"[,;(](?![0-9])|\b(?:because|since|as|so|which|that|when|while|after|and|if)\b", re.IGNORECASE
 )
@@ -134,14 +151,17 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
         and not asks_a_difference(question)
     ):
         return None  # compares what the text has concluded
-    if TENTATIVE.search(sentence) or ONLY_FOREIGN_WORDS & words_asked(sentence):
+    if TENTATIVE.search(sentence) or has_foreign_word(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = QUOTED.sub(r"\1", CONTRACTED.sub(r"\1 is", sentence))
     sentence = AGAIN_TALL.sub("", sentence)
     sentence = IN_RATIO.sub(":", sentence) if RATIO.search(sentence) else sentence
     sentence = ONE_IN.sub(r"\g<top>/\g<bottom>", sentence) if CHANCE.search(sentence) else sentence
-    contrast = contrasted(sentence)
+    chosen = CHOSEN.search(sentence)
+    if chosen is not None and DIGITS.findall(chosen["rest"].rstrip("."))[-1:] == [chosen["value"]]:
+        sentence = chosen["rest"]
+    contrast, uncut = contrasted(sentence), sentence
     sentence = main_clause(contrast.answer if contrast is not None else sentence)
     for emphasised in EMPHASISED:
         sentence = emphasised.sub(r"\2", sentence)
@@ -158,7 +178,8 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     named = labelled is not None and ":" in sentence[: labelled.start("value")]
     option = OPTION.search(sentence)
     if option is not None:
-        return letter(option, lead=sentence[: option.start()], question=question)
+        lead = sentence[: option.start()]
+        return _of_option(letter(option, lead=lead, question=question), uncut, question=question)
     if labelled is not None and named and not is_plain_label(labelled["label"], question=question):
         return None
     sentence = _without_remarks(sentence.rstrip(". "), question=question)
@@ -167,6 +188,16 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
         if whole is not None and not is_provisional(sentence[: whole.start()], question=question):
             return whole[0]
     return None if ABOUT_ANSWER.search(sentence) else _first_value(sentence, question=question)
+
+
+def _of_option(named: str | None, sentence: str, *, question: str) -> str | None:
+    """The letter of an option, after the value that `sentence` has for it."""
+    beside = BESIDE_AN_OPTION.search(sentence)
+    if named is None or beside is None:
+        return named
+    lead = sentence[: beside.start()]
+    denied = denies(lead) or is_provisional(lead, question=question)
+    return None if denied else f"({named}) {beside['value']}"
 
 
 def without_point(sentence: str) -> str:
@@ -183,7 +214,7 @@ def _first_value(sentence: str, *, question: str) -> str | None:
         if begin <= start.start() < end or (begin and SINCE.search(sentence, begin, start.start())):
             continue
         lead, value = sentence[: start.start()], sentence[start.start() :]
-        if _is_other_difference(value, lead=lead, question=question):
+        if PART_OF.search(lead) or _is_other_difference(value, lead=lead, question=question):
             return None
         value = _without_circumstances(value, question=question)
         if is_value(value, question=question):

@@ -19,11 +19,12 @@ from envs.math.line_marks import MarkedAnswer
 from envs.math.lone_values import alone_on_line, spoils, total_of_line
 from envs.math.named_answers import NAMED, NAMED_IN_BOLD, named_answer, stated_name
 from envs.math.plain_sentences import closing_number
-from envs.math.provisional import DOUBT
+from envs.math.provisional import DIGITS, DOUBT
 from envs.math.sentences import TAIL, taken_back
 
 EXPLANATION = re.compile(
-    r"\n[*_#\s]{0,6}(?:explanation|reasoning|reason|justification)[*_]{0,2}:", re.IGNORECASE
+    r"\n[*_#\s]{0,6}(?:explanation|reasoning|reason|justification|working|calculation)s?[*_]{0,2}:",
+    re.IGNORECASE,
 )
 """What follows explains the answer before it."""
 RESULT = re.compile(r"=[\s$]*(-?[0-9.,]*[0-9])")
@@ -45,7 +46,7 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
     answer = _at_the_end(tail[: explanation.start()], whole=whole, question=question)
     after = tail[explanation.end() :]
     doubtful = answer is not None and (
-        {*RESULT.findall(after)[-1:]} - {answer.text}
+        {*RESULT.findall(after)[-1:]} - {*DIGITS.findall(answer.text)}
         or DOUBT.search(after)
         or taken_back(after, answer.text)
     )

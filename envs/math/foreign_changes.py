@@ -118,6 +118,7 @@ ONLY_FOREIGN_WORDS = CHANGING_FOREIGN_WORDS - (
     | words("men fast falls due fin gut halve doze mia mai mal kat sin tot mil u o ni si")
 )
 """Those that are no English words."""
+LETTERS = re.compile(r"[^\W\d_]+")
 PHRASES = re.compile(
     "|".join(
         re.escape(word.replace("_", " ")) for word in sorted(CHANGING_FOREIGN_WORDS) if "_" in word
@@ -137,3 +138,8 @@ COUNT_NOUNS = re.compile(
     r"概率|機率|不等式|不同|几何|[总總人个個件次天页頁分]数(?!学)|数(?:[量目字]|值(?=[为是]))"
 )
 """`总数`, `概率`, `数量`: nouns for a count, which hold a character of `CHANGING_CHARACTERS`."""
+
+
+def has_foreign_word(text: str) -> bool:
+    """Whether `text` has a word that changes a number in another language and is no English one."""
+    return not ONLY_FOREIGN_WORDS.isdisjoint(map(str.lower, LETTERS.findall(text)))

@@ -121,13 +121,13 @@ FOREIGN_JOIN = re.compile(
 """`oder 5`: another number after a first one."""
 CONCLUDING = words(
     """
-    la el le die der das o a il lo the het de mi ma meine por tanto así asi que entonces luego en
+    la el le die der das o a il lo the het de juiste mi ma meine por tanto así asi que entonces luego en
     consecuencia finalmente donc ainsi alors par conséquent finalement enfin also somit daher
     deshalb folglich damit schließlich dann portanto logo assim então isso quindi dunque perciò
     pertanto infine dus daarom y et und en e и итак значит таким образом следовательно поэтому тогда
     окончательный правильный итоговый richtige endgültige korrekte correct final finale correcta
     bonne finalen właściwa correto kwa hiyo সুতরাং তাই इसलिए अतः ดังนั้น vậy do đó nên jadi maka
-    więc zatem poprawna так отже
+    więc zatem poprawna так отже إذن إذًا لذلك
     """
 )
 """Words that may precede a mark of another language, in its clause."""

@@ -36,10 +36,13 @@ ASIDE = re.compile(
 QUOTED = re.compile(r"^> ?(?=\*\*|\$)")
 ROW = re.compile(r"\|([^|]*[A-Za-z][^|]*)\|([^|]*[0-9][^|]*)\|")
 CHECK = re.compile(
-    r"[*_]{0,2}(?:check|verification|to (?:check|verify))\b[^:]{0,40}:", re.IGNORECASE
+    r"[*_]{0,2}(?:check|verification|to (?:check|verify)"
+    r"|(?:substituting|plugging) (?:it |this |them )?back)\b[^:]{0,40}:",
+    re.IGNORECASE,
 )
 DENIED = re.compile(
-    r"\b(?:not|no|wrong|but|however)\b|n['\u2019]t\b|[\u2260\u2717\u2718\u274c]|\\neq?\b",
+    r"\b(?:not|no|wrong|but|however|while|whereas|instead|redo\w*|correct(?:ed|ing|ion)|mistake|error)\b"
+    r"|n['\u2019]t\b|[\u2260\u2717\u2718\u274c]|\\neq?\b",
     re.IGNORECASE,
 )
 
@@ -100,6 +103,11 @@ def _is_check(lines: list[str]) -> bool:
 def last_sentence(line: str) -> str:
     """The last sentence of `line` that is no greeting."""
     sentences = sentences_of(line)
-    while len(sentences) > 1 and (PLEASANTRY.match(sentences[-1]) or ASIDE.match(sentences[-1])):
+    while len(sentences) > 1 and _is_remark(sentences[-1]):
         sentences.pop()
     return sentences[-1].strip()
+
+
+def _is_remark(sentence: str) -> bool:
+    check = CHECK.match(sentence) is not None and not DENIED.search(sentence)
+    return check or PLEASANTRY.match(sentence) is not None or ASIDE.match(sentence) is not None

@@ -61,9 +61,15 @@ IGNORING = re.compile(
 """`If you ignore Tuesday, ...` answers another question."""
 VERBS = ORDINARY_VERBS | words("becomes fell rose left")
 """Words after which the number is stated, besides those in -ed."""
+TAKES_UP = re.compile(
+    r"\b((?:take|make|fill|use)s?|took|made|[a-z]+ed) up\b(?! to\b)", re.IGNORECASE
+)
+"""A verb whose `up` says nothing of the number after it."""
 PRONOUNS = words("he she it they we you i who which that this")
 RESULT_IN = re.compile(
-    r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|converges?|diverges?|tends?|rises?|rose|falls?|fell|drops?|dropped|grows?|grew|equivalent|add(?:s|ed)?|sums?)"
+    r"\b(?:(?:evaluates?|simplif(?:y|ies)(?: from \S+)?|reduces?|amounts?|comes?|leads?"
+    r"|rounds?|converges?|diverges?|tends?|rises?|rose"
+    r"|falls?|fell|drops?|dropped|grows?|grew|equivalent|add(?:s|ed)?|sums?)"
     r"(?: up| down| out)? to|can (?:be )?[a-z]+(?: [a-z]+){0,6} in|(?:results?|resulting) in"
     r"|arrives? at|(?:given|found|up|down) by|(?:left|up) with)$",
     re.IGNORECASE,
@@ -244,7 +250,7 @@ def _clause_changes(clause: str, *, question: str) -> bool:
         return False
     if BOUND.search(clause) and ASKS_A_BOUND.search(question):
         return False
-    said = WORDS.findall(clause)
+    said = WORDS.findall(TAKES_UP.sub(r"\1", clause))
     last = _last_verb([word.lower() for word in said])
     between = said[last + 1 :]
     if last < 0 and (re.search(r"[0-9)]$", clause) or not said):

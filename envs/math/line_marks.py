@@ -22,7 +22,7 @@ from envs.math.sentences import (
 MAX_ANSWER_CHARACTERS = 1000  # of a final answer; a longer one is no final answer
 BLOCKS = {"```": "```", "$$": "$$", "\\[": "\\]"}
 BULLET = re.compile(r"[-*\u2022] +(?=\S)")
-TAG_END = re.compile(r"</(?:final[ _-]?)?answer>|\[/answer\]", re.IGNORECASE)
+TAG_END = re.compile(r"</(?:(?:final[ _-]?)?answer|solution)>|\[/answer\]", re.IGNORECASE)
 IF, WOULD = re.compile(r"\bif\b", re.IGNORECASE), re.compile(r"\bwould\b", re.IGNORECASE)
 """`If the price were $3, the answer would be 54` answers another question."""
 

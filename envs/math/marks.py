@@ -14,12 +14,14 @@ from envs.math.languages import FOREIGN_MARK, may_be_foreign
 MAX_MARKS = 8  # of the last marks, one that marks an answer is sought
 MARK = re.compile(
     r"""
-    (?P<hash>\#\#\#\#+(?:[ *_]{0,4}(?:final[ ])?answer[*_]{0,2}:?[ \t]*$)?)
+    (?P<hash>\#\#\#\#+(?![ *_]{0,4}(?:step|part|case)[ ][0-9ivx]{1,3}\b[^\n]*\n\s*\S)
+      (?:[ *_]{0,4}(?:final[ ])?answer[*_]{0,2}:?[ \t]*$)?)
     | (?P<box>\\(?:f|b|frame)?box(?:ed)?(?![a-z]))
-    | (?P<tag><(?:final[ _-]?)?answer>|\[answer\])
+    | (?P<tag><(?:final[ _-]?)?answer>|\[answer\]|<solution>(?=[^<>\n]{1,80}</solution>))
     | (?P<short>^[*_ \t]{0,8}(?-i:A)[*_]{0,2}:)
     | (?P<result>^[\#*_ \t]{0,8}(?:final[ ](?:result|solution)|result|solution)[*_]{0,3}:(?=[ *_$]{0,8}[-0-9]))
     | (?P<dash>^[\#*_ \t]{0,8}(?:(?:final[ ])?answer[ *_]{0,8}[ ][\u2013\u2014-]|final[ ]answer[*_]{0,3})[ ](?=[ *_$\\]{0,8}[-0-9]))
+    | (?P<point>^[\#_ \t]{0,8}\*\*(?:final[ ])?answer\.\*\*)
     | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
     | (?P<colon>(?<![A-Za-z])ans(?:wer)?(?:["'](?=[ ]?:))?[ \t*_]{0,8}
       (?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=\u2192]{1,80}+)?[ \t*_}]{0,8}(?:[-=]>|[:=\u2192]))

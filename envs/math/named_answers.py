@@ -43,7 +43,8 @@ NAMED = re.compile(
 
 NAME = r"[A-Za-z][a-z'-]+(?: [A-Za-z][a-z'-]+){0,2}"
 LAST_NAME = re.compile(
-    rf".*\b(?:is|are|was|were|be|becomes|equals|named|called|on|in|by)(?: an?| the)? [*\"]{{0,3}}(?P<name>{NAME})[*\"]{{0,3}}[.!]*",
+    r".*\b(?:is|are|was|were|be|becomes|equals|named|called|on|in|by|belongs to|gives|yields"
+    rf"|(?:we|you|i) (?:get|obtain|find))(?: an?| the)? [*\"]{{0,3}}(?P<name>{NAME})[*\"]{{0,3}}[.!]*",
     re.DOTALL,
 )
 FIRST_NAME = re.compile(
@@ -51,6 +52,12 @@ FIRST_NAME = re.compile(
     r"(?:is|was|has|had|[a-z]+s) (?P<rest>[A-Za-z ,'-]+)[.!*]*"
 )
 """`Evelyn has the greatest average speed.`"""
+MISSING = re.compile(
+    r"(?P<lead>.*)\b(?P<name>cannot be determined|does not exist)[*_]{0,3}(?: \(DNE\))?[.!*_]*",
+    re.DOTALL,
+)
+"""`The limit does not exist (DNE).`"""
+SUPPOSED = re.compile(r"\b(?:if|whether|suppose|unless|not|claims?)\b(?!.*,)", re.IGNORECASE)
 ANSWERED = re.compile(
     r"(?:(?:So|Thus|Therefore|Hence),? )?[*]{0,2}(?P<name>Yes|No)[*]{0,2}(?:[.,:;!][*]{0,2}| [-\u2013\u2014]) (?P<rest>.+)",
     re.IGNORECASE | re.DOTALL,
@@ -63,7 +70,7 @@ REVERSED = re.compile(
 
 def is_word(truth: str) -> bool:
     """Whether `truth` is a name or another word, so that a sentence may state it as `LAST_NAME`."""
-    return re.fullmatch(rf"{NAME}|[Nn]o", plain(truth).strip(" .$")) is not None
+    return re.fullmatch(rf"{NAME}|[Nn]o|DNE", plain(truth).strip(" .$")) is not None
 
 
 def stated_name(line: str, *, question: str) -> str | None:
@@ -73,6 +80,10 @@ def stated_name(line: str, *, question: str) -> str | None:
         turned = REVERSED.search(answered["rest"]) or RETRACTION.search(answered["rest"])
         return None if turned or answered["rest"].endswith("?") else answered["name"]
     sentence = last_sentence(line)
+    missing = MISSING.fullmatch(sentence)
+    if missing is not None:
+        doubted = DOUBT.search(missing["lead"]) or SUPPOSED.search(missing["lead"])
+        return None if doubted else missing["name"]
     first = FIRST_NAME.fullmatch(sentence)
     if first is not None and words_asked(first["rest"]) <= words_asked(question) | PREFACES:
         return first["name"]

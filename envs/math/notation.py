@@ -60,6 +60,7 @@ SETS = (
         "(-\\\\infty,\\\\infty)",
     ),
     (re.compile(r"^[\s$]*infinity[\s$]*$"), "\\\\infty"),
+    (re.compile(r"\bDNE\b"), "does not exist"),
 )
 """Names of sets, and of infinity."""
 SET = re.compile(r"\s*(?:\\left ?)?\\\{(.*?)(?:\\right ?)?\\\}\s*", re.DOTALL)
@@ -70,7 +71,9 @@ COLUMN = re.compile(
     r"\s*\\begin\{(?P<kind>[pb])matrix\}[^&]*\\end\{(?P=kind)matrix\}\s*", re.DOTALL
 )
 SEVERAL = re.compile(r"(?<!\{),(?!\\!|[0-9]{3}(?![0-9]))|=.*\bor\b.*=", re.DOTALL)
-BOTH_SIGNS = re.compile(r"[\s$]*(?:\\pm(?![a-z])|±)\s*([^-+,;=]+?)[\s$]*")
+BOTH_SIGNS = re.compile(
+    r"[\s$]*(?P<before>[^,;=]*?)(?:\\pm(?![a-z])|±)\s*(?P<after>[^-+,;=]+?)[\s$]*"
+)
 BRACES = re.compile(r"(?:\\left ?)?\\\{[^()\[\]]*\\\}")
 BRACKETS = re.compile(r"(?:\\left ?)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 CASES = re.compile(r"\\(?:begin|end)\{cases\}")
@@ -134,9 +137,14 @@ def is_several(text: str) -> bool:
 
 
 def both_signs(text: str) -> str:
-    r"""`\pm 5` as `5,-5`; others unchanged."""
+    r"""`\pm 5` as `5,-5`, `1 \pm 2i` as `1+2i,1-2i`; others unchanged."""
     signed = BOTH_SIGNS.fullmatch(text)
-    return text if signed is None else f"{signed[1]},-{signed[1]}"
+    if signed is None:
+        return text
+    before, after = signed["before"].strip(), signed["after"]
+    if sum(map(before.count, "([{")) != sum(map(before.count, ")]}")):
+        return text
+    return f"{before}+{after},{before}-{after}" if before else f"{after},-{after}"
 
 
 def as_list(truth: str, answer: str) -> str:

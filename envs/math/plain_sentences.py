@@ -24,7 +24,7 @@ from envs.math.closing_sentences import (
     stated_value,
     without_point,
 )
-from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
+from envs.math.foreign_changes import has_foreign_word
 from envs.math.introductions import names_an_operation
 from envs.math.languages import FOREIGN_VERBS
 from envs.math.last_lines import PLEASANTRY, last_lines, sentences_of
@@ -69,6 +69,11 @@ NO_PROSE = re.compile(
 DOLLARS = re.compile(r"\$(?=[^$0-9][^$\n]*\$)|(?<=[^$])\$(?![0-9.])")
 """Signs around mathematics, and not before an amount."""
 IN_A_YEAR = re.compile(r" (?:in|by|since|during) (?:1[0-9]{3}|20[0-9]{2})\b")
+OF_THEM = re.compile(
+    r"^((?: [a-z]+)?) of (?:the|those|these|all|his|her|their) [$\u20ac\u00a3]?[0-9][0-9,]*",
+    re.IGNORECASE,
+)
+"""`$12 of the $48`"""
 NUMBERING = re.compile(r"^(?:step|part|case) [0-9]+[:.] ", re.IGNORECASE)
 BRACKETED = re.compile(r" ?\(([^()]*)\)")
 BREAK = re.compile(
@@ -79,12 +84,13 @@ BREAK = re.compile(
 """Between two clauses."""
 SUBORDINATE = re.compile(
     r"(?:and )?(?:because|since|as|given|while|when|where|after|with|who|whose|which is|in|on|for|of|from|by|at"
-    r"|out of|including|counting|i\.e\.|that is|[a-z]+ed (?:at|when|by|for|in)"
+    r"|having|out of|including|counting|i\.e\.|that is|[a-z]+ed (?:at|when|by|for|in)"
     r"|adding|subtracting|multiplying|dividing|using|putting)\b",
     re.IGNORECASE,
 )
 EXPLAINING = re.compile(
-    r"(?:because|since|as(?! well\b)|including|counting|using|rejecting|[a-z]+ed (?:at|by|for|in))\b",
+    r"(?:because|since|as(?! well\b)|including|counting|using|rejecting"
+    r"|having [a-z]+(?:ed|nt|en|id|ld)|[a-z]+ed (?:at|by|for|in))\b",
     re.IGNORECASE,
 )
 """Beginnings of a clause that may have any number beside the stated one."""
@@ -92,6 +98,10 @@ ADDED = re.compile(
     r"\b(?:as well as|along with|together with|aside from|apart from)\b", re.IGNORECASE
 )
 RESTATING = re.compile(r"(?:which is|i\.e\.|that is)\b", re.IGNORECASE)
+AS_A_SHARE = re.compile(
+    r"which is (?:only |just |exactly )?[0-9.]+ ?(?:%|percent) (?:of|more|less|higher|lower)\b[^0-9]*$"
+)
+"""`which is 120% of the original price`"""
 AFFIRMING = re.compile(
     r"(?:(?:and|so) )?(?:that|this|it|which)(?:['\u2019]s| is) (?:the|our|my) (?:final |correct )?answer",
     re.IGNORECASE,
@@ -174,12 +184,12 @@ def stated_predicate(sentence: str, *, question: str) -> str | None:
     cut_off = CUT_OFF.search(sentence) is not None
     sentence = without_point(sentence.replace("**", "").rstrip(" .!"))
     verb = COPULA.search(sentence)
-    if ONLY_FOREIGN_WORDS & words_asked(sentence):
+    if has_foreign_word(sentence):
         return None
     if cut_off or verb is None or _is_harmful(sentence):
         return None
     head, predicate = sentence[: verb.start()], sentence[verb.end() :].strip(" :")
-    if head.count("(") > head.count(")"):
+    if head.count("(") > head.count(")") or STATED.search(head):
         return None
     last = BREAK.split(predicate)[-1]
     if last != predicate and SUBORDINATE.match(last) and not DIGIT.search(last):
@@ -197,6 +207,8 @@ def _goes_on(clause: str, *, number: Quantity, question: str) -> bool:
     begin = WORDS.findall(clause.lower().removeprefix("and "))[:1]
     if GOING_ON & {*begin} or read_quantity(clause, question=question) is not None:
         return True
+    if AS_A_SHARE.match(clause):
+        return False
     if RESTATING.match(clause) and DIGIT.search(clause):
         return number.value not in values_of(clause)
     return _has_number(clause) and EXPLAINING.match(clause) is None
@@ -246,7 +258,11 @@ def _prose(sentence: str) -> str | None:
     if CUT_OFF.search(sentence):
         return None
     sentence = without_point(NUMBERING.sub("", sentence.rstrip(" .!")))
-    if NO_PROSE.search(sentence) or (FOREIGN_VERBS | ONLY_FOREIGN_WORDS) & words_asked(sentence):
+    if (
+        has_foreign_word(sentence)
+        or NO_PROSE.search(sentence)
+        or FOREIGN_VERBS & words_asked(sentence)
+    ):
         return None
     if len(WORDS.findall(sentence)) < 3 or not DIGIT.search(sentence):
         return None
@@ -293,6 +309,7 @@ def _stated(clause: str, *, question: str, marked: bool) -> str | None:
     if number is None:
         return None
     rest = IN_A_YEAR.sub(" ", PERIOD.sub(" ", predicate[number.end() :])).rstrip()
+    rest = rest if "/" in number[0] else OF_THEM.sub(r"\1", rest)
     if DIGIT.search(predicate[: number.start()] + rest):
         return None
     lead = predicate[: number.start()]

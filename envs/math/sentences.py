@@ -15,7 +15,8 @@ CAPITALS = "".join(
 SENTENCE_END = re.compile(
     r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bapprox)(?!(?<=\bNo)\.\s+[0-9])"
     r"[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+"
-    r"(?=[a-z] ?= |\([^()]*\)[.\s]*$|(?:[$*_(]|\\[(\[] ?)*(?:\\(?:f|frame)?box|[0-9]+\*\*|\Z)"
+    r"(?=[a-z] ?= |\([^()]*\)[.\s]*$"
+    r"|(?:[$*_(]|\\[(\[] ?)*(?:\\(?:(?:f|frame)?box|blacksquare|square\b|qed)|[0-9]+\*\*|\Z)"
     rf"|[*_(]*[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f{CAPITALS}])|\u3002|\n|</think>"
 )
 RETRACTING = words(
@@ -35,6 +36,7 @@ RETRACTION = re.compile(
     r"|\b(?:is|was|['\u2019]s) (?:not|n['\u2019]t) (?:a solution|the answer|valid|possible|it)\b"
     r"|\bisn['\u2019]t (?:a solution|the answer|valid|possible|it)\b"
     r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
+    r"|\b(?:has|have|had|needs?|ought) to be (?:replaced|corrected|revised|changed|discarded)\b"
     r"|\balso possible\b|\banother (?:possible )?answer\b|\b(?:is|was|be|['\u2019]s) "
     r"too (?:low|high|small|large|big|little|few|many|much)\b"
     r"|\b(?:other|alternative|second|next|real|true) (?:\w+ )?(?:possibility|guess|candidate|answer|option|choice)(?: is|:| (?:w|c)ould be)"
@@ -44,6 +46,24 @@ RETRACTION = re.compile(
 )
 
 
+NAMED_ANSWER = (
+    r"(?:correct|right|actual|true|real|corrected|proper) (?:final )?"
+    r"(?:answer|count|total|value|result|number|sum|amount|figure|solution)"
+)
+CORRECTED = re.compile(
+    rf"\b{NAMED_ANSWER}\b[^.;:\n0-9]{{0,40}}?(?:\b(?:is|are|was|be|equals|comes to)|:)"
+    r"[\s$*\\(]*(?P<stated>-?[0-9][0-9,.]*)"
+    r"|(?P<before>-?[0-9][0-9,.]*)[^.;:\n0-9]{0,40}, (?:and )?"
+    rf"(?:which|this|that) is (?:therefore |thus |then )?the {NAMED_ANSWER}",
+    re.IGNORECASE,
+)
+"""`so the correct count is 53`, `192, which is the right answer`."""
+OTHERS = re.compile(
+    r"(?:the|all(?: the)?|both|any|every) other "
+    r"(?:choice|option|candidate|value|possibilit|number|root|solution|case)(?:s|y|ies)?\b"
+    r"(?!.*\b(?:correct|right|answer|also|but|however|should)\b).*",
+    re.IGNORECASE | re.DOTALL,
+)
 INSTEAD = re.compile(
     r"(?:^|[,;:] )(?:(?:so|thus|then|hence) )?it(?:['\u2019]s| (?:is|was|must be|has to be|had to be)) "
     r"(?P<other>[^,;]+)$",
@@ -116,7 +136,9 @@ def taken_back(rest: str, answer: str) -> bool:
         first = WORDS.search(sentence)
         if first is not None and _retracts(sentence, first):
             return True
-        if RETRACTION.search(sentence):
+        if RETRACTION.search(sentence) and not _is_of_others(sentence, answer):
+            return True
+        if _is_corrected(sentence, answer):
             return True
         if number == 0 and (other := read_quantity(without_markup(sentence))) is not None:
             said = read_quantity(without_markup(answer))
@@ -132,6 +154,26 @@ def is_another(text: str, answer: str) -> bool:
     if said is None or other is None or said.value == other.value:
         return False
     return set(other.units) <= set(said.units)
+
+
+def _is_of_others(sentence: str, answer: str) -> bool:
+    """Whether `sentence` rejects only other values than the answer, as in `The other choices fail`."""
+    said = read_quantity(without_markup(answer))
+    return (
+        OTHERS.fullmatch(sentence.strip()) is not None
+        and said is not None
+        and str(said.value) not in re.findall(r"[0-9]+(?:/[0-9]+)?", sentence)
+    )
+
+
+def _is_corrected(sentence: str, answer: str) -> bool:
+    """Whether `sentence` calls another number than the answer the correct one."""
+    corrected = CORRECTED.search(sentence)
+    if corrected is None:
+        return False
+    said = read_quantity(without_markup(answer))
+    other = read_quantity((corrected["stated"] or corrected["before"]).rstrip(".,"))
+    return said is not None and other is not None and said.value != other.value
 
 
 def _is_replaced(sentence: str, answer: str) -> bool:

@@ -36,7 +36,7 @@ WRAPPED = re.compile(
     r"(?:\\left)?\(([^()]*?)(?:\\right)?\)|\{([^{}]*)\}|\[([^\[\],]*)\]|\\(?:boxed|fbox|text|mathbf|textbf|mathrm) ?\{([^{}]*)\}"
 )
 OPTION = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))\s*\}?\s*(?=\S)"
+    r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))[\s~]*\}?[\s~]*(?=\S)"
 )
 SAME = re.compile(
     r",? *\((?:or|i\.e\.,?|that is,?|which is|which equals|or equivalently|equivalently|in other words,?|=)? *(?P<inner>[^()]*)\)$"

@@ -9,6 +9,7 @@ import re
 from envs.math.conversions import read_compound
 from envs.math.markup import without_markup
 from envs.math.mathematics import is_mathematics, without_units
+from envs.math.notation import RATIO, numeral
 from envs.math.provisional import PROVISIONAL
 from envs.math.quantities import SIGN_WORDS, read_quantity, stem, words_of
 from envs.math.statements import read_statement
@@ -16,10 +17,10 @@ from envs.math.vocabulary import AMOUNTS, CHANGING, LINKS, OF_A_SOLUTION, WORDS,
 
 ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
 CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
-NUMBER = re.compile(r"[-+$\u20ac\u00a3]{0,2}\.?[0-9]")
+NUMBER = re.compile(r"[-+$\u20ac\u00a3]{0,2}\.?[0-9\u00bc-\u00be]")
 MATRIX = re.compile(r"\\(?:begin|end)\{(?:[a-z]?matrix|cases)\}")
 JOINT = re.compile(
-    r"(?<=[0-9})$]),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z] ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
+    r"(?:(?<=[0-9})$])|(?<=[0-9]i)),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z] ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
 )
 MATHEMATICAL = re.compile(
     r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
@@ -38,13 +39,17 @@ LABELS = (
         "inverse gradient center centre radius coordinates ratio probability"
     )
 )
-NO_LABELS = words("discount loss check verification explanation reason reasoning remark proof")
+NO_LABELS = words(
+    "working workings calculation calculations discount loss check verification explanation reason reasoning remark proof"
+)
 MAX_LABEL_WORDS = 6
 TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
 
 
 def is_expression(text: str) -> bool:
     """Whether `text` is an expression, an equation, or a list of them joined by `or` and `and`."""
+    if sum(map(text.count, "([")) != sum(map(text.count, ")]")):
+        return False
     bare = MATRIX.sub(" ", JOINT.sub(", ", without_units(text)).replace("$", " "))
     return is_mathematics(bare, truth="") and MATHEMATICAL.search(bare) is not None
 
@@ -64,6 +69,8 @@ def is_value(text: str, *, question: str) -> bool:
     inside = without_markup(text)
     if (
         TIME.fullmatch(inside)
+        or RATIO.fullmatch(inside)
+        or numeral(inside) is not None
         or read_quantity(inside, question=question) is not None
         or read_compound(inside, question=question) is not None
     ):
