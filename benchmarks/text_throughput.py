@@ -10,7 +10,8 @@ The same model (an ordinary folder of weights), the same questions, prompts x gr
 environment and in one process (siirl with cluster=local; its graders are separate processes,
 which count). TRL is given the micro-batch of `--micro-batches` that is fastest for it. A step's
 time is that of the trainer's own step; the first `WARM_UP` of a run are left out. Memory is the
-largest proportional set size of the process with its children.
+largest proportional set size of the process with its children, and processor time theirs from the
+end of the warm-up to that of the last step: on a machine with other work it is the fairer number.
 
 `short` are the shipped job's answers (a few tokens: the overhead of a step shows), `long` is a
 model of 26 million weights that writes 64 tokens to each question (arithmetic shows).
@@ -18,17 +19,18 @@ model of 26 million weights that writes 64 tokens to each question (arithmetic s
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.measured_on import describe_machine
@@ -80,6 +82,7 @@ def main() -> None:
         default=[64, 512],
         help="rows of a pass of TRL's to choose from",
     )
+    parser.add_argument("--threads", type=int, default=0, help="of each; 0: those it takes itself")
     flags = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -124,6 +127,7 @@ def compare(setting: Setting, folder: Path, flags: argparse.Namespace) -> dict[s
         )
     seconds = {name: median(run["step_s"] for run in found) for name, found in runs.items()}
     memory = {name: median(run["peak_mb"] for run in found) for name, found in runs.items()}
+    work = {name: median(run["processor_s"] for run in found) for name, found in runs.items()}
     return {
         "setting": {
             "prompts": setting.prompts,
@@ -133,6 +137,8 @@ def compare(setting: Setting, folder: Path, flags: argparse.Namespace) -> dict[s
         },
         "samples_per_s": {name: samples / value for name, value in seconds.items()},
         "speedup": seconds["trl"] / seconds["siirl"],
+        "processor_s_per_step": work,
+        "processor_speedup": work["trl"] / work["siirl"],
         "peak_mb": memory,
         "runs": runs,
     }
@@ -193,11 +199,12 @@ def run_trl(
         "--output",
         str(folder / "trl"),
     ]
-    output, peak = watched(words)
-    told = json.loads(output.strip().splitlines()[-1])
+    seen = watched(words, threads=flags.threads)
+    told = json.loads(seen.output.strip().splitlines()[-1])
     return {
         "step_s": median(told["step_s"][WARM_UP:]),
-        "peak_mb": peak,
+        "processor_s": seen.processor_s(told["ended"]),
+        "peak_mb": seen.peak_mb,
         "reward": told["reward"],
         "length": told["length"],
     }
@@ -236,53 +243,73 @@ def run_siirl(
         "trainer.experiment_name=run",
     ]
     words += ["trainer.logger=[]", f"env.envs_per_server={setting.prompts * setting.group}"]
-    _, peak = watched(words)
+    if flags.threads:
+        words.append(f"trainer.threads_per_rank={flags.threads}")
+    seen = watched(words, threads=flags.threads)
     newest = max((folder / "siirl" / "run").iterdir())
     rows = [json.loads(line) for line in (newest / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["step"] > 0]
     return {
         "step_s": median(row["time/step_s"] for row in rows[WARM_UP:]),
-        "peak_mb": peak,
+        "processor_s": seen.processor_s([row["time"] for row in rows]),
+        "peak_mb": seen.peak_mb,
         "reward": [row["reward/mean_score"] for row in rows],
         "length": [row["rollout/avg_response_length"] for row in rows],
     }
 
 
-def watched(words: list[str]) -> tuple[str, float]:
-    """Run a command; its standard output, and the largest memory of it and its children in MB."""
+@dataclass
+class Seen:
+    """What a command printed and used, with its children."""
+
+    output: str = ""
+    peak_mb: float = 0.0
+    used: list[tuple[float, float]] = field(default_factory=list)
+    """Time of the clock, and processor time until then."""
+
+    def processor_s(self, ended: list[float]) -> float:
+        """Processor time of a step, from the clock's times at which the steps ended."""
+        times, seconds = zip(*self.used, strict=True)
+        begin, end = np.interp([ended[WARM_UP - 1], ended[-1]], times, seconds)
+        return float(end - begin) / (len(ended) - WARM_UP)
+
+
+def watched(words: list[str], *, threads: int) -> Seen:
+    """Run a command, with so many threads of OpenMP unless 0."""
+    environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    seen = Seen()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(words, stdout=output, stderr=errors, text=True)
-        peak, done = [0.0], threading.Event()
-        watcher = threading.Thread(target=watch, args=(process.pid, peak, done))
-        watcher.start()
-        process.wait()
-        done.set()
-        watcher.join()
+        process = subprocess.Popen(words, stdout=output, stderr=errors, text=True, env=environment)
+        while process.poll() is None:
+            look(process.pid, seen)
+            time.sleep(SAMPLE_EVERY_S)
         output.seek(0)
         errors.seek(0)
         if process.returncode:
             raise SystemExit(
                 f"{' '.join(words)} ended with {process.returncode}:\n{errors.read()[-3000:]}"
             )
-        return output.read(), peak[0]
+        seen.output = output.read()
+        return seen
 
 
-def watch(pid: int, peak: list[float], done: threading.Event) -> None:
-    """Note the largest sum of proportional set sizes of a process and its children."""
-    while not done.is_set():
-        total = 0.0
+def look(pid: int, seen: Seen) -> None:
+    """Note the memory and the processor time of a process and its children."""
+    memory, work = 0.0, 0.0
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
         try:
-            root = psutil.Process(pid)
-            family = [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        for member in family:
-            try:
-                total += member.memory_full_info().pss
-            except (psutil.NoSuchProcess, psutil.AccessDenied):  # it has just ended
-                continue
-        peak[0] = max(peak[0], total / 1e6)
-        time.sleep(SAMPLE_EVERY_S)
+            memory += member.memory_full_info().pss
+            times = member.cpu_times()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # it has just ended
+            continue
+        work += times.user + times.system
+    seen.peak_mb = max(seen.peak_mb, memory / 1e6)
+    seen.used.append((time.time(), work))
 
 
 if __name__ == "__main__":

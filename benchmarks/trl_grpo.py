@@ -20,6 +20,7 @@ class StepTimes(TrainerCallback):
 
     def __init__(self) -> None:
         self.marks: list[float] = []
+        self.ended: list[float] = []
 
     def on_step_begin(self, *arguments, **named) -> None:
         """See TrainerCallback."""
@@ -28,6 +29,7 @@ class StepTimes(TrainerCallback):
     def on_step_end(self, *arguments, **named) -> None:
         """See TrainerCallback."""
         self.marks.append(time.perf_counter())
+        self.ended.append(time.time())
 
 
 def exact_match(completions: list[str], answer: list[str], **columns) -> list[float]:
@@ -91,7 +93,8 @@ def main() -> None:
         for entry in trainer.state.log_history
         if "completions/mean_length" in entry
     ]
-    print(json.dumps({"step_s": seconds, "reward": rewards, "length": lengths}))
+    told = {"step_s": seconds, "ended": times.ended, "reward": rewards, "length": lengths}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from envs.surrogates import without_surrogates
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.models.hub import cached_folder
-from siirl.models.pretrained import KEY, damage_named, first_line, picture_model_config, source_of
+from siirl.models.pretrained import (
+    KEY,
+    damage_named,
+    first_line,
+    import_model_classes,
+    picture_model_config,
+    source_of,
+)
 from siirl.params.documents import check_texts
 
 if TYPE_CHECKING:  # the module needs gymnasium
@@ -222,6 +229,7 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
         CheckpointError: A damaged tokenizer file.
         ConfigError: See `ChatTokenizer`.
     """
+    import_model_classes()
     from transformers import AutoTokenizer
 
     source = source_of(path)

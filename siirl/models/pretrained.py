@@ -5,6 +5,7 @@ Left out: what training adds to a model (`siirl.models.language_model`).
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
         MissingAssetError: There is none.
         ConfigError: It belongs to another kind of model.
     """
+    import_model_classes()
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -129,6 +131,7 @@ def picture_model_config(source: str) -> Any | None:
 
 def model_class(config: Any) -> Any:
     """The class of transformers that builds the model of a configuration."""
+    import_model_classes()
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if takes_pictures(config) else AutoModelForCausalLM
@@ -291,6 +294,24 @@ def damage_named(source: str, files: str) -> Iterator[None]:
             f"{KEY}={source}: {files} cannot be loaded: {type(error).__name__}: "
             f"{first_line(error)} Copy or download the model's files again."
         ) from error
+
+
+@functools.cache
+def import_model_classes() -> None:
+    """Import transformers' classes of models as where scikit-learn and SciPy are not installed.
+
+    Assisted decoding and the losses of object detection would import them, which nothing here asks
+    for: 50 MB of a process.
+    """
+    from transformers import utils
+
+    there = {name: getattr(utils, name) for name in ("is_sklearn_available", "is_scipy_available")}
+    vars(utils).update(dict.fromkeys(there, lambda: False))
+    try:
+        from transformers import modeling_utils  # noqa: F401
+        from transformers.models.auto import modeling_auto  # noqa: F401
+    finally:
+        vars(utils).update(there)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ import copy
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -359,3 +361,15 @@ def test_other_errors_of_the_library_name_the_files():
     sentence = r"folder: config\.json cannot be loaded: KeyError"
     with pytest.raises(CheckpointError, match=sentence), damage_named("folder", "config.json"):
         raise KeyError("model_type")
+
+
+def test_a_process_with_a_language_model_does_without_scikit_learn_and_scipy():
+    """Transformers imports them for decoding and losses that nothing here asks for."""
+    load = (
+        "import sys; from siirl.models.chat import load_chat_tokenizer as tokenizer; "
+        "from siirl.models.language_model import load_language_model as model; "
+        "tokenizer('assets/tiny_lm'); model('assets/tiny_lm'); print(*{*sys.argv} & {*sys.modules})"
+    )
+    words = [sys.executable, "-c", load, "sklearn", "scipy.optimize", "transformers"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "transformers\n"
