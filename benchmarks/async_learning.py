@@ -11,8 +11,9 @@ An arm is `python -m siirl.train` with the overrides that the result file lists;
 take the same number of training steps from the same weights. The clock runs from the first prompt
 to the step at which the mean success of `WINDOW` steps reaches the target, without start and
 evaluations. Arms of a seed follow each other, or run side by side with `--at-once`, so that other
-load on the machine affects all of them; ratios compare arms of one seed. The control takes the most staleness without the decoupled
-loss. Finished arms are kept and not run again. Left out: staleness above 4, several machines.
+load on the machine affects all of them; ratios compare arms of one seed. The control takes the most
+staleness without the decoupled loss. Finished arms are kept and not run again. Left out: staleness
+above 4, several machines.
 """
 
 import argparse
