@@ -201,6 +201,15 @@ def test_plain_numbers_need_no_worker():
     assert grader._workers is None
 
 
+@pytest.mark.parametrize("text", ["/64", "64+", "6\x014", "64\x7f", "\x0464"])
+def test_a_missing_operand_and_control_characters_are_wrong_and_need_no_worker(grader, text):
+    """A tiny model writes one in 360 answers so, for which a process of 59 MB would start."""
+    own = Grader(num_workers=1, cpu_s=1.0)
+    assert grade(own, text, "64", style="whole").verdict == WRONG
+    assert own._workers is None
+    assert asyncio.run(grader._compare(Comparison("64", text))) is False  # math-verify's verdict
+
+
 def test_several_comparisons_share_few_workers(grader):
     async def all_of_them():
         texts = [f"\\boxed{{\\frac{{{n}}}{{{2 * n}}}}}" for n in range(1, 21)]
