@@ -84,23 +84,15 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=0, help="of each; 0: those it takes itself")
     flags = parser.parse_args()
-    results = {}
+    command = " ".join(["python -m benchmarks.text_throughput", *sys.argv[1:]])
+    results = json.loads(RESULT.read_text())  # of the other settings, with their commands
     with tempfile.TemporaryDirectory() as folder:
         for name in flags.settings:
-            results[name] = compare(SETTINGS[name], Path(folder), flags)
-            print(
-                name,
-                json.dumps(
-                    {key: value for key, value in results[name].items() if key != "runs"}, indent=1
-                ),
-            )
-    command = " ".join(["python -m benchmarks.text_throughput", *sys.argv[1:]])
-    RESULT.write_text(
-        json.dumps(
-            {"command": command, "machine": describe_machine(), "results": results}, indent=1
-        )
-        + "\n"
-    )
+            found = compare(SETTINGS[name], Path(folder), flags)
+            results[name] = {"command": command, "machine": describe_machine(), **found}
+            found = {key: value for key, value in found.items() if key != "runs"}
+            print(name, json.dumps(found, indent=1))
+    RESULT.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def compare(setting: Setting, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
