@@ -85,14 +85,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of each; 0: those it takes itself")
     flags = parser.parse_args()
     command = " ".join(["python -m benchmarks.text_throughput", *sys.argv[1:]])
-    results = json.loads(RESULT.read_text())  # of the other settings, with their commands
+    measured = {"command": command, "machine": describe_machine()}
+    results = json.loads(RESULT.read_text())["results"]  # the other setting's stays
     with tempfile.TemporaryDirectory() as folder:
         for name in flags.settings:
             found = compare(SETTINGS[name], Path(folder), flags)
-            results[name] = {"command": command, "machine": describe_machine(), **found}
+            results[name] = measured | found
             found = {key: value for key, value in found.items() if key != "runs"}
             print(name, json.dumps(found, indent=1))
-    RESULT.write_text(json.dumps(results, indent=1) + "\n")
+    RESULT.write_text(json.dumps(measured | {"results": results}, indent=1) + "\n")
 
 
 def compare(setting: Setting, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def test_plain_numbers_need_no_worker():
 
 @pytest.mark.parametrize("text", ["/64", "64+", "6\x014", "64\x7f", "\x0464"])
 def test_a_missing_operand_and_control_characters_are_wrong_and_need_no_worker(grader, text):
-    """A tiny model writes one in 360 answers so, for which a process of 59 MB would start."""
+    """A tiny model writes them, and a process of 59 MB would start for one."""
     own = Grader(num_workers=1, cpu_s=1.0)
     assert grade(own, text, "64", style="whole").verdict == WRONG
     assert own._workers is None
