@@ -97,6 +97,8 @@ EXPLAINING = re.compile(
 ADDED = re.compile(
     r"\b(?:as well as|along with|together with|aside from|apart from)\b", re.IGNORECASE
 )
+REQUEST = re.compile(r"^(?:please |just )?(?:give|grant|allow) (?:me|us)\b", re.IGNORECASE)
+"""`Give me 17 seconds`"""
 RESTATING = re.compile(r"(?:which is|i\.e\.|that is)\b", re.IGNORECASE)
 AS_A_SHARE = re.compile(
     r"which is (?:only |just |exactly )?[0-9.]+ ?(?:%|percent) (?:of|more|less|higher|lower)\b[^0-9]*$"
@@ -280,7 +282,17 @@ def _is_harmful(sentence: str) -> bool:
     said = {word.lower().replace("\u2019", "'") for word in WORDS.findall(sentence)}
     if (HEDGES | DENYING) & said or sentence.rstrip().endswith("?"):
         return True
-    forms = (RETRACTION, DOUBT, TENTATIVE, SUPPOSING, DENIED, ABOUT_ANSWER, IMAGINED, ADDED)
+    forms = (
+        RETRACTION,
+        DOUBT,
+        TENTATIVE,
+        SUPPOSING,
+        DENIED,
+        ABOUT_ANSWER,
+        IMAGINED,
+        ADDED,
+        REQUEST,
+    )
     return any(form.search(sentence) for form in forms)
 
 

@@ -96,6 +96,7 @@ def test_explicit_correction_replaces_the_answer(grader, text, first, last):
             "23",
         ),
         ("Logo, a resposta não é 64 metros.", "64"),
+        ("Answer: give me 19 seconds", "19"),
         ("Ana is 9 and Eva is 14.", "14"),
         ("Each child pays $15 of the $60.", "60"),
     ],
