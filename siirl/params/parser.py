@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
 TRAIN_FILES = "data.train_files"
+WITHOUT_NAME = "run"
+LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
 SHOWN = 40  # characters of an argument that is too long or too deep
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
@@ -306,9 +308,11 @@ def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> Di
     assert isinstance(tree, DictConfig)
     written = value_at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
     if own_graph is not None and written == NAMED_BY_PIPELINE:
-        tree.trainer.experiment_name = "".join(
+        name = "".join(
             sign if sign.isalnum() or sign in "-_" else "_" for sign in name_of_graph(own_graph)
         )
+        # a graph without a name, or with one too long, is refused as such
+        tree.trainer.experiment_name = name[:LONGEST_DERIVED_NAME] or WITHOUT_NAME
     return tree
 
 

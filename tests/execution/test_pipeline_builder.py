@@ -28,6 +28,12 @@ def test_id_can_be_used_once():
         Pipeline("p").add_node("a", passes).add_node("a", passes)
 
 
+@pytest.mark.parametrize("node_id", ["", " ", 3, None, "a\nb", "a\ud800"])
+def test_an_id_is_printable_text(node_id):
+    with pytest.raises(ConfigError, match="the id of a node must be printable text"):
+        Pipeline("own", "").add_node(node_id, None)
+
+
 def test_dependencies_are_a_list():
     with pytest.raises(ConfigError, match=r"deps=\['rollout'\]"):
         Pipeline("p").add_node("a", passes, "rollout")

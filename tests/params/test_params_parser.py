@@ -54,6 +54,12 @@ def test_a_users_graph_has_the_keys_own_defaults_and_names_the_run(graph: str, n
     assert parse_config([graph, "trainer.experiment_name=other"]).trainer.experiment_name == "other"
 
 
+@pytest.mark.parametrize("graph", [":", "a:", f"a:{300 * 'b'}"])
+def test_a_graph_without_a_usable_name_leaves_the_run_a_valid_one(graph: str) -> None:
+    name = parse_config(["env=math", f"dag.custom_pipeline_fn={graph}"]).trainer.experiment_name
+    assert name in ("run", 60 * "b")
+
+
 def test_a_pipeline_beside_a_users_graph_gives_its_defaults() -> None:
     config = parse_config(["pipeline=dapo", "env=math", "dag.workflow_file=own.yaml"])
     assert (config.dag.pipeline, config.dag.shipped_graph, config.algorithm.overlong.penalty) == (

@@ -327,14 +327,21 @@ def test_pipeline_whose_build_was_forgotten_is_built(my_module):
     [
         ("def nothing(config):\n    pass\n", "TypeError: nothing() missing 1 required positional"),
         ("def nothing():\n    return 1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("def nothing():\n    raise SystemExit(0)\n", "SystemExit: 0"),
     ],
-    ids=["asks for an argument", "raises"],
+    ids=["asks for an argument", "raises", "exits"],
 )
 def test_a_function_that_raises_is_refused_in_a_sentence(my_module, text, raised):
     (my_module / "custom_pipeline.py").write_text(text)
     with pytest.raises(ConfigError, match="is called without arguments, and raised ") as refused:
         load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
     assert raised in str(refused.value)
+
+
+def test_a_module_that_exits_does_not_end_the_command(my_module):
+    (my_module / "custom_pipeline.py").write_text("raise SystemExit(0)\n")
+    with pytest.raises(ConfigError, match="cannot be imported: SystemExit: 0"):
+        load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
 
 
 def test_function_that_returns_no_graph_is_refused(my_module):

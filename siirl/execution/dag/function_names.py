@@ -152,7 +152,7 @@ def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleTyp
             _refuse_module(part, parent=module, reference=reference, owner=owner)
         try:
             module = importlib.import_module(".".join(parts[: depth + 1]))
-        except MISTAKES as error:
+        except (*MISTAKES, SystemExit) as error:
             raise ConfigError(
                 f"The function {reference!r} of {owner} cannot be imported: "
                 f"{describe_error(error)}."

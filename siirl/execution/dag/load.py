@@ -48,7 +48,7 @@ def _custom(reference: str) -> TaskGraph:
         graph = make()
     except SiirlError:  # an invalid graph
         raise
-    except MISTAKES as error:
+    except (*MISTAKES, SystemExit) as error:  # sys.exit(0) would end the command in silence
         raise ConfigError(
             f"dag.custom_pipeline_fn={reference!r} is called without arguments, and raised "
             f"{describe_error(error)}."

@@ -59,8 +59,15 @@ class Pipeline:
                 `provides` are added to its columns.
 
         Raises:
-            ConfigError: The id is taken, `deps` is a string, or an option is unknown.
+            ConfigError: The id is taken or no printable text, `deps` is a string, or an option is
+                unknown.
         """
+        given: object = node_id  # a user's pipeline may be untyped
+        if not isinstance(given, str) or not given.strip() or not given.isprintable():
+            raise ConfigError(
+                f"Pipeline {self.pipeline_id!r}: the id of a node must be printable text, got "
+                f"{node_id!r}."
+            )
         if node_id in self._nodes:
             raise ConfigError(
                 f"Pipeline {self.pipeline_id!r} has a node {node_id!r} already. Give the new one "
