@@ -78,6 +78,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, help="held-out episodes of each task")
     parser.add_argument("--steps", type=int, help="training steps; by default the preset's")
     parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks/any_tasks"))
+    parser.add_argument("--note", help="beside the result, such as what else the machine did")
     flags = parser.parse_args()
     if (flags.suite == "metaworld") != (flags.half is not None):
         parser.error("metaworld needs --half, and no other suite has halves")
@@ -109,6 +110,7 @@ def write(flags: argparse.Namespace, suite: Suite, numbers: Sequence[int]) -> No
     summary = {
         "command": " ".join(["python -m benchmarks.any_tasks", *sys.argv[1:]]),
         "machine": describe_machine(),
+        **({"notice": flags.note} if flags.note else {}),
         "runs": chosen,
     }
     text = success_table(chosen) if suite.measure == "success" else return_table(chosen)

@@ -190,7 +190,7 @@ def train(job: Job, words: Sequence[str], *, folder: Path) -> dict[str, Any]:
         *(*job.words, *job.suite.train, *words, *length, *quiet(job, folder)),
         *("trainer.experiment_name=run", "trainer.max_minutes=null", "trainer.record_episodes=0"),
     )
-    (run,) = (folder / "run").iterdir()
+    run = max((folder / "run").iterdir())  # names are times; earlier ones were interrupted
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if row["step"] > 0]
     evaluated = [row for row in rows if "val/all/return" in row]
