@@ -84,7 +84,8 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=0, help="of each; 0: those it takes itself")
     flags = parser.parse_args()
-    command = " ".join(["python -m benchmarks.text_throughput", *sys.argv[1:]])
+    words = ["/tmp/trl/bin/python" if word == flags.trl else word for word in sys.argv[1:]]
+    command = " ".join(["python -m benchmarks.text_throughput", *words])
     measured = {"command": command, "machine": describe_machine()}
     results = json.loads(RESULT.read_text())["results"]  # the other setting's stays
     with tempfile.TemporaryDirectory() as folder:
