@@ -5,7 +5,8 @@ Observations. `Dict` and `Tuple` are walked to their leaves, in Gymnasium's orde
 stacked under `images`, texts (a mission) are joined by line ends under `instruction`, and all other
 leaves are flattened into one float32 vector under `proprioception`.
 
-Actions. `Box` stays, `Discrete` counts from 0. `MultiDiscrete` and `MultiBinary` of A decisions
+Actions. `Discrete` counts from 0, a `Box` of any shape and floating-point type is one of A
+dimensions and float32. `MultiDiscrete`, `MultiBinary` and a `Box` of whole numbers with A decisions
 become a Box of A dimensions, which a policy bins: dimension i ranges over [-0.5, n_i - 0.5], and
 the nearest whole number is the decision, so every decision has an equal share of the range.
 
@@ -25,6 +26,7 @@ from envs.gymnasium_pictures import PictureForm, may_be_meant_as_picture, pictur
 from envs.text import ModelText
 
 MAX_INSTRUCTION_CHARACTERS = 1 << 16
+MOST_VALUES = 1 << 22  # float32 holds the halves between so many whole numbers
 VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 Path = tuple[str | int, ...]
@@ -125,19 +127,22 @@ class ActionLayout:
         """Choose the contract's space; `name` is the environment's id, for messages.
 
         Raises:
-            ValueError: Actions that are neither numbers nor decisions.
+            ValueError: Actions that are neither numbers nor decisions, or whole numbers without
+                bounds.
         """
         self._native = space
-        self._decisions: NDArray[np.int64] | None = None
+        self._first: NDArray[np.int64] | None = None
+        """Lowest value of each decision, int64 [A]; None for actions that are not decisions."""
         self.space: spaces.Box | spaces.Discrete
         if isinstance(space, spaces.Discrete):
             self.space = spaces.Discrete(int(space.n))
-        elif isinstance(space, spaces.Box):
-            self.space = space
-        elif isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-            self._decisions = _decisions(space)
-            low = np.full(len(self._decisions), -0.5, np.float32)
-            self.space = spaces.Box(low, (self._decisions - 0.5).astype(np.float32))
+        elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+            low, high = (side.astype(np.float32).reshape(-1) for side in (space.low, space.high))
+            self.space = spaces.Box(low, high)
+        elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+            self._first, numbers_A = _decisions(space, name=name)
+            low = np.full(len(numbers_A), -0.5, np.float32)
+            self.space = spaces.Box(low, (numbers_A - 0.5).astype(np.float32))
         else:
             raise ValueError(
                 f"Gymnasium environment {name!r} has actions {space}: only Box, Discrete, "
@@ -147,14 +152,17 @@ class ActionLayout:
 
     def native(self, action: Any) -> Any:
         """The environment's own action for `action`, which is in `space`."""
-        if isinstance(self._native, spaces.Discrete):
-            return action + int(self._native.start)
-        if self._decisions is None:
-            return action + 0
-        counted = np.clip(np.floor(action + 0.5).astype(np.int64), 0, self._decisions - 1)
-        counted = counted.reshape(self._native.shape)
-        start = self._native.start if isinstance(self._native, spaces.MultiDiscrete) else 0
-        return (counted + start).astype(self._native.dtype)
+        native = self._native
+        if isinstance(native, spaces.Discrete):
+            return action + int(native.start)
+        if self._first is not None:
+            numbers_A = (self.space.high + 0.5).astype(np.int64)  # type: ignore[union-attr]
+            counted_A = np.clip(np.floor(action + 0.5).astype(np.int64), 0, numbers_A - 1)
+            return (counted_A + self._first).reshape(native.shape).astype(native.dtype)
+        assert isinstance(native, spaces.Box)
+        # the bounds of float32 may lie beyond those of another type by its rounding
+        values = action.astype(native.dtype).reshape(native.shape)
+        return np.asarray(np.clip(values, native.low, native.high))
 
 
 def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
@@ -178,11 +186,25 @@ def _at(path: Path) -> str:
     return f" at {'.'.join(map(str, path))!r}" if path else ""
 
 
-def _decisions(space: spaces.MultiDiscrete | spaces.MultiBinary) -> NDArray[np.int64]:
-    """Number of values of each decision, int64 [A]."""
+def _decisions(
+    space: spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary, *, name: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First value and number of values of each decision, int64 [A] each."""
     if isinstance(space, spaces.MultiBinary):
-        return np.full(int(np.prod(space.shape)), 2, np.int64)
-    return np.asarray(space.nvec, np.int64).reshape(-1)
+        size = int(np.prod(space.shape))
+        return np.zeros(size, np.int64), np.full(size, 2, np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        return (
+            np.asarray(space.start, np.int64).reshape(-1),
+            np.asarray(space.nvec, np.int64).reshape(-1),
+        )
+    low, high = (side.astype(np.float64).reshape(-1) for side in (space.low, space.high))
+    if not space.is_bounded() or (high - low >= MOST_VALUES).any():
+        raise ValueError(
+            f"Gymnasium environment {name!r} has actions {space}, whole numbers with more than "
+            f"{MOST_VALUES} values: give the space closer bounds, or make it floating-point."
+        )
+    return low.astype(np.int64), (high - low).astype(np.int64) + 1
 
 
 def _is_text(space: spaces.Space[Any]) -> bool:

@@ -12,13 +12,15 @@ exactly. A discrete action space needs no binning: one dimension, one bin per ac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import gymnasium
+
+POLICY = "actor_rollout_ref.model.policy"
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,14 @@ class ActionTokenizer:
 
         if isinstance(space, gymnasium.spaces.Discrete):
             return cls(bins=int(space.n), low=(), high=())
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        box = _vector_space(space)
+        if not box.is_bounded():
             raise ValueError(
-                f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the "
-                "environment to make it so."
+                f"Action space {space} has no bounds, so it cannot be binned: take a policy of "
+                f"continuous actions ({POLICY}=control_policy, which trainer=mujoco_control has), "
+                "or wrap the environment so that its actions have bounds."
             )
-        if not space.is_bounded():
-            raise ValueError(
-                f"Action space {space} has no bounds, so it cannot be binned: wrap it in "
-                "gymnasium's RescaleAction."
-            )
-        return cls(bins=bins, low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
+        return cls(bins=bins, **_bounds(box))
 
     @property
     def discrete(self) -> bool:
@@ -95,7 +94,11 @@ class ActionTokenizer:
 
 @dataclass(frozen=True)
 class ContinuousActions:
-    """Maps actions of a bounded Box to numbers in [-1, 1] and back, linearly in each dimension."""
+    """Maps actions of a Box to numbers and back, linearly in each dimension.
+
+    A dimension with two bounds has the numbers [-1, 1]. Without bounds an action is its number; with
+    one bound the number of the bound is -1 (below) or 1 (above), and distances stay.
+    """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -105,15 +108,16 @@ class ContinuousActions:
         """The coding of an action space.
 
         Raises:
-            ValueError: A space that is not a bounded one-dimensional Box.
+            ValueError: A space that is not a one-dimensional Box.
         """
-        tokens = ActionTokenizer.for_space(space, bins=2)
-        if tokens.discrete:
+        import gymnasium
+
+        if isinstance(space, gymnasium.spaces.Discrete):
             raise ValueError(
                 f"Action space {space} is discrete, and a continuous distribution has no integers: "
                 "take a policy of tokens, such as model=tiny_vla."
             )
-        return cls(low=tokens.low, high=tokens.high)
+        return cls(**_bounds(_vector_space(space)))
 
     discrete = False
     """Whether an action is one integer instead of a vector."""
@@ -124,19 +128,54 @@ class ContinuousActions:
         return len(self.low)
 
     def decode(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Numbers [K*A] to actions float32 [K, A]; numbers outside of [-1, 1] are clipped."""
-        share_KA = (np.clip(values, -1.0, 1.0).reshape(-1, self.dimensions) + 1.0) / 2.0
-        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        """Numbers [K*A] to actions float32 [K, A]; numbers beyond a bound are clipped."""
+        share_KA = (self._clipped(values.reshape(-1, self.dimensions)) + 1.0) / 2.0
+        low_A, high_A = self._range()
         return (low_A + (high_A - low_A) * share_KA).astype(np.float32)
 
     def encode(self, actions: NDArray) -> NDArray[np.float32]:
-        """Actions [K, A] to numbers float32 [K*A] in [-1, 1]."""
-        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        """Actions [K, A] to numbers float32 [K*A], in [-1, 1] between two bounds."""
+        low_A, high_A = self._range()
         values_KA = 2.0 * (np.asarray(actions) - low_A) / (high_A - low_A) - 1.0
-        return np.clip(values_KA, -1.0, 1.0).astype(np.float32).reshape(-1)
+        return self._clipped(values_KA).astype(np.float32).reshape(-1)
 
     def extremes(self) -> tuple[NDArray, NDArray]:
-        """The lowest and the highest action."""
+        """The lowest and the highest action; those of the numbers -1 and 1 without bounds."""
         return self.decode(np.full(self.dimensions, -1.0))[0], self.decode(
             np.full(self.dimensions, 1.0)
         )[0]
+
+    def _range(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Actions of the numbers -1 and 1; where a bound is missing they are 2 apart."""
+        low_A, high_A = np.asarray(self.low, float), np.asarray(self.high, float)
+        ends = np.isfinite(low_A), np.isfinite(high_A)
+        return (
+            np.where(ends[0], low_A, np.where(ends[1], high_A - 2.0, -1.0)),
+            np.where(ends[1], high_A, np.where(ends[0], low_A + 2.0, 1.0)),
+        )
+
+    def _clipped(self, values_KA: NDArray[Any]) -> NDArray[Any]:
+        least_A = np.where(np.isfinite(self.low), -1.0, -np.inf).astype(values_KA.dtype)
+        most_A = np.where(np.isfinite(self.high), 1.0, np.inf).astype(values_KA.dtype)
+        clipped: NDArray[Any] = np.clip(values_KA, least_A, most_A)
+        return clipped
+
+
+def _vector_space(space: gymnasium.Space) -> gymnasium.spaces.Box:
+    import gymnasium
+
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        raise ValueError(
+            f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the "
+            "environment to make it so."
+        )
+    if np.dtype(space.dtype).kind != "f":
+        raise ValueError(
+            f"Action space {space} is of whole numbers, and policies output float32: make it "
+            "Discrete, or a float32 Box whose actions the environment rounds."
+        )
+    return space
+
+
+def _bounds(space: gymnasium.spaces.Box) -> dict[str, tuple[float, ...]]:
+    return {"low": tuple(map(float, space.low)), "high": tuple(map(float, space.high))}

@@ -55,13 +55,17 @@ def stored_sizes(values: Mapping[str, Any], *, other: Mapping[str, int]) -> dict
 
 
 def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    """`low` and `high` of an action coding in a config.json, checked."""
+    """`low` and `high` of an action coding in a config.json, checked.
+
+    The bins of tokens need bounds; numbers do without.
+    """
     low = tuple(coding["low"])
     high = tuple(coding["high"])
+    may_be = (lambda bound: not math.isnan(bound)) if "bins" not in coding else math.isfinite
     if len(low) != len(high) or not all(
-        type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)
+        type(bound) in (int, float) and may_be(bound) for bound in (*low, *high)
     ):
-        raise ValueError(f"low={low} and high={high} must be as many finite numbers.")
+        raise ValueError(f"low={low} and high={high} must be as many numbers, finite with bins.")
     return {"low": low, "high": high}
 
 

@@ -85,9 +85,21 @@ class Composed(Errands):
     action_space = spaces.Dict({"go": spaces.Discrete(2)})
 
 
+class Table(Errands):
+    """A table of whole numbers; the reward shows its digits."""
+
+    action_space = spaces.Box(2, 5, (1, 2), np.int64)
+
+
+class Endless(Errands):
+    """Whole numbers without bounds."""
+
+    action_space = spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    for env_class in (Errands, Switches, Pair, Speaks, Composed):
+    for env_class in (Errands, Switches, Pair, Speaks, Composed, Table, Endless):
         gymnasium.register(f"siirl-spaces/{env_class.__name__}-v0", env_class, max_episode_steps=15)
     yield
     for name in [name for name in gymnasium.registry if name.startswith("siirl-spaces/")]:
@@ -103,7 +115,7 @@ def play(name, actions):
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", ["Errands", "Switches"])
+@pytest.mark.parametrize("name", ["Errands", "Switches", "Table"])
 def test_composed_spaces_keep_the_contract(name):
     check_env(GymnasiumEnv(id=f"siirl-spaces/{name}-v0"), seed=1)
 
@@ -146,6 +158,32 @@ def test_switches_keep_the_shape_of_the_environment():
     assert play("Switches", [np.array([1, 0, 0.6, 0.4], np.float32)])[1] == [1010.0]
 
 
+def test_whole_numbers_of_a_box_are_decisions_between_its_bounds():
+    space = GymnasiumEnv(id="siirl-spaces/Table-v0").spec.action_space
+    assert (space.low.tolist(), space.high.tolist()) == ([-0.5] * 2, [3.5] * 2)
+    actions = [space.low, space.high, np.array([0.6, 2.4], np.float32)]
+    assert play("Table", actions)[1] == [22.0, 55.0, 34.0]
+
+
+@pytest.mark.parametrize(
+    ("box", "action", "arrives"),
+    [
+        (spaces.Box(-1.0, 1.0, (2, 2)), [0.1, 0.2, 0.3, 0.4], [[0.1, 0.2], [0.3, 0.4]]),
+        (spaces.Box(-1.0, 1.0, ()), [0.5], 0.5),
+        (spaces.Box(-1.0, 1.0, (1,), np.float16), [0.5], [0.5]),
+        (spaces.Box(-0.7, 0.7, (1,), np.float64), [np.float32(0.7)], [0.7]),  # rounded upwards
+        (spaces.Box(-np.inf, np.inf, (1,)), [99.0], [99.0]),
+    ],
+)
+def test_a_box_of_any_shape_and_type_is_a_float32_vector(box, action, arrives):
+    layout = ActionLayout(box, name="box")
+    assert layout.space.shape == (len(action),)
+    assert layout.space.dtype == np.float32
+    native = layout.native(np.array(action, np.float32))
+    assert box.contains(native)
+    np.testing.assert_allclose(native, np.array(arrives, box.dtype), rtol=1e-6)
+
+
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4), bins=st.integers(7, 64))
 def test_a_policy_with_as_many_bins_as_values_reaches_every_decision(sizes, bins):
     layout = ActionLayout(spaces.MultiDiscrete(sizes), name="many")
@@ -163,6 +201,7 @@ def test_a_policy_with_as_many_bins_as_values_reaches_every_decision(sizes, bins
         ("Pair", r"Sequence\(Discrete\(2\), stack=False\) at '1', which is not a vector"),
         ("Speaks", "only Box, Discrete, MultiDiscrete and MultiBinary are supported"),
         ("Composed", "wrap the environment so that it takes one of them"),
+        ("Endless", "whole numbers with more than 4194304 values: give the space closer bounds"),
     ],
 )
 def test_spaces_without_a_form_in_the_contract_are_refused_with_the_remedy(name, sentence):

@@ -33,6 +33,7 @@ def spec(action_space, *, images=None, tasks=("reach",)) -> EnvSpec:
 
 
 DISCRETE, CONTINUOUS = gymnasium.spaces.Discrete(4), gymnasium.spaces.Box(-2.0, 2.0, (2,))
+UNBOUNDED = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
 
 
 def policy(space=CONTINUOUS, **options) -> ControlPolicy:
