@@ -77,7 +77,7 @@ class RolloutCollector:
         result, stats = self.rollout.generate(requests, embed=True)
         self.check(result, episodes=len(requests))
         self.recorder.keep(result.trajectories, kind="train", step=step)
-        return NodeOutput(batch=result.batch(), metrics=self.measure(result, stats))
+        return NodeOutput(batch=result.training_batch(), metrics=self.measure(result, stats))
 
     def requests(
         self, batch: TensorDict, *, step: int, greedy: bool = False

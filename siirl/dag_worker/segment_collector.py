@@ -58,7 +58,7 @@ class SegmentCollector(RolloutCollector):
             for name, value in self.measure(result, stats).items()
         }
         return NodeOutput(
-            batch=result.batch(),
+            batch=result.training_batch(),
             metrics={name: value for name, value in metrics.items() if value is not None},
         )
 

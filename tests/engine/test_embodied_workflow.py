@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from envs.base import PROPRIOCEPTION
+from envs.base import INSTRUCTION, PROPRIOCEPTION
 from siirl.engine.rollout.acting import ActResponse
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
-from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
+from siirl.errors import InvariantError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.policy import Policy
 
@@ -77,6 +79,56 @@ def row_of(*script):
     )
     workflow = EmbodiedWorkflow(pool=ScriptedPool(script), policy=StillPolicy(), streams={})
     return asyncio.run(workflow.arun_episode(StillEngine(), data)).row
+
+
+class TalkingPool(ScriptedPool):
+    """Says another instruction before each chunk."""
+
+    def __init__(self, *instructions):
+        super().__init__([(0.0, 2, False)] * (len(instructions) - 1) + [(1.0, 2, True)])
+        self.instructions = iter((*instructions, "the end"))
+
+    def said(self, answer):
+        return {**answer[0], INSTRUCTION: next(self.instructions)}, *answer[1:]
+
+    async def reset(self, *, seed, options):
+        return self.said(await super().reset(seed=seed, options=options))
+
+    async def step_chunk(self, actions):
+        return self.said(await super().step_chunk(actions))
+
+
+class ReadingPolicy(StillPolicy):
+    """Reads the length of the instruction."""
+
+    def tokenize_instruction(self, text):
+        return np.array([len(text)])
+
+
+def talked(*instructions, policy):
+    data = EpisodeRequest(
+        uid="u", group_id=0, task="push", task_id=0, trial_id=0, seed=0, policy_seed=(0,)
+    )
+    workflow = EmbodiedWorkflow(pool=TalkingPool(*instructions), policy=policy, streams={})
+    return RolloutResult([asyncio.run(workflow.arun_episode(StillEngine(), data))])
+
+
+def test_a_row_whose_instruction_changed_is_evaluated_and_refused_for_training():
+    result = talked("go left", "go left", "go right", policy=ReadingPolicy())
+    assert len(result.batch()) == 1
+    with pytest.raises(
+        InvariantError,
+        match=r"task 'push' changed within an episode \(from 'go left' to 'go right', 4 steps later\)",
+    ):
+        result.training_batch()
+
+
+@pytest.mark.parametrize(
+    ("instructions", "policy"),
+    [(("go left", "go left"), ReadingPolicy()), (("go left", "go right"), StillPolicy())],
+)
+def test_a_text_that_stays_or_is_not_read_can_be_trained_on(instructions, policy):
+    assert len(talked(*instructions, policy=policy).training_batch()) == 1
 
 
 def test_reward_of_each_chunk_is_at_its_last_executed_token():

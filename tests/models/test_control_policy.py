@@ -124,7 +124,7 @@ def test_without_normalize_states_stay_as_they_are():
     assert made._standardised(torch.tensor([[7.0, 7.0, 7.0]])).tolist() == [[7.0] * 3]
 
 
-@pytest.mark.parametrize("space", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("space", [DISCRETE, CONTINUOUS, UNBOUNDED])
 def test_a_folder_gives_the_same_policy_statistics_included(space, tmp_path):
     made = policy(space, normalize=True)
     made.observe(torch.randn(5, 3), ranks=ALONE)

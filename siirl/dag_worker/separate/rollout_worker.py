@@ -338,7 +338,7 @@ class RolloutWorker:
         async def roll_out(prompts: TensorDict) -> TensorDict:
             result = await self._episodes_of(prompts, step=prompt.step)
             resume()
-            rows = with_columns_of_all(result.batch(), ranks=self.parts.context.ranks)
+            rows = with_columns_of_all(result.training_batch(), ranks=self.parts.context.ranks)
             return with_columns_of_prompts(rows, prompts=prompts)
 
         resume()

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from envs.base import Frames
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.errors import SimulationFailed
+from siirl.errors import InvariantError, SimulationFailed
 
 ENCODER_STREAM = "encoder"
 RECORDER_STREAM = "recorder"
@@ -58,6 +58,10 @@ class Trajectory:
     frames: dict[str, Frames] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
     """For human readers, as JSON values: messages, turns, verdict, reward parts."""
+    changed_instruction: str = ""
+    """How a robot's instruction changed within the row, which has place for one; such a row cannot
+    be trained on.
+    """
 
 
 class RolloutWorkflow(abc.ABC):
@@ -92,8 +96,25 @@ class RolloutResult:
     """
 
     def batch(self) -> TensorDict:
-        """Rows of the finished episodes as a padded batch for training."""
+        """Rows of the finished episodes as a padded batch."""
         return Samples2Dict([Sample(trajectory.row) for trajectory in self.trajectories])
+
+    def training_batch(self) -> TensorDict:
+        """As `batch`, for training.
+
+        Raises:
+            InvariantError: A row whose instruction changed: its later actions would be scored under
+                another text than they were chosen by.
+        """
+        for trajectory in self.trajectories:
+            if trajectory.changed_instruction:
+                raise InvariantError(
+                    f"The instruction of task {trajectory.row['task_name']!r} changed within an "
+                    f"episode ({trajectory.changed_instruction}), and a training row has one "
+                    "instruction: keep the environment's text the same until the episode ends, and "
+                    "give what changes as numbers or pictures."
+                )
+        return self.batch()
 
     def add(self, data: Any, outcome: Outcome) -> None:
         """Add the outcome of the episode requested by `data`."""

@@ -69,6 +69,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
                 request = self.request(observation, data, noise.chunk())
                 response = await engine.act(request)
                 actions = self.policy.action_tokenizer.decode(response.values)
+                recorder.read(request, observation.get(INSTRUCTION, ""))
                 observation, reward, terminated, truncated, info = await slot.step_chunk(
                     list(actions)
                 )
@@ -81,6 +82,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
             frames=frames,
             # with the seed, all that siirl.replay needs
             record={"actions": executed, "options": dict(data.options)} if filmed else {},
+            changed_instruction=recorder.changed_instruction,
         )
 
     def request(
@@ -117,6 +119,18 @@ class RowRecorder:
         self.rewards: list[NDArray[np.float32]] = []
         self.steps = 0
         self.env_return = 0.0
+        self.changed_instruction = ""
+        """See `Trajectory.changed_instruction`."""
+        self._instruction = ""
+
+    def read(self, request: ActRequest, instruction: str) -> None:
+        """Note the instruction of the observation at which the next chunk begins."""
+        if not self.chunks:
+            self._instruction = instruction
+        elif not np.array_equal(request.instruction_ids, self.chunks[0][0].instruction_ids):
+            self.changed_instruction = self.changed_instruction or (
+                f"from {self._instruction!r} to {instruction!r}, {self.steps} steps later"
+            )
 
     def add(self, request: ActRequest, response: Any, reward: float, executed: int) -> None:
         """Add a chunk, of which the environment executed the first `executed` actions."""

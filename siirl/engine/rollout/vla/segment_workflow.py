@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.base import INSTRUCTION
 from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LAST_SEED
 from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
@@ -172,6 +173,7 @@ class SegmentWorkflow(RolloutWorkflow):
             request = self.episodes.request(episode.observation, data, noise.chunk())
             response = await engine.act(request)
             actions = self.episodes.policy.action_tokenizer.decode(response.values)
+            recorder.read(request, episode.observation.get(INSTRUCTION, ""))
             observation, reward, terminated, truncated, info = await slot.step_chunk(list(actions))
             recorder.add(request, response, reward, info["executed"])
             episode.add(observation, reward, actions[: info["executed"]])
@@ -182,7 +184,13 @@ class SegmentWorkflow(RolloutWorkflow):
                 _part(data, episode, number=len(rows)), info, truncated=bool(truncated)
             )
             row |= self._behind(observation, data, terminated=bool(terminated))
-            rows.append(Trajectory(row, record=episode.record() if ended else {}))
+            rows.append(
+                Trajectory(
+                    row,
+                    record=episode.record() if ended else {},
+                    changed_instruction=recorder.changed_instruction,
+                )
+            )
             recorder = self._recorder()
             if ended:
                 del self._running[environment]
