@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import error
 from gymnasium.envs.registration import EnvSpec as EnvRegistration
 from gymnasium.envs.registration import load_env_creator
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
 from envs.arguments import checked_action, checked_seed, read_options
@@ -31,6 +32,9 @@ from envs.gymnasium_spaces import ActionLayout, ObservationLayout
 from envs.offscreen import choose_backend
 
 SUCCESS_KEYS = ("is_success", "success")
+MADE_BY_GYMNASIUM = (TimeLimit, OrderEnforcing)  # wrappers of `gymnasium.make`
+RESET = "(observation, info) of reset"
+STEP = "(observation, reward, terminated, truncated, info) of step"
 PYGAME_DRAWN = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.toy_text")
 
 
@@ -63,9 +67,10 @@ class GymnasiumEnv(Environment):
         if limit < 1:
             raise ValueError(f"env.max_episode_steps must be at least 1, got {limit}.")
         self._env = _make(registered, max_episode_steps=limit, kwargs=kwargs)
+        _require_spaces(self._env, name=id)
         self._layout = ObservationLayout(self._env.observation_space, name=id)
         self._actions = ActionLayout(self._env.action_space, name=id)
-        self._success_key = _success_key(self._env)
+        self._success_key = _success_key(self._env, name=id)
         self.spec = EnvSpec(
             name="gymnasium",
             tasks=(id,),
@@ -138,7 +143,13 @@ class GymnasiumEnv(Environment):
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned {np.size(reward)} rewards, "
                 f"{reward}, and a step has one: wrap it, so that their sum or one of them counts."
             )
-        return float(np.asarray(reward).reshape(()))
+        value = np.asarray(reward).reshape(())
+        if value.dtype.kind not in "biuf":
+            raise RuntimeError(
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward!r}, and a "
+                "reward is a number."
+            )
+        return float(value)
 
     def _info(self, raw: Mapping[str, Any]) -> Info:
         info: Info = {"task": self.spec.tasks[0]}
@@ -207,9 +218,8 @@ def _make(
             **kwargs,
         )
     except TypeError as refused:
-        raise ValueError(
-            f"Gymnasium environment {id!r} does not take these arguments: {refused}"
-        ) from refused
+        what = "does not take these arguments" if kwargs else "cannot be made"
+        raise ValueError(f"Gymnasium environment {id!r} {what}: {refused}") from refused
     except (error.DependencyNotInstalled, ModuleNotFoundError) as missing:
         raise RuntimeError(
             f"Gymnasium environment {id!r} needs a package that is not installed: {missing}"
@@ -246,11 +256,50 @@ def _choose_renderer() -> bool:
     return True
 
 
-def _success_key(env: gymnasium.Env[Any, Any]) -> str | None:
+def _require_spaces(env: gymnasium.Env[Any, Any], *, name: str) -> None:
+    for kind in ("observation_space", "action_space"):
+        space = getattr(env, kind, None)
+        if not isinstance(space, gymnasium.Space):
+            raise ValueError(
+                f"Gymnasium environment {name!r} has {kind} {space!r}, which is no space of "
+                "Gymnasium's: set it in the environment's constructor."
+            )
+
+
+def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
+    """The values that `reset` or `step` returned.
+
+    Raises:
+        RuntimeError: Another number of them, or no dict at the end.
+    """
+    wanted = form.count(",") + 1
+    found = len(returned) if isinstance(returned, tuple) else None
+    if found != wanted:
+        what = f"{found} values" if found is not None else f"a {type(returned).__name__}"
+        raise RuntimeError(
+            f"Gymnasium environment {name!r} returned {what} where {form} is expected, as since "
+            "Gymnasium 0.26: return these, or wrap the old environment."
+        )
+    if not isinstance(returned[-1], Mapping):
+        raise RuntimeError(
+            f"Gymnasium environment {name!r} returned {returned[-1]!r} as the info of {form}, which "
+            "is a dict."
+        )
+    return tuple(returned)
+
+
+def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
+    """The key of success in the infos; one reset and one step show it.
+
+    Raises:
+        RuntimeError: `reset` or `step` of another form than Gymnasium's.
+    """
+    while isinstance(env, MADE_BY_GYMNASIUM):  # they unpack the values before they can be counted
+        env = env.env
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
-    env.reset(seed=0)
-    *_, info = env.step(action_space.sample())
+    _parts(env.reset(seed=0), RESET, name=name)
+    *_, info = _parts(env.step(action_space.sample()), STEP, name=name)
     return next((key for key in SUCCESS_KEYS if key in info), None)
 
 
