@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from tiny_language_models import tokenizer
 
 from siirl.engine.rollout.generation import GenerationResponse
 from siirl.engine.rollout.server.completions import COMPLETIONS
+from siirl.engine.rollout.server.handshake import PROTOCOL, shake_hands
 from siirl.engine.rollout.server.server_engine import ServerEngine
+from siirl.engine.rollout.server.server_link import ServerLink
 from siirl.errors import RunFailed, SimulationFailed
 
 
@@ -169,6 +172,24 @@ def test_a_server_that_cannot_serve_the_run_is_refused_with_the_remedy(
     with pytest.raises(RunFailed, match=expected) as refused:
         started(url)
     assert "\n" not in str(refused.value)
+
+
+def test_the_protocol_of_the_workers_decides_and_not_the_version_of_siirl(
+    playground: Playground, url: str
+) -> None:
+    described = {"protocol": PROTOCOL, "siirl": "0.0.1", "dtype": "float32", "label": ""}
+    playground.faults.instead = {"/collective_rpc": JSONResponse({"results": [described]})}
+    link = ServerLink(url, token=None, deadline_s=20.0, reconnect_s=0.0)
+    try:
+        served = link.wait(shake_hands(link, dtype="float32", longest_text=None))
+    finally:
+        link.close()
+    assert served.longest == 128
+
+
+def test_the_page_names_the_protocol_that_is_compared() -> None:
+    page = Path(__file__).parents[3] / "docs" / "inference_server.md"
+    assert f"in a version whose workers have protocol {PROTOCOL}," in page.read_text()
 
 
 def test_a_server_for_shorter_texts_is_refused(url: str) -> None:
