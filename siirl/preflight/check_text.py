@@ -1,11 +1,13 @@
 """Checks of a text job's model, prompts and reward before any process starts."""
 
+from envs.base import EnvSpec
 from siirl.dag_worker.text_components import (
     check_engine_shows_pictures,
     make_language_model,
     make_tokenizer,
 )
-from siirl.data_coordinator.prompts.joined_files import open_prompt_files
+from siirl.data_coordinator.prompts.index import check_first_rows
+from siirl.data_coordinator.prompts.joined_files import has_truth, open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
 from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.errors import ConfigError
@@ -21,20 +23,22 @@ from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArgumen
 from siirl.params.paths import find
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
 from siirl.params.weight_files import may_be_hub_id, parameters_in
+from siirl.preflight.plan_text import ROWS_BEFORE_START
 
 # parameters: smaller models are also loaded before the start, which takes a second or two
 LOADED_TWICE = 100_000_000
 MODEL = "actor_rollout_ref.model.path"
 
 
-def check_text(config: SiiRLArguments) -> None:
+def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
     """Check models, tokenizer, prompt files and reward functions.
 
-    Loads the tokenizer, a small model, and each reward function in its own process.
+    Loads the tokenizer, a small model, the first rows of the prompt files with their pictures, and
+    each reward function in its own process.
 
     Raises:
-        ConfigError: A tokenizer without an end token, lengths beyond the model's, rows without
-            prompts, or a reward function that is unknown or does not take its arguments.
+        ConfigError: A tokenizer without an end token, lengths beyond the model's, an
+            invalid one of the first rows, or a reward function that is unknown or does not take its arguments.
         MissingAssetError: No such folder, hub id or file.
         CheckpointError: Truncated or damaged weights.
     """
@@ -58,7 +62,12 @@ def check_text(config: SiiRLArguments) -> None:
         ("data.val_files", config.data.val_files),
     ):
         if files:
-            open_prompt_files(files, key=key)
+            check_first_rows(
+                open_prompt_files(files, key=key),
+                encode=tokenizer.encode_prompt,
+                check=spec.check_row or has_truth,
+                count=ROWS_BEFORE_START,
+            )
     check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)
 
 

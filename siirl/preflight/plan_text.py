@@ -12,6 +12,11 @@ from siirl.preflight.plan import Plan, listed
 
 LEAST_TEXT = 40  # columns beside a topic; a narrower terminal has the text below it
 BELOW = 4  # indent of that text
+ROWS_BEFORE_START = 64  # of data.train_files, and of data.val_files: a second, with large pictures
+ROWS_READ = (
+    f"the first {ROWS_BEFORE_START} of each list of prompt files were read, with their pictures; "
+    "the run reads all of them before its first step"
+)
 UNGRADED_ROWS = (
     "includes rows that the environment cannot grade (no ground truth, or a style that needs a "
     "judge): only your reward rates them, and success rates leave them out "
@@ -74,6 +79,7 @@ def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
         ("update", _render_update(plan)),
         *([("loss", plan.update.loss)] if plan.pipeline.trains else []),
         *([("critic", plan.update.critic)] if plan.update.critic is not None else []),
+        *([("rows", ROWS_READ)] if plan.length.file_epochs is not None else []),
         *([("grades", UNGRADED_ROWS)] if plan.ungraded else []),
         *([("start", plan.start)] if plan.start is not None else []),
     ]

@@ -112,7 +112,7 @@ def check_models(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) ->
         CheckpointError: Weights of another model.
     """
     if is_text(spec):
-        check_text(config)
+        check_text(config, spec)
         return
     check_policy(
         config,

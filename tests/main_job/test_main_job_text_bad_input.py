@@ -1,5 +1,7 @@
 """Bad input of a text job, on the command line: refused with its place, or read literally."""
 
+import base64
+import io
 import json
 import os
 import shutil
@@ -10,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
+from siirl.preflight.plan_text import ROWS_BEFORE_START
 from siirl.train import FAILED, REFUSED, main
 
 JOB = ["env=math", "pipeline=grpo"]
@@ -253,9 +258,9 @@ UNANSWERED = row(3, reward_model={"style": "rule", "ground_truth": None})
     ("rows", "words", "expected"),
     [
         (
-            [*map(row, range(20)), UNANSWERED],
+            [*map(row, range(ROWS_BEFORE_START)), UNANSWERED],
             [],
-            "line 21: reward_model.ground_truth must be text or a finite number, got None. Correct "
+            "line 65: reward_model.ground_truth must be text or a finite number, got None. Correct "
             "the row, or take it out.",
         ),
         (
@@ -270,7 +275,7 @@ UNANSWERED = row(3, reward_model={"style": "rule", "ground_truth": None})
 def test_rows_that_cannot_be_trained_on_end_the_run_before_its_first_step(
     capsys, tmp_path: Path, rows, words, expected: str
 ) -> None:
-    """Files are read through by the ranks, each its part: a plan looks at columns alone."""
+    """Files are read through by the ranks, each its part: a plan reads the first rows alone."""
     file = written(tmp_path / "prompts.jsonl", rows)
     small = [
         "cluster=local",
@@ -285,6 +290,57 @@ def test_rows_that_cannot_be_trained_on_end_the_run_before_its_first_step(
     assert "Traceback" not in said
     (metrics,) = (tmp_path / "out").glob("*/*/metrics.jsonl")
     assert metrics.read_text() == ""
+
+
+@pytest.mark.parametrize("key", ["train_files", "val_files"])
+def test_a_plan_refuses_an_invalid_one_of_the_first_rows(plan, tmp_path: Path, key: str) -> None:
+    file = written(tmp_path / "prompts.jsonl", [*map(row, range(63)), UNANSWERED])
+    sound = written(tmp_path / "sound.jsonl", [row(1)])
+    status, said = plan(
+        *([f"data.train_files=[{sound}]"] if key == "val_files" else []), f"data.{key}=[{file}]"
+    )
+    assert status == REFUSED
+    assert said.startswith(f"siirl: data.{key}: {file}, line 64: reward_model.ground_truth must be")
+
+
+def picture(*, width: int = 28, height: int = 28, cut: int | None = None) -> dict[str, str]:
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(stream, "PNG")
+    return {"bytes": base64.b64encode(stream.getvalue()[:cut]).decode()}
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        ([picture(cut=900)], "a picture given by its bytes is no readable picture (image file is"),
+        (["https://a.org/b.png"], "is an address on the web; download it"),
+        (["b.png"], "there is no file"),
+        ([], "the prompt has <image> 1 times, and images has 0 pictures"),
+        ([picture(width=2, height=500)], "the model does not take a picture given by its bytes"),
+    ],
+    ids=["damaged", "web", "missing", "none", "ratio"],
+)
+def test_a_plan_refuses_a_bad_picture_of_the_first_rows(
+    plan, tmp_path: Path, images: list[Any], expected: str
+) -> None:
+    prompt = [{"role": "user", "content": "<image>How many?"}]
+    rows = [row(1, prompt=prompt, images=[picture()]), row(2, prompt=prompt, images=images)]
+    file = written(tmp_path / "prompts.jsonl", rows)
+    status, said = plan("model=tiny_vlm", f"data.train_files=[{file}]")
+    assert status == REFUSED
+    assert said.startswith(f"siirl: data.train_files: {file}, line 2: ")
+    assert expected in said
+
+
+def test_a_plan_says_how_many_rows_it_read(
+    plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path / "prompts.jsonl", [*map(row, range(20))])
+    assert main(["--plan", *JOB, f"data.train_files=[{file}]"]) == 0
+    assert "the first 64 of each list of prompt files were read" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 # The reward

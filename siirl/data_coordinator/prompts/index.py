@@ -159,6 +159,17 @@ def _number_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
+def check_first_rows(
+    files: PromptFiles, *, encode: Encode, check: CheckRow = has_truth, count: int
+) -> None:
+    """Read the first `count` rows as a run reads all of them, with their pictures.
+
+    Raises:
+        ConfigError: An invalid row.
+    """
+    _look_at(files, range(min(count, len(files))), encode=encode, check=check)
+
+
 def _look_at(files: PromptFiles, rows: range, *, encode: Encode, check: CheckRow) -> _Part:
     part = _Part([], [], [], [])
 
