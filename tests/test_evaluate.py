@@ -11,7 +11,9 @@ import pytest
 from envs.registry import env_spec
 from siirl.dag_worker.manifest import FORMAT, fingerprint
 from siirl.evaluate import main
+from siirl.jobs.evaluation import adds_to
 from siirl.models.policy_loader import build_policy, save_policy
+from siirl.reporting.statistics import success_interval
 
 REFUSED = 2
 CARTPOLE = (
@@ -46,6 +48,33 @@ def evaluation(folder: Path) -> dict[str, Any]:
     """Result of the only evaluation below `folder`."""
     (file,) = folder.glob("evaluation/*/evaluation.json")
     return json.loads(file.read_text())
+
+
+def test_returns_are_printed_beside_success_unless_they_are_the_same() -> None:
+    success = {"argmax": {"push": success_interval(1, 4)}}
+    assert adds_to(success, {"argmax": {"push": 17.5}})
+    assert not adds_to(success, {"argmax": {"push": 0.25}})
+    assert adds_to({}, {"argmax": {"push": 0.25}})
+
+
+def test_a_task_with_a_success_flag_shows_its_return(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = env_spec("gymnasium", id="tests.envs.paid_steps:PaidSteps-v0")
+    untrained = build_policy("tiny_vla", path=None, spec=spec, seed=0, options={"width": 8})
+    save_policy(untrained, tmp_path / "policy")
+    words = (
+        f"checkpoint={tmp_path / 'policy'}",
+        *("env=gymnasium", "env.id=tests.envs.paid_steps:PaidSteps-v0", *CARTPOLE[2:]),
+        *("trainer.val_episodes=2", f"trainer.output_dir={tmp_path}", "actions=argmax"),
+    )
+    assert main(words) == 0
+    found, told = evaluation(tmp_path), " ".join(capsys.readouterr().out.split())
+    assert found["success"]["argmax"]["all"]["successes"] == 2
+    assert "success on held-out episodes" in told
+    _, returns = told.split("mean return of 2 held-out episodes of each task, seeds 0 to 1")
+    assert "1.5" in returns
+    assert found["return"]["argmax"]["all"] == 1.5
 
 
 def test_returns_are_reported_without_a_success_flag(

@@ -8,10 +8,11 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -76,9 +77,11 @@ from siirl.reporting.statistics import (
 RESULT_FILE = "evaluation.json"
 # Settings of a run's configuration that an evaluation ignores: demonstrations and further ranks.
 NOTHING_IS_TRAINED = ("reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
+LARGE_RETURN = 10  # from here on tenths say enough; a score between 0 and 1 needs more
 Success = dict[str, SuccessInterval]
 Returns = dict[str, float]
 Scores = dict[str, MeanInterval]
+Measured = TypeVar("Measured")
 
 
 def evaluate(
@@ -184,14 +187,30 @@ def on_held_out(
                 scores,
             )
         )
-    if not tables:
-        tables.append(
-            return_table(
-                f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}",
-                returns,
-            )
-        )
+    if not tables or adds_to(success, returns):
+        title = f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}"
+        tables += [
+            return_table(f"{kind}: {title}" if kind else title, columns)
+            for kind, columns in columns_of_returns(config.env.perturb, returns).items()
+        ]
     return results, tables
+
+
+def adds_to(success: Mapping[str, Success], returns: Mapping[str, Returns]) -> bool:
+    """Whether a mean return is not the rate of success, as it is where success is the reward."""
+    return any(
+        task not in success.get(kind, {})
+        or not math.isclose(value, success[kind][task].rate, abs_tol=1e-6)
+        for kind, found in returns.items()
+        for task, value in found.items()
+    )
+
+
+def columns_of_returns(
+    perturb: Sequence[str] | None, returns: Mapping[str, Returns]
+) -> dict[str, Mapping[str, Returns]]:
+    """Columns of each table: kinds of action; with perturbations these, for each kind."""
+    return {"": returns} if perturb is None else dict(by_case(returns))
 
 
 def perturbation_cases(perturb: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
@@ -205,11 +224,19 @@ def perturbation_cases(perturb: Sequence[str] | None) -> dict[str, Sequence[str]
 
 def perturbation_tables(title: str, success: Mapping[str, Success]) -> list[Table]:
     """One table per kind of action: a column per perturbation, beside the standard episodes."""
-    by_kind: dict[str, dict[str, Success]] = {}
-    for name, found in success.items():
+    return [
+        perturbation_table(f"{kind}: {title}", columns)
+        for kind, columns in by_case(success).items()
+    ]
+
+
+def by_case(measured: Mapping[str, Measured]) -> dict[str, dict[str, Measured]]:
+    """`kind/case` as a kind of action with its cases."""
+    by_kind: dict[str, dict[str, Measured]] = {}
+    for name, found in measured.items():
         kind, _, case = name.partition("/")
         by_kind.setdefault(kind, {})[case] = found
-    return [perturbation_table(f"{kind}: {title}", columns) for kind, columns in by_kind.items()]
+    return by_kind
 
 
 def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -221,7 +248,7 @@ def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
-    """Table of mean returns without success: a row per task, a column per kind of action."""
+    """Table of mean returns: a row per task, a column per kind of action."""
     table = narrow_table(title)
     for name in columns:
         table.add_column(name)
@@ -230,9 +257,13 @@ def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
     ):
         table.add_row(
             cell(task),
-            *(f"{returns[task]:.1f}" if task in returns else "-" for returns in columns.values()),
+            *(_number(returns[task]) if task in returns else "-" for returns in columns.values()),
         )
     return table
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= LARGE_RETURN else f"{value:.3f}"
 
 
 def by_protocol(
