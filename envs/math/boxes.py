@@ -27,6 +27,7 @@ from envs.math.line_marks import (
 from envs.math.marks import Mark
 from envs.math.markup import MARKUP, without_markup
 from envs.math.notation import is_several
+from envs.math.plain_sentences import without_explanation
 from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
 from envs.math.sentences import (
@@ -118,7 +119,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
     sentence, rest = first_sentence(after)
     sentence = ASIDE_OF_A_BOX.sub("", INDEPENDENT.sub("", sentence.rstrip(" .$")))
-    sentence = TAG_END.split(sentence, maxsplit=1)[0]
+    sentence = without_explanation(TAG_END.split(sentence, maxsplit=1)[0])
     if attached is not None and not is_unit(attached[0]):
         return MarkedAnswer(f"{content}{attached[0]}", mark.start, True)
     begin = sentence_begin(text, mark.start)

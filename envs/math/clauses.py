@@ -36,7 +36,8 @@ COMPARED = re.compile(
     r"(?!that\b|this\b|it\b|what\b|twice\b|half\b)(?!.*\b(?:or|and|but)\b)[A-Za-z' ]+$"
 )
 """`12 years older than Ann`, `6 more pens than Sam`: the number is the difference."""
-ADDRESSED = re.compile(r"[^0-9]*\b(?:you|your)\b[^0-9]*\?$", re.IGNORECASE)
+ADDRESSED = re.compile(r"[^0-9]*\b(?:you|your)\b[^0-9]*$", re.IGNORECASE)
+"""`Let me know if you have questions`, without a number."""
 IMAGINED = re.compile(
     r"[*_]{0,2}(?:even if|if|had|were)\b[^.?]{0,200}\bwould(?:n['\u2019]t)?\b", re.IGNORECASE
 )

@@ -14,19 +14,29 @@ import re
 from envs.math.answers import in_plain_signs
 from envs.math.closing_sentences import stated_foreign_value, stated_value
 from envs.math.languages import ends_in_foreign_language
-from envs.math.last_lines import last_lines, last_sentence
+from envs.math.last_lines import last_lines, last_sentence, sentences_of
 from envs.math.line_marks import MarkedAnswer
 from envs.math.lone_values import alone_on_line, spoils, total_of_line
-from envs.math.named_answers import NAMED, NAMED_IN_BOLD, named_answer, stated_name
-from envs.math.plain_sentences import closing_number
+from envs.math.named_answers import NAMED, NAMED_IN_BOLD, OPTION, named_answer, stated_name
+from envs.math.plain_sentences import (
+    CONCLUDING,
+    has_number,
+    stated_number,
+    stated_predicate,
+)
 from envs.math.provisional import DIGITS, DOUBT
+from envs.math.remarks import is_remark
 from envs.math.sentences import TAIL, taken_back
+from envs.math.values import ITEM
+from envs.math.vocabulary import WORDS
 
 EXPLANATION = re.compile(
     r"\n[*_#\s]{0,6}(?:explanation|reasoning|reason|justification|working|calculation)s?[*_]{0,2}:",
     re.IGNORECASE,
 )
 """What follows explains the answer before it."""
+EQUATED = re.compile(r"[a-z] ?= ")
+MAX_REMARKS = 6
 RESULT = re.compile(r"=[\s$]*(-?[0-9.,]*[0-9])")
 
 
@@ -37,13 +47,11 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
     tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
     if named and (answer := _name_at_the_end(tail, whole=whole, question=question)) is not None:
         return answer
-    answer = _at_the_end(tail, whole=whole, question=question)
+    answer = _before_remarks(tail, whole=whole, question=question)
     explanation = EXPLANATION.search(tail)
-    if answer is None and explanation is None:
-        return closing_number(text, question=question)
     if answer is not None or explanation is None:
         return answer
-    answer = _at_the_end(tail[: explanation.start()], whole=whole, question=question)
+    answer = _before_remarks(tail[: explanation.start()], whole=whole, question=question)
     after = tail[explanation.end() :]
     doubtful = answer is not None and (
         {*RESULT.findall(after)[-1:]} - {*DIGITS.findall(answer.text)}
@@ -53,18 +61,44 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
     return None if doubtful else answer
 
 
+def _before_remarks(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
+    """The answer at the end of `text`, or before the remarks at its end."""
+    lines = last_lines(text, whole=whole)
+    numbered = False
+    for _ in range(MAX_REMARKS + 1):
+        if not lines:
+            return None
+        answer = _at_the_end(lines, text=text, question=question)
+        if answer is not None:
+            return answer if not numbered or _is_final(lines) else None
+        *before, remark = sentences_of(lines[-1])
+        if not is_remark(remark.strip()):
+            return None
+        numbered = numbered or has_number(remark)
+        rest = "".join(before).strip()
+        lines = [*lines[:-1], rest] if rest else lines[:-1]
+    return None
+
+
+def _is_final(lines: list[str]) -> bool:
+    """Whether the answer at the end of `lines` is one whatever remarks follow: concluded, emphasised,
+    alone on its line or the first sentence.
+    """
+    *before, sentence = sentences_of(lines[-1])
+    stands_alone = not before and (len(lines) == 1 or len(WORDS.findall(sentence)) < 3)
+    concludes = CONCLUDING.match(sentence) or EQUATED.match(sentence)
+    return stands_alone or "**" in sentence or concludes is not None
+
+
 def _name_at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
     lines = last_lines(text, whole=whole)
     name = stated_name(lines[-1], question=question) if lines else None
     return None if name is None else MarkedAnswer(name, len(text) - len(lines[-1]))
 
 
-def _at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
-    lines = last_lines(text, whole=whole)
-    if not lines:
-        return None
+def _at_the_end(lines: list[str], *, text: str, question: str) -> MarkedAnswer | None:
     last, before = lines[-1], lines[:-1]
-    position = len(text) - len(last)
+    position = max(text.rfind(last), 0)
     total = total_of_line(last, question=question)
     if total is not None:
         other = total_of_line(before[-1], question=question) if before else None
@@ -73,11 +107,17 @@ def _at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None
     if alone is not None:
         return MarkedAnswer(alone, position, spoils(before, alone, question=question))
     sentence = last_sentence(last)
+    number = None
+    if not ITEM.match(last) and not OPTION.search(sentence.replace("**", "").rstrip(" .")):
+        number = stated_number(sentence, question=question, marked=False)
     concluded = (
         named_answer(sentence, NAMED_IN_BOLD, question=question)
+        or number
         or stated_value(sentence, text=text, question=question)
         or named_answer(sentence, NAMED, question=question)
     )
     if concluded is None and ends_in_foreign_language(sentence.rstrip(".\u3002 ")):
         concluded = stated_foreign_value(sentence, question=question)
+    if concluded is None and not ITEM.match(last):
+        concluded = stated_predicate(sentence, question=question)
     return None if concluded is None else MarkedAnswer(concluded, position)

@@ -24,15 +24,6 @@ PLEASANTRY = re.compile(
     re.IGNORECASE,
 )
 """A greeting or an offer, which may hold numbers: `Would you like 3 more?`"""
-ASIDE = re.compile(
-    r"(?:(?:this|that|it|the (?:result|answer|value)) (?:is|seems|looks) (?:plausible|reasonable|sensible|as expected)"
-    r"|(?:this|that) (?:makes sense|follows from)"
-    r"|(?:a|one|the most) (?:common|typical|frequent) (?:mistake|error|slip|trap) (?:is|would be))\b"
-    r"(?!.*\b(?:but|however|actually|wait|sorry|oops|corrected|correction|instead|really|should"
-    r"|so|thus|hence|therefore|making|gives|giving|total|answer is)\b)",
-    re.IGNORECASE,
-)
-"""A remark on an answer that stands before it: `This is plausible because it lies between 70 and 95.`"""
 QUOTED = re.compile(r"^> ?(?=\*\*|\$)")
 ROW = re.compile(r"\|([^|]*[A-Za-z][^|]*)\|([^|]*[0-9][^|]*)\|")
 CHECK = re.compile(
@@ -110,4 +101,4 @@ def last_sentence(line: str) -> str:
 
 def _is_remark(sentence: str) -> bool:
     check = CHECK.match(sentence) is not None and not DENIED.search(sentence)
-    return check or PLEASANTRY.match(sentence) is not None or ASIDE.match(sentence) is not None
+    return check or PLEASANTRY.match(sentence) is not None

@@ -262,7 +262,7 @@ def _clause_changes(clause: str, *, question: str) -> bool:
     if not between:
         return False
     final = between[-1].lower()
-    joins = final == "to" and last < 0
+    joins = final == "to" and last < 0 and re.search(r"[0-9]|\bfrom\b", clause) is not None
     joins |= final in JOINING and len(between) > (final in ("by", "with"))
     receives = between[0].lower() == "the"  # `gives the chickens 20 cups`
     is_thing = is_plural_noun(final) and not receives and stem(final) not in words_of(question)

@@ -4,15 +4,11 @@ The other readers know the words around a number. This one knows those that do h
 states its number if its main clause has no other one, if no word between the verb and the number or
 after it changes the number (`CHANGING`), and if nothing in the sentence doubts, denies or goes on.
 It reads English prose and plain numbers only, and is asked last.
-
-After a conclusion (`Therefore ...`) or an emphasised number, sentences that neither conclude nor
-doubt are remarks, whatever their numbers.
 """
 
 import re
 
-from envs.math.answers import in_plain_signs
-from envs.math.clauses import ADDRESSED, IMAGINED
+from envs.math.clauses import IMAGINED
 from envs.math.closing_equations import values_of
 from envs.math.closing_sentences import (
     ABOUT_ANSWER,
@@ -21,13 +17,11 @@ from envs.math.closing_sentences import (
     LIMITING,
     PERIOD,
     TO,
-    stated_value,
     without_point,
 )
 from envs.math.foreign_changes import has_foreign_word
 from envs.math.introductions import names_an_operation
 from envs.math.languages import FOREIGN_VERBS
-from envs.math.last_lines import PLEASANTRY, last_lines, sentences_of
 from envs.math.leads import (
     ASKS_A_BOUND,
     DENIED,
@@ -38,15 +32,14 @@ from envs.math.leads import (
     TENTATIVE,
     is_rough,
 )
-from envs.math.line_marks import MarkedAnswer
 from envs.math.other_numbers import introduces_another_number, tells_the_other_part
 from envs.math.plain_text import plain
 from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
 from envs.math.quantities import Quantity, is_compared, read_quantity
 from envs.math.questions import asks_a_difference
-from envs.math.sentences import RETRACTION, TAIL
-from envs.math.statements import BECAUSE, ROUNDING
-from envs.math.values import CUT_OFF, ITEM
+from envs.math.sentences import RETRACTION
+from envs.math.statements import ROUNDING
+from envs.math.values import CUT_OFF
 from envs.math.vocabulary import (
     ABOUT_ITSELF,
     CHANGING,
@@ -76,6 +69,7 @@ OF_THEM = re.compile(
 """`$12 of the $48`"""
 NUMBERING = re.compile(r"^(?:step|part|case) [0-9]+[:.] ", re.IGNORECASE)
 BRACKETED = re.compile(r" ?\(([^()]*)\)")
+LAST_BRACKET = re.compile(r"(?:^|(?<=\S) )\((?P<inside>[^()]{1,200})\)[.\s]*$")
 BREAK = re.compile(
     r"(?:[,;:]|(?<![0-9])\s[-\u2013\u2014]|\u2014)\s+"
     r"|\s+(?=(?:because|since|as|while|when|where|after|so|which)\b)",
@@ -110,7 +104,7 @@ AFFIRMING = re.compile(
 )
 CONCLUDING = re.compile(
     r"(?:and )?(?:so|thus|therefore|hence|consequently|in conclusion|in total|altogether|overall|finally"
-    r"|which (?:is|makes|gives|leaves|means|yields)|giving|leaving|making)\b|[a-z] ?= ",
+    r"|which (?:is|makes|gives|leaves|means|yields)|giving|leaving|making)\b",
     re.IGNORECASE,
 )
 VERBS = (
@@ -133,6 +127,8 @@ AT_A_PLACE = re.compile(
     rf"\b(?:in|on|at|from|by|for|{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE
 )
 """`on page 57`, `founded in 57`: a number without a unit that names a place or a time."""
+SECOND_LETTER = re.compile(r"=.*[0-9].*[A-Za-z] ?=$")
+"""`x = 3 and y =`"""
 OPENING = words("so thus therefore hence then and the a")
 GOING_ON = words(
     """
@@ -145,9 +141,41 @@ HARMFUL = PROVISIONAL | CHANGING | words("too alone loss discount")
 FREE = words("total maximum minimum only just exactly final left over up single some any")
 NUMBER_WORDS = NUMERALS - words("one some any all few many several single first")
 ROUGHLY = words("about approximately approx around roughly")
-MAX_LINES = 4
-MAX_SENTENCES = 6
 MAX_UNIT_WORDS = 5
+
+
+def has_number(text: str) -> bool:
+    """Whether `text` has a number, in digits or in words."""
+    return DIGIT.search(text) is not None or not NUMBER_WORDS.isdisjoint(words_asked(text))
+
+
+def is_harmful(sentence: str, *, unless: frozenset[str] = frozenset()) -> bool:
+    """Whether `sentence` doubts, denies, retracts or asks anything, but in words of `unless`."""
+    said = {word.lower().replace("\u2019", "'") for word in WORDS.findall(sentence)}
+    if (HEDGES | DENYING) & said - unless or sentence.rstrip().endswith("?"):
+        return True
+    forms = (
+        RETRACTION,
+        DOUBT,
+        TENTATIVE,
+        SUPPOSING,
+        DENIED,
+        ABOUT_ANSWER,
+        IMAGINED,
+        ADDED,
+        REQUEST,
+    )
+    return any(form.search(sentence) for form in forms)
+
+
+def without_explanation(text: str) -> str:
+    """`text` without words in brackets at its end that hold neither a number nor a doubt."""
+    bracket = LAST_BRACKET.search(text)
+    inside = "" if bracket is None else bracket["inside"]
+    if bracket is None or "\\" in inside or not _is_explained(inside):
+        return text
+    changes = HARMFUL & words_asked(inside) or has_number(inside) or is_harmful(inside)
+    return text if changes else text[: bracket.start()]
 
 
 def stated_number(sentence: str, *, question: str, marked: bool) -> str | None:
@@ -158,7 +186,7 @@ def stated_number(sentence: str, *, question: str, marked: bool) -> str | None:
     '42 jars in a week'
     """
     prose = _prose(sentence)
-    if prose is None or _is_harmful(prose):
+    if prose is None or is_harmful(prose):
         return None
     prose = BRACKETED.sub(lambda part: " " if _is_explained(part[1]) else part[0], prose)
     clauses = [clause.strip() for clause in BREAK.split(prose) if clause.strip()]
@@ -188,7 +216,7 @@ def stated_predicate(sentence: str, *, question: str) -> str | None:
     verb = COPULA.search(sentence)
     if has_foreign_word(sentence):
         return None
-    if cut_off or verb is None or _is_harmful(sentence):
+    if cut_off or verb is None or is_harmful(sentence):
         return None
     head, predicate = sentence[: verb.start()], sentence[verb.end() :].strip(" :")
     if head.count("(") > head.count(")") or STATED.search(head):
@@ -213,45 +241,7 @@ def _goes_on(clause: str, *, number: Quantity, question: str) -> bool:
         return False
     if RESTATING.match(clause) and DIGIT.search(clause):
         return number.value not in values_of(clause)
-    return _has_number(clause) and EXPLAINING.match(clause) is None
-
-
-def _has_number(text: str) -> bool:
-    """Whether `text` has a number, in digits or in words."""
-    return DIGIT.search(text) is not None or not NUMBER_WORDS.isdisjoint(words_asked(text))
-
-
-def closing_number(text: str, *, question: str) -> MarkedAnswer | None:
-    """The value that one of the last sentences of `text` states, if those after it are remarks."""
-    tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
-    lines = [line for line in last_lines(tail, whole=whole)[-MAX_LINES:] if not ITEM.match(line)]
-    sentences = [part.strip() for line in lines for part in sentences_of(line) if part.strip()]
-    numbers = False
-    for place, sentence in enumerate(reversed(sentences[-MAX_SENTENCES:]), start=1):
-        if any(form.match(sentence) for form in (PLEASANTRY, IMAGINED, ADDRESSED)):
-            numbers = True
-            continue
-        value = _value_of(sentence, text=text, question=question, plainly=numbers)
-        if value is not None:
-            first = place == len(sentences)
-            final = first or CONCLUDING.match(sentence) is not None or "**" in sentence
-            position = len(text) - len(tail) + max(tail.rfind(sentence), 0)
-            return MarkedAnswer(value, position) if final or not numbers else None
-        if _is_harmful(BECAUSE.sub(sentence[-1], sentence)) or GOING_ON & words_asked(sentence):
-            return None
-        numbers = numbers or _has_number(sentence)
-    return None
-
-
-def _value_of(sentence: str, *, text: str, question: str, plainly: bool) -> str | None:
-    """What `sentence` states; `plainly`: remarks with numbers follow it."""
-    number = stated_number(sentence, question=question, marked=False)
-    if number is not None:
-        return number
-    stated = stated_value(sentence, text=text, question=question)
-    return (
-        stated if stated is not None or plainly else stated_predicate(sentence, question=question)
-    )
+    return has_number(clause) and EXPLAINING.match(clause) is None
 
 
 def _prose(sentence: str) -> str | None:
@@ -275,25 +265,6 @@ def _is_explained(inside: str) -> bool:
     """Whether brackets hold an explanation, and neither a value nor how it was rounded."""
     said = WORDS.findall(inside)
     return len(said) > 2 and read_quantity(inside) is None and not ROUNDING.search(f"5 ({inside})")
-
-
-def _is_harmful(sentence: str) -> bool:
-    """Whether `sentence` doubts, denies, retracts or asks anything."""
-    said = {word.lower().replace("\u2019", "'") for word in WORDS.findall(sentence)}
-    if (HEDGES | DENYING) & said or sentence.rstrip().endswith("?"):
-        return True
-    forms = (
-        RETRACTION,
-        DOUBT,
-        TENTATIVE,
-        SUPPOSING,
-        DENIED,
-        ABOUT_ANSWER,
-        IMAGINED,
-        ADDED,
-        REQUEST,
-    )
-    return any(form.search(sentence) for form in forms)
 
 
 def _main_clause(clauses: list[str]) -> int | None:
@@ -331,7 +302,7 @@ def _stated(clause: str, *, question: str, marked: bool) -> str | None:
         return None
     if not equated and STATED.search(head):
         return None
-    if equated and UNSOLVED.search(head.split("=")[-2]):
+    if equated and (UNSOLVED.search(head.split("=")[-2]) or SECOND_LETTER.search(head)):
         return None
     if _changes(head, lead=lead, rest=rest, question=question):
         return None

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envs.math.conclusions import concluded_answer
 from envs.math.grading import Grader
-from envs.math.plain_sentences import closing_number, stated_number
+from envs.math.plain_sentences import stated_number
 
 STATEMENTS = (
     "Therefore Maria can fill {} jars in a single afternoon.",
@@ -118,7 +119,7 @@ def test_number_that_goes_on_or_is_another_thing_is_no_answer(grader, text):
     ],
 )
 def test_closing_number_is_that_of_the_main_clause(text, number):
-    found = closing_number(text, question="")
+    found = concluded_answer(text)
     assert found is not None and found.text.startswith(number.split()[0])
 
 
@@ -130,3 +131,38 @@ def test_phrase_after_a_mark_is_read_strictly_and_a_sentence_openly():
 def test_restated_computation_must_give_the_number():
     assert stated_number("42, which is 6 times 7", question="", marked=True) == "42"
     assert stated_number("42, which is 6 times 8", question="", marked=True) is None
+
+
+ANSWERS = ("Hence the plot is 9 by 4.\n\nTherefore the area is 36.", "36", "**36**", "x = 36")
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "This agrees with our first estimate.",
+        "You can check this by counting them one by one.",
+        "Let me explain: we grouped the squares and counted them.",
+        "This is reasonable, since it is below 5000.",
+        "Good luck with your homework!",
+    ],
+)
+def test_remark_leaves_the_answer_before_it(grader, text, remark):
+    assert is_right(grader, f"{text}\n\n{remark}", "36")
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Hmm, that seems too large.",
+        "But 35 is possible as well.",
+        "Next we need the perimeter.",
+        "It remains to add the path.",
+        "Is that right?",
+        "So the plot has a perimeter of 26.",
+        "I am not sure about this.",
+    ],
+)
+def test_doubt_or_a_further_step_takes_the_answer_back(grader, text, sentence):
+    assert not is_right(grader, f"{text}\n\n{sentence}", "36")
