@@ -325,7 +325,7 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
     text = plain(text).replace("**", "")
     first = FIRST_NUMBER.search(text)
     if first is None:
-        return _introduced_in_words(text, question=question)
+        return None
     introduction = text[: first.start()]
     ends = introduction[-1:] in (" ", ":", "=") and introduction.count("(") == introduction.count(
         ")"
@@ -349,16 +349,6 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         if SAME.search(rest) or EQUALS.search(rest)
         else None
     )
-
-
-def _introduced_in_words(text: str, *, question: str) -> tuple[Part, ...] | None:
-    """`There are eighteen apples`."""
-    words = list(WORDS.finditer(text))
-    for word in words[1:]:
-        quantity = read_quantity(text[word.start() :], question=question)
-        if quantity is not None:
-            return (quantity,) if introduces(text[: word.start()], question=question) else ()
-    return None
 
 
 def _is_comment(text: str, *, question: str) -> bool:
