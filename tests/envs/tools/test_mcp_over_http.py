@@ -1,6 +1,10 @@
 """Tools of an MCP server at an address, over streamable HTTP."""
 
 import asyncio
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -115,3 +119,35 @@ def test_an_environment_calls_a_tool_at_an_address() -> None:
 def test_contradictory_arguments_are_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         MCPTools(**arguments)
+
+
+def test_the_documents_server_adds() -> None:
+    example = Path(__file__).parents[3] / "docs" / "examples" / "own_mcp_server.py"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, str(example), str(port)], stderr=subprocess.DEVNULL)
+
+    async def add() -> str:
+        tools = MCPTools(url=f"http://127.0.0.1:{port}/mcp", deadline_s=60.0)
+        try:
+            return await tools.call("add", {"a": 17, "b": 25})
+        finally:
+            await tools.close()
+
+    try:
+        _wait_for(port)
+        assert asyncio.run(add()) == "42"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int) -> None:
+    until = time.monotonic() + 250.0
+    while time.monotonic() < until:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    raise TimeoutError(f"No server at port {port}.")
