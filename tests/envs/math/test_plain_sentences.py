@@ -97,6 +97,7 @@ def test_second_number_in_a_plain_sentence_never_leaves_the_first_right(
         "The population grew from 42 to 100.",
         "I am sure that the solution stands on page 42.",
         "We conclude that x is a multiple of 42.",
+        "The number of ways is 42!.",
     ],
 )
 def test_number_that_goes_on_or_is_another_thing_is_no_answer(grader, text):
