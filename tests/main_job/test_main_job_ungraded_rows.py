@@ -17,7 +17,7 @@ from siirl.evaluate import main as evaluate
 from siirl.params.paths import find
 from siirl.report import main as report
 from siirl.reporting.rollout_files import read_rollouts
-from siirl.train import FAILED, main
+from siirl.train import REFUSED, main
 
 JOB = (
     "env=math", "pipeline=grpo", "cluster=local", "data.train_batch_size=8", "data.max_response_length=6", "actor_rollout_ref.rollout.n=4",
@@ -66,7 +66,7 @@ def own_reward(tmp_path: Path) -> list[str]:
 
 
 def test_without_a_users_reward_they_are_refused_with_key_file_and_row(files, capsys) -> None:
-    assert main([*JOB, *files]) == FAILED
+    assert main([*JOB, *files]) == REFUSED
     said = capsys.readouterr().err
     assert "data.train_files: " in said
     assert "rows.parquet, row 1: reward_model.style 'model' is not graded here" in said
