@@ -50,7 +50,8 @@ class DagArguments:
     apportion: str = option(
         "param_aware",
         "How ranks are divided among groups without a number: `even`, or by the parameters of the "
-        "models that each group runs.",
+        "models that each group runs. The nearest sizes are taken whose training ranks divide a "
+        "mini-batch's trajectories.",
         why="the models are the work",
         choices=APPORTIONS,
     )

@@ -4,6 +4,7 @@
 (`siirl.preflight.group_checks`), and starting anything (`siirl.jobs.training_run`).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -53,21 +54,13 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
     if sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout):
         _check_stream(parts[ROLLOUT])
     given = dict(config.dag.groups)
-    config.dag.groups = dict(
-        ranks_of_groups(
-            parts, given, num_workers=sizes.ranks(config.trainer), strategy=config.dag.apportion
-        )
+    found = ranks_of_groups(
+        parts, given, num_workers=sizes.ranks(config.trainer), strategy=config.dag.apportion
     )
-    refuse(
-        list(
-            _shares(
-                config.data,
-                config.actor_rollout_ref,
-                rollout=sizes.rollout_ranks(config.trainer, config.dag),
-                train=sizes.training_ranks(config.trainer, config.dag),
-            )
-        )
-    )
+    if set(given.values()) == {None}:
+        found = _that_fit(config.data, config.actor_rollout_ref, found) or found
+    config.dag.groups = dict(found)
+    refuse(list(_shares(config.data, config.actor_rollout_ref, found)))
     mapping = scheduled(config.trainer, config.dag, graph)
     groups = ProcessGroupManager(sizes.ranks(config.trainer), mapping)
     return tuple(
@@ -125,19 +118,63 @@ def _plan(
     )
 
 
+def _gets_prompts(data: DataArguments, groups: Mapping[str, int]) -> bool:
+    return data.train_batch_size >= groups[ROLLOUT]
+
+
+def _divides(policy: ActorRolloutRefArguments, groups: Mapping[str, int]) -> bool:
+    return sizes.trajectories_per_mini_batch(policy) % groups[TRAIN] == 0
+
+
+def _that_fit(
+    data: DataArguments, policy: ActorRolloutRefArguments, wanted: Mapping[str, int]
+) -> dict[str, int] | None:
+    """The sizes nearest to `wanted`, of the same sum, that `_shares` accepts, if there are any; of
+    two that are equally near, those with fewer training ranks.
+    """
+    ranks = sum(wanted.values())
+    candidates = [{ROLLOUT: ranks - train, TRAIN: train} for train in range(1, ranks)]
+    return min(
+        (
+            groups
+            for groups in candidates
+            if _gets_prompts(data, groups) and _divides(policy, groups)
+        ),
+        key=lambda groups: abs(groups[TRAIN] - wanted[TRAIN]),
+        default=None,
+    )
+
+
 def _shares(
-    data: DataArguments, policy: ActorRolloutRefArguments, *, rollout: int, train: int
+    data: DataArguments, policy: ActorRolloutRefArguments, groups: Mapping[str, int]
 ) -> Iterator[SiirlError]:
-    batch = data.train_batch_size
-    if batch < rollout:
+    if not _gets_prompts(data, groups):
         yield ConfigError(
-            f"data.train_batch_size={batch} gives some of the {rollout} ranks of the group "
-            f"{ROLLOUT!r} no prompts: set it to at least {rollout}."
+            f"data.train_batch_size={data.train_batch_size} gives some of the {groups[ROLLOUT]} "
+            f"ranks of the group {ROLLOUT!r} no prompts: set it to at least {groups[ROLLOUT]}."
         )
-    mini_batch = sizes.trajectories_per_mini_batch(policy)
-    if mini_batch % train:
+    if not _divides(policy, groups):
+        fit = _that_fit(data, policy, groups)
+        resized = f"dag.groups={{rollout: {fit[ROLLOUT]}, train: {fit[TRAIN]}}}, or " if fit else ""
         yield ConfigError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size x actor_rollout_ref.rollout.n = "
-            f"{mini_batch} trajectories are not divisible by the {train} ranks of the group "
-            f"{TRAIN!r}: change one of them."
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={policy.actor.ppo_mini_batch_size} x "
+            f"actor_rollout_ref.rollout.n={policy.rollout.n} = "
+            f"{sizes.trajectories_per_mini_batch(policy)} trajectories are not divisible by the "
+            f"{groups[TRAIN]} ranks of the group {TRAIN!r}: set {resized}"
+            f"{_batches_that_fit(data, policy, train=groups[TRAIN])}."
         )
+
+
+def _batches_that_fit(data: DataArguments, policy: ActorRolloutRefArguments, *, train: int) -> str:
+    """Overrides of the nearest mini-batch that `train` ranks divide and that divides the batch; if
+    there is none, of the nearest batch too.
+    """
+    batch, mini_batch = data.train_batch_size, policy.actor.ppo_mini_batch_size
+    unit = train // math.gcd(train, policy.rollout.n)
+    multiples = range(unit, max(batch, unit) + 1, unit)
+    fit = [multiple for multiple in multiples if batch % multiple == 0]
+    chosen = min(fit or multiples, key=lambda multiple: abs(multiple - mini_batch))
+    words = f"actor_rollout_ref.actor.ppo_mini_batch_size={chosen}"
+    if fit:
+        return words
+    return f"{words} and data.train_batch_size={max(1, round(batch / chosen)) * chosen}"

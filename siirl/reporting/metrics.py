@@ -237,7 +237,9 @@ METRICS: dict[str, Metric] = {
     "policy/version": Metric(_LAST, "updates that the policy has seen"),
     # Resource groups, and samples of older versions (trainer.max_staleness).
     "group/<group>/idle_share": Metric(
-        _RANK_MEAN, "share of the time that a group waited for the other"
+        _RANK_MEAN,
+        "share of the time that a group waited for the other; rollout ranks of a stream report at "
+        "most once a second, and a step without a report lacks their values",
     ),
     "staleness/samples": Metric(
         Reduction.DISTRIBUTION, "training steps that the oldest weights in a sample are behind"

@@ -1,0 +1,84 @@
+"""Sizes of resource groups: those that the planner fills in pass its checks, and the refusal of
+others names sizes that do.
+"""
+
+import re
+
+import pytest
+
+from siirl.errors import ConfigError
+from siirl.params.parser import parse_config
+from siirl.preflight.group_placement import place
+from siirl.preflight.prepare import load_graph
+
+EIGHT = ("pipeline=grpo", "env=math", "trainer.n_gpus_per_node=8")
+OPEN = "dag.groups={rollout: null, train: null}"
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+def groups(*words: str) -> dict[str, int | None]:
+    config = parse_config([*EIGHT, *words])
+    place(config, load_graph(config))
+    return config.dag.groups
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        groups(*words)
+    return str(refused.value)
+
+
+def test_the_filled_in_training_ranks_divide_the_mini_batch():
+    """By parameters 5 of 8; 16 prompts x 16 rollouts are 256 trajectories."""
+    assert groups(OPEN) == {"rollout": 4, "train": 4}
+
+
+def test_filled_in_sizes_that_divide_are_those_of_the_parameters():
+    """20 x 16 = 320 trajectories are divisible by 5."""
+    assert groups(OPEN, f"{MINI_BATCH}=20") == {"rollout": 3, "train": 5}
+
+
+def test_of_two_sizes_equally_near_the_one_with_fewer_training_ranks_is_taken():
+    """Even: 3 of 6; 256 is divisible by 2 and 4."""
+    words = (OPEN, "dag.apportion=even", "trainer.n_gpus_per_node=6")
+    assert groups(*words) == {"rollout": 4, "train": 2}
+
+
+def test_filled_in_rollout_ranks_all_get_prompts():
+    """A rollout rank more than prompts is left out of the choice: 1 rollout rank for 1 prompt."""
+    words = (OPEN, "trainer.n_gpus_per_node=3", "data.train_batch_size=1", f"{MINI_BATCH}=1")
+    assert groups(*words) == {"rollout": 1, "train": 2}
+
+
+@pytest.mark.parametrize(
+    ("batch", "remedy"),
+    [
+        (96, {MINI_BATCH: 12}),  # 12 x 16 = 192 = 6 x 32, and 96 = 8 x 12
+        (32, {MINI_BATCH: 15, "data.train_batch_size": 30}),  # 3 divides no divisor of 32
+    ],
+)
+def test_a_refusal_of_given_sizes_names_sizes_and_batches_that_fit(batch, remedy):
+    given = ("dag.groups={rollout: 2, train: 6}", f"data.train_batch_size={batch}")
+    fit = " and ".join(f"{key}={value}" for key, value in remedy.items())
+    sentence = (
+        "256 trajectories are not divisible by the 6 ranks of the group 'train': set "
+        r"dag.groups={rollout: (\d), train: (\d)}, or "
+    )
+    found = re.search(sentence + re.escape(fit) + r"\.", refusal(*given))
+    assert found
+    accepted = given[0], *(f"{key}={value}" for key, value in remedy.items())
+    assert groups(given[1], *accepted) == {"rollout": 2, "train": 6}
+
+
+def test_where_no_sizes_fit_the_refusal_names_batches_only():
+    """2 prompts occupy at most 2 rollout ranks, and 2 trajectories at most 2 training ranks."""
+    batches = ("data.train_batch_size=2", f"{MINI_BATCH}=2", "actor_rollout_ref.rollout.n=1")
+    said = refusal("dag.groups={rollout: 2, train: 6}", *batches)
+    assert f"'train': set {MINI_BATCH}=6 and data.train_batch_size=6." in said
+
+
+def test_the_sizes_of_a_refusal_are_accepted():
+    assert "set dag.groups={rollout: 4, train: 4}, or" in refusal(
+        "dag.groups={rollout: 3, train: 5}"
+    )
+    assert groups("dag.groups={rollout: 4, train: 4}") == {"rollout": 4, "train": 4}
