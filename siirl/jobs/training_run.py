@@ -84,7 +84,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     sentinels, ended = Sentinels(), False
     remove_unfinished_files(config.trainer, run_folder)
     with ExitStack() as stack:
-        write_graph(graph, run_folder)
+        write_graph(graph, run_folder, groups=config.dag.groups)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         # first: if the cluster refuses, nothing has been written
         stack.enter_context(session(config.cluster))

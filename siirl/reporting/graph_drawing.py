@@ -6,7 +6,7 @@ nodes are dashed. Left out: crossing minimisation; graphs of this kind have few 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.function_names import describe
+from siirl.execution.dag.resource_groups import GET, PUT, cut_graph
 from siirl.reporting.run_folder import GRAPH_FILE
 
 _BOX, _HIGH, _GAP_X, _GAP_Y = 176, 34, 34, 16
@@ -24,11 +25,30 @@ _LONGEST = 24
 Node = Mapping[str, Any]
 
 
-def graph_rows(graph: TaskGraph) -> list[dict[str, Any]]:
-    """The graph's nodes in an order in which they can run, as JSON values."""
+def graph_rows(graph: TaskGraph, *, groups: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The nodes that run, in an order in which they can, as JSON values.
+
+    Args:
+        graph: The run's graph, before it is cut.
+        groups: Names of `dag.groups`; without any, the nodes have no group.
+    """
+    if not groups:
+        return _rows(graph, group=None)
+    parts = cut_graph(graph, groups=groups)
+    in_order = reversed(parts.items())  # the first part gets what the second puts
+    rows = [row for name, part in in_order for row in _rows(part, group=name)]
+    puts = [row["id"] for row in rows if row["function"] == PUT]
+    for row in rows:
+        if row["function"] == GET:
+            row["after"] = puts
+    return rows
+
+
+def _rows(graph: TaskGraph, *, group: str | None) -> list[dict[str, Any]]:
     return [
         {
             "id": node.node_id,
+            "group": group,
             "function": "" if node.executable is None else describe(node.executable),
             "after": [before.node_id for before in graph.get_dependencies(node.node_id)],
             "skipped": node.skip_reason,
@@ -39,9 +59,9 @@ def graph_rows(graph: TaskGraph) -> list[dict[str, Any]]:
     ]
 
 
-def write_graph(graph: TaskGraph, folder: Path) -> None:
-    """Write graph.json into the run folder."""
-    content = {"graph": graph.graph_id, "nodes": graph_rows(graph)}
+def write_graph(graph: TaskGraph, folder: Path, *, groups: Collection[str] = ()) -> None:
+    """Write graph.json into the run folder; see `graph_rows`."""
+    content = {"graph": graph.graph_id, "nodes": graph_rows(graph, groups=groups)}
     (folder / GRAPH_FILE).write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -71,6 +91,7 @@ def _is_node(row: Any) -> bool:
         isinstance(row, dict)
         and isinstance(row.get("id"), str)
         and isinstance(row.get("function"), str)
+        and isinstance(row.get("group"), str | None)
         and isinstance(row.get("skipped"), str | None)
         and all(
             isinstance(row.get(name), list) and all(isinstance(item, str) for item in row[name])
@@ -138,6 +159,7 @@ def _box(node: Node, x: int, y: int) -> Markup:
     lines = [
         name,
         node["function"] or "passes the batch on",
+        *([f"group {node['group']}"] if node.get("group") else []),
         *([f"skipped: {node['skipped']}"] if node["skipped"] else []),
         f"reads {', '.join(node['requires']) or 'no column'}",
         f"adds {', '.join(node['provides']) or 'no column'}",

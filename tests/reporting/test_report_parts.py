@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pipelines.grpo import grpo_pipeline
 from siirl.execution.dag import Node, NodeType, TaskGraph
 from siirl.params.given import Given
 from siirl.params.parser import parse
@@ -83,6 +84,22 @@ def test_a_drawing_has_a_box_a_node_and_an_arrow_a_dependency() -> None:
     drawing = draw_graph(graph_rows(branched()))
     assert (drawing.count("<rect"), drawing.count('class="edge"')) == (4, 4)
     assert drawing.count('class="node skipped"') == 1
+
+
+def test_the_graph_of_separate_groups_is_written_as_it_is_placed(tmp_path: Path) -> None:
+    write_graph(grpo_pipeline(), tmp_path, groups=("rollout", "train"))
+    rows = read_graph(tmp_path)
+    placed = [(row["id"], row["group"], row["after"]) for row in rows[:4]]
+    assert placed == [
+        ("rollout_actor", "rollout", []),
+        ("put_rollout_actor", "rollout", ["rollout_actor"]),
+        ("get_rollout_actor", "train", ["put_rollout_actor"]),
+        ("function_reward", "train", ["get_rollout_actor"]),
+    ]
+    assert {row["group"] for row in rows[4:]} == {"train"}
+    drawing = draw_graph(rows)
+    assert drawing.count('class="edge"') == len(rows) - 1
+    assert "put_rollout_actor\nsiirl.dag_worker.stages:put_to_group\ngroup rollout" in drawing
 
 
 def test_a_damaged_graph_is_left_out(tmp_path: Path) -> None:
