@@ -62,8 +62,6 @@ NO_PROSE = re.compile(
 DOLLARS = re.compile(r"\$(?=[^$0-9][^$\n]*\$)|(?<=[^$])\$(?![0-9.])")
 """Signs around mathematics, and not before an amount."""
 IN_A_YEAR = re.compile(r" (?:in|by|since|during) (?:1[0-9]{3}|20[0-9]{2})\b")
-SENTENCE_END_MARKS = re.compile(r"(?:[ .]|(?<![0-9.])!)+$|(?<=[0-9])!$")
-"""Not the mark of a factorial: `6!.`"""
 OF_THEM = re.compile(
     r"^((?: [a-z]+)?) of (?:the|those|these|all|his|her|their) [$\u20ac\u00a3]?[0-9][0-9,]*",
     re.IGNORECASE,
@@ -251,7 +249,11 @@ def _prose(sentence: str) -> str | None:
     sentence = plain(DOLLARS.sub("", sentence.replace("**", "").replace("__", "").replace("`", "")))
     if CUT_OFF.search(sentence):
         return None
-    sentence = without_point(NUMBERING.sub("", SENTENCE_END_MARKS.sub("", sentence)))
+    bare = sentence.rstrip(" .!")
+    end = sentence[len(bare) :]
+    if bare[-1:].isdigit() and "!" in end and end != "!":
+        return None  # a factorial: `6!.`
+    sentence = without_point(NUMBERING.sub("", bare))
     if (
         has_foreign_word(sentence)
         or NO_PROSE.search(sentence)

@@ -1,6 +1,5 @@
 r"""The committed styles, case by case, and properties of all hedges and numbers."""
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.math.grading import Grader
+from tests.envs.math.grades import is_right
 
 STYLES = [
     json.loads(line)
@@ -52,17 +51,6 @@ MARKED = st.tuples(st.integers(5, 10**6), st.sampled_from(MARKS))
 MANY = settings(
     derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(num_workers=1, cpu_s=2.0)
-    yield grader
-    grader.close()
-
-
-def is_right(grader, text, reference, question=""):
-    return asyncio.run(grader.grade(text, truth=reference, style="rule", question=question)).correct
 
 
 @pytest.mark.parametrize("case", TUNING, ids=lambda case: f"{case['reference']} | {case['text']}")

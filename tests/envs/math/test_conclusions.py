@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.math.conclusions import concluded_answer
-from envs.math.grading import NO_ANSWER, Grader
+from envs.math.grading import NO_ANSWER
 
 MANY = settings(
     derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -49,13 +49,6 @@ HEDGES = (
         "{}...",
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(num_workers=1, cpu_s=5.0)
-    yield grader
-    grader.close()
 
 
 def grade(grader, text, reference, question=""):

@@ -1,21 +1,8 @@
 r"""Marks beside headings and struck-out words, values in plain notation, and later corrections."""
 
-import asyncio
-
 import pytest
 
-from envs.math.grading import Grader
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(num_workers=1, cpu_s=5.0)
-    yield grader
-    grader.close()
-
-
-def is_right(grader, text, reference, question=""):
-    return asyncio.run(grader.grade(text, truth=reference, style="rule", question=question)).correct
+from tests.envs.math.grades import is_right
 
 
 @pytest.mark.parametrize(

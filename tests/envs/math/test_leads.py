@@ -2,12 +2,10 @@
 value.
 """
 
-import asyncio
-
 import pytest
 
 from envs.math.answers import marked_answer
-from envs.math.grading import Grader
+from tests.envs.math.grades import is_right
 
 PLUMS = "Ida has 30 plums and sells 6. How many plums are left?"
 
@@ -92,17 +90,6 @@ def test_another_paragraph_or_a_thought_is_no_part_of_the_answers_sentence(text)
 )
 def test_more_digits_another_candidate_or_a_correction_after_a_box_spoil_it(text):
     assert marked_answer(text).spoilt
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(num_workers=1, cpu_s=5.0)
-    yield grader
-    grader.close()
-
-
-def is_right(grader, text, reference, question):
-    return asyncio.run(grader.grade(text, truth=reference, style="rule", question=question)).correct
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,7 @@ import asyncio
 import pytest
 
 from envs.math.agreement import agreement
-from envs.math.grading import Grader
 from envs.math.notation import Numeral, as_interval, as_list, in_latex, numeral
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(num_workers=1, cpu_s=5.0)
-    yield grader
-    grader.close()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Sentences of any words that state one number, and hedges in them."""
 
-import asyncio
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.math.conclusions import concluded_answer
-from envs.math.grading import Grader
 from envs.math.plain_sentences import stated_number
+from tests.envs.math.grades import is_right
 
 STATEMENTS = (
     "Therefore Maria can fill {} jars in a single afternoon.",
@@ -43,17 +41,6 @@ NUMBERS_IN_WORDS = ("thirteen", "forty-three", "two hundred")
 MANY = settings(
     derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(num_workers=1, cpu_s=2.0)
-    yield grader
-    grader.close()
-
-
-def is_right(grader, text, reference):
-    return asyncio.run(grader.grade(text, truth=reference, style="rule")).correct
 
 
 @given(st.integers(1000, 9999), st.sampled_from(STATEMENTS))

@@ -1,12 +1,10 @@
 """The quantity that a question asks for, and answers that contradict it."""
 
-import asyncio
-
 import pytest
 
-from envs.math.grading import Grader
 from envs.math.quantities import read_quantity
 from envs.math.questions import asked_base, contradicts, precisions
+from tests.envs.math.grades import is_right
 
 ORCHARD = "Lea picks 7 plums and 4 oranges a day. How many oranges does she pick in 3 days?"
 
@@ -82,17 +80,6 @@ def test_base_that_is_named_last_is_asked_for():
     assert asked_base("Write the base 6 number 345 in base two.") == 2
     assert asked_base("Write 9 in binary.") == 2
     assert asked_base("How many apples?") is None
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(num_workers=1, cpu_s=5.0)
-    yield grader
-    grader.close()
-
-
-def is_right(grader, text, reference, question):
-    return asyncio.run(grader.grade(text, truth=reference, style="rule", question=question)).correct
 
 
 @pytest.mark.parametrize(
