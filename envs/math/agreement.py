@@ -12,6 +12,7 @@ import re
 from envs.math.approximation import is_rounding_of, size_of
 from envs.math.contrasts import contrasted
 from envs.math.introductions import introduces, is_label
+from envs.math.line_marks import MAX_ANSWER_CHARACTERS
 from envs.math.markup import without_markup
 from envs.math.mathematics import COMMAND, LETTERS, Comparison, is_mathematics, without_units
 from envs.math.notation import (
@@ -57,6 +58,8 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
     """Whether `answer` is `truth`, or the comparisons that must all hold for it."""
     if SIMPLE.fullmatch(truth) and SIMPLE.fullmatch(answer):
         return int(truth) == int(answer)
+    if len(truth) > MAX_ANSWER_CHARACTERS:
+        return _same_text(truth, answer)  # Python refuses to read more than 4,300 digits
     if _same_text(truth, answer):
         return True
     if question and echoes(without_markup(answer), question, truth=truth):

@@ -22,6 +22,7 @@ LISTED = re.compile(r"[0-9],(?![0-9]{3}(?![0-9]))")
 NO_NUMBER = re.compile(
     r"[<>?'\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."
     r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])|[0-9] +[0-9]|\\\{"
+    r"|[0-9] +[a-z] +[0-9]"  # a word of another language: `3 e 5`
     r"|^ *[*/^]|[-+*/^] *$|[\x00-\x08\x0e-\x1f\x7f]"  # no operand; control characters
 )
 TIMES = re.compile(r"(?<=[0-9)]) ?x ?(?=[0-9(])")

@@ -117,6 +117,19 @@ def test_megabytes_of_digits_are_too_long_and_quick(grader, style):
     assert time.process_time() - began < 60  # a second if linear, hours if quadratic
 
 
+@pytest.mark.parametrize("style", ["rule", "whole"])
+def test_truth_of_more_digits_than_python_reads_is_compared_as_text(grader, style):
+    truth = "7" * 5000
+    assert grade(grader, "#### 7", truth, style).verdict == WRONG
+    assert grade(grader, f"#### {truth}", truth, style).verdict == TOO_LONG
+
+
+@pytest.mark.parametrize("answer", ["3 e 5", "3 a 5", "5 e 3", "3 y 5"])
+@pytest.mark.parametrize("mark", ["#### {}", "\\boxed{{{}}}", "The answer is {}.", "{}"])
+def test_a_letter_between_two_numbers_joins_them_in_another_language(grader, answer, mark):
+    assert not grade(grader, mark.format(answer), "3").correct
+
+
 TOWER = "9^{9^{9^9}}"
 
 
