@@ -64,6 +64,10 @@ class EnvSpec:
     """Whether seed and actions determine the episode; if not (a real robot), lost episodes are not
     replayed.
     """
+    instruction_changes: bool = False
+    """Whether `instruction` may change within an episode; training rows then have one for each
+    chunk.
+    """
     num_agents: int = 1
     """Number of acting agents N. For N > 1, `step` takes N actions and returns N observations and
     an array of N rewards. An agent whose observation is None waits: its next action is None. So
@@ -185,6 +189,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "reports_success": _FLAG,
     "renders": _FLAG,
     "replayable": _FLAG,
+    "instruction_changes": _FLAG,
     "num_agents": _COUNT,
     "agent_names": (_are_agents, "a tuple of distinct names, or empty"),
     "check_row": (lambda value: value is None or callable(value), "a function, or None"),

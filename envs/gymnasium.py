@@ -26,7 +26,15 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
 from envs.arguments import checked_action, checked_seed, read_options
-from envs.base import Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
+from envs.base import (
+    INSTRUCTION,
+    Environment,
+    EnvSpec,
+    FrameBuffer,
+    FrameRequest,
+    Info,
+    StepResult,
+)
 from envs.gymnasium_pictures import as_rgb
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
 from envs.offscreen import choose_backend
@@ -80,6 +88,7 @@ class GymnasiumEnv(Environment):
             reports_success=self._success_key is not None,
             renders=self._env.render_mode == "rgb_array"
             and (can_draw_mujoco or "mujoco" not in sys.modules),
+            instruction_changes=INSTRUCTION in self._layout.space.spaces,
             notice=self._layout.notice,
         )
         self._streams: dict[str, FrameRequest] = {}

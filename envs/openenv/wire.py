@@ -27,7 +27,8 @@ SPEC = "x-siirl-spec"  # key of the action schema of `siirl serve`
 MAX_DEPTH = 16  # of spaces and infos
 MAX_ELEMENTS = 1 << 28  # of a box: its bounds are arrays
 PLAIN_FIELDS = (
-    *("name", "max_episode_steps", "reports_success", "replayable", "leaves_ungraded", "notice"),
+    *("name", "max_episode_steps", "reports_success", "replayable", "instruction_changes"),
+    *("leaves_ungraded", "notice"),
 )
 """Fields of a spec that JSON holds as they are."""
 

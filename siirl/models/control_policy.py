@@ -10,7 +10,9 @@ With `normalize` states are standardised by the mean and deviation of all states
 at 10, as `VecNormalize` of Stable-Baselines3 does. The statistics change once per step, after its
 update, so acting and training compute the same log-probs.
 
-Left out: instructions, which a job with one task does not need.
+An instruction that may change within an episode is read: the mean of its words' vectors and the
+features of states and pictures go through two more layers. Left out: the constant instruction of a
+job with one task.
 """
 
 # N observation, P proprioception value, T token of a chunk, D feature
@@ -29,7 +31,14 @@ from siirl.algos.distributions import ActionDistribution, Categorical, Gaussian
 from siirl.algos.ranks import Ranks
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.flops import linear_flops
-from siirl.models.tiny_backbone import TinyConfig, TinyPolicy, observed_sizes, require_sizes
+from siirl.models.tiny_backbone import (
+    PADDING,
+    TinyConfig,
+    TinyPolicy,
+    mean_of_words,
+    observed_sizes,
+    require_sizes,
+)
 from siirl.models.tiny_checkpoint import make_tiny, stored_bounds, stored_sizes
 
 CONTROL_POLICY = "control_policy"
@@ -50,6 +59,7 @@ class ControlConfig(TinyConfig):
     normalize: bool = False
     activation: str = "tanh"
     initial_log_std: float = 0.0
+    reads_instruction: bool = False
 
     @classmethod
     def for_env(
@@ -83,10 +93,10 @@ class ControlConfig(TinyConfig):
             "initial_log_std": initial_log_std,
         }
         _require_network(**network)
-        if len(spec.tasks) > 1:
+        if len(spec.tasks) > 1 and not spec.instruction_changes:
             raise ValueError(
                 f"Environment {spec.name!r} has {len(spec.tasks)} tasks, and {CONTROL_POLICY} "
-                "reads no instruction: choose one with env.tasks, or take model=tiny_vla."
+                "reads no instruction of a task: choose one with env.tasks, or take model=tiny_vla."
             )
         sizes = observed_sizes(spec)
         shape = sizes["image_shape"]
@@ -103,6 +113,7 @@ class ControlConfig(TinyConfig):
             else ActionTokenizer.for_space(space, bins=int(bins)),
             chunk_length=chunk_length,
             width=width,
+            reads_instruction=spec.instruction_changes,
             **network,
             **sizes,
         )
@@ -120,6 +131,7 @@ class ControlConfig(TinyConfig):
             # folders written before these were options
             "activation": values.get("activation", "tanh"),
             "initial_log_std": values.get("initial_log_std", 0.0),
+            "reads_instruction": values.get("reads_instruction", False),
         }
         _require_network(**network)
         if "bins" not in coding:
@@ -130,9 +142,12 @@ class ControlConfig(TinyConfig):
         return cls(action_tokenizer=tokens, **network, **sizes)
 
 
-def _require_network(*, normalize: Any, activation: Any, initial_log_std: Any) -> None:
-    if not isinstance(normalize, bool):
-        raise ValueError(f"normalize={normalize!r} must be true or false.")
+def _require_network(
+    *, normalize: Any, activation: Any, initial_log_std: Any, reads_instruction: Any = False
+) -> None:
+    for name, value in (("normalize", normalize), ("reads_instruction", reads_instruction)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be true or false.")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}.")
     if type(initial_log_std) not in (int, float) or not abs(initial_log_std) <= LARGEST_LOG_STD:
@@ -175,8 +190,8 @@ class ControlPolicy(TinyPolicy):
         if config.image_shape is not None:
             self.pictures = _picture_layers(config.image_shape)
             features += PICTURE_FEATURES
+        activation = ACTIVATIONS[config.activation]
         if config.proprioception_size:
-            activation = ACTIVATIONS[config.activation]
             self.states = nn.Sequential(
                 nn.Linear(config.proprioception_size, config.width),
                 activation(),
@@ -191,6 +206,15 @@ class ControlPolicy(TinyPolicy):
             self.register_buffer(
                 "variance", torch.ones(config.proprioception_size, dtype=torch.float64)
             )
+        if config.reads_instruction:
+            self.words = nn.Embedding(config.instruction_buckets, config.width, padding_idx=PADDING)
+            self.joined = nn.Sequential(
+                nn.Linear(features + config.width, config.width),
+                activation(),
+                nn.Linear(config.width, config.width),
+                activation(),
+            )
+            features = config.width
         for part in self.modules():
             if isinstance(part, nn.Linear | nn.Conv2d):
                 _orthogonal(part, gain=HIDDEN_GAIN)
@@ -214,7 +238,9 @@ class ControlPolicy(TinyPolicy):
             parts.append(self.pictures(pictures.to(next(self.parameters()).dtype) / 255))
         if proprioception is not None:
             parts.append(self.states(self._standardised(proprioception)))
-        return torch.cat(parts, dim=-1)
+        if not self.config.reads_instruction:
+            return torch.cat(parts, dim=-1)
+        return self.joined(torch.cat([*parts, mean_of_words(self.words, instruction_ids)], dim=-1))
 
     def forward(
         self,

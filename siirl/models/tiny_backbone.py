@@ -159,9 +159,7 @@ class TinyPolicy(Policy):
         instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """The last hidden layer [N, D]; see `Policy.features`."""
-        words_NLW = self.words(instruction_ids)
-        count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
-        condition_NW = words_NLW.sum(1) / count_N1
+        condition_NW = mean_of_words(self.words, instruction_ids)
         features = [condition_NW]
         if self.config.image_shape is not None:
             features.append(self.vision(pixel_values, condition_NW))
@@ -200,6 +198,12 @@ class TinyPolicy(Policy):
         """See `Policy.describe`; `notes` go into config.json."""
         description = {"policy": self.name, "config": self.config.to_json(), "notes": dict(notes)}
         (folder / CONFIG_FILE).write_text(json.dumps(description, indent=1) + "\n")
+
+
+def mean_of_words(words: nn.Embedding, instruction_ids: torch.Tensor) -> torch.Tensor:
+    """Mean [N, W] of the words' vectors of instructions [N, L]; 0 for an empty one."""
+    count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
+    return words(instruction_ids).sum(1) / count_N1
 
 
 def conv_flops(policy: TinyPolicy) -> int:

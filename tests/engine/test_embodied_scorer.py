@@ -41,6 +41,25 @@ def test_every_executed_token_has_the_log_prob_of_its_own_chunk():
         )
 
 
+def test_a_chunk_with_an_instruction_of_its_own_is_scored_under_it():
+    policy, batch = TinyPolicy(), trajectories(3)
+    own = batch.clone()
+    own["chunk_instruction_ids"] = batch["instruction_ids"][:, None].repeat(1, CHUNKS, 1)
+    assert torch.equal(
+        embodied_scorer(policy, own, 1.0).log_probs_BT,
+        embodied_scorer(policy, batch, 1.0).log_probs_BT,
+    )
+    own["chunk_instruction_ids"][1, 0] = other = torch.tensor([6, 6, 6])
+    alone = batch.clone()
+    alone["instruction_ids"][1] = other
+    found, before, expected = (
+        embodied_scorer(policy, rows, 1.0).log_probs_BT[1] for rows in (own, batch, alone)
+    )
+    torch.testing.assert_close(found[:TOKENS], expected[:TOKENS])
+    torch.testing.assert_close(found[TOKENS:], before[TOKENS:])
+    assert not torch.allclose(found[:TOKENS], before[:TOKENS])
+
+
 def test_tokens_that_were_not_executed_have_no_log_probs():
     batch = trajectories(5)
     scores = embodied_scorer(TinyPolicy(), batch, 1.0)

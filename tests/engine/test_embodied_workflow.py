@@ -23,10 +23,9 @@ class ScriptedPool:
     terminated.
     """
 
-    spec = SimpleNamespace(renders=False)
-
-    def __init__(self, script):
+    def __init__(self, script, *, instruction_changes=False):
         self.script = iter(script)
+        self.spec = SimpleNamespace(renders=False, instruction_changes=instruction_changes)
 
     @asynccontextmanager
     async def slot(self):
@@ -84,8 +83,8 @@ def row_of(*script):
 class TalkingPool(ScriptedPool):
     """Says another instruction before each chunk."""
 
-    def __init__(self, *instructions):
-        super().__init__([(0.0, 2, False)] * (len(instructions) - 1) + [(1.0, 2, True)])
+    def __init__(self, *instructions, **options):
+        super().__init__([(0.0, 2, False)] * (len(instructions) - 1) + [(1.0, 2, True)], **options)
         self.instructions = iter((*instructions, "the end"))
 
     def said(self, answer):
@@ -105,12 +104,20 @@ class ReadingPolicy(StillPolicy):
         return np.array([len(text)])
 
 
-def talked(*instructions, policy):
+def talked(*instructions, policy, **options):
     data = EpisodeRequest(
         uid="u", group_id=0, task="push", task_id=0, trial_id=0, seed=0, policy_seed=(0,)
     )
-    workflow = EmbodiedWorkflow(pool=TalkingPool(*instructions), policy=policy, streams={})
+    pool = TalkingPool(*instructions, **options)
+    workflow = EmbodiedWorkflow(pool=pool, policy=policy, streams={})
     return RolloutResult([asyncio.run(workflow.arun_episode(StillEngine(), data))])
+
+
+def test_an_instruction_that_may_change_is_kept_for_each_chunk():
+    result = talked("go left", "go right", policy=ReadingPolicy(), instruction_changes=True)
+    batch = result.training_batch()
+    assert batch["chunk_instruction_ids"].tolist() == [[[7], [8]]]
+    assert "chunk_instruction_ids" not in talked("go", policy=ReadingPolicy()).training_batch()
 
 
 def test_a_row_whose_instruction_changed_is_evaluated_and_refused_for_training():

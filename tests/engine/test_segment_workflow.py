@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.base import PROPRIOCEPTION
+from envs.base import INSTRUCTION, PROPRIOCEPTION
 from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LAST_SEED
 from siirl.engine.rollout.acting import ActResponse
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
@@ -63,13 +63,21 @@ class Counter:
         return {PROPRIOCEPTION: np.array([self.steps + self.drift], np.float32)}
 
 
+class TalkingCounter(Counter):
+    """Says its step as well."""
+
+    def observation(self):
+        return {**super().observation(), INSTRUCTION: "x" * self.steps}
+
+
 class OneSlot:
     """A pool with one environment; counts how often it is lent."""
 
-    spec = SimpleNamespace(renders=False)
-
     def __init__(self, environment: Counter) -> None:
         self.environment = environment
+        self.spec = SimpleNamespace(
+            renders=False, instruction_changes=isinstance(environment, TalkingCounter)
+        )
         self.lent = 0
 
     @asynccontextmanager
@@ -85,7 +93,7 @@ class StillPolicy(Policy):
     action_tokenizer = ActionTokenizer(bins=2, low=(), high=())
 
     def tokenize_instruction(self, text):
-        return np.zeros(1, np.int64)
+        return np.array([len(text)])
 
     def forward(self, **observation):
         raise AssertionError("the engine answers")
@@ -133,6 +141,12 @@ def test_a_segment_continues_after_the_end_of_an_episode_and_in_the_next_segment
     assert observations(first) == [[0, 1, 2], [0]]
     assert observations(second) == [[1, 2], [0, 1]]
     assert [row["env_rewards"].tolist() for row in first] == [[1, 2, 3], [1]]
+
+
+def test_a_changing_instruction_is_kept_for_each_decision_and_behind_the_last():
+    (rows,) = asyncio.run(segments(workflow(TalkingCounter(length=3), decisions=5), 1))
+    assert [row["chunk_instruction_ids"].tolist() for row in rows] == [[[0], [1], [2]], [[0], [1]]]
+    assert [row["final_instruction_ids"].tolist() for row in rows] == [[3], [2]]
 
 
 def test_a_row_is_bootstrapped_unless_its_episode_terminated():

@@ -1,5 +1,6 @@
 """The networks for control tasks: their output, standardised states, refusals."""
 
+import dataclasses
 import json
 
 import gymnasium
@@ -57,6 +58,18 @@ def test_continuous_actions_are_gaussian_with_one_deviation_for_all_states():
     assert isinstance(distribution, Gaussian)
     assert distribution.mean.abs().max() < 0.1
     assert made.log_std.tolist() == [0.0, 0.0]
+
+
+def test_an_instruction_that_may_change_is_read():
+    saying = dataclasses.replace(spec(DISCRETE), instruction_changes=True)
+    made = make_control_policy(saying, None)
+    words = torch.from_numpy(
+        np.stack([made.tokenize_instruction(text) for text in ("go left", "go right")])
+    )
+    states = torch.zeros(2, 3)
+    hidden = made.features(pixel_values=None, proprioception=states, instruction_ids=words)
+    assert not torch.allclose(hidden[0], hidden[1], atol=0.01)
+    assert not hasattr(policy(DISCRETE), "words")
 
 
 def test_layers_are_orthogonal():

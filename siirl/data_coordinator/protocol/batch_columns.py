@@ -108,6 +108,12 @@ COLUMNS: dict[str, Column] = {
         np.float32, "B C J", Layout.CHUNK, "proprioception at the start of each chunk"
     ),
     "instruction_ids": Column(np.int64, "B L", Layout.WORDS, "words of the instruction"),
+    "chunk_instruction_ids": Column(
+        np.int64,
+        "B C L",
+        Layout.CHUNK,
+        "words of the instruction at the start of each chunk, if it may change",
+    ),
     # Decisions of the policy
     "responses": Column(
         np.int64,
@@ -162,6 +168,9 @@ COLUMNS: dict[str, Column] = {
     ),
     "final_proprioception": Column(
         np.float32, "B J", Layout.FIXED, "what the robot feels behind the last decision of a row"
+    ),
+    "final_instruction_ids": Column(
+        np.int64, "B L", Layout.FIXED, "words behind the last decision of a row, if they may change"
     ),
     "bootstrapped": Column(
         np.bool_,

@@ -18,7 +18,10 @@ from siirl.data_coordinator.protocol.batch_columns import Layout, column
 from siirl.engine.actor.embodied_scorer import number_of_chunks
 from siirl.engine.training.batch_cuts import Part
 
-BEHIND = ("final_pixel_values", "final_proprioception", "bootstrapped", "bootstrap_values")
+BEHIND = (
+    *("final_pixel_values", "final_proprioception", "final_instruction_ids"),
+    *("bootstrapped", "bootstrap_values"),
+)
 """Columns of the state behind a row's last decision; rows of single decisions have none."""
 
 

@@ -34,7 +34,7 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     Args:
         module: `siirl.models.policy.Policy`.
         micro_batch: `responses` [B, T] or [B, T, J], `response_mask` [B, T], `instruction_ids`
-            [B, L], and `pixel_values` uint8 [B, C, cameras, H, W, 3] or `proprioception` [B, C, P]
+            [B, L] or `chunk_instruction_ids` [B, C, L], and `pixel_values` uint8 [B, C, cameras, H, W, 3] or `proprioception` [B, C, P]
             or both.
         temperature: Of the policy's distribution.
 
@@ -48,12 +48,11 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     if not bool(executed_BC.any()):
         # on several ranks the module must run, even for padding rows
         executed_BC[0, 0] = True
-    row_N = executed_BC.nonzero()[:, 0]
     observations = {
         name: micro_batch[name][executed_BC] if name in micro_batch else None
         for name in CHUNK_COLUMNS
     }
-    output = module(**observations, instruction_ids=micro_batch["instruction_ids"][row_N])
+    output = module(**observations, instruction_ids=instructions(micro_batch, executed_BC))
     distribution = require_distribution(output, policy=type(module).__name__)
 
     choices = choices_BT.unflatten(1, (chunks, -1))[executed_BC]
@@ -73,6 +72,13 @@ def observe_rows(rows: TensorDict, *, policy: Policy, ranks: Ranks) -> None:
     kept_BT = as_bool_mask(rows["response_mask"])
     executed_BC = kept_BT.unflatten(1, (number_of_chunks(rows), -1)).any(-1)
     policy.observe(rows["proprioception"][executed_BC], ranks=ranks)
+
+
+def instructions(micro_batch: TensorDict, executed_BC: torch.Tensor) -> torch.Tensor:
+    """Instruction [N, L] of each executed chunk: its own, or that of its row."""
+    if "chunk_instruction_ids" in micro_batch:
+        return micro_batch["chunk_instruction_ids"][executed_BC]
+    return micro_batch["instruction_ids"][executed_BC.nonzero()[:, 0]]
 
 
 def put_back(

@@ -22,7 +22,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from siirl.algos.tensor_checks import as_bool_mask
-from siirl.engine.actor.embodied_scorer import CHUNK_COLUMNS, number_of_chunks, put_back
+from siirl.engine.actor.embodied_scorer import (
+    CHUNK_COLUMNS,
+    instructions,
+    number_of_chunks,
+    put_back,
+)
 from siirl.engine.actor.packed_pictures import seen_in_lanes
 from siirl.engine.actor.packing import model_width, pack_rows
 from siirl.models.language_model import LanguageModel
@@ -86,9 +91,7 @@ def embodied_value_scorer(
         name: micro_batch[name][executed_BC] if name in micro_batch else None
         for name in CHUNK_COLUMNS
     }
-    values_N = module(
-        **observations, instruction_ids=micro_batch["instruction_ids"][executed_BC.nonzero()[:, 0]]
-    )
+    values_N = module(**observations, instruction_ids=instructions(micro_batch, executed_BC))
     tokens = kept_BT.shape[1] // chunks
     return put_back(values_N[:, None].expand(-1, tokens), executed_BC, kept_BT)
 
@@ -100,10 +103,11 @@ def states_behind(batch: TensorDict) -> TensorDict:
     columns = {
         name: batch[f"final_{name}"][:, None] for name in CHUNK_COLUMNS if f"final_{name}" in batch
     }
+    words = "instruction_ids" if "final_instruction_ids" not in batch else "final_instruction_ids"
     return TensorDict(
         {
             **columns,
-            "instruction_ids": batch["instruction_ids"],
+            "instruction_ids": batch[words],
             "responses": token_BT,
             "response_mask": torch.ones_like(token_BT),
         },

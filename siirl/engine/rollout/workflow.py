@@ -59,8 +59,8 @@ class Trajectory:
     record: dict[str, Any] = field(default_factory=dict)
     """For human readers, as JSON values: messages, turns, verdict, reward parts."""
     changed_instruction: str = ""
-    """How a robot's instruction changed within the row, which has place for one; such a row cannot
-    be trained on.
+    """How a robot's instruction changed within a row that has place for one
+    (`EnvSpec.instruction_changes`); such a row cannot be trained on.
     """
 
 
@@ -103,16 +103,16 @@ class RolloutResult:
         """As `batch`, for training.
 
         Raises:
-            InvariantError: A row whose instruction changed: its later actions would be scored under
-                another text than they were chosen by.
+            InvariantError: The instruction of a row changed and it has place for one: its later
+                actions would be scored under another text than they were chosen by.
         """
         for trajectory in self.trajectories:
             if trajectory.changed_instruction:
                 raise InvariantError(
                     f"The instruction of task {trajectory.row['task_name']!r} changed within an "
-                    f"episode ({trajectory.changed_instruction}), and a training row has one "
-                    "instruction: keep the environment's text the same until the episode ends, and "
-                    "give what changes as numbers or pictures."
+                    f"episode ({trajectory.changed_instruction}), and its environment does not say "
+                    "so: set instruction_changes=True in its EnvSpec, or keep the text the same "
+                    "until the episode ends."
                 )
         return self.batch()
 

@@ -57,7 +57,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
             if name != RECORDER_STREAM or filmed
         }
         async with self.pool.slot() as slot:
-            recorder = RowRecorder(self.policy, marks_versions=self.marks_versions)
+            recorder = self.recorder()
             observation, _ = await slot.reset(
                 seed=data.seed,
                 options={**data.options, "task": data.task, "frames": streams},
@@ -83,6 +83,14 @@ class EmbodiedWorkflow(RolloutWorkflow):
             # with the seed, all that siirl.replay needs
             record={"actions": executed, "options": dict(data.options)} if filmed else {},
             changed_instruction=recorder.changed_instruction,
+        )
+
+    def recorder(self) -> "RowRecorder":
+        """Of a row that begins."""
+        return RowRecorder(
+            self.policy,
+            marks_versions=self.marks_versions,
+            instruction_changes=self.pool.spec.instruction_changes,
         )
 
     def request(
@@ -111,9 +119,10 @@ class EmbodiedWorkflow(RolloutWorkflow):
 class RowRecorder:
     """Collects the training row of an episode, or of a part of one, chunk by chunk."""
 
-    def __init__(self, policy: Policy, *, marks_versions: bool) -> None:
+    def __init__(self, policy: Policy, *, marks_versions: bool, instruction_changes: bool) -> None:
         self.dimensions = policy.action_tokenizer.dimensions
         self.marks_versions = marks_versions
+        self.instruction_changes = instruction_changes
         self.chunks: list[tuple[ActRequest, Any]] = []
         self.mask: list[NDArray[np.int64]] = []
         self.rewards: list[NDArray[np.float32]] = []
@@ -127,6 +136,8 @@ class RowRecorder:
         """Note the instruction of the observation at which the next chunk begins."""
         if not self.chunks:
             self._instruction = instruction
+        elif self.instruction_changes:
+            return
         elif not np.array_equal(request.instruction_ids, self.chunks[0][0].instruction_ids):
             self.changed_instruction = self.changed_instruction or (
                 f"from {self._instruction!r} to {instruction!r}, {self.steps} steps later"
@@ -172,6 +183,8 @@ class RowRecorder:
             row["policy_versions"] = np.concatenate(
                 [np.full(len(answer.values), answer.policy_version) for answer in responses]
             )
+        if self.instruction_changes:
+            row["chunk_instruction_ids"] = np.stack([each.instruction_ids for each in requests])
         if requests[0].pixel_values is not None:
             row["pixel_values"] = np.stack([request.pixel_values for request in requests])
         if requests[0].proprioception is not None:

@@ -27,7 +27,7 @@ from envs.base import INSTRUCTION
 from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LAST_SEED
 from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow, RowRecorder
+from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.env_server.episode_record import difference, sample
 from siirl.env_server.slot import Slot
@@ -162,7 +162,7 @@ class SegmentWorkflow(RolloutWorkflow):
     ) -> list[Trajectory]:
         episode, slot = await self._resumed(environment)
         noise = ActionNoise(data, self.episodes.policy)
-        recorder = self._recorder()
+        recorder = self.episodes.recorder()
         rows: list[Trajectory] = []
         begun = 0
         for decision in range(self.decisions):
@@ -191,14 +191,11 @@ class SegmentWorkflow(RolloutWorkflow):
                     changed_instruction=recorder.changed_instruction,
                 )
             )
-            recorder = self._recorder()
+            recorder = self.episodes.recorder()
             if ended:
                 del self._running[environment]
                 episode = None
         return rows
-
-    def _recorder(self) -> RowRecorder:
-        return RowRecorder(self.episodes.policy, marks_versions=self.episodes.marks_versions)
 
     async def _begin(self, data: EpisodeRequest, slot: Slot, *, number: int) -> RunningEpisode:
         """Begin episode `number` of a segment."""
@@ -252,6 +249,8 @@ class SegmentWorkflow(RolloutWorkflow):
             columns["final_pixel_values"] = state.pixel_values
         if state.proprioception is not None:
             columns["final_proprioception"] = state.proprioception
+        if self.episodes.pool.spec.instruction_changes:
+            columns["final_instruction_ids"] = state.instruction_ids
         return columns
 
 
