@@ -4,8 +4,11 @@ A sentinel sees the reduced metrics of every training step in order and returns 
 Left out: ending the run; a metric alone does not prove that it failed.
 """
 
+import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean, variance
 from typing import Protocol
 
 from siirl.reporting.metrics import Reduced
@@ -20,6 +23,11 @@ COLLAPSED_SHARE = 0.02
 COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
 STALLED_KL = 1e-5  # nats per token; runs that learn have 1e-3 to 3e-2
 STALLED_STEPS = 10  # the KL of one step is a noisy estimate
+# Success of the first and of the last steps of each task; of 54 recorded runs two had such a fall,
+# one trained at too high a rate and one on samples that were four versions old.
+FALLEN_STEPS = 10
+FALLEN_ERRORS = 3.0  # standard errors; steps differ by their prompts
+FALLEN_SHARE = 0.8  # of the success at first; a smaller fall is not worth a warning
 UNMIXED_STEPS = 10  # with four groups of a task a step: forty without a mixed one
 SOLVED = 0.9  # success above which low entropy is expected
 
@@ -239,6 +247,36 @@ def _remedy_of_task(task: str, *, success: float) -> str:
 
 
 @dataclass
+class FallenSuccess:
+    """Training success is clearly lower than in the first steps."""
+
+    first: dict[str, list[float]] = field(default_factory=dict)
+    last: dict[str, deque[float]] = field(default_factory=dict)
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel; compares each task with itself, since a step's mix of tasks varies."""
+        for task, _, success in _groups_of_tasks(metrics):
+            first = self.first.setdefault(task, [])
+            last = self.last.setdefault(task, deque(maxlen=FALLEN_STEPS))
+            (first if len(first) < FALLEN_STEPS else last).append(success)
+        if not self.last or any(len(last) < FALLEN_STEPS for last in self.last.values()):
+            return None
+        before, after = (fmean(map(fmean, found.values())) for found in (self.first, self.last))
+        spread = sum(
+            variance(values) / len(values) for values in (*self.first.values(), *self.last.values())
+        )
+        error = math.sqrt(spread) / len(self.first)
+        if after >= FALLEN_SHARE * before or before - after <= FALLEN_ERRORS * error:
+            return None
+        return (
+            f"Training success fell from {before:.0%} in the first {FALLEN_STEPS} steps to "
+            f"{after:.0%} in the last {FALLEN_STEPS}: the updates follow noise. Lower "
+            "actor_rollout_ref.actor.optim.lr, or raise data.train_batch_size; docs/learning.md "
+            "says how to tell."
+        )
+
+
+@dataclass
 class HeldOutPromptsTrain:
     """Training prompts equal held-out prompts except for case and whitespace."""
 
@@ -277,6 +315,7 @@ class Sentinels:
             CollapsedEntropy(),
             EveryGroupFiltered(),
             UnmixedGroups(),
+            FallenSuccess(),
             StalledPolicy(),
             HeldOutPromptsTrain(),
         ]

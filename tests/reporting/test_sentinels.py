@@ -179,3 +179,41 @@ def test_a_warning_is_shown_and_kept_in_the_run_folder(tmp_path, capsys) -> None
         "Warning: Every reward was 0." in shown.out and "Warning: Every reward was 0." in shown.err
     )
     assert (tmp_path / WARNINGS_FILE).read_text() == "Every reward was 0.\n" * 2
+
+
+def of_tasks(**successes: float) -> Step:
+    """Metrics of a step with a group of each task."""
+    return {
+        name: value
+        for task, success in successes.items()
+        for name, value in (
+            (f"rollout/{task}/success_rate", success),
+            (f"rollout/{task}/mixed_groups", 0.5),
+        )
+    }
+
+
+def test_success_that_falls_by_more_than_chance_is_warned_of_once() -> None:
+    at_first = [of_tasks(sums=0.25, sorting=0.35), of_tasks(sums=0.35, sorting=0.45)] * 5
+    fallen = [of_tasks(sums=0.15, sorting=0.25), of_tasks(sums=0.25, sorting=0.35)] * 10
+    [(step, text)] = warnings(*at_first, *fallen)
+    assert step == 20
+    assert "fell from 35% in the first 10 steps to 25% in the last 10" in text
+    assert "optim.lr" in text
+
+
+@pytest.mark.parametrize("later", [0.3, 0.4, 0.33])
+def test_success_that_stays_or_rises_or_falls_a_little_gets_no_warning(later: float) -> None:
+    at_first = [of_tasks(sums=0.3), of_tasks(sums=0.4)] * 5
+    assert warnings(*at_first, *[of_tasks(sums=later)] * 30) == []
+
+
+def test_a_fall_that_the_spread_between_steps_explains_gets_no_warning() -> None:
+    at_first = [of_tasks(sums=0.0), of_tasks(sums=0.8)] * 5
+    later = [of_tasks(sums=0.0), of_tasks(sums=0.5)] * 10
+    assert warnings(*at_first, *later) == []
+
+
+def test_other_tasks_in_a_step_do_not_look_like_a_fall() -> None:
+    easy, hard = of_tasks(sums=0.8), of_tasks(products=0.1)
+    assert warnings(*[easy] * 10, *[hard] * 30) == []
