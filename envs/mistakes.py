@@ -1,12 +1,27 @@
-"""Exceptions that mistakes in user code raise, and their one-line report."""
+"""Exceptions of user code, and their one-line report."""
 
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-# The standard exceptions, by their bases.
-MISTAKES = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
-    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
-)
+# What other people's code raises. It has exception classes of its own, so the base of all of them.
+MISTAKES = (Exception,)
+
+
+@contextmanager
+def user_code(
+    fault: Callable[[str], Exception], *, passed: type[BaseException] = KeyboardInterrupt
+) -> Iterator[None]:
+    """Raise `fault(description)` for anything that the block raises, but `passed` or an interrupt.
+
+    A user's exception may derive from BaseException, and `sys.exit(0)` would end a command silently.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, passed):
+        raise
+    except BaseException as error:
+        raise fault(describe_error(error)) from error
 
 
 def describe_error(error: BaseException) -> str:

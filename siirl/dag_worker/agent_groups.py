@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from envs.mistakes import describe_error
 from siirl.dag_worker import stages
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import WorkerComponents
@@ -23,7 +24,6 @@ from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
 from siirl.params import SiiRLArguments
 from siirl.params.agents import config_of_group, owners
-from siirl.params.references import describe_error
 
 AGENTS = "agents"  # in the state of a checkpoint
 REDISTRIBUTION = "redistribution"  # one for all groups

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from siirl.params.references import MISTAKES
+from envs.mistakes import MISTAKES
 from siirl.reporting.metric_reduction import complaints, merge_rounds, reduce_metrics
 from siirl.reporting.metrics import Reduced, Unusable, Value, Weighted
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from siirl.params.references import MISTAKES, describe_error
+from envs.mistakes import user_code
 
 PREFIX = "function_"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -137,12 +137,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _load(name: str, path: str | None) -> Callable[..., Any]:
-    try:
+    with user_code(lambda raised: ImportError(f"importing it raised {raised}")):
         module = (
             importlib.import_module(name.partition(":")[0]) if path is None else _module_of(path)
         )
-    except MISTAKES as error:
-        raise ImportError(f"importing it raised {describe_error(error)}") from error
     function: Any = module
     for part in name.rpartition(":")[2].split("."):
         if part not in dir(function):

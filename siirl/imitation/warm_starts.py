@@ -6,6 +6,7 @@ Implements `siirl warm-start` after argument parsing. Left out: the training its
 
 import argparse
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
+from envs.mistakes import user_code
 from envs.registry import make_env
 from siirl.engine.training.tensor_files import let_others_read
 from siirl.errors import ConfigError
@@ -34,7 +36,7 @@ from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
 from siirl.params.domains import observation_parts
 from siirl.params.env_spec import describe_env
-from siirl.params.references import MISTAKES, describe_error, load_reference
+from siirl.params.references import load_reference
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
@@ -216,6 +218,10 @@ class _Recorded:
         return found
 
 
+def _no_expert(reference: str, task: str, raised: str) -> ConfigError:
+    return ConfigError(f"--expert={reference}: making the expert of {task!r} raised {raised}.")
+
+
 def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
     """An expert per task, from `module:function`.
 
@@ -225,13 +231,8 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
     make_expert: Callable[[str], Any] = load_reference(reference, place="--expert")
     experts: dict[str, Expert] = {}
     for task in tasks:
-        try:
+        with user_code(functools.partial(_no_expert, reference, task)):
             experts[task] = make_expert(task)
-        except MISTAKES as error:
-            raise ConfigError(
-                f"--expert={reference}: making the expert of {task!r} raised "
-                f"{describe_error(error)}."
-            ) from error
         if not callable(experts[task]):
             made = type(experts[task]).__name__
             raise ConfigError(

@@ -27,7 +27,7 @@ from siirl import interrupts
 from siirl.engine.training.saved_state import SHARDS, ShardedWeights
 from siirl.engine.training.tensor_files import write_tensors_in_turn
 from siirl.errors import CheckpointError, ConfigError
-from siirl.jobs.model_card import Card, model_card, read_training
+from siirl.jobs.model_card import Card, is_text, model_card, read_training
 from siirl.jobs.policy_place import locate
 from siirl.models.adapters import (
     ADAPTER,
@@ -39,7 +39,7 @@ from siirl.models.adapters import (
 from siirl.models.flow_vla import DEVIATION, PROCESSORS, processor_files
 from siirl.models.openvla_checkpoint import SEPARATE, unused
 from siirl.models.openvla_oft import DEVIATION as OPENVLA_DEVIATION
-from siirl.models.pretrained import model_class
+from siirl.models.pretrained import model_class, read_config
 from siirl.models.smolvla import VLM_FOLDER
 from siirl.models.stored_tensors import StoredTensors
 from siirl.params.documents import read_json, read_object
@@ -149,6 +149,7 @@ def write_hub_folder(
     if group is not None:  # the card describes the run's lowest group
         config_file = None
     description = read_object(policy / CONFIG_FILE, remedy="Copy or download the folder again.")
+    _check_kind(policy, description)
     published_apart = description.get("model_type") == "openvla"
     if base is not None and not published_apart:
         raise ConfigError(f"--base {base} is read for an OpenVLA-OFT only: leave it out.")
@@ -180,6 +181,21 @@ def write_hub_folder(
         if config_file is not None:
             shutil.copyfile(config_file, folder / RUN_CONFIG_FILE)
     return output
+
+
+def _check_kind(policy: Path, description: Mapping[str, Any]) -> None:
+    """Refuse a folder of weights that is no policy: a video encoder, a classifier.
+
+    Raises:
+        ConfigError: With what it is.
+    """
+    if {"model", "pooling"} <= description.keys():
+        raise ConfigError(
+            f"RUN={policy} is a video encoder (reward.encoder), not a policy: name a run folder, a "
+            "checkpoint, or a policy folder."
+        )
+    if is_text(description):
+        read_config(str(policy), trust_remote_code=False, place="RUN")
 
 
 @contextmanager
@@ -329,7 +345,7 @@ def _stored_weights(policy: Path) -> Weights:
 
 def _transposed(description: Mapping[str, Any]) -> list[str]:
     """Layers of a language model whose weight is [in, out]: GPT-2's; none of other policies."""
-    if "model_type" not in description or description["model_type"] == "openvla":
+    if not is_text(description):
         return []
     from transformers import AutoConfig
 

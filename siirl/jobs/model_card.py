@@ -85,11 +85,10 @@ class Card:
     training: Training | None
     """None for a policy folder without a run."""
 
-    @property
-    def is_text(self) -> bool:
-        """Whether transformers loads the policy as a causal language model."""
-        kind = self.description.get("model_type")
-        return kind is not None and kind != "openvla"
+
+def is_text(description: Mapping[str, Any]) -> bool:
+    """Whether transformers loads a policy with this config.json as a causal language model."""
+    return description.get("model_type") not in (None, "openvla")
 
 
 def read_training(config_file: Path | None, *, checkpoint: Path) -> Training | None:
@@ -137,8 +136,8 @@ def _metadata(card: Card) -> dict[str, Any]:
     environment = training and training.key("env.name")
     head: dict[str, Any] = {
         "license": card.licence,
-        "library_name": "transformers" if card.is_text else "siirl",
-        "pipeline_tag": "text-generation" if card.is_text else "robotics",
+        "library_name": "transformers" if is_text(card.description) else "siirl",
+        "pipeline_tag": "text-generation" if is_text(card.description) else "robotics",
         "tags": [
             "siirl",
             "reinforcement-learning",
@@ -204,7 +203,7 @@ def _graph(training: Training) -> str:
 
 
 def _kind(card: Card) -> str:
-    if card.is_text:
+    if is_text(card.description):
         names = card.description.get("architectures") or [card.description["model_type"]]
         return f"A causal language model (`{names[0]}`)"
     names = (card.description.get(key) for key in ("model_type", "type", "policy"))
@@ -213,7 +212,7 @@ def _kind(card: Card) -> str:
 
 
 def _use(card: Card) -> str:
-    if card.is_text:
+    if is_text(card.description):
         sees = card.description["model_type"] in SEEING
         model = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
         return (

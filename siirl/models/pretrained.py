@@ -68,8 +68,8 @@ def _check_entries(folder: Path) -> None:
             )
 
 
-def read_config(source: str, *, trust_remote_code: bool) -> Any:
-    """The configuration of a causal language model.
+def read_config(source: str, *, trust_remote_code: bool, place: str = KEY) -> Any:
+    """The configuration of a causal language model, which `place` names.
 
     Raises:
         MissingAssetError: There is none.
@@ -81,7 +81,7 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
 
     if Path(source).is_dir() and not (Path(source) / CONFIG_FILE).is_file():
         raise MissingAssetError(
-            f"{KEY}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub "
+            f"{place}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub "
             "model."
         )
     with damage_named(source, CONFIG_FILE):
@@ -89,12 +89,12 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
             config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         except OSError as error:
             raise MissingAssetError(
-                f"{KEY}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id "
+                f"{place}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id "
                 "of a hub model."
             ) from error
         except ValueError as error:
             raise ConfigError(
-                f"{KEY}={source} holds no model type known to transformers: {first_line(error)}"
+                f"{place}={source} holds no model type known to transformers: {first_line(error)}"
             ) from error
     if takes_pictures(config):
         return config
@@ -104,7 +104,7 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
     if not brings_code and (known is None or (architectures and known not in architectures)):
         found = ", ".join(architectures) or config.model_type
         raise ConfigError(
-            f"{KEY}={source} is not a causal language model: it is {found}. Text is generated "
+            f"{place}={source} is not a causal language model: it is {found}. Text is generated "
             "token by token, from left to right; take a model whose config.json names "
             f"{known or '...ForCausalLM'}."
         )

@@ -1,12 +1,13 @@
 """The spec of the environment that a configuration describes."""
 
 from envs.base import EnvSpec
+from envs.mistakes import MISTAKES, describe_error
 from envs.registry import env_spec
 from envs.spec_process import SpecUnknown
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.build import as_text
 from siirl.params.plug_ins import import_user_modules
-from siirl.params.references import MISTAKES, describe_error, is_reference
+from siirl.params.references import is_reference
 from siirl.params.training_args import SiiRLArguments
 
 

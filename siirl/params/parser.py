@@ -306,14 +306,18 @@ def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> Di
     groups = compose.compose_groups({**choices, "pipeline": None} if without_pipeline else choices)
     tree = OmegaConf.merge(OmegaConf.create(_plain(SiiRLArguments())), groups)
     assert isinstance(tree, DictConfig)
-    written = value_at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
-    if own_graph is not None and written == NAMED_BY_PIPELINE:
+    if own_graph is not None and _named_by_pipeline(tree):
         name = "".join(
             sign if sign.isalnum() or sign in "-_" else "_" for sign in name_of_graph(own_graph)
         )
         # a graph without a name, or with one too long, is refused as such
         tree.trainer.experiment_name = name[:LONGEST_DERIVED_NAME] or WITHOUT_NAME
     return tree
+
+
+def _named_by_pipeline(tree: DictConfig) -> bool:
+    written = value_at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
+    return bool(written == NAMED_BY_PIPELINE)
 
 
 def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, type]:
@@ -365,6 +369,9 @@ def _clear_the_groups_bound(tree: DictConfig) -> None:
 def _to_arguments(
     tree: DictConfig, user_groups: Mapping[str, type], sources: Mapping[str, str]
 ) -> SiiRLArguments:
+    pipeline = OmegaConf.select(tree, "dag.pipeline")
+    if not (isinstance(pipeline, str) and pipeline) and _named_by_pipeline(tree):
+        tree.trainer.experiment_name = WITHOUT_NAME  # the pipeline is refused, not the name
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

@@ -12,8 +12,9 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from envs.mistakes import user_code
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
-from siirl.params.references import MISTAKES, check_reference, describe_error, is_reference
+from siirl.params.references import check_reference, is_reference
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
 
@@ -63,20 +64,25 @@ def _import(name: str) -> None:
             f"{PLACE}={name} is not a module: write its dotted name, for example "
             f"{PLACE}=[my_package.registrations]."
         )
-    try:
-        if importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        importlib.import_module(name)
-    except (*MISTAKES, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"{PLACE}={name}: there is no module {error.name!r}. Install it, or put its "
-                "folder on PYTHONPATH."
-            ) from error
-        raise ConfigError(
-            f"{PLACE}={name}: importing it raised {describe_error(error)}. Fix the module, or "
-            "remove it."
-        ) from error
+    with user_code(
+        lambda raised: ConfigError(
+            f"{PLACE}={name}: importing it raised {raised}. Fix the module, or remove it."
+        )
+    ):
+        try:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name
+            if not f"{name}.".startswith(f"{missing}."):
+                raise
+        else:
+            return
+    raise ConfigError(
+        f"{PLACE}={name}: there is no module {missing!r}. Install it, or put its folder on "
+        "PYTHONPATH."
+    )
 
 
 def _may_register(config: SiiRLArguments) -> bool:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.mistakes import MISTAKES, describe_error
+from envs.mistakes import user_code
 from siirl.errors import ConfigError
 
 
@@ -48,12 +48,10 @@ def load_reference(reference: str, *, place: str) -> Any:
     """
     check_reference(reference, place=place)
     module, _, name = reference.partition(":")
-    try:
+    with user_code(
+        lambda raised: ConfigError(f"{place}={reference}: importing {module!r} raised {raised}.")
+    ):
         loaded: Any = importlib.import_module(module)
-    except (*MISTAKES, SystemExit) as error:
-        raise ConfigError(
-            f"{place}={reference}: importing {module!r} raised {describe_error(error)}."
-        ) from error
     for part in name.split("."):
         try:
             loaded = getattr(loaded, part)

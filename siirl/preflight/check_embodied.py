@@ -6,6 +6,7 @@ import torch
 
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
+from envs.mistakes import MISTAKES, describe_error
 from siirl.dag_worker.embodied_components import make_encoder
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
@@ -15,13 +16,7 @@ from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.paths import find
-from siirl.params.references import (
-    MISTAKES,
-    check_call,
-    describe_error,
-    is_reference,
-    load_reference,
-)
+from siirl.params.references import check_call, is_reference, load_reference
 from siirl.params.reward_args import RewardArguments
 from siirl.params.weight_files import parameters_in
 

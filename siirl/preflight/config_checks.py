@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.execution.dag.load import check_name
 from siirl.params import sizes
 from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.build import as_text
@@ -69,6 +70,7 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
         *_reward(config.reward),
         *_length(config),
         *_names(config.reward, policy.model),
+        *_pipeline(config.dag),
         *plug_in_problems(config),
         *_environment(config.env),
         *_processes(config.cluster, config.trainer),
@@ -234,6 +236,15 @@ def _names(reward: RewardArguments, model: ModelArguments) -> Iterator[SiirlErro
     for place, name, known in named:
         if name not in known:
             yield from _reference(name, place=place, known=known)
+
+
+def _pipeline(dag: DagArguments) -> Iterator[SiirlError]:
+    if dag.own_graph:
+        return
+    try:
+        check_name(dag.pipeline)
+    except ConfigError as error:
+        yield error
 
 
 def _environment(env: EnvArguments) -> Iterator[SiirlError]:

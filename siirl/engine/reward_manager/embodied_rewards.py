@@ -7,21 +7,22 @@ included.
 
 # B episode (of all ranks), D channel of the video embedding
 
-import importlib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.mistakes import user_code
 from siirl.engine.reward_manager.reward_contract import (
     EpisodeOutcomes,
     Memoryless,
     RewardManager,
     RewardScores,
 )
-from siirl.errors import ConfigError, UnknownNameError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import RewardArguments
+from siirl.params.references import load_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 
 # SciPy and scikit-learn take a fifth of the imports' time of a run, and only these need them.
@@ -237,8 +238,14 @@ def make_reward_manager(
 
 
 def _own_manager(config: RewardArguments) -> RewardManager:
-    module, attribute = config.name.split(":", 1)
-    manager = getattr(importlib.import_module(module), attribute)(config)
+    make = load_reference(config.name, place="reward.name")
+    with user_code(
+        lambda raised: ConfigError(
+            f"reward.name={config.name} is called with (config.reward), and raised {raised}."
+        ),
+        passed=SiirlError,
+    ):
+        manager = make(config)
     if not isinstance(manager, RewardManager):
         wanted = (
             "ranks_failures",

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from envs.mistakes import user_code
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.params.references import MISTAKES, describe_error
 
 # Parameters that a node's function may have; `**kwargs` gets everything that the caller has.
 OFFERED = ("batch", "config", "context", "process_group", "agent_group", "node", "started")
@@ -150,13 +150,12 @@ def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleTyp
     for depth, part in enumerate(parts):
         if not _module_exists(".".join(parts[: depth + 1]), parent=module):
             _refuse_module(part, parent=module, reference=reference, owner=owner)
-        try:
+        with user_code(
+            lambda raised: ConfigError(
+                f"The function {reference!r} of {owner} cannot be imported: {raised}."
+            )
+        ):
             module = importlib.import_module(".".join(parts[: depth + 1]))
-        except (*MISTAKES, SystemExit) as error:
-            raise ConfigError(
-                f"The function {reference!r} of {owner} cannot be imported: "
-                f"{describe_error(error)}."
-            ) from error
     assert module is not None  # `parts` is never empty
     return module
 

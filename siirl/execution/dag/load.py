@@ -1,12 +1,12 @@
 """Loads the graph of a job: a built-in pipeline by name, a user's function, or a YAML file."""
 
+from envs.mistakes import user_code
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.builtin_pipelines import PIPELINES
 from siirl.execution.dag.function_names import resolve_function
 from siirl.execution.dag.pipeline import Pipeline
 from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.workflow_file import load_workflow_file
-from siirl.params.references import MISTAKES, describe_error
 
 
 def load_pipeline(
@@ -31,6 +31,15 @@ def load_pipeline(
         return load_workflow_file(workflow_file)
     if custom_pipeline_fn:
         return _custom(custom_pipeline_fn)
+    return PIPELINES[check_name(pipeline)]()
+
+
+def check_name(pipeline: str | None) -> str:
+    """The name of a built-in pipeline.
+
+    Raises:
+        ConfigError: It is None, or unknown.
+    """
     if pipeline is None:
         raise ConfigError(
             "dag.pipeline=null, and no graph of your own is named: choose pipeline=NAME "
@@ -39,20 +48,18 @@ def load_pipeline(
         )
     if pipeline not in PIPELINES:
         raise UnknownNameError.of(kind="pipeline", name=pipeline, known=PIPELINES)
-    return PIPELINES[pipeline]()
+    return pipeline
 
 
 def _custom(reference: str) -> TaskGraph:
     make = resolve_function(reference, owner="dag.custom_pipeline_fn")
-    try:
+    with user_code(
+        lambda raised: ConfigError(
+            f"dag.custom_pipeline_fn={reference!r} is called without arguments, and raised {raised}."
+        ),
+        passed=SiirlError,  # an invalid graph
+    ):
         graph = make()
-    except SiirlError:  # an invalid graph
-        raise
-    except (*MISTAKES, SystemExit) as error:  # sys.exit(0) would end the command in silence
-        raise ConfigError(
-            f"dag.custom_pipeline_fn={reference!r} is called without arguments, and raised "
-            f"{describe_error(error)}."
-        ) from error
     if isinstance(graph, Pipeline):  # `.build()` forgotten
         graph = graph.build()
     if not isinstance(graph, TaskGraph):
