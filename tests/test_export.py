@@ -273,6 +273,10 @@ def test_adapters_of_a_vla_are_merged(tmp_path: Path) -> None:
             ("assets/tiny_lm", "--output", "{folder}/out", "--base", "assets"),
             "--base assets is read for an OpenVLA-OFT only",
         ),
+        (
+            ("assets/vjepa_tiny", "--output", "{folder}/out"),
+            "RUN=assets/vjepa_tiny is a video encoder (reward.encoder), not a policy",
+        ),
     ],
 )
 def test_an_impossible_export_is_refused(
@@ -282,6 +286,21 @@ def test_an_impossible_export_is_refused(
     assert export(*(word.format(folder=tmp_path) for word in words)) == 2
     assert sentence in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_classifier_is_not_exported_as_a_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "classifier"
+    shutil.copytree("assets/tiny_lm", folder)
+    described = json.loads((folder / "config.json").read_text())
+    described["architectures"] = ["Qwen3ForSequenceClassification"]
+    (folder / "config.json").write_text(json.dumps(described))
+    assert export(str(folder), "--output", str(tmp_path / "out")) == 2
+    assert (
+        f"RUN={folder} is not a causal language model: it is Qwen3ForSequenceClassification"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

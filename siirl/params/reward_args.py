@@ -192,6 +192,10 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
         )
     if not parts:
         parts = [_part({"name": reward.name}, place="reward")]
+    if not any(part.weight for part in parts):
+        raise ConfigError(
+            "All weights of reward.functions are 0, so every reward is 0: give one of them a weight."
+        )
     labels = [part.label for part in parts]
     repeated = [label for label in labels if labels.count(label) > 1]
     if repeated:
@@ -224,16 +228,34 @@ def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
         or not abs(weight) < float("inf")
     ):
         raise ConfigError(f"{place}.weight={weight!r} must be a finite number.")
-    sources = entry.get("data_sources") or ()
+    batched = entry.get("batched", False)
+    if not isinstance(batched, bool):
+        raise ConfigError(f"{place}.batched={batched!r} must be true or false.")
     part = RewardPart(
         name=name,
         path=None if path is None else str(path),
         weight=float(weight),
-        data_sources=(sources,) if isinstance(sources, str) else tuple(map(str, sources)),
-        batched=bool(entry.get("batched", False)),
+        data_sources=_data_sources(entry.get("data_sources"), place=place),
+        batched=batched,
     )
     _check_place(part, place=place)
     return part
+
+
+def _data_sources(given: Any, *, place: str) -> tuple[str, ...]:
+    """Names of data sources; empty if the key is left out or null."""
+    names = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(names, list | tuple) or any(
+        not isinstance(name, str) or not name for name in names
+    ):
+        raise ConfigError(
+            f"{place}.data_sources={given!r} must be a list of names, such as [openai/gsm8k]."
+        )
+    if given is not None and not names:
+        raise ConfigError(
+            f"{place}.data_sources=[] serves no row: name data sources, or leave it out for all."
+        )
+    return tuple(names)
 
 
 def _check_place(part: RewardPart, *, place: str) -> None:

@@ -1,5 +1,7 @@
 """Checks of a text job's model, prompts and reward before any process starts."""
 
+from collections.abc import Mapping, Sequence, Set
+
 from envs.base import EnvSpec
 from siirl.dag_worker.text_components import (
     check_engine_shows_pictures,
@@ -10,7 +12,7 @@ from siirl.data_coordinator.prompts.index import check_first_rows
 from siirl.data_coordinator.prompts.joined_files import has_truth, open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
 from siirl.engine.reward_manager.text_parts import FunctionPart
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, UnknownNameError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel
@@ -21,13 +23,20 @@ from siirl.params.critic_args import CriticArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArguments
 from siirl.params.paths import find
-from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
+from siirl.params.reward_args import (
+    CustomRewardArguments,
+    RewardArguments,
+    RewardPart,
+    reward_parts,
+)
 from siirl.params.weight_files import may_be_hub_id, parameters_in
 from siirl.preflight.plan_text import ROWS_BEFORE_START
 
 # parameters: smaller models are also loaded before the start, which takes a second or two
 LOADED_TWICE = 100_000_000
 MODEL = "actor_rollout_ref.model.path"
+TASKS_ARE_SOURCES = ("math", "sandbox", "tools")
+"""Environments whose tasks are the data sources of their rows."""
 
 
 def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
@@ -57,18 +66,56 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
     elif config.actor_rollout_ref.model.lora.rank > 0:
         model = config.actor_rollout_ref.model
         check_adapters(path, model.lora, trust_remote_code=model.trust_remote_code)
-    for key, files in (
-        ("data.train_files", config.data.train_files),
-        ("data.val_files", config.data.val_files),
-    ):
-        if files:
-            check_first_rows(
-                open_prompt_files(files, key=key),
-                encode=tokenizer.encode_prompt,
-                check=spec.check_row or has_truth,
-                count=ROWS_BEFORE_START,
-            )
+    named = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
+    prompts = [open_prompt_files(files, key=key) for key, files in named.items() if files]
+    for files in prompts:
+        check_first_rows(
+            files,
+            encode=tokenizer.encode_prompt,
+            check=spec.check_row or has_truth,
+            count=ROWS_BEFORE_START,
+        )
     check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)
+    parts = reward_parts(config.reward, config.custom_reward_function)
+    if any(part.data_sources for part in parts):
+        if prompts:
+            check_data_sources(parts, {files.key: files.data_sources() for files in prompts})
+        elif config.env.name in TASKS_ARE_SOURCES:
+            check_data_sources(parts, {f"env={config.env.name}": set(spec.tasks)})
+
+
+def check_data_sources(parts: Sequence[RewardPart], sources: Mapping[str, Set[str]]) -> None:
+    """Refuse a data source that no row has, and one that no part of the reward serves.
+
+    Args:
+        parts: Parts of the reward, those of `reward.functions` first.
+        sources: Data sources of the rows, by the place that they come from.
+
+    Raises:
+        ConfigError: With the name and the remedy.
+    """
+    known = sorted(set().union(*sources.values()))
+    for number, part in enumerate(parts):
+        for name in part.data_sources:
+            if name not in known:
+                raise UnknownNameError.of(
+                    kind=f"data source of {', '.join(sources)} "
+                    f"(reward.functions[{number}].data_sources)",
+                    name=name,
+                    known=known,
+                )
+    for place, of_place in sources.items():
+        unserved = sorted(
+            name
+            for name in of_place
+            if not any(not part.data_sources or name in part.data_sources for part in parts)
+        )
+        if unserved:
+            raise ConfigError(
+                f"No part of the reward serves the data source {unserved[0]!r} of {place}: add it "
+                "to the data_sources of one of reward.functions, add a function without "
+                "data_sources, which serves all, or take these rows out."
+            )
 
 
 def check_sources(

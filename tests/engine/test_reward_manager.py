@@ -125,6 +125,19 @@ def test_srpo_without_an_encoder_is_refused():
         manager("srpo").score(outcomes([True]))
 
 
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("json:dumps", r"is called with \(config.reward\), and raised TypeError: .*serializable"),
+        ("builtins:str", "made a str, which lacks ranks_failures"),
+        ("json:nothing", "module 'json' has no 'nothing'"),
+    ],
+)
+def test_a_reward_that_makes_no_manager_is_refused_with_its_key(reference, message):
+    with pytest.raises(ConfigError, match=f"reward.name={reference}.*{message}"):
+        manager(reference)
+
+
 def test_an_unknown_reward_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match="srpo_released"):
         manager("srpoo")

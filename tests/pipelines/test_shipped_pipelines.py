@@ -328,8 +328,13 @@ def test_pipeline_whose_build_was_forgotten_is_built(my_module):
         ("def nothing(config):\n    pass\n", "TypeError: nothing() missing 1 required positional"),
         ("def nothing():\n    return 1 / 0\n", "ZeroDivisionError: division by zero"),
         ("def nothing():\n    raise SystemExit(0)\n", "SystemExit: 0"),
+        ("def nothing():\n    raise MemoryError('full')\n", "MemoryError: full"),
+        (
+            "class Own(BaseException):\n    pass\n\ndef nothing():\n    raise Own('own')\n",
+            "Own: own",
+        ),
     ],
-    ids=["asks for an argument", "raises", "exits"],
+    ids=["asks for an argument", "raises", "exits", "has no memory", "raises its own"],
 )
 def test_a_function_that_raises_is_refused_in_a_sentence(my_module, text, raised):
     (my_module / "custom_pipeline.py").write_text(text)
@@ -341,6 +346,12 @@ def test_a_function_that_raises_is_refused_in_a_sentence(my_module, text, raised
 def test_a_module_that_exits_does_not_end_the_command(my_module):
     (my_module / "custom_pipeline.py").write_text("raise SystemExit(0)\n")
     with pytest.raises(ConfigError, match="cannot be imported: SystemExit: 0"):
+        load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
+
+
+def test_an_interrupt_of_a_pipeline_function_is_no_fault_of_it(my_module):
+    (my_module / "custom_pipeline.py").write_text("def nothing():\n    raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
         load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
 
 

@@ -30,6 +30,9 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
     ("words", "expected"),
     [
         (("env.image_size=0",), "env.image_size=0 (command line) must be at least 8"),
+        (("dag.pipeline=null",), "dag.pipeline=null, and no graph of your own is named: choose"),
+        (("dag.pipeline=[grpo]",), "dag.pipeline=[grpo] (command line) must be text or null"),
+        (("dag.pipeline=grp",), "Unknown pipeline 'grp'. Did you mean 'grpo'?"),
         (("env.image_size=100000",), "env.image_size=100000 (command line) must be at most 2048"),
         (("env.envs_per_server=0",), "env.envs_per_server=0 (command line) must be at least 1"),
         (

@@ -57,6 +57,17 @@ class PromptFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    def data_sources(self) -> set[str]:
+        """Every `data_source`; reads this column of all rows.
+
+        Raises:
+            ConfigError: An invalid row.
+        """
+        try:
+            return {source for file in self._files for source in file.data_sources()}
+        except ValueError as error:
+            raise ConfigError(f"{self.key}: {error}") from error
+
     def read(self, rows: Sequence[int], *, check: CheckRow | None = None) -> Iterator[PromptRow]:
         """The rows with these ascending numbers, each file in one pass.
 
