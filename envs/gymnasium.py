@@ -94,6 +94,11 @@ class GymnasiumEnv(Environment):
         self._streams: dict[str, FrameRequest] = {}
         self._started, self._ended, self._step = False, True, 0
 
+    @property
+    def native(self) -> gymnasium.Env[Any, Any]:
+        """The registered environment without wrappers, for a scripted expert."""
+        return self._env.unwrapped
+
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], Info]:

@@ -73,7 +73,7 @@ def import_libero() -> Any:
     # robosuite's functions, compiled once: 5 s
     os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
     try:
-        _silence_robosuite()
+        silence_robosuite()
         # LIBERO imports its colour maps
         own = os.environ.get("MPLCONFIGDIR") or str(cache_folder() / "matplotlib")
         with (
@@ -87,7 +87,7 @@ def import_libero() -> Any:
         ) from missing
 
 
-def _silence_robosuite() -> None:
+def silence_robosuite() -> None:
     """Sets macros that robosuite's logger reads at import, when it opens /tmp/robosuite.log."""
     found = importlib.util.find_spec("robosuite")
     if found is None or not found.submodule_search_locations:

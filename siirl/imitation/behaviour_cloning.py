@@ -34,7 +34,7 @@ class Demonstration:
     seed: int
     pixel_values: NDArray[np.uint8]  # [steps, cameras, height, width, 3]
     proprioception: NDArray[np.float32]  # [steps, P]
-    instruction: str
+    instructions: tuple[str, ...]  # one for each step
     actions: NDArray[np.float32]  # [steps, A], the expert's action before noise
 
 
@@ -51,12 +51,13 @@ def collect_demonstration(
 
     async def episode() -> Demonstration | None:
         observation, info = await environment.reset(seed=seed, options={"task": task})
-        images, proprioception, actions = [], [], []
+        images, proprioception, instructions, actions = [], [], [], []
         terminated = truncated = False
         while not (terminated or truncated):
             wanted = np.clip(expert(environment), -1.0, 1.0).astype(np.float32)
             images.append(observation[IMAGES])
             proprioception.append(observation[PROPRIOCEPTION])
+            instructions.append(observation[INSTRUCTION])
             actions.append(wanted)
             disturbed = np.clip(
                 wanted + noise * generator.standard_normal(wanted.shape), -1.0, 1.0
@@ -69,7 +70,7 @@ def collect_demonstration(
             seed,
             np.stack(images),
             np.stack(proprioception),
-            observation[INSTRUCTION],
+            tuple(instructions),
             np.stack(actions),
         )
 
@@ -112,14 +113,14 @@ class CloningData:
             )
         ]
         pixel_values, proprioception = (np.stack(part) for part in zip(*seen, strict=True))
-        ids = [
-            np.repeat(policy.tokenize_instruction(d.instruction)[None], len(d.actions), axis=0)
-            for d in demonstrations
-        ]
+        said = {text for demonstration in demonstrations for text in demonstration.instructions}
+        ids = {text: policy.tokenize_instruction(text) for text in said}
         return cls(
             pixel_values=torch.from_numpy(pixel_values),
             proprioception=torch.from_numpy(proprioception),
-            instruction_ids=torch.from_numpy(np.concatenate(ids)),
+            instruction_ids=torch.from_numpy(
+                np.stack([ids[text] for each in demonstrations for text in each.instructions])
+            ),
             actions=torch.from_numpy(np.stack(chunks)),
             code=policy.action_tokenizer,
         )

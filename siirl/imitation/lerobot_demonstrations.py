@@ -55,7 +55,7 @@ def read_demonstrations(
                 seed=episode.index,
                 pixel_values=episode.images,
                 proprioception=episode.state,
-                instruction=episode.task,
+                instructions=(episode.task,) * len(episode.actions),
                 actions=_within(episode.actions, spec, episode.index, place),
             )
             for episode in data.read(cameras=chosen, size=(height, width), episodes=episodes)

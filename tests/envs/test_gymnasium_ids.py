@@ -26,15 +26,21 @@ def test_the_list_has_forty_ids_of_ten_packages():
     assert sum(map(len, ids.values())) >= 40
 
 
-@pytest.mark.slow  # installs seventeen packages, and plays 46 environments
-def test_ids_of_ten_packages_fit_the_contract(tmp_path):
-    folder = tmp_path / "environment"
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Of an environment with the ten packages."""
+    folder = tmp_path_factory.mktemp("ten") / "environment"
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     (own,) = (folder / "lib").glob("python*/site-packages")
     (own / "siirl.pth").write_text(f"{sysconfig.get_path('purelib')}\n{REPOSITORY}\n")
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
     subprocess.run([*install, "-r", LIST / "packages.txt"], check=True, timeout=GIVE_UP_S)
+    return python
+
+
+@pytest.mark.slow  # installs seventeen packages, and plays 48 environments
+def test_ids_of_ten_packages_fit_the_contract(python):
     checked = subprocess.run(
         [python, "-W", "ignore", LIST / "check_ids.py"],
         input=(LIST / "ids.json").read_text(),
@@ -46,3 +52,14 @@ def test_ids_of_ten_packages_fit_the_contract(tmp_path):
     )
     assert checked.returncode == 0, checked.stderr[-2000:]
     assert json.loads(checked.stdout[checked.stdout.index("{") :]) == {}
+
+
+@pytest.mark.slow
+def test_experts_of_gymnasium_robotics_succeed(python):
+    arms = REPOSITORY / "tests" / "envs" / "test_gymnasium_arms.py"
+    command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", arms, "-k", "fetch"]
+    played = subprocess.run(
+        command, capture_output=True, text=True, cwd=REPOSITORY, timeout=GIVE_UP_S, check=False
+    )
+    assert played.returncode == 0, played.stdout[-2000:]
+    assert "4 passed" in played.stdout and "skipped" not in played.stdout
