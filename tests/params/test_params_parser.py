@@ -185,10 +185,13 @@ def test_a_key_without_its_group_is_refused_with_its_place() -> None:
 
 
 def test_a_misspelt_option_is_refused_with_the_known_ones() -> None:
-    known = "custom, gymnasium, libero, math, metaworld, openenv, reasoning_gym, sandbox, tools, verifiers"
+    known = "dapo, embodied_srpo, grpo, ppo, remax"
     assert (
-        refusal("env=metaworldd")
-        == f"Unknown env (command line) 'metaworldd'. Did you mean 'metaworld'? Known: {known}."
+        refusal("pipeline=gropo")
+        == f"Unknown pipeline (command line) 'gropo'. Did you mean 'grpo'? Known: {known}."
+    )
+    assert refusal("env=metaworldd").startswith(
+        "Unknown env (command line) 'metaworldd'. Did you mean 'metaworld'? Known: metaworld, "
     )
 
 
