@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--updates",
         type=whole_number,
         help="maximum optimizer steps; more give a better start (robots 300, env=libero 500, text "
-        "700)",
+        "700 a task)",
     )
     parser.add_argument(
         "--batch-rows",

@@ -22,7 +22,7 @@ from siirl.imitation.sft import (
     warm_start_on_answers,
 )
 from siirl.imitation.sft_examples import Example, SftSource, answer_at_once, sft_source
-from siirl.imitation.warm_starts import describe_tasks
+from siirl.imitation.warm_starts import describe_tasks, text_defaults
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
@@ -178,6 +178,11 @@ def test_of_several_tasks_each_is_measured(tmp_path):
         "sorting-2": False,  # of the 45 sets of two digits seven are held out
     }
     assert "held_out_by_task" not in start(tmp_path, updates=1)
+
+
+def test_each_task_gets_as_many_updates_as_one_alone():
+    assert text_defaults(("sums-2",))["updates"] == 700
+    assert text_defaults(("sums-2", "sorting-5", "bases-3"))["updates"] == 2100
 
 
 def test_a_task_without_a_right_sample_is_named():
