@@ -331,7 +331,7 @@ def started(config: SiiRLArguments, folder: Path) -> Iterator[Evaluation]:
     torch.set_num_threads(1)
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
-        stack.enter_context(session(config.cluster))
+        stack.enter_context(session(config.cluster, folder=folder))
         stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config.trainer), folder=traces))
         with OCCUPATION.doing("starts simulators and loads the policy"):
             device = prepare_device(deterministic=config.trainer.deterministic)

@@ -161,7 +161,7 @@ def _started(config: SiiRLArguments, folder: Path) -> Iterator["RewardCheck"]:
     ranks = OneProcess()
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
-        stack.enter_context(session(config.cluster))
+        stack.enter_context(session(config.cluster, folder=folder))
         stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config.trainer), folder=traces))
         with OCCUPATION.doing("starts simulators and loads the policy"):
             pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)

@@ -87,7 +87,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         write_graph(graph, run_folder, groups=config.dag.groups)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         # first: if the cluster refuses, nothing has been written
-        stack.enter_context(session(config.cluster))
+        stack.enter_context(session(config.cluster, folder=run_folder))
         layout = layout_of(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
         report = LiveReport(run_folder)
         stack.callback(report.finish)

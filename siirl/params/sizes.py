@@ -39,6 +39,12 @@ def training_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
     return _ranks_of_group(dag, "train") if separate(dag) else ranks(trainer)
 
 
+def trains_sharded(trainer: TrainingArguments, dag: DagArguments) -> bool:
+    """Whether ranks shard the training, or may: the number of training ranks is open."""
+    is_open = separate(dag) and dag.groups.get("train") is None
+    return is_open or training_ranks(trainer, dag) > 1
+
+
 def rollout_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
     """Ranks that roll out; see `training_ranks`."""
     return _ranks_of_group(dag, "rollout") if separate(dag) else ranks(trainer)

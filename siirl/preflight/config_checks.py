@@ -16,14 +16,12 @@ from siirl.params.build import as_text
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
-from siirl.params.data_args import DataArguments
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.model_args import (
     FLAT_SCHEDULES,
     ActorArguments,
-    ActorRolloutRefArguments,
     ModelArguments,
 )
 from siirl.params.plug_ins import plug_in_problems
@@ -36,6 +34,7 @@ from siirl.preflight.critic_checks import (
     WITH_CRITIC,
     critic_problems,
     estimator_problems,
+    mini_batches_of,
     overlong_notices,
     undivided,
 )
@@ -54,10 +53,9 @@ ROLLOUT = "actor_rollout_ref.rollout"
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Errors that follow from the configuration alone."""
     policy = config.actor_rollout_ref
-    ranks = sizes.training_ranks(config.trainer, config.dag)
     return [
-        *_ranks(config.data, policy, config.trainer, config.dag),
-        *_copies(policy.actor, ranks=ranks),
+        # numbers of separate groups may be open: siirl.preflight.group_placement divides by them
+        *([] if sizes.separate(config.dag) else _ranks(config)),
         *undivided(
             config.data,
             policy.rollout,
@@ -75,39 +73,30 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
         *_environment(config.env),
         *_processes(config.cluster, config.trainer),
         *group_problems(config),
-        *critic_problems(config.critic, config.data, policy.rollout, ranks=ranks),
+        *critic_problems(config.critic, config.data, policy.rollout),
         *segment_problems(config),
     ]
 
 
-def _ranks(
-    data: DataArguments,
-    policy: ActorRolloutRefArguments,
-    trainer: TrainingArguments,
-    dag: DagArguments,
-) -> Iterator[SiirlError]:
-    if sizes.separate(dag):  # siirl.preflight.group_placement divides by the groups' ranks
-        return
-    ranks = sizes.ranks(trainer)
+def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """Sizes that colocated ranks cannot divide."""
+    policy, ranks = config.actor_rollout_ref, sizes.ranks(config.trainer)
     ranks_text = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
-    batch = data.train_batch_size
+    batch = config.data.train_batch_size
     if batch % ranks:
         nearest = max(1, round(batch / ranks)) * ranks
         yield ConfigError(
             f"data.train_batch_size={batch} is not divisible by {ranks_text}, each of which "
             f"rolls out its share: make it {nearest}."
         )
-    mini_batch = sizes.trajectories_per_mini_batch(policy)
-    if mini_batch % ranks:
-        yield ConfigError(
-            f"{ACTOR}.ppo_mini_batch_size={policy.actor.ppo_mini_batch_size} x "
-            f"{ROLLOUT}.n={policy.rollout.n} = {mini_batch} trajectories are "
-            f"not divisible by {ranks_text}: change one of them."
-        )
-
-
-def _copies(actor: ActorArguments, *, ranks: int) -> Iterator[SiirlError]:
-    size = actor.fsdp_size
+    for key, mini_batch in mini_batches_of(config).items():
+        trajectories = mini_batch * policy.rollout.n
+        if trajectories % ranks:
+            yield ConfigError(
+                f"{key}={mini_batch} x {ROLLOUT}.n={policy.rollout.n} = {trajectories} "
+                f"trajectories are not divisible by {ranks_text}: change one of them."
+            )
+    size = policy.actor.fsdp_size
     if size is not None and ranks % size:
         yield ConfigError(
             f"{ACTOR}.fsdp_size={size} must divide the {ranks} ranks that train: each group of "

@@ -15,6 +15,7 @@ from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.estimator_names import estimators_taking
 from siirl.params.rollout_args import RolloutArguments
+from siirl.params.training_args import SiiRLArguments
 
 WITH_CRITIC = "ppo"
 PROVIDED = {
@@ -26,6 +27,7 @@ PROVIDED = {
 }
 """Columns that only one shipped pipeline provides: its name, and the column in words."""
 MINI_BATCH = "critic.ppo_mini_batch_size"
+ACTOR_MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
 def overlong_notices(algorithm: AlgorithmArguments, env: EnvArguments, *, text: bool) -> list[str]:
@@ -96,21 +98,18 @@ def undivided(
 
 
 def critic_problems(
-    critic: CriticArguments, data: DataArguments, rollout: RolloutArguments, *, ranks: int
+    critic: CriticArguments, data: DataArguments, rollout: RolloutArguments
 ) -> Iterator[SiirlError]:
-    """Critic batch sizes that do not divide the samples of a step, or by the ranks that train."""
-    mini_batch = critic.ppo_mini_batch_size
-    if mini_batch is None:
-        return  # the actor's, which is checked
-    yield from undivided(data, rollout, mini_batch, place=MINI_BATCH)
-    trajectories = mini_batch * rollout.n
-    if trajectories % ranks:
-        yield ConfigError(
-            f"{MINI_BATCH}={mini_batch} x "
-            f"actor_rollout_ref.rollout.n={rollout.n} = {trajectories} "
-            f"trajectories are not divisible by trainer.nnodes x trainer.n_gpus_per_node = {ranks} "
-            "ranks: change one of them."
-        )
+    """A critic's mini-batch that does not divide the samples of a step."""
+    if critic.ppo_mini_batch_size is not None:  # else the actor's, which is checked
+        yield from undivided(data, rollout, critic.ppo_mini_batch_size, place=MINI_BATCH)
+
+
+def mini_batches_of(config: SiiRLArguments) -> dict[str, int]:
+    """Mini-batches that the training ranks divide among them: prompts by key."""
+    actor = {ACTOR_MINI_BATCH: config.actor_rollout_ref.actor.ppo_mini_batch_size}
+    own = config.critic.ppo_mini_batch_size
+    return actor if own is None else actor | {MINI_BATCH: own}
 
 
 def overlong_problems(

@@ -106,7 +106,7 @@ def estimated_minutes(
     update = (
         config.actor_rollout_ref.actor.ppo_epochs
         * cost.update
-        / min(cores, sizes.ranks(config.trainer))
+        / min(cores, sizes.training_ranks(config.trainer, config.dag))
     )
     trajectories = trainer.total_steps * sizes.trajectories_per_step(
         config.data, config.actor_rollout_ref.rollout

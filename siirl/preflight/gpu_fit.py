@@ -132,7 +132,8 @@ def _settings(config: SiiRLArguments, *, text: bool, shape: ModelShape | None) -
         least = ceil(row * token / GIB)  # vLLM starts if one row fits
         if rollout.kv_cache_gib > least:
             yield {"actor_rollout_ref.rollout.kv_cache_gib": least}
-    for machines in (1, 2, 4, 8):
+    # more ranks of separate groups need other numbers in dag.groups
+    for machines in () if sizes.separate(config.dag) else (1, 2, 4, 8):
         if sizes.ranks(config.trainer) < 8 * machines <= MOST_RANKS:
             several = {"trainer.nnodes": machines} if machines > 1 else {}
             yield {**several, "trainer.n_gpus_per_node": 8}

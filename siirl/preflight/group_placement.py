@@ -23,9 +23,9 @@ from siirl.execution.scheduler.task_scheduler import (
 from siirl.params import sizes
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
-from siirl.params.model_args import ActorRolloutRefArguments
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.preflight.critic_checks import mini_batches_of
 from siirl.preflight.memory import policy_parameters
 
 
@@ -58,9 +58,9 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
         parts, given, num_workers=sizes.ranks(config.trainer), strategy=config.dag.apportion
     )
     if set(given.values()) == {None}:
-        found = _that_fit(config.data, config.actor_rollout_ref, found) or found
+        found = _that_fit(config, found) or found
     config.dag.groups = dict(found)
-    refuse(list(_shares(config.data, config.actor_rollout_ref, found)))
+    refuse(list(_shares(config, found)))
     mapping = scheduled(config.trainer, config.dag, graph)
     groups = ProcessGroupManager(sizes.ranks(config.trainer), mapping)
     return tuple(
@@ -122,13 +122,18 @@ def _gets_prompts(data: DataArguments, groups: Mapping[str, int]) -> bool:
     return data.train_batch_size >= groups[ROLLOUT]
 
 
-def _divides(policy: ActorRolloutRefArguments, groups: Mapping[str, int]) -> bool:
-    return sizes.trajectories_per_mini_batch(policy) % groups[TRAIN] == 0
+def _divides(config: SiiRLArguments, groups: Mapping[str, int]) -> bool:
+    train, policy = groups[TRAIN], config.actor_rollout_ref
+    numbers = [each * policy.rollout.n for each in mini_batches_of(config).values()]
+    return all(number % train == 0 for number in numbers) and train % _copy(config) == 0
 
 
-def _that_fit(
-    data: DataArguments, policy: ActorRolloutRefArguments, wanted: Mapping[str, int]
-) -> dict[str, int] | None:
+def _copy(config: SiiRLArguments) -> int:
+    """Ranks that hold one copy of the weights and must divide those that train."""
+    return config.actor_rollout_ref.actor.fsdp_size or 1
+
+
+def _that_fit(config: SiiRLArguments, wanted: Mapping[str, int]) -> dict[str, int] | None:
     """The sizes nearest to `wanted`, of the same sum, that `_shares` accepts, if there are any; of
     two that are equally near, those with fewer training ranks.
     """
@@ -138,43 +143,53 @@ def _that_fit(
         (
             groups
             for groups in candidates
-            if _gets_prompts(data, groups) and _divides(policy, groups)
+            if _gets_prompts(config.data, groups) and _divides(config, groups)
         ),
         key=lambda groups: abs(groups[TRAIN] - wanted[TRAIN]),
         default=None,
     )
 
 
-def _shares(
-    data: DataArguments, policy: ActorRolloutRefArguments, groups: Mapping[str, int]
-) -> Iterator[SiirlError]:
+def _shares(config: SiiRLArguments, groups: Mapping[str, int]) -> Iterator[SiirlError]:
+    data, group_size, train = config.data, config.actor_rollout_ref.rollout.n, groups[TRAIN]
     if not _gets_prompts(data, groups):
         yield ConfigError(
             f"data.train_batch_size={data.train_batch_size} gives some of the {groups[ROLLOUT]} "
             f"ranks of the group {ROLLOUT!r} no prompts: set it to at least {groups[ROLLOUT]}."
         )
-    if not _divides(policy, groups):
-        fit = _that_fit(data, policy, groups)
-        resized = f"dag.groups={{rollout: {fit[ROLLOUT]}, train: {fit[TRAIN]}}}, or " if fit else ""
+    if _divides(config, groups):
+        return
+    fit = _that_fit(config, groups)
+    resized = f"dag.groups={{rollout: {fit[ROLLOUT]}, train: {fit[TRAIN]}}}" if fit else ""
+    for key, mini_batch in mini_batches_of(config).items():
+        trajectories = mini_batch * group_size
+        if trajectories % train:
+            others = _batches_that_fit(data, key, mini_batch, group_size=group_size, train=train)
+            yield ConfigError(
+                f"{key}={mini_batch} x actor_rollout_ref.rollout.n={group_size} = {trajectories} "
+                f"trajectories are not divisible by the {train} ranks of the group {TRAIN!r}: set "
+                f"{', or '.join(filter(None, (resized, others)))}."
+            )
+    if train % _copy(config):
+        size = f"actor_rollout_ref.actor.fsdp_size={_copy(config)}"
         yield ConfigError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={policy.actor.ppo_mini_batch_size} x "
-            f"actor_rollout_ref.rollout.n={policy.rollout.n} = "
-            f"{sizes.trajectories_per_mini_batch(policy)} trajectories are not divisible by the "
-            f"{groups[TRAIN]} ranks of the group {TRAIN!r}: set {resized}"
-            f"{_batches_that_fit(data, policy, train=groups[TRAIN])}."
+            f"{size} does not divide the {train} ranks of the group {TRAIN!r}, and each group of "
+            f"that size holds one copy of the weights: set {resized or 'it to a divisor'}."
         )
 
 
-def _batches_that_fit(data: DataArguments, policy: ActorRolloutRefArguments, *, train: int) -> str:
+def _batches_that_fit(
+    data: DataArguments, key: str, mini_batch: int, *, group_size: int, train: int
+) -> str:
     """Overrides of the nearest mini-batch that `train` ranks divide and that divides the batch; if
     there is none, of the nearest batch too.
     """
-    batch, mini_batch = data.train_batch_size, policy.actor.ppo_mini_batch_size
-    unit = train // math.gcd(train, policy.rollout.n)
+    batch = data.train_batch_size
+    unit = train // math.gcd(train, group_size)
     multiples = range(unit, max(batch, unit) + 1, unit)
     fit = [multiple for multiple in multiples if batch % multiple == 0]
     chosen = min(fit or multiples, key=lambda multiple: abs(multiple - mini_batch))
-    words = f"actor_rollout_ref.actor.ppo_mini_batch_size={chosen}"
+    words = f"{key}={chosen}"
     if fit:
         return words
     return f"{words} and data.train_batch_size={max(1, round(batch / chosen)) * chosen}"

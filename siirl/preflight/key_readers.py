@@ -277,8 +277,8 @@ ROWS: tuple[Row, ...] = (
         "trainer",
         ("force_process_group",),
         Reader(
-            lambda config: sizes.ranks(config.trainer) == 1,
-            "by jobs of one rank, and several form a process group anyway: leave it out.",
+            lambda config: sizes.training_ranks(config.trainer, config.dag) == 1,
+            "where one rank trains, and several form a process group anyway: leave it out.",
         ),
     ),
     (

@@ -182,7 +182,7 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("reshard_after_forward", "reduce_once", "fsdp_size"),
         Reader(
             lambda config: (
-                sizes.training_ranks(config.trainer, config.dag) > 1
+                sizes.trains_sharded(config.trainer, config.dag)
                 or config.trainer.force_process_group
             ),
             "by sharded training, and this job trains on one rank: leave it out.",

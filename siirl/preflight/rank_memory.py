@@ -10,6 +10,7 @@ Left out: a critic; a reward model; fragmentation and the CUDA context, for whic
 leaves room; models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -54,7 +55,8 @@ class RankMemory:
 def rank_memory(
     config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None = None
 ) -> RankMemory | None:
-    """The table of a rank; None for a model whose shape is unknown.
+    """The table of a rank; None for a model whose shape is unknown. Of separate groups, the table
+    of the rank that needs more.
 
     Args:
         config: Of the job.
@@ -64,20 +66,24 @@ def rank_memory(
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     if shape is None or bool(shape.images) == is_text(spec):
         return None
-    ranks = sizes.ranks(config.trainer)
+    ranks = sizes.training_ranks(config.trainer, config.dag)
+    rollout_ranks = sizes.rollout_ranks(config.trainer, config.dag)
     policy = PolicyMemory(
         policy=config.actor_rollout_ref,
         shape=shape,
         data=config.data,
         episode_steps=None if is_text(spec) else spec.max_episode_steps,
         ranks=ranks,
-        episodes=ceil(
-            sizes.slots(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)) / ranks
-        ),
+        episodes=ceil(sizes.slots(config.env, ranks=rollout_ranks) / rollout_ranks),
         in_group=ranks > 1 or config.trainer.force_process_group,
         needs_reference=sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm),
+        rolls_out=not sizes.separate(config.dag),
     )
-    return policy.table(encoder=encoder_bytes(config.reward))
+    encoder = encoder_bytes(config.reward)
+    if policy.rolls_out:
+        return policy.table(encoder=encoder)
+    tables = (policy.table(), policy.rollout_table(encoder=encoder))
+    return max(tables, key=lambda table: table.peak[1])
 
 
 def model_shape(model: ModelArguments) -> ModelShape | None:
@@ -95,15 +101,18 @@ class PolicyMemory:
     episode_steps: int | None
     """Longest episode of a robot; None for text."""
     ranks: int
+    """That train."""
     episodes: int
-    """Of a rank at the same time."""
+    """Of a rollout rank at the same time."""
     in_group: bool
     """Whether FSDP2 trains, not a single process under autocast."""
     needs_reference: bool
     """Whether a KL to a reference has a weight."""
+    rolls_out: bool = True
+    """Whether the ranks that train roll out too."""
 
     def table(self, *, encoder: float = 0.0) -> RankMemory:
-        """All parts, with an encoder of `encoder` bytes."""
+        """All parts of a rank that trains, with an encoder of `encoder` bytes."""
         actor, shape = self.policy.actor, self.shape
         trained = self.adapters or shape.parameters
         sharing = actor.fsdp_size or self.ranks
@@ -140,6 +149,18 @@ class PolicyMemory:
                 ("update", _present(update)),
                 ("optimiser's step", _present(step)),
             ),
+        )
+
+    def rollout_table(self, *, encoder: float) -> RankMemory:
+        """All parts of a rank that only rolls out: the acting weights, a second copy into which
+        new ones are written, and what it generates.
+        """
+        size = self.computing.compute if self.in_group else self.base_bytes
+        copies = 2.0 * size * self.shape.parameters
+        generation = dataclasses.replace(self, rolls_out=True).generation()
+        return RankMemory(
+            held=(("acting weights, twice", copies),),
+            phases=(("rollout", _present((*generation, ("encoder", encoder)))),),
         )
 
     @cached_property
@@ -180,7 +201,7 @@ class PolicyMemory:
 
     def acting_copy(self) -> float:
         """Whole weights that act, where training shards them; vLLM's are in `generation`."""
-        own = self.in_group and self.policy.rollout.name not in (VLLM, SERVER)
+        own = self.rolls_out and self.in_group and self.policy.rollout.name not in (VLLM, SERVER)
         return float(own * self.computing.compute * self.shape.parameters)
 
     def cast_weights(self) -> float:
@@ -250,6 +271,8 @@ class PolicyMemory:
     def generation(self) -> Parts:
         """Keys and values of text engines, and vLLM's weights, of which each GPU holds its part."""
         rollout = self.policy.rollout
+        if not self.rolls_out:
+            return ()
         if rollout.name == "vllm":
             compute = self.computing.compute
             weights = compute * self.shape.parameters / rollout.tensor_model_parallel_size

@@ -23,4 +23,4 @@ class DeadExchange:
 def test_the_cause_of_a_dead_exchange_ends_with_one_full_stop():
     with pytest.raises(RunFailed) as failed:
         RayLine(DeadExchange()).call("take", 1, 4)
-    assert str(failed.value).endswith("died. End of file. Resume the run from its last checkpoint.")
+    assert str(failed.value).endswith("training ranks died: it was killed, or it crashed.")

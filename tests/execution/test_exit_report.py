@@ -1,4 +1,4 @@
-"""A child prints a message on stderr for a process that a timer ended, and none otherwise."""
+"""A child prints a message on stderr for a process that a timer or a signal ended."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from pathlib import Path
 from siirl.execution.scheduler.exit_report import exit_report
 folder = Path(sys.argv[1])
 traces = folder / "traces"
-with exit_report("the run failed: Nothing", traces=traces, run_folder=folder, before="earlier"):
+with exit_report("the run failed: Nothing", "the run failed: Killed", traces=traces, run_folder=folder, before="earlier"):
     {ends}
 """
 ENDS = {
@@ -40,12 +40,14 @@ def ended(folder: Path, how: str) -> str:
     return done.stderr
 
 
-def test_a_process_ended_by_the_timer_reports_the_reason_and_how_to_resume(tmp_path: Path) -> None:
-    lines = ended(tmp_path, "by the timer").splitlines()
-    assert lines[0] == "siirl: the run failed: Nothing"
+@pytest.mark.parametrize(("how", "reason"), [("by the timer", "Nothing"), ("killed", "Killed")])
+def test_the_child_reports_the_reason_and_how_to_resume(
+    tmp_path: Path, how: str, reason: str
+) -> None:
+    lines = ended(tmp_path, how).splitlines()
+    assert lines[0] == f"siirl: the run failed: {reason}"
     assert lines[-1] == "Resume with the same command and trainer.resume=earlier"
 
 
-@pytest.mark.parametrize("how", ["killed", "by itself, though its traces were asked for"])
-def test_a_process_that_ended_otherwise_has_none(tmp_path: Path, how: str) -> None:
-    assert ended(tmp_path, how) == ""
+def test_a_process_that_ended_by_itself_has_none(tmp_path: Path) -> None:
+    assert ended(tmp_path, "by itself, though its traces were asked for") == ""

@@ -31,6 +31,7 @@ def test_a_killed_rollout_rank_is_replaced_and_training_continues(start_run):
     kill_one(run, "ray::_ReplaceableRank")
     assert run.wait() == 0, run.text
     assert "another takes its place" in run.text
+    assert "worker died" not in run.text
     assert re.search(r"^ +12/12", run.text, re.MULTILINE)
 
 
@@ -45,6 +46,8 @@ def test_a_killed_training_rank_or_exchange_ends_the_run_which_resumes(start_run
     kill_one(run, title)
     assert run.wait() == 1, run.text
     assert sentence in " ".join(run.text.split())
+    assert "Traceback" not in run.text
+    assert "worker died" not in run.text
     again = start_run(*STREAM, "trainer.total_steps=12", "trainer.resume=auto")
     assert again.wait() in (0, 2), again.text
     assert "Traceback" not in again.text

@@ -27,6 +27,7 @@ def check_failed_with(run: RealRun, sentence: str) -> None:
     assert run.wait() == FAILED, run.text
     assert f"siirl: the run failed: {sentence}" in run.text
     assert "Traceback" not in run.text
+    assert "worker died" not in run.text
     run.seconds_until_gone(but=RAY_AGENTS)
 
 
@@ -87,6 +88,18 @@ def test_a_raylet_that_is_continued_after_ten_seconds_ends_nothing(start_run) ->
     done = run.checkpoints()
     time.sleep(30)
     run.wait_until(lambda: run.checkpoints() != done)
+
+
+@pytest.mark.slow  # Ray takes ten seconds to start
+def test_one_of_two_ranks_in_mid_run(start_run) -> None:
+    """The other rank's collective fails too; the sentence names the rank that died."""
+    run = start_run(*ENDLESS, *TWO_RANKS)
+    run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
+    signal_one(run, "ray::_Rank", signal.SIGKILL)
+    check_failed_with(run, "The process of rank ")
+    messages = run.folders[0] / "ray.txt"
+    assert f"Ray's messages and the traces of its processes are in {messages}" in run.text
+    assert "worker died" in messages.read_text()
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start

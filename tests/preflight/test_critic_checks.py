@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from siirl.params import sizes
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
 from siirl.params.estimator_names import ESTIMATORS
 from siirl.params.parser import parse, parse_config
@@ -32,11 +31,10 @@ def problems(*overrides, text=False):
     parsed = parse([MUJOCO, *SMALL, *overrides])
     config = parsed.config
     unread = unread_problems(config, named=parsed.named)
-    ranks = sizes.training_ranks(config.trainer, config.dag)
     rollout = config.actor_rollout_ref.rollout
     found = [
         *estimator_problems(config.algorithm, config.dag, built_in=ESTIMATORS),
-        *critic_problems(config.critic, config.data, rollout, ranks=ranks),
+        *critic_problems(config.critic, config.data, rollout),
         *unread,
         *overlong_problems(config.algorithm, config.data, config.env, text=text),
     ]
@@ -95,17 +93,6 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
 def test_an_impossible_setting_is_refused_with_its_remedy(overrides, message):
     (found,) = problems(*overrides)
     assert re.search(message, found), found
-
-
-def test_a_mini_batch_of_the_critic_that_ranks_cannot_share_is_refused():
-    ranks = "trainer.n_gpus_per_node=4"
-    (found,) = problems(
-        "pipeline=ppo", "critic.ppo_mini_batch_size=1", "actor_rollout_ref.rollout.n=2", ranks
-    )
-    assert (
-        "critic.ppo_mini_batch_size=1 x actor_rollout_ref.rollout.n=2 = 2 trajectories are not "
-        "divisible" in found
-    )
 
 
 @pytest.mark.parametrize(

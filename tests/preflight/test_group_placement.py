@@ -7,24 +7,26 @@ import re
 import pytest
 
 from siirl.errors import ConfigError
-from siirl.params.parser import parse_config
+from siirl.params.parser import parse, parse_config
+from siirl.preflight.config_checks import config_problems
 from siirl.preflight.group_placement import place
 from siirl.preflight.prepare import load_graph
+from siirl.preflight.unread import unread_problems
 
 EIGHT = ("pipeline=grpo", "env=math", "trainer.n_gpus_per_node=8")
 OPEN = "dag.groups={rollout: null, train: null}"
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
-def groups(*words: str) -> dict[str, int | None]:
-    config = parse_config([*EIGHT, *words])
+def groups(*words: str, job: tuple[str, ...] = EIGHT) -> dict[str, int | None]:
+    config = parse_config([*job, *words])
     place(config, load_graph(config))
     return config.dag.groups
 
 
-def refusal(*words: str) -> str:
+def refusal(*words: str, job: tuple[str, ...] = EIGHT) -> str:
     with pytest.raises(ConfigError) as refused:
-        groups(*words)
+        groups(*words, job=job)
     return str(refused.value)
 
 
@@ -75,6 +77,50 @@ def test_where_no_sizes_fit_the_refusal_names_batches_only():
     batches = ("data.train_batch_size=2", f"{MINI_BATCH}=2", "actor_rollout_ref.rollout.n=1")
     said = refusal("dag.groups={rollout: 2, train: 6}", *batches)
     assert f"'train': set {MINI_BATCH}=6 and data.train_batch_size=6." in said
+
+
+PPO = (
+    *("pipeline=ppo", "env=math", "trainer.n_gpus_per_node=3"),
+    *("actor_rollout_ref.rollout.n=1", "data.train_batch_size=16", f"{MINI_BATCH}=16"),
+)
+CRITIC = "critic.ppo_mini_batch_size"
+COPY = "actor_rollout_ref.actor.fsdp_size"
+
+
+def test_a_critics_mini_batch_is_divided_by_the_ranks_that_train_only():
+    """4 trajectories are divisible by 2 training ranks, not by all 3; 1 is not divisible by 2."""
+    given = "dag.groups={rollout: 1, train: 2}"
+    assert not config_problems(parse_config([*PPO, given, f"{CRITIC}=4"]))
+    assert groups(given, f"{CRITIC}=4", job=PPO) == {"rollout": 1, "train": 2}
+    assert (
+        f"{CRITIC}=1 x actor_rollout_ref.rollout.n=1 = 1 trajectories are not divisible by the 2 "
+        f"ranks of the group 'train': set dag.groups={{rollout: 2, train: 1}}, or {CRITIC}=2."
+    ) in refusal(given, f"{CRITIC}=1", job=PPO)
+
+
+def test_filled_in_training_ranks_divide_the_critics_mini_batch_too():
+    """2 of 3 by `even`'s remainder and the actor's 16; the critic's 1 needs 1."""
+    assert groups(OPEN, f"{CRITIC}=1", job=PPO) == {"rollout": 2, "train": 1}
+
+
+def test_copies_of_the_weights_fill_the_ranks_that_train():
+    """Copies on 2 ranks each: 4 of 8 ranks train, and 1 or 3 may not."""
+    assert groups(OPEN, f"{COPY}=2") == {"rollout": 4, "train": 4}
+    assert not config_problems(parse_config([*EIGHT, OPEN, f"{COPY}=2"]))
+    said = refusal("dag.groups={rollout: 7, train: 1}", f"{COPY}=2")
+    assert f"{COPY}=2 does not divide the 1 ranks" in said
+    assert "set dag.groups={rollout: 6, train: 2}." in said
+
+
+def test_options_of_sharding_are_read_where_the_number_of_training_ranks_is_open():
+    parsed = parse([*EIGHT, OPEN, f"{COPY}=2"])
+    assert not unread_problems(parsed.config, named=parsed.named)
+
+
+def test_one_training_rank_may_form_a_process_group():
+    words = ("dag.groups={rollout: 7, train: 1}", "trainer.force_process_group=true")
+    parsed = parse([*EIGHT, *words])
+    assert not unread_problems(parsed.config, named=parsed.named)
 
 
 def test_the_sizes_of_a_refusal_are_accepted():

@@ -67,6 +67,17 @@ def test_shipped_jobs_have_no_problem(overrides: list[str]) -> None:
             "fsdp_size=4 must divide the 2 ranks that train",
         ),
         (
+            [
+                "pipeline=ppo",
+                "critic.ppo_mini_batch_size=1",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=6",
+                "actor_rollout_ref.rollout.n=2",
+                "trainer.n_gpus_per_node=4",
+            ],
+            "critic.ppo_mini_batch_size=1 x actor_rollout_ref.rollout.n=2 = 2 trajectories are "
+            "not divisible by ranks",
+        ),
+        (
             ["trainer.val_seed_offset=899970"],
             "takes seeds up to 900069, but those from 900000 on belong to demonstrations and "
             "training",

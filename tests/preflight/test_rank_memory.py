@@ -224,6 +224,28 @@ def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folde
     assert dict(four.held)["acting copy"] == dict(eight.held)["acting copy"]
 
 
+def test_of_separate_groups_training_is_shared_by_the_ranks_that_train(folder: Any) -> None:
+    """Of 8 ranks 4 train: each holds a quarter of the weights, and acts with none."""
+    path = folder(OPENVLA)
+    colocated = rank_memory(libero(path, trainer="gpus_libero"), LIBERO_10)
+    words = ("dag.groups={rollout: 4, train: 4}",)
+    separate = rank_memory(libero(path, *words, trainer="gpus_libero"), LIBERO_10)
+    assert colocated and separate
+    assert dict(separate.held)["weights"] == 2 * dict(colocated.held)["weights"]
+    assert "acting copy" not in dict(separate.held)
+
+
+def test_a_rank_that_only_rolls_out_holds_its_weights_twice(folder: Any) -> None:
+    """bfloat16, 2 bytes, for each of Qwen's 7,615,616,512 weights, twice."""
+    words = (
+        *("dag.groups={rollout: 1, train: 7}", "trainer.n_gpus_per_node=8"),
+        *("actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.actor.micro_batch_tokens=1536"),
+    )
+    table = rank_memory(text(folder(QWEN), *words), QUESTIONS)
+    assert table
+    assert dict(table.held) == {"acting weights, twice": 2 * 2 * 7_615_616_512}
+
+
 def test_options_of_sharding_move_the_tensors_that_they_name(folder: Any) -> None:
     actor = "actor_rollout_ref.actor"
     path = folder(OPENVLA)

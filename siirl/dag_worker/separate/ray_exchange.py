@@ -68,5 +68,5 @@ class RayLine:
 def _died(error: RayActorError) -> RunFailed:
     return RunFailed(
         "The process that passes rows and weights between the rollout and the training ranks died: "
-        f"{stated_cause(error).removesuffix('.')}. Resume the run from its last checkpoint."
+        f"{stated_cause(error)}."
     )

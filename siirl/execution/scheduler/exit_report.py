@@ -3,9 +3,10 @@ outlives the command.
 
 If code holds the interpreter's lock, a timer in C ends the process
 (`siirl.execution.scheduler.watchdog.OwnWatch`). The timer can write stack traces to a file, but no
-message. The child waits for the command's end. If the file then has traces, the timer ended it, and
-the child writes the message and how to resume to stderr. Left out: commands that were killed
-otherwise, about which the child prints nothing.
+message; nor can a process that is killed, for example because memory ran out. The child waits for
+the command's end. If the file then has traces, the timer ended it, otherwise a signal did; the
+child writes the reason and how to resume to stderr. Left out: commands that end themselves, which
+print their own message; they kill the child first (`siirl.interrupts.end_at_once`).
 """
 
 import os
@@ -25,19 +26,20 @@ DONE = b"done"
 
 @contextmanager
 def exit_report(
-    sentence: str, *, traces: Path, run_folder: Path | None, before: str | None
+    sentence: str, killed: str, *, traces: Path, run_folder: Path | None, before: str | None
 ) -> Iterator[None]:
-    """If this process ends within the context and `traces` is not empty, have `sentence` and how to
-    resume written to stderr.
+    """If this process ends within the context, have the reason and how to resume written to
+    stderr.
 
     Args:
-        sentence: Reason for that end.
+        sentence: Reason if `traces` is not empty.
+        killed: Reason otherwise.
         traces: The timer's file.
         run_folder: Folder of a run that can resume from its newest checkpoint; None: it cannot
             resume.
         before: `trainer.resume` of that run.
     """
-    words = [sentence, str(traces), str(run_folder or ""), before or ""]
+    words = [sentence, killed, str(traces), str(run_folder or ""), before or ""]
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(path=sys.path), *words],
         stdin=subprocess.PIPE,
@@ -50,15 +52,15 @@ def exit_report(
         child.communicate(DONE)
 
 
-def wait_and_report(sentence: str, traces: str, run_folder: str, before: str) -> None:
+def wait_and_report(sentence: str, killed: str, traces: str, run_folder: str, before: str) -> None:
     """The child: wait until the other end of stdin is closed, which happens at the end of a
     process.
     """
-    if sys.stdin.buffer.read() == DONE or not os.path.getsize(traces):
+    if sys.stdin.buffer.read() == DONE:
         return
     from siirl.params.terminal_lines import say  # imported late to keep the waiting process small
 
-    lines = [f"siirl: {sentence}"]
+    lines = [f"siirl: {sentence if os.path.getsize(traces) else killed}"]
     if run_folder:
         from siirl.params.resume_line import describe_resume
 

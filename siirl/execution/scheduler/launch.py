@@ -9,13 +9,14 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from siirl.errors import RunFailed
+from siirl.errors import RunFailed, SiirlError
 from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 from siirl.execution.scheduler.ray_errors import stated_cause
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5  # between checks of the ranks while they report nothing
+DEATH_KNOWN_S = 5.0  # Ray learns of a death at once, from a closed connection; a busy machine lags
 Make = Callable[..., Any]
 """Makes the worker of a rank: called with `rank` and `init_method`."""
 
@@ -162,6 +164,8 @@ def _merge(
         except StopIteration:
             running.remove(ready[0])
         except RayTaskError as error:
+            if not isinstance(error.cause, SiirlError):
+                _explain_by_a_death(running, streams, supervision.vitals)
             raise error.cause from error
         except RayActorError as error:
             rank = streams.index(ready[0])
@@ -173,12 +177,31 @@ def _merge(
             yield item
 
 
+def _explain_by_a_death(running: list[Any], streams: list[Any], vitals: Vitals) -> None:
+    """Raise the error for a rank that has died, if one has: a collective of the others fails with
+    the connection to it, and that error may arrive first.
+    """
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    deadline = time.monotonic() + DEATH_KNOWN_S
+    others = list(running)
+    while others and (left_s := deadline - time.monotonic()) > 0:
+        for stream in ray.wait(others, num_returns=1, timeout=left_s)[0]:
+            try:
+                ray.get(next(stream))
+            except (StopIteration, RayTaskError):
+                others.remove(stream)
+            except RayActorError as error:
+                raise _died(streams.index(stream), error, vitals) from error
+
+
 def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
     """Error for a rank whose process has ended, by itself or with a process that it was connected
     to.
     """
     vitals.explain()
-    return RunFailed(f"The process of rank {rank} died: {stated_cause(error)}")
+    return RunFailed(f"The process of rank {rank} died: {stated_cause(error)}.")
 
 
 def _actor_class(rank_class: type, layout: Layout) -> Any:

@@ -8,13 +8,26 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
+CAUSES = {
+    "its worker process has died": "it was killed, or it crashed",
+    "its node has died": "its machine left the cluster",
+}
+"""Ray's causes that name nothing of the run, in words of it."""
+
+
 def stated_cause(error: BaseException) -> str:
-    """Ray's stated cause, without its lists of possible causes and processes."""
+    """Ray's stated cause as a clause without a full stop, and without its lists of possible causes
+    and processes (those are in the file of `siirl.execution.scheduler.ray_messages`).
+    """
     said, _, _ = " ".join(str(error).split()).partition(" Some common causes include")
     if short := OUT_OF_MEMORY.search(said):
         ended, used, limit = short.groups()
         return (
             f"the machine is out of memory ({used} of {limit} GB), and Ray ended {ended} of the "
-            "run's processes. End other programs, or lower env.num_servers and env.envs_per_server."
+            "run's processes. End other programs, or lower env.num_servers and env.envs_per_server"
         )
-    return said.rpartition("The actor is dead because ")[2]
+    stated = said.rpartition("The actor is dead because ")[2]
+    for words, cause in CAUSES.items():
+        if stated.startswith(words):
+            return cause
+    return stated.removesuffix(".")

@@ -32,7 +32,12 @@ logger = logging.getLogger(__name__)
 # Environment variables that Ray reads when it is imported; the user's own values take precedence.
 # Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait
 # for other processes.
-AS_A_JOB = {"RAY_worker_niceness": "0"}
+AS_A_JOB = {
+    "RAY_worker_niceness": "0",
+    # The launcher reads each rank's error; Ray would print those of ranks that it need not read,
+    # because another has failed first, with their traces.
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+}
 # A server at the address that is not Ray is given up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
@@ -40,6 +45,7 @@ WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
 # which is too short on a busy machine.
 TIMED_OUT, STARTS = "timed out during startup", 3
 FAILED = 1
+MESSAGES_FILE = "ray.txt"  # in a run folder
 SHUTDOWN_S = 20.0  # takes one or two on an idle machine
 
 
@@ -53,6 +59,8 @@ class ClusterSettings:
     """
     env_vars: Mapping[str, str]
     """Environment variables of every process."""
+    messages: Path | None = None
+    """File for Ray's messages and the traces of its processes; None: stderr."""
 
 
 @contextmanager
@@ -110,19 +118,21 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
     from ray.exceptions import RayError, RayTaskError
 
     from siirl.execution.scheduler.rank_output import printed
+    from siirl.execution.scheduler.ray_messages import kept
 
     vitals = Vitals(servers_of_cluster())
-    try:
-        with printed(), ClusterWatch(Vitals(vitals.servers), node_lives=is_this_machine_alive):
-            yield
-    except RayError as error:
-        vitals.explain()
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        if not isinstance(cause, RayError):
-            raise cause from error
-        raise RunFailed(f"Ray failed: {stated_cause(cause)}") from error
-    finally:
-        _shut_down(started)
+    with kept(settings.messages):
+        try:
+            with printed(), ClusterWatch(Vitals(vitals.servers), node_lives=is_this_machine_alive):
+                yield
+        except RayError as error:
+            vitals.explain()
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if not isinstance(cause, RayError):
+                raise cause from error
+            raise RunFailed(f"Ray failed: {stated_cause(cause)}.") from error
+        finally:
+            _shut_down(started)
 
 
 def _shut_down(started: set[int]) -> None:

@@ -26,6 +26,7 @@ LOOK_EVERY_S = 1.0
 SILENT_S = 10.0  # a rank on a busy machine reports every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
+KILLED = "Its process died: it was killed, or it crashed."
 # Stack traces take milliseconds, but a stopped process must first be continued.
 WRITTEN_WITHIN_S = 2.0
 
@@ -126,7 +127,11 @@ class OwnWatch:
             )
             self._child.enter_context(
                 exit_report(
-                    sentence, traces=traces, run_folder=self._run_folder, before=self._resume
+                    sentence,
+                    f"{self._failure}: {KILLED}",
+                    traces=traces,
+                    run_folder=self._run_folder,
+                    before=self._resume,
                 )
             )
             # armed now: code may take the lock before the thread's first check
