@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError
+from ray.exceptions import ObjectLostError, RayActorError
 from tensordict import TensorDict
 
 from siirl.data_coordinator.protocol.batch import (
@@ -25,7 +25,7 @@ from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey, 
 from siirl.data_coordinator.row_transport import AllToAll, pack, unpack
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict, row_infos
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.errors import InvariantError
+from siirl.errors import InvariantError, RunFailed
 from siirl.occupation import OCCUPATION
 
 # Another rank's rollout may be long; the watchdog detects one that hangs.
@@ -72,6 +72,7 @@ class RayRedistribution:
 
         Raises:
             TimeoutError: A rank did not put its rows in time; the message names it.
+            RunFailed: The coordinator died.
             InvariantError: Two rows have the same id, or the rank that made a row has died.
         """
         check_unique_uids(batch)
@@ -79,7 +80,7 @@ class RayRedistribution:
         self._nodes.add(node)
         self._put(key, row_infos(batch, node_id=_machine(), flops_B=flops_B))
         with OCCUPATION.doing("waits for the rows of the other ranks", waiting=True):
-            share: Share = ray.get(
+            share: Share = _answer(
                 self.coordinator.get_share.remote(key, self.request, self.rank, self.timeout_s)
             )
         self._shares.append((key, share))
@@ -88,7 +89,7 @@ class RayRedistribution:
     def acknowledge(self) -> None:
         """Mark the rows as used; InvariantError if another rank has got them meanwhile."""
         shares, self._shares = self._shares, []
-        ray.get([self.coordinator.acknowledge.remote(key, share.lease_id) for key, share in shares])
+        _answer([self.coordinator.acknowledge.remote(key, share.lease_id) for key, share in shares])
 
     def state_dict(self) -> dict[str, Any]:
         """Leftovers by node, as plain columns; every rank fetches them, so the state is the same
@@ -111,10 +112,10 @@ class RayRedistribution:
             leftovers = [
                 Leftover(sample.info(), ray.put(sample), source) for sample, source in samples
             ]
-            ray.get(self.coordinator.restore_leftovers.remote(node, leftovers))
+            _answer(self.coordinator.restore_leftovers.remote(node, leftovers))
 
     def _leftovers(self, node: str) -> list[dict[str, Any]]:
-        leftovers: list[Leftover] = ray.get(self.coordinator.leftovers.remote(node))
+        leftovers: list[Leftover] = _answer(self.coordinator.leftovers.remote(node))
         samples = self._get(
             [leftover.ref for leftover in leftovers], what=f"left over for node {node!r}"
         )
@@ -124,7 +125,7 @@ class RayRedistribution:
         ]
 
     def _put(self, key: QueueKey, infos: Sequence[SampleInfo]) -> None:
-        ray.get(
+        _answer(
             self.coordinator.put_batch.remote(
                 key, infos, [None] * len(infos), self.rank, self.ranks, self.timeout_s
             )
@@ -159,7 +160,7 @@ class RayRedistribution:
         if not len(left_over):
             return
         refs = {sample.uid: ray.put(sample) for sample in Dict2Samples(left_over)}
-        ray.get(self.coordinator.keep_leftovers.remote(node, refs))
+        _answer(self.coordinator.keep_leftovers.remote(node, refs))
 
     def _get(self, refs: list[Any], *, what: str) -> list[Sample]:
         try:
@@ -169,6 +170,13 @@ class RayRedistribution:
                 f"Samples {what} are lost, because the rank that made them died. Resume the run "
                 "from its last checkpoint."
             ) from error
+
+
+def _answer(references: Any) -> Any:
+    try:
+        return ray.get(references)
+    except RayActorError as error:
+        raise RunFailed("The process of the data coordinator died.") from error
 
 
 def _machine() -> str:

@@ -45,8 +45,7 @@ def test_weights_that_arrive_while_the_rank_stops_do_not_keep_it_waiting():
     assert not stopping.is_alive()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_wrong_checksum_ends_the_thread_and_the_rank_gets_its_error():
+def test_a_wrong_checksum_ends_the_thread_without_a_trace_and_the_rank_gets_its_error():
     line = LateLine(weights(checksum=7))
     line.answer.set()
     thread = WeightThread(

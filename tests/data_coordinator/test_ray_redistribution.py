@@ -16,7 +16,7 @@ from siirl.data_coordinator.ray_redistribution import RayRedistribution
 from siirl.data_coordinator.redistribution import StayOnRank, accepted_rows
 from siirl.data_coordinator.sample import Dict2Samples
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.errors import InvariantError
+from siirl.errors import InvariantError, RunFailed
 
 NODE = "actor_train"
 TIMEOUT_S = 120.0
@@ -248,3 +248,11 @@ def test_a_filter_reads_metadata_and_drops_rows():
         lambda info: info.response_length < 5 and info.dict_info["index"] == 1,
     )
     assert accepted.get("uid").tolist() == ["1-0", "1-2"]
+
+
+def test_a_dead_coordinator_is_named(workers, start):
+    coordinator = start()
+    join(workers, coordinator)
+    ray.kill(coordinator)
+    with pytest.raises(RunFailed, match="The process of the data coordinator died"):
+        ray.get(workers[0].redistribute.remote([1], 0))

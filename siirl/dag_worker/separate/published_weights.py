@@ -227,9 +227,8 @@ class WeightThread:
     def _run(self) -> None:
         try:
             self._receive_all()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - `check` raises it in the rank's thread
             self._error = error
-            raise
 
     def _receive_all(self) -> None:
         while True:
