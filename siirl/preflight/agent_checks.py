@@ -22,9 +22,10 @@ def agent_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     """Settings of the run that need a single policy."""
     if config.agent_configs and sizes.separate(config.dag):
         yield ConfigError(
-            f"dag.groups with agents={{{', '.join(map(str, config.agent_configs))}: …}}: separate "
-            "ranks for rollouts and training support one policy. Leave dag.groups out, or start "
-            "a run for each agent."
+            f"dag.groups with agents={{{', '.join(map(str, config.agent_configs))}: …}}: the "
+            "exchange between separate ranks counts prompts and weights of one policy, and a "
+            "rollout rank receives those of one. Leave dag.groups out, or, unless the agents play "
+            "in one environment, start a run for each agent."
         )
     yield from _servers_of_two(config.agent_configs, owners(config.agents))
 

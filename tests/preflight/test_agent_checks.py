@@ -102,7 +102,8 @@ def test_agents_are_checked_by_the_rules_of_their_domain(two_chains):
         (
             "{0:{},1:{}}",
             ["trainer.n_gpus_per_node=2", "dag.groups={rollout:1,train:1}"],
-            "Leave dag.groups out, or start a run for each agent",
+            "counts prompts and weights of one policy, and a rollout rank receives those of one. "
+            "Leave dag.groups out, or, unless the agents play in one environment, start a run",
         ),
         (
             "{0:{},1:{}}",

@@ -187,7 +187,8 @@ def _explain_by_a_death(running: list[Any], streams: list[Any], vitals: Vitals) 
     deadline = time.monotonic() + DEATH_KNOWN_S
     others = list(running)
     while others and (left_s := deadline - time.monotonic()) > 0:
-        for stream in ray.wait(others, num_returns=1, timeout=left_s)[0]:
+        ready: list[Any] = ray.wait(others, num_returns=1, timeout=left_s)[0]
+        for stream in ready:
             try:
                 ray.get(next(stream))
             except (StopIteration, RayTaskError):
