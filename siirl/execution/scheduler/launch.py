@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siirl.errors import RunFailed, SiirlError
-from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
+from siirl.execution.scheduler.placement import (
+    Layout,
+    Placement,
+    machines,
+    servers_of_cluster,
+)
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 from siirl.execution.scheduler.ray_errors import stated_cause
 from siirl.execution.scheduler.vitals import Vitals
@@ -100,7 +105,10 @@ def run_on_ray(
             assert replacement is not None
             return start(rank, replacement.make).run.remote(init_method)
 
-        yield from _merge(streams, supervision, _Replacements(replacement, again))
+        replacements = _Replacements(
+            replacement, again, has_room=lambda: len(machines()) >= layout.nodes
+        )
+        yield from _merge(streams, supervision, replacements)
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -125,10 +133,23 @@ def _meeting_point(first: Any, layout: Layout, supervision: "Supervision") -> st
 
 
 class _Replacements:
-    """Starts replacements of dead ranks."""
+    """Starts replacements of dead ranks.
 
-    def __init__(self, replacement: Replacement | None, start: Callable[[int], Any]) -> None:
-        self._replacement, self._start = replacement, start
+    Args:
+        replacement: Ranks that are replaced.
+        start: Starts another process for a rank; its stream.
+        has_room: Whether the cluster still has as many machines as the job; a replacement on a
+            machine that has left would wait for it forever.
+    """
+
+    def __init__(
+        self,
+        replacement: Replacement | None,
+        start: Callable[[int], Any],
+        *,
+        has_room: Callable[[], bool],
+    ) -> None:
+        self._replacement, self._start, self._has_room = replacement, start, has_room
         self._deaths: Counter[int] = Counter()
 
     def take_place_of(self, rank: int, error: Exception) -> Any | None:
@@ -137,7 +158,7 @@ class _Replacements:
         if replacement is None or rank not in replacement.ranks:
             return None
         self._deaths[rank] += 1
-        if self._deaths[rank] > replacement.at_most:
+        if self._deaths[rank] > replacement.at_most or not self._has_room():
             return None
         logger.warning(
             "The process of rank %d died (%s): another takes its place.", rank, stated_cause(error)
