@@ -237,6 +237,12 @@ class EpisodeFailed(RuntimeError):
     """
 
 
+class Misbehaved(RuntimeError):
+    """Code of a user's environment broke its contract; the message names the place, so reports
+    leave the traceback out.
+    """
+
+
 class Environment(abc.ABC):
     """One environment: subclasses implement `reset`, `step` and `render`.
 

@@ -15,6 +15,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import gymnasium
@@ -30,17 +31,21 @@ from envs.base import (
     INSTRUCTION,
     Environment,
     EnvSpec,
+    EpisodeFailed,
     FrameBuffer,
     FrameRequest,
     Info,
+    Misbehaved,
     StepResult,
 )
 from envs.gymnasium_pictures import as_rgb
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
+from envs.mistakes import user_code
 from envs.offscreen import choose_backend
 
 SUCCESS_KEYS = ("is_success", "success")
 MADE_BY_GYMNASIUM = (TimeLimit, OrderEnforcing)  # wrappers of `gymnasium.make`
+MOST_SHOWN = 120  # characters of a space in a message
 RESET = "(observation, info) of reset"
 STEP = "(observation, reward, terminated, truncated, info) of step"
 PYGAME_DRAWN = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.toy_text")
@@ -105,9 +110,11 @@ class GymnasiumEnv(Environment):
         """See `Environment.reset`; options are `task` (the id) and `frames`."""
         self._streams = read_options(options, spec=self.spec).frames
         self._ended = True
-        observation, raw = self._env.reset(seed=checked_seed(seed))
+        begun = checked_seed(seed)
+        with self._user_code("reset"):
+            observation, raw = self._env.reset(seed=begun)
         self._started, self._ended, self._step = True, False, 0
-        return self._layout.read(observation), self._info(raw)
+        return self._read(observation), self._info(raw)
 
     async def step(self, action: Any) -> StepResult:
         """See `Environment.step`."""
@@ -116,24 +123,20 @@ class GymnasiumEnv(Environment):
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step."
             )
-        observation, reward, terminated, truncated, raw = self._env.step(
-            self._actions.native(checked)
-        )
+        native = self._actions.native(checked)
+        with self._user_code("step"):
+            observation, reward, terminated, truncated, raw = self._env.step(native)
         self._step += 1
-        self._ended = bool(terminated or truncated)
+        terminated = self._flag(terminated, "terminated")
+        truncated = self._flag(truncated, "truncated")
+        self._ended = terminated or truncated
         reward = self._number(reward)
         if not math.isfinite(reward):
-            raise RuntimeError(
+            raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step "
                 f"{self._step}."
             )
-        return (
-            self._layout.read(observation),
-            reward,
-            bool(terminated),
-            bool(truncated),
-            self._info(raw),
-        )
+        return self._read(observation), reward, terminated, truncated, self._info(raw)
 
     def render(self) -> NDArray[np.uint8]:
         """Return the current picture at its native size, uint8 [height, width, 3]."""
@@ -153,22 +156,51 @@ class GymnasiumEnv(Environment):
 
     def _number(self, reward: Any) -> float:
         if np.size(reward) != 1:
-            raise RuntimeError(
+            raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned {np.size(reward)} rewards, "
                 f"{reward}, and a step has one: wrap it, so that their sum or one of them counts."
             )
         value = np.asarray(reward).reshape(())
         if value.dtype.kind not in "biuf":
-            raise RuntimeError(
+            raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward!r}, and a "
                 "reward is a number."
             )
         return float(value)
 
+    def _user_code(self, method: str) -> AbstractContextManager[None]:
+        """Names the environment, the step and the line for anything that `method` raises."""
+        where = f"Gymnasium environment {self.spec.tasks[0]!r}: {method}"
+        if method == "step":
+            where += f" {self._step + 1}"
+        return user_code(
+            lambda error: Misbehaved(f"{where} raised {error}."),
+            passed=EpisodeFailed,
+        )
+
+    def _read(self, observation: Any) -> dict[str, Any]:
+        try:
+            return self._layout.read(observation)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise Misbehaved(
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned an observation outside its "
+                f"space {str(self._env.observation_space)[:MOST_SHOWN]} after {self._step} steps: "
+                f"{type(error).__name__}: {error}."
+            ) from error
+
+    def _flag(self, value: Any, name: str) -> bool:
+        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf":
+            raise Misbehaved(
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned {name}={value!r}, which is "
+                "true or false."
+            )
+        return bool(np.asarray(value).reshape(()))
+
     def _info(self, raw: Mapping[str, Any]) -> Info:
         info: Info = {"task": self.spec.tasks[0]}
         if self._success_key is not None:
-            info["success"] = bool(raw.get(self._success_key, False))
+            found = raw.get(self._success_key)
+            info["success"] = found is not None and self._flag(found, self._success_key)
         if self._streams:
             info["frames"] = self._due_frames()
         return info
@@ -284,18 +316,18 @@ def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
     """The values that `reset` or `step` returned.
 
     Raises:
-        RuntimeError: Another number of them, or no dict at the end.
+        Misbehaved: Another number of them, or no dict at the end.
     """
     wanted = form.count(",") + 1
     found = len(returned) if isinstance(returned, tuple) else None
     if found != wanted:
         what = f"{found} values" if found is not None else f"a {type(returned).__name__}"
-        raise RuntimeError(
+        raise Misbehaved(
             f"Gymnasium environment {name!r} returned {what} where {form} is expected, as since "
             "Gymnasium 0.26: return these, or wrap the old environment."
         )
     if not isinstance(returned[-1], Mapping):
-        raise RuntimeError(
+        raise Misbehaved(
             f"Gymnasium environment {name!r} returned {returned[-1]!r} as the info of {form}, which "
             "is a dict."
         )
@@ -306,14 +338,16 @@ def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
     """The key of success in the infos; one reset and one step show it.
 
     Raises:
-        RuntimeError: `reset` or `step` of another form than Gymnasium's.
+        Misbehaved: `reset` or `step` of another form than Gymnasium's, or that raised.
     """
     while isinstance(env, MADE_BY_GYMNASIUM):  # they unpack the values before they can be counted
         env = env.env
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
-    _parts(env.reset(seed=0), RESET, name=name)
-    *_, info = _parts(env.step(action_space.sample()), STEP, name=name)
+    where = f"Gymnasium environment {name!r}: its first reset and step"
+    with user_code(lambda error: Misbehaved(f"{where} raised {error}."), passed=Misbehaved):
+        _parts(env.reset(seed=0), RESET, name=name)
+        *_, info = _parts(env.step(action_space.sample()), STEP, name=name)
     return next((key for key in SUCCESS_KEYS if key in info), None)
 
 

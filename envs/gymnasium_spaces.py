@@ -14,6 +14,7 @@ Left out: observations of graphs, sequences and alternatives (`OneOf`), which ha
 and actions that are texts or composed, which no policy of siirl outputs. They are refused.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Misbehaved
 from envs.gymnasium_pictures import PictureForm, may_be_meant_as_picture, picture_form
 from envs.text import ModelText
 
@@ -96,7 +97,8 @@ class ObservationLayout:
         """Return the observation in the contract's form, in new arrays.
 
         Raises:
-            RuntimeError: A value that is not finite.
+            Misbehaved: A value that is not finite.
+            IndexError, KeyError, TypeError, ValueError: A value outside the space.
         """
         result: dict[str, Any] = {}
         if self._images:
@@ -104,13 +106,10 @@ class ObservationLayout:
                 [form.read(_part(observation, path)) for path, form in self._images.items()]
             )
         if self._vectors:
-            parts = [
-                spaces.flatten(leaf, _part(observation, path))
-                for path, leaf in self._vectors.items()
-            ]
+            parts = [_flat(leaf, _part(observation, path)) for path, leaf in self._vectors.items()]
             vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in parts])
             if not np.isfinite(vector).all():
-                raise RuntimeError(
+                raise Misbehaved(
                     f"Gymnasium environment {self._name!r} returned an observation that is not "
                     f"finite: {vector}."
                 )
@@ -163,6 +162,13 @@ class ActionLayout:
         # the bounds of float32 may lie beyond those of another type by its rounding
         values = action.astype(native.dtype).reshape(native.shape)
         return np.asarray(np.clip(values, native.low, native.high))
+
+
+def _flat(leaf: spaces.Space[Any], value: Any) -> NDArray[Any]:
+    if isinstance(leaf, spaces.Box) and (value is None or np.size(value) != math.prod(leaf.shape)):
+        found = "None" if value is None else f"a value of shape {np.shape(value)}"
+        raise ValueError(f"{found} where the shape is {leaf.shape}")
+    return np.asarray(spaces.flatten(leaf, value))
 
 
 def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info
+from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info, Misbehaved
 from envs.registry import make_env
 
 
@@ -37,12 +37,14 @@ class Raised(NamedTuple):
     summary: str
     """Type and message; for a `mistake` the message only, since it is raised again."""
     trace: str
-    """Traceback."""
+    """Traceback, after a line end; empty if the summary names the place."""
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
         """Describe `error`."""
-        trace = "".join(traceback.format_exception(error))
+        if isinstance(error, Misbehaved):
+            return cls(kind="fault", summary=str(error), trace="")
+        trace = "\n" + "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
             return cls(kind="mistake", summary=str(error), trace=trace)
         kind: Literal["episode", "fault"] = (

@@ -200,7 +200,7 @@ class ServerSupervisor:
             raise _refusal(raised)
         raise ServerFault(
             "start",
-            f"server {self.name}: the environment could not be made: {raised.summary}\n"
+            f"server {self.name}: the environment could not be made: {raised.summary}"
             f"{raised.trace}",
             charged=True,
         )
@@ -295,7 +295,7 @@ class ServerSupervisor:
                 _settle(
                     answer,
                     error=ServerFault(
-                        "raised", f"server {self.name}: {detail}\n{value.trace}", charged=True
+                        "raised", f"server {self.name}: {detail}{value.trace}", charged=True
                     ),
                 )
                 self.kill_server("raised", detail, generation=generation, culprits={request.env})
@@ -307,7 +307,7 @@ class ServerSupervisor:
 
 def _refusal(raised: Raised) -> RefusedByEnvironment:
     error = RefusedByEnvironment(raised.summary)
-    error.add_note(f"Raised by the environment, at its server:\n{raised.trace}")
+    error.add_note(f"Raised by the environment, at its server:{raised.trace}")
     return error
 
 

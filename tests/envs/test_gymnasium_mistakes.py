@@ -8,7 +8,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from envs.base import Misbehaved
 from envs.gymnasium import GymnasiumEnv
+from siirl.env_server.server import Raised
 
 SEEN = np.zeros(2, np.float32)
 
@@ -61,13 +63,61 @@ class WordReward(Sound):
         return SEEN, "1.0", False, False, {}
 
 
+class Later(Sound):
+    """Makes the mistake `kind` at its second step."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return super().reset(seed=seed)[0], {"is_success": False}
+
+    def step(self, action):
+        self.time += 1
+        sound = {"seen": SEEN, "terminated": False, "is_success": False}
+        values = sound if self.time < 2 else sound | LATER[self.kind][0]
+        if "raises" in values:
+            raise ZeroDivisionError("boom")
+        return (
+            values["seen"],
+            1.0,
+            values["terminated"],
+            False,
+            {"is_success": values["is_success"]},
+        )
+
+
+LATER = {
+    "nan": ({"seen": np.array([np.nan, 0.0])}, "returned an observation that is not finite"),
+    "raises": ({"raises": True}, r"step 2 raised ZeroDivisionError: boom \(.*mistakes\.py, line"),
+    "success": ({"is_success": "yes"}, "returned is_success='yes', which is true or false"),
+    "successes": ({"is_success": np.array([True, False])}, "is_success=array.* true or false"),
+    "ended": ({"terminated": "no"}, "returned terminated='no', which is true or false"),
+    "size": (
+        {"seen": np.zeros(3)},
+        r"outside its space Box\(.* after 2 steps: .*shape \(3,\) where the shape is \(2,\)",
+    ),
+    "none": ({"seen": None}, "after 2 steps: ValueError: None where the shape is"),
+    "words": ({"seen": np.array(["a", "b"])}, "after 2 steps: ValueError: could not convert"),
+}
+"""By kind: what the second step changes, and the sentence."""
+
+
+class RaisesAtOnce(Sound):
+    """Its `reset` fails."""
+
+    def reset(self, *, seed=None, options=None):
+        raise OSError("no file")
+
+
 def several(**kwargs):
     return SyncVectorEnv([Sound, Sound])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    made = (Sound, OldStep, OldReset, NoDict, NoSpace, WordReward, several)
+    made = (Sound, OldStep, OldReset, NoDict, NoSpace, WordReward, Later, RaisesAtOnce, several)
     for entry in made:
         gymnasium.register(f"siirl-wrong/{entry.__name__}-v0", entry, max_episode_steps=3)
     yield
@@ -83,6 +133,7 @@ def registered():
             r"returned 4 values where \(observation, reward, terminated, truncated, info\)",
         ),
         ("OldReset", r"returned a ndarray where \(observation, info\) of reset is expected"),
+        ("RaisesAtOnce", r"its first reset and step raised OSError: no file \(.*, line"),
         ("NoDict", r"returned \[\] as the info of .* of step, which is a dict"),
         ("NoSpace", "has observation_space None, which is no space of Gymnasium's: set it"),
         ("several", "cannot be made: The environment must inherit from the gymnasium.Env class"),
@@ -91,6 +142,20 @@ def registered():
 def test_a_mistake_is_named_when_the_environment_is_made(name, sentence):
     with pytest.raises((ValueError, RuntimeError), match=sentence):
         GymnasiumEnv(id=f"siirl-wrong/{name}-v0")
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_a_mistake_in_a_step_is_one_sentence_without_a_traceback(kind):
+    async def play():
+        env = GymnasiumEnv(id="siirl-wrong/Later-v0", kind=kind)
+        await env.reset(seed=0)
+        await env.step(0)
+        await env.step(0)
+
+    with pytest.raises(Misbehaved, match=LATER[kind][1]) as found:
+        asyncio.run(play())
+    raised = Raised.of(found.value)
+    assert (raised.kind, raised.summary, raised.trace) == ("fault", str(found.value), "")
 
 
 def test_a_reward_that_is_a_text_is_refused():
