@@ -22,7 +22,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -218,6 +218,7 @@ def measure(rows: Sequence[dict[str, Any]], *, targets: Sequence[float]) -> dict
         "success_at_the_end": statistics.fmean(success[-WINDOW:]),
         "held_out": {key: value for key, value in rows[-1].items() if key.startswith("val/")},
         "versions_behind": statistics.fmean(ages) if ages else None,
+        "simulators_busy": simulators_busy(rows),
         **{
             name: _mean(rows, name)
             for name in (
@@ -234,6 +235,22 @@ def measure(rows: Sequence[dict[str, Any]], *, targets: Sequence[float]) -> dict
             list(point) for point in zip(range(1, len(rows) + 1), seconds, success, strict=True)
         ],
     }
+
+
+def simulators_busy(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of all steps during which a simulator worked; None: a run without simulators.
+
+    `env/busy_share` is a share of the rollouts. Ranks with rollouts alone idle for the rest of
+    their time; other ranks train.
+    """
+    found = [
+        row["env/busy_share"] * (1 - row["group/rollout/idle_share"])
+        if "group/rollout/idle_share" in row
+        else row["env/busy_share"] * row["time/rollout_actor_s"] / row["time/step_s"]
+        for row in rows
+        if "env/busy_share" in row
+    ]
+    return statistics.fmean(found) if found else None
 
 
 def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
@@ -265,21 +282,23 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     targets = list(runs[0]["seconds_to"]) if runs else []
     head = ["max_staleness", "seed", "seconds a step", *(f"seconds to {t}" for t in targets)]
     head += ["last training success", "held out, sampled", "discarded", "versions behind"]
+    has_simulators = any(run.get("simulators_busy") for run in runs)
+    if has_simulators:
+        head.append("simulators busy")
     rows = [head, ["---"] * len(head)]
     for run in runs:
         reached = [run["seconds_to"][target] for target in targets]
-        rows.append(
-            [
-                *(run["arm"], str(run["seed"]), f"{run['seconds'] / run['steps']:.1f}"),
-                *("never" if seconds is None else f"{seconds:.0f}" for seconds in reached),
-                f"{run['success_at_the_end']:.0%}",
-                f"{run['held_out'].get('val/all/success_rate', float('nan')):.0%}",
-                *(
-                    "-" if value is None else f"{value:.2f}"
-                    for value in (run["staleness/discarded_share"], run["versions_behind"])
-                ),
-            ]
-        )
+        row = [
+            *(run["arm"], str(run["seed"]), f"{run['seconds'] / run['steps']:.1f}"),
+            *("never" if seconds is None else f"{seconds:.0f}" for seconds in reached),
+            f"{run['success_at_the_end']:.0%}",
+            f"{run['held_out'].get('val/all/success_rate', float('nan')):.0%}",
+            *(
+                "-" if value is None else f"{value:.2f}"
+                for value in (run["staleness/discarded_share"], run["versions_behind"])
+            ),
+        ]
+        rows.append([*row, f"{run['simulators_busy']:.0%}"] if has_simulators else row)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

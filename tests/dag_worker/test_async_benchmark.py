@@ -5,7 +5,7 @@ tools.
 import numpy as np
 import pytest
 
-from benchmarks.async_learning import WINDOW, measure, ratios, short_calls
+from benchmarks.async_learning import WINDOW, measure, ratios, short_calls, simulators_busy
 from benchmarks.slow_tools import SlowToolEnv
 from siirl.models.chat import load_chat_tokenizer
 
@@ -47,6 +47,14 @@ def test_ratios_compare_arms_of_one_seed_and_need_both_to_reach_the_target():
     runs = [run("0", 1, 100.0, 60.0), run("2", 1, 50.0, 20.0), run("2", 2, 10.0, 5.0)]
     assert ratios(runs) == {"2": {"step": [2.0], "0.8": [3.0]}}
     assert ratios([runs[0], run("2", 1, 50.0, None)])["2"]["0.8"] == [None]
+
+
+def test_simulators_are_busy_for_a_share_of_the_whole_run_and_not_of_the_rollouts_alone():
+    lockstep = {"env/busy_share": 0.8, "time/rollout_actor_s": 3.0, "time/step_s": 4.0}
+    assert simulators_busy([lockstep]) == pytest.approx(0.6)
+    ahead = {"env/busy_share": 0.8, "group/rollout/idle_share": 0.5, "time/step_s": 4.0}
+    assert simulators_busy([lockstep, ahead]) == pytest.approx(0.5)  # of 0.6 and 0.4
+    assert simulators_busy([{"time/step_s": 4.0}]) is None
 
 
 def test_answers_take_half_a_second_in_the_median_and_ten_in_one_of_a_hundred():
