@@ -189,12 +189,11 @@ def command() -> None:
 
 
 def script() -> None:
-    """Console script; adds the working folder to the module path as `python -m` does.
-
-    Raises:
-        ImportError: The working folder contains another package with the name of one of siirl's.
-    """
+    """Console script; adds the working folder to the module path as `python -m` does."""
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()
-        check_companions()
+        try:
+            check_companions()
+        except ImportError as error:  # the working folder has a package of the same name
+            sys.exit(f"siirl: {error}")
     command()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from siirl import interrupts
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser, path_flag
+from siirl.params.command_help import argument_parser, cannot_write, path_flag, real
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.paths import find_model
 from siirl.params.refusals import REFUSALS
@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except REFUSALS as error:
         return end(REFUSED, str(error), error)
-    except (SiirlError, OSError, ValueError) as error:
+    except OSError as error:
+        return end(FAILED, cannot_write(f"--output {flags.output}", error), error)
+    except (SiirlError, ValueError) as error:
         return end(FAILED, f"the export failed: {error}", error)
     except KeyboardInterrupt as interrupt:
         return end(interrupted(interrupt), "interrupted", interrupt)
@@ -84,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def gigabytes(text: str) -> float:
     """A size above 0."""
-    value = float(text)
+    value = real(text)
     if not 0 < value <= MOST_GB:
         raise argparse.ArgumentTypeError(f"{text} must be a number above 0, at most {MOST_GB:g}")
     return value

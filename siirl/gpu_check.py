@@ -21,9 +21,9 @@ from siirl.gpu_checks.catalogue import CHECKS
 from siirl.gpu_checks.check_runner import run_checks
 from siirl.gpu_checks.table import describe_row, summary, write_json
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser, path_flag
+from siirl.params.command_help import argument_parser, cannot_write, file_flag, real
+from siirl.params.exit_status import FAILED, end
 
-FAILED = 1
 MINUTES = 8.0
 
 
@@ -39,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(row)
     print(summary(rows), flush=True)
     if arguments.json is not None:
-        write_json(arguments.json, rows, minutes=arguments.minutes)
+        try:
+            write_json(arguments.json, rows, minutes=arguments.minutes)
+        except OSError as error:
+            return end(FAILED, cannot_write(f"--json {arguments.json}", error), error)
     return FAILED if any(row.status == "failed" for row in rows) else 0
 
 
@@ -48,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=_minutes, default=MINUTES, help="time budget, which is kept (default 8)"
     )
-    parser.add_argument("--json", type=path_flag, default=None, help="also write the results there")
+    parser.add_argument("--json", type=file_flag, default=None, help="also write the results there")
     parser.add_argument(
         "--only",
         nargs="+",
@@ -60,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _minutes(text: str) -> float:
-    minutes = float(text)
+    minutes = real(text)
     if not 0 < minutes < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return minutes

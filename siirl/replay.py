@@ -38,7 +38,7 @@ from siirl.errors import (
 )
 from siirl.interrupts import leave
 from siirl.params import warning_lines
-from siirl.params.command_help import argument_parser, path_flag
+from siirl.params.command_help import argument_parser, integer, path_flag
 from siirl.params.documents import is_count, read_object
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
@@ -55,6 +55,8 @@ from siirl.reporting.run_folder import CONFIG_FILE
 STREAM = "replay"
 VERSIONS = ("v2.1", "v3.0")
 FRAMES_PER_SECOND = 20
+SIZE = 512  # pixels
+DEFAULTS = {"every": 1, "size": SIZE, "lerobot_version": VERSIONS[-1], "fps": FRAMES_PER_SECOND}
 ANOTHER = "Play another episode."
 NEEDED = {
     "uid",
@@ -75,11 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     flags = _parser().parse_intermixed_args(argv)
     try:
+        _check_read(flags)
+        _fill_in(flags)
         check_frames(flags)
+        if flags.lerobot is not None and flags.uid is not None and "=" in flags.uid:
+            flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]  # all episodes
         rows = recorded(flags.folder)
         if flags.lerobot is not None:
-            if flags.uid is not None and "=" in flags.uid:  # all episodes, and an override
-                flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]
             from siirl.jobs.recorded_data_set import write_recorded  # pyarrow takes a while
 
             return write_recorded(flags, rows, recording_of=recording_of)
@@ -113,12 +117,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],  # without one, argparse calls it required
         help="as for siirl.train, for example env.render_quality=full",
     )
-    parser.add_argument("--every", type=int, default=1, help="environment steps between two frames")
+    parser.add_argument("--every", type=integer, help="environment steps between two frames (1)")
     parser.add_argument(
         "--size",
-        type=int,
-        default=512,
-        help=f"height and width in pixels, at most {LARGEST_PICTURE}",
+        type=integer,
+        help=f"height and width in pixels, at most {LARGEST_PICTURE} ({SIZE})",
     )
     parser.add_argument(
         "--output",
@@ -132,13 +135,41 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="write the recorded successes as a LeRobot data set instead of a video",
     )
-    parser.add_argument(
-        "--lerobot-version", choices=VERSIONS, default=VERSIONS[-1], help="its layout (v3.0)"
-    )
-    parser.add_argument(
-        "--fps", type=int, default=FRAMES_PER_SECOND, help="its frames a second (20)"
-    )
+    parser.add_argument("--lerobot-version", choices=VERSIONS, help=f"its layout ({VERSIONS[-1]})")
+    parser.add_argument("--fps", type=integer, help=f"its frames a second ({FRAMES_PER_SECOND})")
     return parser
+
+
+def _check_read(flags: argparse.Namespace) -> None:
+    """Refuse flags that the chosen result does not read.
+
+    Raises:
+        ConfigError: Names the flag.
+    """
+    given = {name: value for name, value in vars(flags).items() if value is not None}
+    of_film = [name for name in ("every", "size", "output") if name in given]
+    of_data_set = [name for name in ("lerobot_version", "fps") if name in given]
+    if flags.lerobot is not None and of_film:
+        raise ConfigError(
+            f"--{of_film[0]} {given[of_film[0]]} is read for a film, and --lerobot writes a data "
+            "set: leave one of them out."
+        )
+    if flags.lerobot is None and of_data_set:
+        raise ConfigError(
+            f"--{of_data_set[0].replace('_', '-')} {given[of_data_set[0]]} is read for a LeRobot "
+            "data set: add --lerobot FOLDER."
+        )
+    if flags.lerobot is None and flags.uid is None and of_film:
+        raise ConfigError(
+            f"--{of_film[0]} {given[of_film[0]]} is read for the film of an episode: name its UID "
+            f"after {flags.folder}."
+        )
+
+
+def _fill_in(flags: argparse.Namespace) -> None:
+    for name, default in DEFAULTS.items():
+        if getattr(flags, name) is None:
+            setattr(flags, name, default)
 
 
 def check_frames(flags: argparse.Namespace) -> None:

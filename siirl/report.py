@@ -24,7 +24,7 @@ from rich.console import Console
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser, path_flag
+from siirl.params.command_help import argument_parser, cannot_write, integer, path_flag
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader
 from siirl.params.refusals import REFUSALS
 from siirl.reporting.agent_folders import folders_of_agents, hint
@@ -60,14 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rollouts", action="store_true", help="print rollouts instead")
     parser.add_argument(
-        "--step", type=int, help="training step of the rollouts; by default the newest"
+        "--step", type=integer, help="training step of the rollouts; by default the newest"
     )
     parser.add_argument(
         "--kind", choices=KINDS, help="only rollouts of training, or of the evaluation"
     )
     parser.add_argument("--failures", action="store_true", help="only rollouts that failed")
     parser.add_argument(
-        "--count", type=int, help=f"maximum number of rollouts to print ({SHOWN_ROLLOUTS})"
+        "--count", type=integer, help=f"maximum number of rollouts to print ({SHOWN_ROLLOUTS})"
     )
     flags = parser.parse_args(argv)
     try:
@@ -76,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end_without_reader()
     except REFUSALS as error:
         return end(REFUSED, str(error), error)
-    except (SiirlError, OSError, ValueError) as error:
+    except OSError as error:
+        return end(FAILED, cannot_write(_place(flags), error), error)
+    except (SiirlError, ValueError) as error:
         return end(FAILED, str(error), error)
     return 0
 
@@ -103,6 +105,13 @@ def _run(flags: argparse.Namespace) -> None:
         print(write_comparison(flags.folders, flags.output or Path(COMPARISON_FILE)))
     else:
         print(write_report(flags.folders[0]))
+
+
+def _place(flags: argparse.Namespace) -> str:
+    """Where the chosen result is written."""
+    if flags.export is not None:
+        return f"--export {flags.export}"
+    return f"RUN={flags.folders[0]}" if flags.output is None else f"--output {flags.output}"
 
 
 def _check(flags: argparse.Namespace) -> None:

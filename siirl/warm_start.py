@@ -22,8 +22,9 @@ from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
-from siirl.params.command_help import argument_parser, path_flag
+from siirl.params.command_help import argument_parser, integer, path_flag, real
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
+from siirl.params.model_args import LARGEST_RATE
 from siirl.params.parser import parse_config
 from siirl.params.refusals import REFUSALS
 
@@ -131,11 +132,13 @@ def _parser() -> argparse.ArgumentParser:
         help="observations or questions of an optimiser step (128)",
     )
     parser.add_argument(
-        "--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)"
+        "--learning-rate",
+        type=learning_rate,
+        help="peak of the schedule (robots 1e-3, text 1.5e-3)",
     )
     parser.add_argument(
         "--stop-at",
-        type=number,
+        type=share,
         default=0.4,
         help="text: stop at this share of right answers to each task",
     )
@@ -178,7 +181,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
 def whole_number(text: str) -> int:
     """A count from 1 to a million."""
-    value = int(text)
+    value = integer(text)
     if not 1 <= value <= 1_000_000:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1 and at most 1000000")
     return value
@@ -192,9 +195,27 @@ def demonstrations_wanted(text: str) -> tuple[str | None, int]:
 
 def number(text: str) -> float:
     """A finite number that is not negative."""
-    value = float(text)
+    value = real(text)
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError(f"{text} must be a finite number of at least 0")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    value = real(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be a number from 0 to 1")
+    return value
+
+
+def learning_rate(text: str) -> float:
+    """A number above 0 at which an update still changes weights of float32 by finite numbers."""
+    value = real(text)
+    if not 0 < value <= LARGEST_RATE:
+        raise argparse.ArgumentTypeError(
+            f"{text} must be a number above 0, and at most {LARGEST_RATE:g}"
+        )
     return value
 
 

@@ -277,6 +277,10 @@ def test_adapters_of_a_vla_are_merged(tmp_path: Path) -> None:
             ("assets/vjepa_tiny", "--output", "{folder}/out"),
             "RUN=assets/vjepa_tiny is a video encoder (reward.encoder), not a policy",
         ),
+        (
+            ("assets/tiny_vla", "--output", "/dev/null"),
+            "--output /dev/null is a file: name a new folder.",
+        ),
     ],
 )
 def test_an_impossible_export_is_refused(
@@ -286,6 +290,11 @@ def test_an_impossible_export_is_refused(
     assert export(*(word.format(folder=tmp_path) for word in words)) == 2
     assert sentence in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert export("assets/tiny_vla", "--output", "/proc/out") == 1
+    assert "siirl: --output /proc/out cannot be written: No such file" in capsys.readouterr().err
 
 
 def test_a_classifier_is_not_exported_as_a_policy(

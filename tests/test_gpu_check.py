@@ -65,6 +65,21 @@ def test_one_process_and_a_forced_group_have_the_same_gradient(rows: dict[str, d
     assert rows["reduction"]["figures"]["gradient_1"] < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (".", "argument --json: . is a folder: name a file in it"),
+        ("nowhere/a.json", "make it first"),
+    ],
+)
+def test_results_without_a_place_are_refused_before_the_checks(
+    file: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--only", "device", "--json", file])
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf", "soon"])
 def test_a_budget_that_is_not_a_positive_number_is_refused(
     minutes: str, capsys: pytest.CaptureFixture[str]

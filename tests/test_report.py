@@ -277,6 +277,20 @@ def test_a_flag_that_nothing_reads_and_an_impossible_place_are_refused(
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words", [("--export", "/proc/a.csv"), ("again", "--output", "/proc/a/b.html")]
+)
+def test_a_place_that_cannot_be_written_is_named_with_the_remedy(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [finished_run(tmp_path / name, seed=1, successes=5.0) for name in ("one", "again")]
+    words = tuple(str(runs[1]) if word == "again" else word for word in words)
+    assert main([str(runs[0]), *words]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"siirl: {' '.join(words[-2:])} cannot be written: ")
+    assert told.endswith("Choose another place.\n")
+
+
 def test_an_export_of_another_kind_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -212,6 +212,23 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, cap
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--learning-rate", "0", "0 must be a number above 0, and at most 10"),
+        ("--learning-rate", "1e300", "1e300 must be a number above 0, and at most 10"),
+        ("--stop-at", "2", "2 must be a number from 0 to 1"),
+        ("--updates", "1e3", "'1e3' must be a whole number, for example 3"),
+        ("--noise", "loud", "'loud' must be a number, for example 0.5"),
+        ("--demonstrations", "reach=", "'' must be a whole number, for example 3"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_its_bounds(flag, value, told, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--output", "out", flag, value])
+    assert f"argument {flag}: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "counts"),
     [
         ([], {"a": 2, "b": 2}),

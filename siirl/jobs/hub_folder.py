@@ -143,6 +143,8 @@ def write_hub_folder(
         ConfigError: `output` is not empty, or the published weights are missing or not read.
         OSError: `output` cannot be written.
     """
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"--output {output} is a file: name a new folder.")
     if output.is_dir() and any(output.iterdir()):
         raise ConfigError(f"--output {output} is not empty: name a new folder.")
     policy, config_file, group = locate(checkpoint)

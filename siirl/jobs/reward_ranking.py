@@ -50,7 +50,12 @@ from siirl.jobs.policy_place import configuration
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
-from siirl.preflight.check_embodied import check_policy
+from siirl.preflight.check_embodied import (
+    check_demonstrations,
+    check_encoder,
+    check_policy,
+)
+from siirl.preflight.check_embodied import check_reward as check_reward_of_run
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.reporting.console import cell
@@ -133,6 +138,9 @@ def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> N
         )
     check_machine(config, spec)
     check_policy(config, spec)
+    check_reward_of_run(config.reward)
+    check_encoder(config.reward)
+    check_demonstrations(config.reward, spec)
     with (
         run_folder(config, needed_bytes=10_000_000, describe=lambda folder: "") as folder,
         interrupts.grace_period(config.trainer.grace_s),

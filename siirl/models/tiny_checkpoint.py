@@ -110,6 +110,11 @@ def load_tiny(folder: str | Path, kind: type[Tiny]) -> Tiny:
             f"{folder / CONFIG_FILE} describes a {description['model_type']} of transformers, no "
             "policy of a robot: a language model acts in a text environment, such as env=math."
         )
+    if "config" not in description:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} has no 'policy' and 'config', so it describes no policy of "
+            "siirl: name the folder of a policy, which siirl train and warm-start write."
+        )
     try:
         config = kind.config_class.from_json(description["config"])
         # shapes are checked against the weights before memory is allocated

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from siirl import program
-from siirl.params.own_words import Word
+from siirl.params.own_words import LONGEST_NUMBER, Word
 from siirl.params.paths import fault_of_path
 from siirl.params.terminal_lines import text_columns
 
@@ -40,6 +40,43 @@ def path_flag(text: str) -> Path:
     if fault is not None:
         raise argparse.ArgumentTypeError(fault)
     return Path(text)
+
+
+def file_flag(text: str) -> Path:
+    """The value of a flag that names a file to write; argparse reports the error."""
+    file = path_flag(text)
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a folder: name a file in it")
+    if not file.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{file}: there is no folder {file.absolute().parent}; make it first"
+        )
+    return file
+
+
+def integer(text: str) -> int:
+    """The value of a flag that is a whole number; argparse reports the error."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text[:LONGEST_NUMBER]!r} must be a whole number, for example 3"
+        ) from None
+
+
+def real(text: str) -> float:
+    """The value of a flag that is a number, perhaps NaN or infinity; argparse reports the error."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text[:LONGEST_NUMBER]!r} must be a number, for example 0.5"
+        ) from None
+
+
+def cannot_write(place: str, error: OSError) -> str:
+    """The sentence for a file of `place` that cannot be written."""
+    return f"{place} cannot be written: {error.strerror} ({error.filename}). Choose another place."
 
 
 def help_of_words(text: str, module: str, words: Mapping[str, Word]) -> str:

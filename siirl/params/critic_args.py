@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from siirl.params.fields import option
-from siirl.params.model_args import OptimizerArguments
+from siirl.params.model_args import LARGEST_RATE, OptimizerArguments
 
 
 @dataclass
@@ -15,6 +15,7 @@ class CriticOptimizerArguments(OptimizerArguments):
         "Learning rate after warm-up.",
         why="verl's, ten times its actor's; pipeline=ppo takes the actor's",
         above=0,
+        maximum=LARGEST_RATE,
     )
 
 

@@ -127,6 +127,10 @@ class ModelArguments:
     )
 
 
+LARGEST_RATE = 10.0
+"""An update of Adam changes a weight by about the rate, and weights are a few units at most."""
+
+
 @dataclass
 class OptimizerArguments:
     """AdamW and its schedule."""
@@ -136,6 +140,7 @@ class OptimizerArguments:
         "Learning rate after warm-up.",
         why="DeepSeekMath (arXiv 2402.03300), section 4.2, for 7B; model= sets what fits",
         above=0,
+        maximum=LARGEST_RATE,
     )
     weight_decay: float = option(0.01, "Decay of AdamW.", why="torch.optim.AdamW's", minimum=0)
     scheduler: str = option(

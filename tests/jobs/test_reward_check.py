@@ -102,8 +102,14 @@ def test_the_shipped_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFix
         (("checkpoint=assets/tiny_vla", "steps=0"), "steps=0 must be a whole number from 1"),
         ((*CHECK, "reward=success"), "gives every failure 0"),
         (("checkpoint=assets/tiny_lm", "pipeline=grpo", "env=math"), "text environment"),
+        ((*CHECK, "reward.encoder=assets/tiny_lm"), "reward.encoder=assets/tiny_lm cannot be load"),
+        ((*CHECK, "reward.demonstrations=README.md"), "README.md holds no clips"),
+        (("checkpoint=assets/vjepa_tiny",), "describes no policy of siirl: name the folder of"),
+        (("checkpoint=README.md",), "checkpoint=README.md: is a file. Give a policy folder"),
     ],
-    ids=["no policy", "no step", "0/1", "text"],
+    ids=[
+        *("no policy", "no step", "0/1", "text", "no encoder", "no clips", "an encoder", "a file"),
+    ],
 )
 def test_a_job_that_cannot_be_checked_is_refused(
     words: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -30,6 +30,10 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
     ("words", "expected"),
     [
         (("env.image_size=0",), "env.image_size=0 (command line) must be at least 8"),
+        (
+            ("actor_rollout_ref.actor.optim.lr=1e300",),
+            "actor_rollout_ref.actor.optim.lr=1e+300 (command line) must be at most 10",
+        ),
         (("dag.pipeline=null",), "dag.pipeline=null, and no graph of your own is named: choose"),
         (("dag.pipeline=[grpo]",), "dag.pipeline=[grpo] (command line) must be text or null"),
         (("dag.pipeline=grp",), "Unknown pipeline 'grp'. Did you mean 'grpo'?"),
