@@ -138,9 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--stop-at",
-        type=share,
-        default=0.4,
-        help="text: stop at this share of right answers to each task",
+        type=number,
+        help="text: stop at this share of right answers to each task (0.4); above 1: never",
     )
     parser.add_argument(
         "--fit-proprioception",
@@ -198,14 +197,6 @@ def number(text: str) -> float:
     value = real(text)
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError(f"{text} must be a finite number of at least 0")
-    return value
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    value = real(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} must be a number from 0 to 1")
     return value
 
 

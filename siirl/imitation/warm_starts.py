@@ -50,7 +50,7 @@ EXPERTS = {
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
 OTHER_FIRST_SEED = 900_000
-TEXT_DEFAULTS = {"batch_rows": 128, "learning_rate": 1.5e-3}
+TEXT_DEFAULTS = {"batch_rows": 128, "learning_rate": 1.5e-3, "stop_at": 0.4}
 # Of each task. differences-2, sums-3 and bases-3 in 700 altogether were right in 16 % of samples,
 # and a batch of RL had hardly any signal; 2100 gave 41 % (docs/learning.md).
 UPDATES_OF_A_TASK = 700
@@ -58,6 +58,12 @@ ROBOT_DEFAULTS = {
     **{"updates": 300, "batch_rows": 128, "learning_rate": 1e-3},
     **{"noise": 0.3, "target_noise": 0.0, "fit_proprioception": False},
 }
+OF_TEXT = ("stop_at",)
+"""Flags that only warm starts of language models read."""
+OF_ROBOTS = (
+    *("demonstrations", "noise", "target_noise", "fit_proprioception"),
+    *("clips", "expert", "lerobot", "lerobot_cameras"),
+)
 DEMONSTRATIONS = {"libero": 12}  # of each task, else two; LIBERO's are those of the shipped weights
 DIFFERENT_DEFAULTS = {
     "metaworld": {"target_noise": 0.25},  # measured there only (benchmarks.any_tasks)
@@ -74,16 +80,40 @@ def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: st
         ConfigError: The warm start is not possible with this configuration.
         MissingAssetError: The machine lacks an asset.
     """
+    check_read(flags, env=config.env.name)
     if config.env.name in SFT_SOURCES:
-        if flags.lerobot is not None:
-            raise ConfigError(
-                f"--lerobot: env.name={config.env.name} is not a robot; leave it out."
-            )
         run_answers(flags, config, command=command)
     else:
         check_robot(config)
         run(flags, config, command=command)
     let_others_read(flags.output)
+
+
+def check_read(flags: argparse.Namespace, *, env: str) -> None:
+    """Refuse flags that a warm start of this environment does not read.
+
+    Raises:
+        ConfigError: Names the flag.
+    """
+    text = env in SFT_SOURCES
+    asked = {name for name, value in vars(flags).items() if value not in (None, [])}
+    for name in OF_ROBOTS if text else OF_TEXT:
+        if name in asked:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is read by warm starts of "
+                f"{'robots' if text else 'language models'}, and env.name={env} has "
+                f"{'a language model' if text else 'none'}: leave it out."
+            )
+    if "lerobot" in asked and asked & {"expert", "noise"}:
+        name = "expert" if "expert" in asked else "noise"
+        raise ConfigError(
+            f"--{name} is read if an expert gives the demonstrations, and --lerobot "
+            f"{flags.lerobot} has some: leave one of them out."
+        )
+    if "lerobot_cameras" in asked and "lerobot" not in asked:
+        raise ConfigError(
+            f"--lerobot-cameras {flags.lerobot_cameras} names cameras of a data set: add --lerobot."
+        )
 
 
 def check_robot(config: SiiRLArguments) -> None:
@@ -203,8 +233,6 @@ class _Recorded:
     """Demonstrations of a LeRobot data set."""
 
     def __init__(self, flags: argparse.Namespace, config: SiiRLArguments) -> None:
-        if flags.expert is not None:
-            raise ConfigError("--expert gives demonstrations, and --lerobot has some: drop one.")
         self.flags, self.spec = flags, describe_env(config)
 
     def demonstrations(self, progress: WorkProgress) -> list[Demonstration]:
