@@ -30,3 +30,12 @@ def describe_error(error: BaseException) -> str:
         return f"SyntaxError: {error}"  # its text has file and line
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+
+
+def one_line(error: BaseException, *, most: int = 160) -> str:
+    """The first `most` visible characters of the error's message; its type if it has none.
+
+    Libraries quote what a server sent, line ends and control characters included.
+    """
+    visible = "".join(letter if letter.isprintable() else " " for letter in str(error))
+    return " ".join(visible.split()).rstrip(".")[:most] or type(error).__name__

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.base import EnvSpec
+from envs.mistakes import one_line
 from envs.openenv.session import REFUSED_STATUS
 from envs.openenv.wire import SPEC, spec_from_json
 from envs.server_address import authorization, is_loopback
@@ -92,7 +93,7 @@ def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise ValueError(
-            f"No OpenEnv server can be reached at env.url={url} ({error}): start it first, or "
+            f"No OpenEnv server can be reached at env.url={url} ({one_line(error)}): start it first, or "
             "correct the address."
         ) from error
     if len(document) > MAX_BYTES:

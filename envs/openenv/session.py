@@ -32,6 +32,7 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
+from envs.mistakes import one_line
 from envs.server_address import authorization, is_loopback
 from envs.text import shortened
 
@@ -187,7 +188,7 @@ class Session:
             raise self._not_served(error.response.status_code) from error
         except (OSError, InvalidHandshake, EOFError) as error:
             raise Unreachable(
-                f"No OpenEnv server can be reached at {self._url}: {str(error).rstrip('.')}"
+                f"No OpenEnv server can be reached at {self._url}: {one_line(error)}"
             ) from error
 
     def _not_served(self, status: int) -> ServerFault:

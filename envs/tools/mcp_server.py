@@ -19,6 +19,7 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
 from pydantic import ValidationError
 
 from envs.arguments import checked_deadline
+from envs.mistakes import one_line
 from envs.server_address import checked_url, read_token
 from envs.tools.calls import ToolDescription
 from envs.tools.mcp_transports import Address, Process, Transport
@@ -267,4 +268,5 @@ def _text(result: CallToolResult) -> str:
 def _first_cause(error: BaseException) -> str:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}".rstrip(": .")
+    name, said = type(error).__name__, one_line(error)
+    return name if said == name else f"{name}: {said}"

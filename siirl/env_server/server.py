@@ -43,7 +43,7 @@ class Raised(NamedTuple):
     def of(cls, error: BaseException) -> "Raised":
         """Describe `error`."""
         if isinstance(error, Misbehaved):
-            return cls(kind="fault", summary=str(error), trace="")
+            return cls(kind="fault", summary=str(error).rstrip("."), trace="")
         trace = "\n" + "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
             return cls(kind="mistake", summary=str(error), trace=trace)

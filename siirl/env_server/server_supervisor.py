@@ -291,7 +291,8 @@ class ServerSupervisor:
             elif value.kind == "episode":
                 _settle(answer, error=EpisodeFailed(value.summary))
             else:
-                detail = f"{request.method} raised {value.summary}"
+                verb = " raised" if value.trace else ":"
+                detail = f"{request.method}{verb} {value.summary}"
                 _settle(
                     answer,
                     error=ServerFault(

@@ -155,7 +155,11 @@ def test_a_mistake_in_a_step_is_one_sentence_without_a_traceback(kind):
     with pytest.raises(Misbehaved, match=LATER[kind][1]) as found:
         asyncio.run(play())
     raised = Raised.of(found.value)
-    assert (raised.kind, raised.summary, raised.trace) == ("fault", str(found.value), "")
+    assert (raised.kind, raised.summary, raised.trace) == (
+        "fault",
+        str(found.value).rstrip("."),
+        "",
+    )
 
 
 def test_a_reward_that_is_a_text_is_refused():
