@@ -99,8 +99,8 @@ def make_env(name: str, **kwargs: Any) -> Environment:
     `kwargs` go to its constructor.
 
     Raises:
-        ValueError: An unknown name (the message lists the known ones), or an argument that the
-            constructor does not have or refuses.
+        ValueError: An unknown name (the message lists the known ones), an argument that the
+            constructor does not have or refuses, or one that it needs and does not get.
     """
     environment_class = env_class(name)
     signature = inspect.signature(environment_class)
@@ -114,6 +114,18 @@ def make_env(name: str, **kwargs: Any) -> Environment:
         raise ValueError(
             f"Environment {name!r} has no argument {unknown[0]!r}.{hint} "
             f"Known: {listed(unknown[0], arguments)}."
+        )
+    missing = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.name not in kwargs
+    ]
+    if missing:
+        raise ValueError(
+            f"Environment {name!r} needs its argument {missing[0]!r}: set env.{missing[0]}, or "
+            f"env.kwargs.{missing[0]} of a class of your own."
         )
     return environment_class(**kwargs)
 

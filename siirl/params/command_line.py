@@ -45,7 +45,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     """Take the flags out of `argv`.
 
     Raises:
-        ConfigError: An unknown flag (answered with the known ones), or one without its value.
+        ConfigError: An unknown flag (answered with the known ones), one without its value or with
+            one that it does not take, or a second file.
     """
     action, config_file, overrides = Action.RUN, None, []
     topic, comments = None, False
@@ -60,8 +61,15 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         elif flag in ("--help", "-h"):
             action, topic = Action.HELP, value or None
         elif flag == "--plan":
+            if equals:
+                raise ConfigError(f"{word}: --plan takes no value. Write --plan, or leave it out.")
             action = Action.PLAN
         elif flag == "--config":
+            if config_file is not None:
+                raise ConfigError(
+                    f"--config is given twice, and one file is read: put the keys of {config_file} "
+                    "into the other file."
+                )
             config_file = value if equals else _value_of(flag, next(words, None), example="my.yaml")
         elif flag in ("--cfg", "-c"):
             printed = value if equals else _value_of(flag, next(words, None), example="job")

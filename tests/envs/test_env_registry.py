@@ -54,6 +54,11 @@ def test_unknown_argument_is_refused_with_the_nearest():
         make_env("metaworld", imagesize=64)
 
 
+def test_an_argument_that_is_needed_is_named_with_its_key():
+    with pytest.raises(ValueError, match=r"'openenv' needs its argument 'url': set env\.url, or"):
+        env_spec("openenv")
+
+
 def test_module_that_misses_a_package_says_which(tmp_path, monkeypatch):
     (tmp_path / "needs_a_package.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(str(tmp_path))

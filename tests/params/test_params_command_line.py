@@ -129,3 +129,15 @@ def test_a_commented_configuration_is_the_same_configuration() -> None:
     assert yaml.safe_load(explained) == yaml.safe_load(text)
     assert "  # integer. " in explained
     assert read_command_line(["--cfg", "comments"]).comments
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--plan=no"], r"--plan=no: --plan takes no value\. Write --plan, or leave it out\."),
+        (["--config", "a.yaml", "--config=b.yaml"], r"put the keys of a\.yaml into the other file"),
+    ],
+)
+def test_a_value_that_would_be_ignored_is_refused(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        read_command_line(words)
