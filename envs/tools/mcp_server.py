@@ -252,6 +252,12 @@ def _server(
     if command is not None:
         if token_file is not None:
             raise ValueError(f"token_file={token_file!r} is for a server with url: leave it out.")
+        words = [None] if isinstance(args, str) else [command, *args]
+        if not all(isinstance(word, str) for word in words):
+            raise ValueError(
+                f"command={command!r} must be a program and args={args!r} a list of words: "
+                "command: python, args: [server.py]."
+            )
         return Process(command, tuple(args), dict(env or {}), cwd)
     if args or env or cwd is not None:
         raise ValueError(f"args, env and cwd are for a program, and {url} runs already.")

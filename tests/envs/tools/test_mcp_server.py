@@ -64,6 +64,14 @@ def test_tools_are_described_and_called_and_their_errors_reported(notes_server):
     assert unknown == "Error: Unknown tool: no_such"
 
 
+@pytest.mark.parametrize(
+    "server", [{"command": ["python", "a.py"]}, {"command": "python", "args": "a.py"}]
+)
+def test_a_command_of_another_form_is_refused(server):
+    with pytest.raises(ValueError, match=r"must be a program and args=.* a list of words"):
+        MCPTools(**server)
+
+
 @pytest.mark.parametrize("way", ["die", "babble"])
 def test_server_that_dies_during_a_call_is_reported_and_restarts(notes_server, way):
     async def play(tools):
