@@ -124,6 +124,13 @@ FIRST_CONTACT = {
         "(80.2 to 88.3), and 4 of 314, 1.3 % (0.5 to 3.2); math-verify 242 and 48, the last number "
         "196 and 46. The rule was then changed because of these misses, so the table is not held out."
     ),
+    "held_out_12": (
+        "First contact (the rule of commit 8c9e6c95, which its author had not read): "
+        "122 of 150 right accepted, 81.3 % (74.3 to 86.8), and 2 of 169 wrong accepted, 1.2 % "
+        "(0.3 to 4.2); math-verify 118 and 32, the last number 106 and 30. One right case that an "
+        "earlier half has as well had been taken out before. The rule was then made smaller without "
+        "a look at these cases, so the table is held out."
+    ),
 }
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")

@@ -11,10 +11,10 @@ import re
 
 from envs.math.approximation import is_rounding_of, size_of
 from envs.math.contrasts import contrasted
-from envs.math.introductions import introduces, is_label
+from envs.math.introductions import is_label
 from envs.math.line_marks import MAX_ANSWER_CHARACTERS
 from envs.math.markup import without_markup
-from envs.math.mathematics import COMMAND, LETTERS, Comparison, is_mathematics, without_units
+from envs.math.mathematics import Comparison, is_mathematics, without_units
 from envs.math.notation import (
     are_of_two_kinds,
     are_of_two_letters,
@@ -35,22 +35,11 @@ from envs.math.questions import asked_base, asks_percentage, echoes
 from envs.math.statements import APPROXIMATELY, EQUALS, read_statement, without_label
 from envs.math.vocabulary import CHANGING
 
-SENTENCE = re.compile(
-    r"(?P<lead>[A-Za-z][A-Za-z ,:'-]*(?:is|are|equals|=|:|has|of)\s+)(?P<value>[-\u2212$\\(\[{0-9\u221a\u03c0\u221e].*)",
-    re.DOTALL,
-)
 TIME = re.compile(r"(?P<clock>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?", re.IGNORECASE)
-MEMBER = re.compile(r"^[\s$]*[a-z]\s*(?:\\in(?![a-z])|\u2208)\s*(?=\$?(?:\\left ?)?[(\[])")
-"""`x \\in [1,4]`"""
-POSITIVE = re.compile(r"^[\s$]*\+(?=\s*\\infty)")
-NOTED = re.compile(r",?\$? (?:in interval notation|\(interval notation\))[.$ ]*$")
-AGAIN = (
+SAID_AGAIN = re.compile(
     r"[\s$]*,?[\s$]*\b(?:(?:or )?equivalently|i\.e\.|that is|in other words),?[\s$]*(?:all )?[\s$]*"
 )
-SAID_AGAIN = re.compile(AGAIN)
 """Between two notations of one thing."""
-RESTATED = re.compile(rf"{AGAIN}|\$?,? (?:or,?|which is) (?:all )?\$?")
-"""The same between two notations of one interval."""
 CHOICE = re.compile(r"[A-J]")
 
 
@@ -87,12 +76,10 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
     truth = with_named_sets(truth)
     if "\\pm" not in answer and "\u00b1" not in answer:
         truth = both_signs(truth)
-    answer = POSITIVE.sub("", with_named_sets(without_label(answer)))
+    answer = with_named_sets(without_label(answer))
     if are_of_two_kinds(truth, answer) or are_of_two_letters(answer):
         return False
     answer = as_ratio(truth, answer)
-    if "\\in" not in truth.replace("\\infty", ""):
-        answer = MEMBER.sub("", answer)
     answer = as_interval(truth, in_brackets_of(truth, with_parameter_of(truth, answer)))
     if "pmatrix" in truth:
         answer = answer.replace("{bmatrix}", "{pmatrix}")
@@ -108,19 +95,11 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
         if _compact(contrast.answer) == _compact(contrast.denied):
             return False
         answer = contrast.answer
-    between = RESTATED if "\\infty" in truth and "\\cup" not in truth else SAID_AGAIN
-    restated = [part for part in between.split(NOTED.sub("", answer)) if part.strip()]
+    restated = [part for part in SAID_AGAIN.split(answer) if part.strip()]
     if len(restated) > 1:
         again = [_mathematics_agrees(truth, part, question=question) for part in restated]
         pairs = [pair for pair in again if not isinstance(pair, bool)]
         return all(again) and (tuple(itertools.chain(*pairs)) or True)
-    sentence = SENTENCE.fullmatch(answer)
-    if (
-        sentence is not None
-        and introduces(sentence["lead"], question=question)
-        and not LETTERS.search(COMMAND.sub(" ", truth))
-    ):
-        answer = sentence["value"]
     approximate = APPROXIMATELY.search(answer)
     if approximate is not None and answer[: approximate.start()].strip():
         if not _rounds(truth, answer[approximate.end() :]):

@@ -14,15 +14,12 @@ anything.
 """
 
 import re
-from collections import deque
 
-from envs.math.boxes import boxed_answer, content_of_box
+from envs.math.boxes import boxed_answer
 from envs.math.languages import PUNCTUATION
 from envs.math.line_marks import MarkedAnswer, lined_answer
-from envs.math.marks import Mark, last_marks, without_repetition
-from envs.math.quantities import read_quantity
+from envs.math.marks import last_marks, without_repetition
 from envs.math.sentences import SURROUNDINGS
-from envs.math.vocabulary import CARDINALS, SCALES
 
 REMARK = re.compile(
     r"(?:absolutely |definitely |indeed |now )?(?:correct|right|good|fine|helpful|useful|clear|reasonable|valid|consistent|"
@@ -38,12 +35,6 @@ EMOJI = re.compile(
 )
 """Pictures, without the crosses that call an answer wrong and without numerals in circles."""
 STRUCK_OUT = re.compile(r"~~(?=[^\s~])[^~\n]{1,200}(?<=[^\s~])~~|<del>[^<>\n]{1,200}</del>")
-SPELLED_OUT = re.compile(
-    rf"\b(?P<words>(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)[ -]){{1,12}})"
-    r"\((?P<digits>[0-9][0-9,]*)\)",
-    re.IGNORECASE,
-)
-"""`one thousand two hundred (1,200)`"""
 
 
 def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
@@ -57,10 +48,6 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
             continue  # in "the answer is correct" it marks nothing
         if mark.kind == "short" and OPTION_B.search(text, mark.end, mark.end + SURROUNDINGS):
             continue  # marks the first of several options or persons
-        box = _box_around(text, marks, mark)
-        if box is not None:
-            mark = box
-            marks = deque(earlier for earlier in marks if earlier.start < box.start)
         return (
             boxed_answer(text, mark, marks, question=question)
             if mark.kind == "box"
@@ -70,22 +57,12 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
 
 
 def in_plain_signs(text: str) -> str:
-    """`text` without characters of no width, pictures and struck-out words, with `six (6)` as `6`,
-    and with the digits and signs of other scripts as ASCII.
-    """
+    """`text` without characters of no width, pictures and struck-out words, and with the digits and signs of other scripts as ASCII."""
     if "~~" in text or "<del>" in text:
         text = STRUCK_OUT.sub("", text)
-    if " (" in text:
-        text = SPELLED_OUT.sub(_in_digits, text)
     if text.isascii():
         return text
     return EMOJI.sub("", WIDTHLESS.sub("", text)).translate(PUNCTUATION)
-
-
-def _in_digits(spelled: re.Match[str]) -> str:
-    in_words = read_quantity(spelled["words"].strip(" -"))
-    same = in_words is not None and in_words == read_quantity(spelled["digits"])
-    return spelled["digits"] if same else spelled[0]
 
 
 def _after_spaces(text: str, start: int) -> int:
@@ -93,14 +70,3 @@ def _after_spaces(text: str, start: int) -> int:
     while end < len(text) and end < start + 20 and text[end] in " \t*_:":
         end += 1
     return end
-
-
-def _box_around(text: str, marks: deque[Mark], mark: Mark) -> Mark | None:
-    """The box of `marks` whose content holds `mark`."""
-    if mark.kind == "box":
-        return None
-    for box in reversed(marks):
-        if box.kind == "box":
-            _, end = content_of_box(text, box.end)
-            return box if mark.start < end else None
-    return None

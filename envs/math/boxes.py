@@ -31,7 +31,6 @@ from envs.math.plain_sentences import without_explanation
 from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
 from envs.math.sentences import (
-    INDEPENDENT,
     RETRACTION,
     SURROUNDINGS,
     contradicts_in_its_clause,
@@ -74,15 +73,6 @@ ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|i
 """`18 for odd n, 20 for even n`"""
 IN_BRACKETS = re.compile(r"\(([^()0-9A-Za-z]{1,10})\)")
 """`\\boxed{72}(\u4e2a)`, what is counted in another script."""
-ASIDE_OF_A_BOX = re.compile(
-    r",? (?:with equality (?:if and only if|if|iff|when|exactly when|for|at)\b.{1,80}"
-    r"|and (?:the|my) (?:box|answer|value) above (?:should be|is to be|can be) (?:disregarded|ignored))$",
-    re.IGNORECASE,
-)
-"""`, with equality if and only if x = y = z`"""
-PREPOSITION = re.compile(r"\b(?:belongs?|goes|went) (?:to|with)[\s$*\\(]*$")
-LISTED = re.compile(r"[\s$]*(?:,|and|,\s*and)[\s$]*")
-"""Between the boxes of several solutions."""
 
 
 def content_of_box(text: str, start: int) -> tuple[str, int]:
@@ -118,7 +108,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
     sentence, rest = first_sentence(after)
-    sentence = ASIDE_OF_A_BOX.sub("", INDEPENDENT.sub("", sentence.rstrip(" .$")))
+    sentence = sentence.rstrip(" .$")
     sentence = without_explanation(TAG_END.split(sentence, maxsplit=1)[0])
     if attached is not None and not is_unit(attached[0]):
         return MarkedAnswer(f"{content}{attached[0]}", mark.start, True)
@@ -134,8 +124,6 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
         spoilt = spoilt or introduces_another_answer(before, inner[-1], question=question)
         if without_markup(opened) and not leads_on(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
-    elif solutions := _solutions(text, [*inner, mark]):
-        content = ", ".join(solutions)
     elif inner:
         first = without_markup(content_of_box(text, inner[-1].end)[0])
         if first != without_markup(content):
@@ -152,7 +140,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
             or has_foreign_change(sentence)
         )
     elif PART_OF.search(text, begin, mark.start) or (
-        not is_several(content) and changes(_lead_of(content, lead), question=question)
+        not is_several(content) and changes(lead, question=question)
     ):
         spoilt = True
     if _is_cut_off(text, mark, end):
@@ -165,24 +153,6 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
         return MarkedAnswer(content.strip(), mark.start, spoilt, rest)
     answer = _with_sentence(content, sentence, mark, spoilt=spoilt, question=question)
     return answer._replace(rest=rest)
-
-
-def _lead_of(content: str, lead: str) -> str:
-    r"""`lead`; without its last verb and preposition where `content` is a word, to which they join
-    nothing: `belongs to \boxed{\text{Evelyn}}`.
-    """
-    word = plain(content).strip()
-    named = word.isalpha() and len(word) > 2 and read_quantity(word) is None
-    return PREPOSITION.sub("", lead) if named else lead
-
-
-def _solutions(text: str, boxes: list[Mark]) -> list[str]:
-    """The contents of boxes that list different solutions; [] for other boxes."""
-    read = [content_of_box(text, box.end) for box in boxes]
-    gaps = [text[end : box.start] for (_, end), box in zip(read[:-1], boxes[1:], strict=True)]
-    contents = list(dict.fromkeys(content for content, _ in read))
-    listed = len(contents) > 1 and all(LISTED.fullmatch(gap) for gap in gaps)
-    return contents if listed else []
 
 
 def _with_sentence(

@@ -8,13 +8,12 @@ its clause (`envs.math.clauses`).
 import re
 
 from envs.math.clauses import COMPARED, IMAGINED, main_clause
-from envs.math.closing_equations import computed_value
 from envs.math.contrasts import contrasted
 from envs.math.foreign_changes import has_foreign_word
 from envs.math.languages import after_conclusion, in_english
-from envs.math.leads import REWORKING, TENTATIVE, changes, denies, is_rough
+from envs.math.leads import TENTATIVE, changes, denies, is_rough
 from envs.math.markup import EMPHASISED, without_markup
-from envs.math.named_answers import ASKS_YES_OR_NO, OPTION, YES_OR_NO, letter
+from envs.math.named_answers import OPTION, letter
 from envs.math.notation import is_several
 from envs.math.other_numbers import ASKS_THE_REST, NUMBERED_BEFORE, tells_the_other_part
 from envs.math.plain_text import plain
@@ -24,39 +23,25 @@ from envs.math.questions import asks_a_difference, asks_by
 from envs.math.sentences import TAIL, without_exclamation
 from envs.math.statements import AFFIRMED
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, TIME, is_plain_label, is_value
-from envs.math.vocabulary import CARDINALS, CHANGING, WORDS, words
+from envs.math.vocabulary import CARDINALS, CHANGING, WORDS
 
-NAMED_SET = re.compile(
-    r"(?<=\bis )all (?:real numbers|reals)$|(?<=\bare )no (?:real )?solutions$|(?<=\bhas )no (?:real )?solutions?$"
+NAMED = re.compile(
+    r"(?<=\bis )(?:all (?:real numbers|reals)|infinity)$|(?:(?<=\bare )|(?<=\bhas ))no (?:real )?solutions?$"
+    r"|(?<![\w$])\$?(?!(?P<same>[a-z]) ?=.*(?P=same) ?=)[a-z] ?= ?-?[0-9][0-9./]*\$?(?:,? and |, )\$?[a-z] ?= ?-?[0-9][0-9./]*\$?$"
 )
-SYSTEM = re.compile(
-    r"(?<![\w$])\$?(?!(?P<same>[a-z]) ?=.*(?P=same) ?=)[a-z] ?= ?-?[0-9][0-9./]*\$?(?:,? and |, )\$?[a-z] ?= ?-?[0-9][0-9./]*\$?$"
-)
-"""`x = 3 and y = -2`, two letters."""
-CONTRACTED = re.compile(r"\b(it|that|this|there|he|she)['\u2019]s\b", re.IGNORECASE)
+"""Answers of another kind: a set that has a name, and `x = 3 and y = -2`, two letters."""
 QUOTED = re.compile(r"(?<=[ :])[\"\u201c]([^\"\u201c\u201d]{1,40})[\"\u201d]")
-AGAIN_TALL = re.compile(r"(?<=\)) (?:tall|long|wide|deep|high|old)(?=[.!]*$)")
-"""`5 ft 4 in (64 inches) tall`"""
 RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
-IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9]+\b(?!:))")
 CHANCE = re.compile(r"\b(?:probability|chances?|likelihood)\b", re.IGNORECASE)
-CHOSEN = re.compile(
-    r"(?P<value>-?[0-9][0-9.]*)\b[^,;]*\bor\b[^,;]*[,;] "
-    r"but [^,;0-9]*\b(?:cannot|can['\u2019]t|can not|must|only|not)\b[^,;0-9]*[,;] "
-    r"(?:and )?(?:so|thus|hence|therefore),? (?P<rest>[^,;]+)$"
-)
-"""`x = 4 or x = -9, but a length cannot be negative, so x = 4`"""
-BESIDE_AN_OPTION = re.compile(
-    r"(?<![\w.,/])(?P<value>\$?-?[0-9][0-9.,/]*)(?: [a-z]+)?, "
-    r"(?:which|that|this) is (?=option|choice)"
-)
-"""`The average is 28, which is option B`"""
 PART_OF = re.compile(
     r"[0-9]\S*(?: [a-z]+)? of (?:the|those|these|all|his|her|their) [$\u20ac\u00a3]?$",
     re.IGNORECASE,
 )
 """`pays $12 of the $48`"""
+ASKS_A_DISCOUNT = re.compile(r"\b(?:off|discount\w*)\b", re.IGNORECASE)
+OFF = re.compile(r"(?<=%|t) off(?: (?:of )?(?:the|its) (?:[a-z]+ )?price)?$")
 ONE_IN = re.compile(r"(?<![0-9.,])(?P<top>[0-9]+) in (?P<bottom>[0-9]+)(?=[.!*]*$)")
+IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9]+\b(?!:))")
 CONCLUDED = re.compile(
     r"(?:^|[.!?\n]\s{1,4})[*_]{0,2}(?:so|thus|therefore|hence|altogether|in total)\b", re.IGNORECASE
 )
@@ -64,18 +49,9 @@ AT_A_POINT = re.compile(
     r",?\$? (?:(?:which is )?(?:reached|attained|achieved|assumed|taken) )?(?:at|when|for) [$\\(]{0,2}[a-z] ?= ?-?[0-9][0-9./]*[$\\)]{0,2}$"
 )
 """`, attained at x = 2`"""
-FOR_ALL = re.compile(r",? for (?:all|any|every) [a-z ]{0,30}\$?[a-z]\$?$")
-"""`f(x) = x^2 for all real x`"""
 LEFT_OVER = re.compile(
     r",? (?:with|and|leaving) (?:none|nothing|no [a-z]+|[0-9]+(?: [a-z]+)?)(?: (?:is|are))? "
     r"(?:left(?: over)?|remaining)$"
-)
-ASKS_A_DISCOUNT = re.compile(r"\b(?:off|discount\w*)\b", re.IGNORECASE)
-OFF = re.compile(r"(?<=%|t) off(?: (?:of )?(?:the|its) (?:[a-z]+ )?price)?$")
-BEST = re.compile(r"(?<=[0-9]) is the (?:least|most|[a-z]{2,}est)(?: [a-z]+)*$")
-"""`91 is the smallest such number`, in words of the question."""
-EVERY_NOUN = frozenset(
-    {"is", "the", "such", "number", "one", "possible", "value", "of", "them", "all"}
 )
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
@@ -95,8 +71,6 @@ PERIOD = re.compile(
     re.IGNORECASE,
 )
 """`over the three months`, `at the end of those 4 hours`: says when, whatever its number."""
-WAYS = re.compile(r"(?<=ways) to (?:choose|pick|order)(?= |$)")
-"""`252 ways to choose the team`"""
 PLACES = re.compile(
     r" (?:to|at|in|for|of|below|above|between|up|from|on|that|who|which|when|after|because|since|as|with|left"
     r"|available|altogether|by [a-z]+ing)\b",
@@ -125,14 +99,7 @@ TO = re.compile(
     re.IGNORECASE,
 )
 """`fell to 25%`, which is not by how much it fell."""
-SOUGHT = re.compile(
-    r"(?:(?:Then|Now|Next|Finally|Lastly),? )?(?:add|subtract|divide|multiply|double|triple|combine|find|sum)\b"
-    r"[^:]*:",
-    re.IGNORECASE,
-)
-"""`Then divide the weight of one box by 2 to find the number of bags: `"""
 EQUATED = re.compile(r".*= *[^0-9=]{0,8}[0-9][0-9,.]*", re.DOTALL)
-SINCE = re.compile(r"\b(?:since|because|as)\b")
 NEXT_CLAUSE = re.compile(r"[,;:](?![0-9])|\u2248|\\approx|\bi\.e\.|\b(?:so|or|and|that is)\b")
 CLAUSE_END = re.compile(
     r"[,;(](?![0-9])|\b(?:because|since|as|so|which|that|when|while|after|and|if)\b", re.IGNORECASE
@@ -154,50 +121,29 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     if TENTATIVE.search(sentence) or has_foreign_word(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
-    sentence = QUOTED.sub(r"\1", CONTRACTED.sub(r"\1 is", sentence))
-    sentence = AGAIN_TALL.sub("", sentence)
+    sentence = QUOTED.sub(r"\1", sentence)
     sentence = IN_RATIO.sub(":", sentence) if RATIO.search(sentence) else sentence
     sentence = ONE_IN.sub(r"\g<top>/\g<bottom>", sentence) if CHANCE.search(sentence) else sentence
-    chosen = CHOSEN.search(sentence)
-    if chosen is not None and DIGITS.findall(chosen["rest"].rstrip("."))[-1:] == [chosen["value"]]:
-        sentence = chosen["rest"]
-    contrast, uncut = contrasted(sentence), sentence
+    contrast = contrasted(sentence)
     sentence = main_clause(contrast.answer if contrast is not None else sentence)
     for emphasised in EMPHASISED:
         sentence = emphasised.sub(r"\2", sentence)
-    said = YES_OR_NO.match(sentence)
-    if said is not None and ASKS_YES_OR_NO.search(question):
-        return said[1]
     if WORDS.search(sentence) is not None:  # `18!` alone is a factorial
         sentence = without_exclamation(sentence, f"{question}\n{text}")
     sentence = re.sub(r"(?<=\S)[.*_\s]*$", "", sentence)
-    computed = _computed(sentence, question=question)
-    if computed is not None:
-        return computed
     labelled = LABEL.fullmatch(sentence)
     named = labelled is not None and ":" in sentence[: labelled.start("value")]
     option = OPTION.search(sentence)
     if option is not None:
-        lead = sentence[: option.start()]
-        return _of_option(letter(option, lead=lead, question=question), uncut, question=question)
+        return letter(option, lead=sentence[: option.start()], question=question)
     if labelled is not None and named and not is_plain_label(labelled["label"], question=question):
         return None
     sentence = _without_remarks(sentence.rstrip(". "), question=question)
-    for form in (NAMED_SET, SYSTEM):
-        whole = form.search(sentence)
-        if whole is not None and not is_provisional(sentence[: whole.start()], question=question):
-            return whole[0]
+    named_set = NAMED.search(sentence)
+    if named_set is not None:
+        lead = sentence[: named_set.start()]
+        return None if is_provisional(lead, question=question) else named_set[0]
     return None if ABOUT_ANSWER.search(sentence) else _first_value(sentence, question=question)
-
-
-def _of_option(named: str | None, sentence: str, *, question: str) -> str | None:
-    """The letter of an option, after the value that `sentence` has for it."""
-    beside = BESIDE_AN_OPTION.search(sentence)
-    if named is None or beside is None:
-        return named
-    lead = sentence[: beside.start()]
-    denied = denies(lead) or is_provisional(lead, question=question)
-    return None if denied else f"({named}) {beside['value']}"
 
 
 def without_point(sentence: str) -> str:
@@ -211,7 +157,7 @@ def _first_value(sentence: str, *, question: str) -> str | None:
     """The first value in a `sentence`; None where the words before it make it another thing."""
     begin, end = _behind_an_equation(sentence)
     for start in VALUE.finditer(sentence):
-        if begin <= start.start() < end or (begin and SINCE.search(sentence, begin, start.start())):
+        if begin <= start.start() < end:
             continue
         lead, value = sentence[: start.start()], sentence[start.start() :]
         if PART_OF.search(lead) or _is_other_difference(value, lead=lead, question=question):
@@ -246,17 +192,12 @@ def _after(lead: str, value: str, *, question: str) -> str | None:
 
 def _without_remarks(sentence: str, *, question: str) -> str:
     """`sentence` without words at its end that say nothing of the value before them: `is the answer`,
-    `with none left over`, `off the regular price`.
+    `with none left over`.
     """
-    sentence = without_point(FOR_ALL.sub("", AFFIRMED.sub("", sentence)))
-    if not ASKS_THE_REST.search(question):
-        sentence = LEFT_OVER.sub("", sentence)
+    sentence = without_point(AFFIRMED.sub("", sentence))
     if ASKS_A_DISCOUNT.search(question):
         sentence = OFF.sub("", sentence)
-    best = BEST.search(sentence)
-    if best is not None and words_asked(best[0]) - EVERY_NOUN <= words_asked(question):
-        sentence = sentence[: best.start()]
-    return sentence
+    return sentence if ASKS_THE_REST.search(question) else LEFT_OVER.sub("", sentence)
 
 
 def stated_foreign_value(sentence: str, *, question: str) -> str | None:
@@ -268,31 +209,6 @@ def stated_foreign_value(sentence: str, *, question: str) -> str | None:
     number = NUMBER.search(english)
     value = english[number.start() :] if number is not None else ""
     return value if is_value(value, question=question) else None
-
-
-def _computed(sentence: str, *, question: str) -> str | None:
-    """The value of an equation that ends `sentence`, where nothing before it makes it another one."""
-    computed = computed_value(sentence, question=question)
-    if computed is None:
-        return None
-    lead, terms, value = computed
-    said = [word.lower() for word in WORDS.findall(lead)]
-    sought = lead
-    label = lead.rstrip().removesuffix(":")
-    if SOUGHT.fullmatch(lead.rstrip()):  # what is done is no part of what is found
-        sought = lead.lower().rpartition("find ")[2] if "find " in lead.lower() else ""
-    elif lead.rstrip().endswith(":") and not is_plain_label(label, question=question):
-        return None
-    if (
-        is_provisional(sought, question=question, terms=terms)
-        or denies(lead)
-        or is_rough(lead)
-        or LIMITING.search(lead)
-        or (REWORKING - words("left up")) & set(said[-1:])
-        or _is_other_difference(value, lead=lead, question=question)
-    ):
-        return None
-    return value
 
 
 def _is_other_difference(value: str, *, lead: str, question: str) -> bool:
@@ -338,7 +254,6 @@ def _without_circumstances(text: str, *, question: str) -> str:
     """The first words of `text` that are a value, if the words after them neither change it nor add
     another: `12 ways to arrange them`.
     """
-    text = WAYS.sub(" to do", text)
     asked_words = words_asked(question)
     asked_numbers = set(DIGITS.findall(question[-TAIL:]))
     for end in [match.start() for match in re.finditer(r"(?<=[A-Za-z0-9%$)}]) (?=[A-Za-z])", text)][

@@ -17,27 +17,20 @@ from envs.math.languages import ends_in_foreign_language
 from envs.math.last_lines import last_lines, last_sentence, sentences_of
 from envs.math.line_marks import MarkedAnswer
 from envs.math.lone_values import alone_on_line, spoils, total_of_line
-from envs.math.named_answers import NAMED, NAMED_IN_BOLD, OPTION, named_answer, stated_name
+from envs.math.named_answers import OPTION, stated_name
 from envs.math.plain_sentences import (
     CONCLUDING,
     has_number,
     stated_number,
     stated_predicate,
 )
-from envs.math.provisional import DIGITS, DOUBT
 from envs.math.remarks import is_remark
-from envs.math.sentences import TAIL, taken_back
+from envs.math.sentences import TAIL
 from envs.math.values import ITEM
 from envs.math.vocabulary import WORDS
 
-EXPLANATION = re.compile(
-    r"\n[*_#\s]{0,6}(?:explanation|reasoning|reason|justification|working|calculation)s?[*_]{0,2}:",
-    re.IGNORECASE,
-)
-"""What follows explains the answer before it."""
 EQUATED = re.compile(r"[a-z] ?= ")
 MAX_REMARKS = 6
-RESULT = re.compile(r"=[\s$]*(-?[0-9.,]*[0-9])")
 
 
 def concluded_answer(text: str, *, question: str = "", named: bool = False) -> MarkedAnswer | None:
@@ -47,18 +40,7 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
     tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
     if named and (answer := _name_at_the_end(tail, whole=whole, question=question)) is not None:
         return answer
-    answer = _before_remarks(tail, whole=whole, question=question)
-    explanation = EXPLANATION.search(tail)
-    if answer is not None or explanation is None:
-        return answer
-    answer = _before_remarks(tail[: explanation.start()], whole=whole, question=question)
-    after = tail[explanation.end() :]
-    doubtful = answer is not None and (
-        {*RESULT.findall(after)[-1:]} - {*DIGITS.findall(answer.text)}
-        or DOUBT.search(after)
-        or taken_back(after, answer.text)
-    )
-    return None if doubtful else answer
+    return _before_remarks(tail, whole=whole, question=question)
 
 
 def _before_remarks(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
@@ -110,12 +92,7 @@ def _at_the_end(lines: list[str], *, text: str, question: str) -> MarkedAnswer |
     number = None
     if not ITEM.match(last) and not OPTION.search(sentence.replace("**", "").rstrip(" .")):
         number = stated_number(sentence, question=question, marked=False)
-    concluded = (
-        named_answer(sentence, NAMED_IN_BOLD, question=question)
-        or number
-        or stated_value(sentence, text=text, question=question)
-        or named_answer(sentence, NAMED, question=question)
-    )
+    concluded = number or stated_value(sentence, text=text, question=question)
     if concluded is None and ends_in_foreign_language(sentence.rstrip(".\u3002 ")):
         concluded = stated_foreign_value(sentence, question=question)
     if concluded is None and not ITEM.match(last):

@@ -134,10 +134,6 @@ CHANGING_PARTS = re.compile(
     "|ประมาณ|ราว|หรือ|ไม่|พัน|หมื่น|แสน|ล้าน|ร้อย|สิบ|โหล|คู่|อาจ|น่าจะ|มากกว่า|น้อยกว่า|กว่า|เกือบ|แต่|ถ้า|เท่า|ครึ่ง|ผิด"
 )
 """Parts of words that do so in Chinese, Japanese, Korean and Thai."""
-COUNT_NOUNS = re.compile(
-    r"概率|機率|不等式|不同|几何|[总總人个個件次天页頁分]数(?!学)|数(?:[量目字]|值(?=[为是]))"
-)
-"""`总数`, `概率`, `数量`: nouns for a count, which hold a character of `CHANGING_CHARACTERS`."""
 
 
 def has_foreign_word(text: str) -> bool:

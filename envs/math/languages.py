@@ -18,7 +18,6 @@ from envs.math.foreign_changes import (
     CHANGING_CHARACTERS,
     CHANGING_FOREIGN_WORDS,
     CHANGING_PARTS,
-    COUNT_NOUNS,
     PHRASES,
 )
 from envs.math.quantities import is_unit
@@ -225,8 +224,6 @@ SCALED = re.compile(
 """A scale is a part of the number, as `million` is in English."""
 INTRODUCTION = re.compile("^[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+(?=[-0-9$])")
 """Words before the number in a script that puts no spaces between them."""
-BRACKETED = re.compile(r"\s*\(([^()0-9A-Za-z]{1,10})\)$")
-"""`72 (个)`"""
 ENDING = re.compile(rf"\s?(?:{_any_of(ENDINGS)})$")
 THING = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af ]++(?=[^0-9]*$)")
 """The counted thing, in a script without spaces between words."""
@@ -284,7 +281,7 @@ def has_foreign_change(text: str) -> bool:
     """Whether `text` holds a word or a character that changes a number in another language than
     English.
     """
-    text = UNIT.sub(" ", COUNT_NOUNS.sub(" ", text))
+    text = UNIT.sub(" ", text)
     if CHANGING_CHARACTERS & set(text) or CHANGING_PARTS.search(text):
         return True
     said = [word.lower() for word in WORD.findall(COMMAND.sub(" ", text))]
@@ -298,10 +295,12 @@ def foreign_lead_changes(lead: str) -> bool:
     """
     clause = re.split(r"[,;:]", lead)[-1]
     verb = next(reversed([*VERB_WITHOUT_SPACES.finditer(clause)]), None)
-    if verb is None or SUPPOSED.search(lead):
-        return SUPPOSED.search(lead) is not None or has_foreign_change(clause)
-    asked = COUNT_NOUNS.sub(" ", clause[: verb.start()])
-    return DOUBTING_CHARACTERS.search(asked) is not None or has_foreign_change(clause[verb.end() :])
+    if verb is None:
+        return has_foreign_change(clause)
+    if SUPPOSED.search(lead):
+        return True
+    doubted = DOUBTING_CHARACTERS.search(clause, 0, verb.start()) is not None
+    return doubted or has_foreign_change(clause[verb.end() :])
 
 
 def ends_in_foreign_language(lead: str) -> bool:
@@ -334,7 +333,7 @@ def in_english(
         True
     """
     statement = ENDING.sub("", statement.strip().rstrip("。."))
-    statement = SCALED.sub(_in_full, BRACKETED.sub(r" \1", statement))
+    statement = SCALED.sub(_in_full, statement)
     if has_foreign_change(statement):
         return None
     if _groups_by_points(before or statement):

@@ -17,7 +17,6 @@ from envs.math.introductions import introduces, names_an_operation
 from envs.math.plain_text import plain
 from envs.math.quantities import read_quantity, stem, words_of
 from envs.math.vocabulary import (
-    ALTERNATIVES,
     CHANGING,
     COMPARISONS,
     NUMERALS,
@@ -36,17 +35,17 @@ DENYING = words(
     can't couldn't wouldn't won't aren't wasn't weren't hasn't haven't didn't shouldn't mustn't
     """
 )
-RELATIVE = re.compile(
-    r"\b(?:that|which|who) (?:is|are|was|were|has|have|do|does|did|can|could)(?: not|n['\u2019]t)\b",
-    re.IGNORECASE,
-)
-"""`the least number that is not divisible`: denies a property of the requested quantity."""
 DENIED = re.compile(
     r"\b(?:impossible|possible|false|untrue|wrong|incorrect|unlikely|doubtful|doubt|deny|denies|denied|"
     r"reject|disagree|not (?:true|likely|certain|sure|clear|the case)|no way)\b[^.;]{0,40}\bthat\b"
     r"(?!.*\b(?:so|thus|hence|therefore)\b)",
     re.IGNORECASE,
 )
+RELATIVE = re.compile(
+    r"\b(?:that|which|who) (?:is|are|was|were|has|have|do|does|did|can|could)(?: not|n['\u2019]t)\b",
+    re.IGNORECASE,
+)
+"""`the least number that is not divisible`: denies a property of the requested quantity."""
 TENTATIVE = re.compile(
     r"\b(?:at first (?:sight|glance|blush|look|thought)|on (?:the face of it|(?:a )?first (?:reading|inspection|thought|impression))"
     r"|naively|tentatively|superficially|seemingly|apparently"
@@ -61,10 +60,6 @@ IGNORING = re.compile(
 """`If you ignore Tuesday, ...` answers another question."""
 VERBS = ORDINARY_VERBS | words("becomes fell rose left")
 """Words after which the number is stated, besides those in -ed."""
-TAKES_UP = re.compile(
-    r"\b((?:take|make|fill|use)s?|took|made|[a-z]+ed) up\b(?! to\b)", re.IGNORECASE
-)
-"""A verb whose `up` says nothing of the number after it."""
 PRONOUNS = words("he she it they we you i who which that this")
 RESULT_IN = re.compile(
     r"\b(?:(?:evaluates?|simplif(?:y|ies)(?: from \S+)?|reduces?|amounts?|comes?|leads?"
@@ -100,12 +95,11 @@ PLACING = words(
     """
 )
 """Commands that may stand before the answer."""
+NUMBERING = re.compile(r"[#*\s]*[0-9]{1,2}[.)]\s*$")
 DRESSED = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|color|f?box(?:ed)?|textcolor|large|Large|huge)"
     r"(?:\{[a-z]*\})?\s*\{|\\begin\{[a-z*]+\}|(?<![A-Za-z}])[{(]|&|\\\\|\\left\s*\()\s*$"
 )
-IT_IS = re.compile(r"\b(it|that|this)['\u2019]s\b", re.IGNORECASE)
-NUMBERING = re.compile(r"[#*\s]*[0-9]{1,2}[.)]\s*$")
 
 
 EXCLUDING = re.compile(
@@ -130,21 +124,6 @@ ATTRIBUTED = re.compile(
 """`Many students say the answer is 18`: the answer of others."""
 
 
-EITHER_RANGE = re.compile(
-    r" or (?=\$?[a-z] ?(?:[<>\u2264\u2265]|\\[lg](?:t|eq?)(?![a-z]))=? ?[-\u2212]?[0-9a-z\\])"
-)
-"""`for x > 4 or x < -1: `, two ranges of what is asked for."""
-
-
-CHOICE_OF_SUBJECT = re.compile(
-    r"([0-9]) or [0-9]+(?= [a-z]+\b.*\b(?:is|are|was|were|equals)[\s$\\(]*$)"
-)
-"""`the multiples of 3 or 5 below 1000 are`: a property of what is asked for."""
-NAMELY = re.compile(
-    r"\b(?:choice|option|answer|value|solution|number|possibility), (?:namely|i\.e\.,?|that is,?)$"
-)
-
-
 def is_attributed(lead: str) -> bool:
     """Whether the words before `answer is` give it to others."""
     return ATTRIBUTED.search(plain(lead) + " ") is not None
@@ -156,9 +135,7 @@ def denies(lead: str) -> bool:
         return False
     if any(form.search(lead) for form in (DENIED, IGNORING, EXCLUDING, TENTATIVE)):
         return True
-    lead = EITHER_RANGE.sub(" ", lead)
     clause = RELATIVE.sub(" ", re.split(r"[,;]", plain(lead))[-1])
-    clause = CHOICE_OF_SUBJECT.sub(r"\1 ", clause)
     if SUPPOSING.search(clause):
         return True
     said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
@@ -169,20 +146,16 @@ def changes(lead: str, *, question: str) -> bool:
     """Whether `lead`, the sentence before a marked number, makes another thing of the number than
     the answer.
     """
-    if NUMBERING.fullmatch(lead):
-        return False
-    text = IT_IS.sub(r"\1 is", _bare(lead))
-    if not text or NAMELY.search(text):
+    text = _bare(lead)
+    if not text or NUMBERING.fullmatch(lead):
         return False
     if RELATED.search(text):
         return True
     command = COMMAND.search(text)
     if command is not None:
         return command[1] not in PLACING
-    if text.endswith("="):
+    if text.endswith(("=", ":")):
         return False
-    if text.endswith(":"):
-        return _label_changes(text[:-1])
     clauses = re.split(r"[,;](?![0-9])|\u2014", text)
     clause = clauses[-1]
     if not clause.strip():
@@ -239,18 +212,12 @@ def _bare(text: str) -> str:
     return re.sub(r"^\s*[-*\u2022>]\s+", "", text)
 
 
-def _label_changes(label: str) -> bool:
-    said = [word.lower() for word in WORDS.findall(label)]
-    choice = words("one any anything either than about around roughly approximately nearly almost")
-    return said[-2:] == ["at", "least"] or bool((choice | ALTERNATIVES) & set(said[-2:]))
-
-
 def _clause_changes(clause: str, *, question: str) -> bool:
     if RESULT_IN.search(clause) is not None:
         return False
     if BOUND.search(clause) and ASKS_A_BOUND.search(question):
         return False
-    said = WORDS.findall(TAKES_UP.sub(r"\1", clause))
+    said = WORDS.findall(clause)
     last = _last_verb([word.lower() for word in said])
     between = said[last + 1 :]
     if last < 0 and (re.search(r"[0-9)]$", clause) or not said):

@@ -6,19 +6,13 @@ before them that deny or doubt spoil them in the same way (`envs.math.provisiona
 
 import re
 
-from envs.math.clauses import REASON
 from envs.math.last_lines import last_sentence
 from envs.math.leads import denies
 from envs.math.plain_text import plain
 from envs.math.provisional import DOUBT, is_provisional, words_asked
 from envs.math.sentences import RETRACTION
-from envs.math.vocabulary import CHANGING, HEDGES, PREFACES, WORDS, words
+from envs.math.vocabulary import CHANGING, HEDGES, PREFACES, WORDS
 
-YES_OR_NO = re.compile(r"(Yes|No)\b(?:, (?!wait|but|or|maybe)|[.!]*$)")
-ASKS_YES_OR_NO = re.compile(
-    r"(?:^|[.!?] +|, )(?:is|are|was|were|do|does|did|can|could|will|has|have|must|should)\b[^.!?]*\?\s*$",
-    re.IGNORECASE,
-)
 OPTION = re.compile(
     r"(?:\b(?:[Oo]ption|[Cc]hoice)(?: is)?:? \(?(?P<named>[A-J])\)?"
     r"(?: is (?:the )?(?:correct|right)(?: (?:one|option|choice|answer))?"
@@ -30,15 +24,6 @@ OPTION = re.compile(
     r"(?: that (?:works|fits|remains))?"
     r"|\b(?:choose|chose|select|pick) \(?(?P<chosen>[A-J])\)?)$"
 )
-NAMED_IN_BOLD = re.compile(
-    r"\b(?:is|are|was|be|on|becomes) (?:an? |the )?\*\*(?!correct|right)([A-Za-z]+(?: [A-Za-z]+)?)\.?\*\*[.!]*$"
-    r"|^\*\*(Yes|No)(?:\*\*,|,\*\*) [^?]*$"
-)
-NAMED = re.compile(
-    r"\b(?:is|are|was|be|on) (?:an? )?(true|false|even|odd|neither|infinity|[A-Z][a-z]+day)[.!]*$"
-    r"|^\**(Yes|No)\**(?:,| [\u2013\u2014-]) [^?]*$"
-)
-"""`The function is even.`"""
 
 
 NAME = r"[A-Za-z][a-z'-]+(?: [A-Za-z][a-z'-]+){0,2}"
@@ -111,18 +96,5 @@ def letter(option: re.Match[str], *, lead: str, question: str) -> str | None:
 
 
 def _doubts(text: str) -> frozenset[str]:
-    """The words of the text of an option that make it doubtful; a reason may say that others fail."""
-    failing = words("fail fails") if REASON.match(text) else frozenset()
-    return HEDGES & {word.lower() for word in WORDS.findall(text)} - failing
-
-
-def named_answer(sentence: str, form: re.Pattern[str], *, question: str) -> str | None:
-    """The word that a closing `sentence` states in the form of `NAMED` or `NAMED_IN_BOLD`."""
-    named = form.search(sentence)
-    lead = sentence[: named.start()] if named is not None else ""
-    if named is None or denies(lead) or is_provisional(lead, question=f"{question} claim"):
-        return None
-    word = next(group for group in named.groups() if group)
-    rest = {said.lower() for said in WORDS.findall(sentence[named.start(named.lastindex or 0) :])}
-    changed = CHANGING & {*word.lower().split()} or HEDGES & rest
-    return None if DOUBT.search(sentence) or changed - words("no not false infinity") else word
+    """The words of the text of an option that make it doubtful."""
+    return HEDGES & {word.lower() for word in WORDS.findall(text)}

@@ -48,7 +48,6 @@ EXPONENT, INDEX = re.compile(f"[{RAISED}]+"), re.compile(f"[{LOWERED}]+")
 LEVEL = str.maketrans(RAISED + LOWERED, "0123456789+-n0123456789")
 ROOT = re.compile(r"(?P<sign>[√∛]) ?(?:\((?P<inner>[^()]*)\)|(?P<single>[0-9]+|[a-zπ]))")
 POWER = re.compile(r"(?<=[0-9A-Za-z)]) ?\*\* ?(?=[-0-9A-Za-z(])")
-PROGRAM_ROOT = re.compile(r"(?<![A-Za-z\\])sqrt\(([^()]*)\)")
 PROGRAM_EXPONENTIAL = re.compile(r"(?<![A-Za-z])\\?exp ?\(([^()]*)\)")
 SETS = (
     (
@@ -64,7 +63,6 @@ SETS = (
 )
 """Names of sets, and of infinity."""
 SET = re.compile(r"\s*(?:\\left ?)?\\\{(.*?)(?:\\right ?)?\\\}\s*", re.DOTALL)
-BARE_SET = re.compile(r"[\s$]*\{([^{}]*)\}[\s$]*")
 TUPLE = re.compile(r"\s*(?:\\left ?)?\((.*?)(?:\\right ?)?\)\s*", re.DOTALL)
 ANGLED = re.compile(r"\s*(?:\\left ?)?\\langle(.*?)(?:\\right ?)?\\rangle\s*", re.DOTALL)
 COLUMN = re.compile(
@@ -112,7 +110,7 @@ class Numeral(NamedTuple):
 
 def in_latex(text: str) -> str:
     r"""`text` with unicode mathematics as LaTeX: `2√5` as `2\sqrt{5}`, `x²` as `x^{2}`."""
-    text = POWER.sub("^", PROGRAM_ROOT.sub(r"\\sqrt{\1}", PROGRAM_EXPONENTIAL.sub(r"e^{\1}", text)))
+    text = POWER.sub("^", PROGRAM_EXPONENTIAL.sub(r"e^{\1}", text))
     if text.isascii():
         return text
     text = ROOT.sub(_root, unslashed(text))
@@ -206,9 +204,6 @@ def in_brackets_of(truth: str, answer: str) -> str:
         rows = "\\\\".join(_elements(angled[1]))
         return f"\\begin{{pmatrix}}{rows}\\end{{pmatrix}}"
     whole = SET.fullmatch(truth)
-    bare = BARE_SET.fullmatch(answer)
-    if whole is not None and bare is not None:
-        return f"\\{{{bare[1]}\\}}"
     if whole is not None and "\\{" not in answer and not answer.lstrip("$ ").startswith("{"):
         listed = as_list(whole[1], answer)
         return answer if listed == answer and "," not in answer else f"\\{{{listed}\\}}"

@@ -9,7 +9,6 @@ It reads English prose and plain numbers only, and is asked last.
 import re
 
 from envs.math.clauses import IMAGINED
-from envs.math.closing_equations import values_of
 from envs.math.closing_sentences import (
     ABOUT_ANSWER,
     BEYOND,
@@ -38,7 +37,6 @@ from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
 from envs.math.quantities import Quantity, is_compared, read_quantity
 from envs.math.questions import asks_a_difference
 from envs.math.sentences import RETRACTION
-from envs.math.statements import ROUNDING
 from envs.math.values import CUT_OFF
 from envs.math.vocabulary import (
     ABOUT_ITSELF,
@@ -61,13 +59,6 @@ NO_PROSE = re.compile(
 )
 DOLLARS = re.compile(r"\$(?=[^$0-9][^$\n]*\$)|(?<=[^$])\$(?![0-9.])")
 """Signs around mathematics, and not before an amount."""
-IN_A_YEAR = re.compile(r" (?:in|by|since|during) (?:1[0-9]{3}|20[0-9]{2})\b")
-OF_THEM = re.compile(
-    r"^((?: [a-z]+)?) of (?:the|those|these|all|his|her|their) [$\u20ac\u00a3]?[0-9][0-9,]*",
-    re.IGNORECASE,
-)
-"""`$12 of the $48`"""
-NUMBERING = re.compile(r"^(?:step|part|case) [0-9]+[:.] ", re.IGNORECASE)
 BRACKETED = re.compile(r" ?\(([^()]*)\)")
 LAST_BRACKET = re.compile(r"(?:^|(?<=\S) )\((?P<inside>[^()]{1,200})\)[.\s]*$")
 BREAK = re.compile(
@@ -93,15 +84,6 @@ ADDED = re.compile(
 )
 REQUEST = re.compile(r"^(?:please |just )?(?:give|grant|allow) (?:me|us)\b", re.IGNORECASE)
 """`Give me 17 seconds`"""
-RESTATING = re.compile(r"(?:which is|i\.e\.|that is)\b", re.IGNORECASE)
-AS_A_SHARE = re.compile(
-    r"which is (?:only |just |exactly )?[0-9.]+ ?(?:%|percent) (?:of|more|less|higher|lower)\b[^0-9]*$"
-)
-"""`which is 120% of the original price`"""
-AFFIRMING = re.compile(
-    r"(?:(?:and|so) )?(?:that|this|it|which)(?:['\u2019]s| is) (?:the|our|my) (?:final |correct )?answer",
-    re.IGNORECASE,
-)
 CONCLUDING = re.compile(
     r"(?:and )?(?:so|thus|therefore|hence|consequently|in conclusion|in total|altogether|overall|finally"
     r"|which (?:is|makes|gives|leaves|means|yields)|giving|leaving|making)\b",
@@ -121,7 +103,6 @@ COPULA = re.compile(
     r"(?!.*\b(?:is|are|was|be|equals|becomes|gives|yields|obtain|get|to)\b)(?=[: ])",
     re.DOTALL,
 )
-NAMED = re.compile(r"\(?[A-J]\)?|[A-Z][a-z]+")
 MATHEMATICAL = re.compile(r"^(?:\$|\\|[-(\[{0-9\u221a\u03c0]|[a-z]\W)")
 AT_A_PLACE = re.compile(
     rf"\b(?:in|on|at|from|by|for|{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE
@@ -208,8 +189,8 @@ def stated_number(sentence: str, *, question: str, marked: bool) -> str | None:
 
 
 def stated_predicate(sentence: str, *, question: str) -> str | None:
-    """What a `sentence` says after its last verb, if that looks like mathematics, an option or a name;
-    None if words before it doubt it or make it another thing.
+    """What a `sentence` says after its last verb, if that looks like mathematics; None if words before
+    it doubt it or make it another thing.
     """
     cut_off = CUT_OFF.search(sentence) is not None
     sentence = without_point(sentence.replace("**", "").rstrip(" .!"))
@@ -226,21 +207,14 @@ def stated_predicate(sentence: str, *, question: str) -> str | None:
         predicate = predicate[: -len(last)].rstrip(" ,;:")
     if HARMFUL & words_asked(head + predicate) - words_asked(question) - FREE - ROUGHLY:
         return None
-    looks = MATHEMATICAL.search(predicate) or NAMED.fullmatch(predicate)
-    return predicate if looks else None
+    return predicate if MATHEMATICAL.search(predicate) else None
 
 
 def _goes_on(clause: str, *, number: Quantity, question: str) -> bool:
     """Whether a `clause` after the one that states `number` says another number."""
-    if AFFIRMING.fullmatch(clause):
-        return False
     begin = WORDS.findall(clause.lower().removeprefix("and "))[:1]
     if GOING_ON & {*begin} or read_quantity(clause, question=question) is not None:
         return True
-    if AS_A_SHARE.match(clause):
-        return False
-    if RESTATING.match(clause) and DIGIT.search(clause):
-        return number.value not in values_of(clause)
     return has_number(clause) and EXPLAINING.match(clause) is None
 
 
@@ -253,7 +227,7 @@ def _prose(sentence: str) -> str | None:
     end = sentence[len(bare) :]
     if bare[-1:].isdigit() and "!" in end and end != "!":
         return None  # a factorial: `6!.`
-    sentence = without_point(NUMBERING.sub("", bare))
+    sentence = without_point(bare)
     if (
         has_foreign_word(sentence)
         or NO_PROSE.search(sentence)
@@ -268,7 +242,8 @@ def _prose(sentence: str) -> str | None:
 def _is_explained(inside: str) -> bool:
     """Whether brackets hold an explanation, and neither a value nor how it was rounded."""
     said = WORDS.findall(inside)
-    return len(said) > 2 and read_quantity(inside) is None and not ROUNDING.search(f"5 ({inside})")
+    rounded = {"nearest", "rounded"} & {*said}
+    return len(said) > 2 and read_quantity(inside) is None and not rounded
 
 
 def _main_clause(clauses: list[str]) -> int | None:
@@ -295,8 +270,7 @@ def _stated(clause: str, *, question: str, marked: bool) -> str | None:
     number = NUMBER.search(predicate)
     if number is None:
         return None
-    rest = IN_A_YEAR.sub(" ", PERIOD.sub(" ", predicate[number.end() :])).rstrip()
-    rest = rest if "/" in number[0] else OF_THEM.sub(r"\1", rest)
+    rest = PERIOD.sub(" ", predicate[number.end() :]).rstrip()
     if DIGIT.search(predicate[: number.start()] + rest):
         return None
     lead = predicate[: number.start()]

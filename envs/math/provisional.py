@@ -26,10 +26,6 @@ PROVISIONAL = words(
     """
 )
 """Words of a sentence whose number is no final answer; those of the question are harmless."""
-NEEDS = re.compile(
-    r"\bI(?:['\u2019]d| would|['\u2019]ll| will)? (?:need|want|require|have to|must)\b"
-)
-"""`I would need 15 more facts`: the writer's own needs, where the question has no `I`."""
 HARMLESS = re.compile(
     r"\bthe next (?=[a-z])|\bequally likely\b|\b(?:in|of|on|by|to|and|since|until) (?-i:May)\b"
     r"|\bof one (?=[a-z]+ (?:is|was|equals)\b)",
@@ -63,8 +59,6 @@ def is_provisional(lead: str, *, question: str, terms: str = "") -> bool:
     asked = {stem(word) for word in words_asked(question)}
     harmless = {word for word in said if stem(word) in asked}
     harmless |= {"at", "most", "least"} if bound else set()
-    if NEEDS.search(lead) and "i" not in words_asked(question):
-        return True
     if (PROVISIONAL | HEDGES - {"should"}) & set(said) - harmless:
         return True
     unsolved = lead.rstrip().endswith("=") and OPERATED.search(

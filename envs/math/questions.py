@@ -100,14 +100,6 @@ PERCENTAGE = re.compile(
 )
 LAST_SENTENCE = re.compile(r"(?:^|[.!?]\s+)([^\s](?:[^.!?]|[.!?](?=\S))*[.!?]*\s*)$")
 ASKING_SENTENCE = re.compile(r"(?:^|(?<=[.!?\n]))((?:[^.!?\n]|[.!](?=\S))*\?)")
-COUNT = rf"(?P<count>[0-9]|{'|'.join(list(CARDINALS)[1:10])})"
-PRECISION = re.compile(
-    rf"\b(?:{COUNT} (?:(?P<places>decimal places?|decimals|d\.?p\b\.?)"
-    r"|significant (?:figures?|digits?)|s\.?f\b\.?)"
-    r"|nearest (?P<nearest>whole number|[a-z]+))",
-    re.IGNORECASE,
-)
-NEAREST = {"whole number": 0, "integer": 0, "tenth": 1, "hundredth": 2, "thousandth": 3}
 BASE = re.compile(r"\bbase[- ]?\$?([0-9]+|[a-z]+)|\b(binary|octal|hexadecimal)\b", re.IGNORECASE)
 BASES = {"binary": 2, "octal": 8, "hexadecimal": 16, "sixteen": 16}
 
@@ -246,14 +238,6 @@ def _names(question: str, word: str) -> bool:
     return stem(word) in words_of(question)
 
 
-def asked_for(quantity: Quantity, question: str) -> bool:
-    """Whether `question` names the unit or the thing of `quantity` as what it asks for."""
-    asked = _asked(question[:20_000])
-    return bool(
-        asked.units & set(quantity.units) or asked.nouns & {stem(word) for word in quantity.counted}
-    )
-
-
 def asked_units(question: str) -> frozenset[str]:
     """Names of the units that `question` asks for; empty if it names none."""
     return _asked(question[:20_000]).units
@@ -262,11 +246,6 @@ def asked_units(question: str) -> frozenset[str]:
 def asks_percentage(question: str) -> bool:
     """Whether `question` wants its number in percent."""
     return PERCENTAGE.search(question[:20_000]) is not None
-
-
-def precisions(text: str) -> frozenset[tuple[str, int | str]]:
-    """The roundings that `text` names: `two decimal places` and `the nearest hundredth` are one."""
-    return frozenset(map(_precision, PRECISION.finditer(text)))
 
 
 def asked_base(question: str) -> int | None:
@@ -279,15 +258,6 @@ def number_of_base(name: str) -> int | None:
     """`2`, `two` and `binary` as 2."""
     name = name.lower()
     return int(name) if name.isdecimal() else CARDINALS.get(name, BASES.get(name))
-
-
-def _precision(match: re.Match[str]) -> tuple[str, int | str]:
-    if match["nearest"]:
-        nearest = match["nearest"].lower()
-        return ("places", NEAREST[nearest]) if nearest in NEAREST else ("nearest", nearest)
-    count = number_of_base(match["count"])
-    assert count is not None  # PRECISION knows no other
-    return ("places" if match["places"] else "figures", count)
 
 
 @functools.lru_cache(maxsize=256)

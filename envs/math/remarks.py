@@ -30,13 +30,12 @@ COMMON_MISTAKE = re.compile(
     r"(?:a|one|the most) (?:common|typical|frequent) (?:mistake|error|slip|trap) (?:is|would be)\b",
     re.IGNORECASE,
 )
-TABLE = re.compile(r"\|")
 
 
 def is_remark(sentence: str) -> bool:
     """Whether `sentence` leaves the answer before it as it is."""
     numbered, said = has_number(sentence), words_asked(sentence)
-    if (numbered and 0 < len(said) < 3) or ITEM.match(sentence) or TABLE.match(sentence):
+    if (numbered and 0 < len(said) < 3) or ITEM.match(sentence):
         return False
     addressed = ADDRESSED.match(sentence) is not None and not numbered
     if any(form.match(sentence) for form in (PLEASANTRY, IMAGINED, COMMON_MISTAKE)):

@@ -58,12 +58,6 @@ CORRECTED = re.compile(
     re.IGNORECASE,
 )
 """`so the correct count is 53`, `192, which is the right answer`."""
-OTHERS = re.compile(
-    r"(?:the|all(?: the)?|both|any|every) other "
-    r"(?:choice|option|candidate|value|possibilit|number|root|solution|case)(?:s|y|ies)?\b"
-    r"(?!.*\b(?:correct|right|answer|also|but|however|should)\b).*",
-    re.IGNORECASE | re.DOTALL,
-)
 INSTEAD = re.compile(
     r"(?:^|[,;:] )(?:(?:so|thus|then|hence) )?it(?:['\u2019]s| (?:is|was|must be|has to be|had to be)) "
     r"(?P<other>[^,;]+)$",
@@ -83,12 +77,6 @@ FACTORIAL = re.compile(
     r"(?:[0-9)]|\b[nkmr])!(?:\s*(?:[-+/=^}$,.?\\\u00d7\u00b7]|\* ?[0-9(nkmr])|[)0-9]| [a-z]+ )|\b[Ff]actorial"
 )
 """A factorial in a computation or before a noun: `6! = 720`, `5! ways`."""
-INDEPENDENT = re.compile(
-    r",? (?:whatever|no matter (?:what|which|how)|regardless of|independently of|whichever)"
-    r" (?:(?:the|of the|value|choice|order|[a-z]{1,2}) )*[\\$A-Za-z ]{1,40}$",
-    re.IGNORECASE,
-)
-"""`, whatever the angle`: says that nothing changes the number."""
 REMAINDER = re.compile(r"\b(?:left|remain\w*|more|fewer|less|than|each|every|per)\b", re.IGNORECASE)
 
 
@@ -136,7 +124,7 @@ def taken_back(rest: str, answer: str) -> bool:
         first = WORDS.search(sentence)
         if first is not None and _retracts(sentence, first):
             return True
-        if RETRACTION.search(sentence) and not _is_of_others(sentence, answer):
+        if RETRACTION.search(sentence):
             return True
         if _is_corrected(sentence, answer):
             return True
@@ -154,16 +142,6 @@ def is_another(text: str, answer: str) -> bool:
     if said is None or other is None or said.value == other.value:
         return False
     return set(other.units) <= set(said.units)
-
-
-def _is_of_others(sentence: str, answer: str) -> bool:
-    """Whether `sentence` rejects only other values than the answer, as in `The other choices fail`."""
-    said = read_quantity(without_markup(answer))
-    return (
-        OTHERS.fullmatch(sentence.strip()) is not None
-        and said is not None
-        and str(said.value) not in re.findall(r"[0-9]+(?:/[0-9]+)?", sentence)
-    )
 
 
 def _is_corrected(sentence: str, answer: str) -> bool:

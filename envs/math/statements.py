@@ -10,7 +10,6 @@ Left out: finding the statement in a text (`envs.math.answers`), and comparing i
 """
 
 import re
-from fractions import Fraction
 from typing import NamedTuple
 
 from envs.math.contrasts import contrasted, denies_itself
@@ -20,21 +19,15 @@ from envs.math.markup import EMPHASISED, without_markup
 from envs.math.other_numbers import introduces_another_number, tells_the_other_part
 from envs.math.plain_text import plain, ungrouped
 from envs.math.quantities import Quantity, is_unit, read_quantity
-from envs.math.questions import PRECISION, precisions
-from envs.math.sentences import INDEPENDENT
 from envs.math.vocabulary import (
     CHANGING,
     HEDGES,
-    ORDINARY_VERBS,
     UNITS,
     WORDS,
     is_counted,
 )
 
 MAX_PARTS = 6
-WRAPPED = re.compile(
-    r"(?:\\left)?\(([^()]*?)(?:\\right)?\)|\{([^{}]*)\}|\[([^\[\],]*)\]|\\(?:boxed|fbox|text|mathbf|textbf|mathrm) ?\{([^{}]*)\}"
-)
 OPTION = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))[\s~]*\}?[\s~]*(?=\S)"
 )
@@ -44,33 +37,10 @@ SAME = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 BECAUSE = re.compile(r",? +\(?(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
-WHOLE_ONLY = re.compile(
-    r",? +\(?(?:because|since) (?:[a-z]+ ){1,2}(?:cannot|can not|can['\u2019]t) (?:[a-z]+ )+?"
-    r"(?:part|parts|a fraction|fractions|half|a portion|partial|fractional|less than a whole)\b[a-z ]*\)?",
-    re.IGNORECASE,
-)
-"""`(since he cannot buy part of a pack)`: a reason to round."""
 AFFIRMED = re.compile(
     r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:(?:final|correct|right|only|unique|real|positive|valid) )*(?:answer|solution)"
     r"|is correct|(?:- |\u2014 )?final answer|"
     r"\(final(?: answer)?\)|exactly|only|as required)$",
-    re.IGNORECASE,
-)
-CERTAINLY = re.compile(
-    r"^(?:definitely|certainly|clearly|precisely|exactly|indeed) (?=[$\\(]{0,3}-?[0-9])",
-    re.IGNORECASE,
-)
-PLACED = re.compile(
-    r"(?P<subject>[0-9]\S*(?: [a-z]+){1,2}) (?P<verb>[a-z]+)"
-    r"(?P<place> (?:to|in|into|at|on|from|by)(?: (?:the|a|an|his|her|their|its|each|every))?(?: [a-z]+){1,2})",
-    re.IGNORECASE,
-)
-"""A number of things, what they do, and where."""
-FORM = re.compile(
-    r"(?<=[0-9%)}$]) (?:(?:when )?(?:written |expressed )?"
-    r"(?:as an? (?:decimal|(?:simplified |proper |improper )?fraction|mixed number|percent(?:age)?)"
-    r"|in (?:decimal|fraction(?:al)?|percentage|mixed(?: number)?) form|in (?:its |the )?(?:simplest|lowest) (?:form|terms))"
-    r"|(?:when |once )?simplified)$",
     re.IGNORECASE,
 )
 DESCRIBED = re.compile(
@@ -90,21 +60,8 @@ APPROXIMATELY = re.compile(
 FIRST_NUMBER = re.compile(
     r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]"
 )
-ROUNDING = re.compile(
-    r",? *\(?(?:when )?(?:(?:rounded|correct|accurate)(?: off| up| down)? )?(?:to |(?<=\())(?:the )?"
-    rf"{PRECISION.pattern}\)?$",
-    re.IGNORECASE,
-)
-REMAINING = re.compile(
-    r"(?<=[a-z]) (?:is|are|was|were|will be) (?=(?:left|remaining|needed|required)\b)"
-)
-"""`7 apples are left`."""
 OPERATOR = re.compile(r"(?:[-+*/=\u00d7\u00f7\u00b7\u2212]|\\(?:times|cdot|div))\s*$")
 FACTORS = re.compile(r"\s*(?:[\u00d7\u00b7]|\\(?:times|cdot)(?![a-z])|(?<= )\*(?= ))\s*")
-UNENDING = re.compile(r"(?P<digits>[0-9]+\.[0-9]+)(?:\.\.\.|\u2026|\\l?dots)$")
-ABSOLUTE = re.compile(
-    r"(?:\\left ?)?(?:\||\\lvert) ?\{?([^|{}]*?)\}? ?(?:\\right ?)?(?:\||\\rvert)"
-)
 
 
 class Rounded(NamedTuple):
@@ -123,7 +80,7 @@ def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
     """The parts of a statement about a number, all of which must be the answer; () if it has other
     content.
     """
-    text = CERTAINLY.sub("", INDEPENDENT.sub("", REMAINING.sub(" ", ungrouped(text))))
+    text = ungrouped(text)
     for emphasised in EMPHASISED:
         text = emphasised.sub(r"\2", text)
     parts = _parts(text, question=question, left=MAX_PARTS)
@@ -157,15 +114,10 @@ def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
     if compound is not None:
         return (compound,)
     for step in (
-        _unwrapped,
-        _absolute,
         _optioned,
-        _rounded,
         _affirmed,
-        _formed,
         _contrasted,
         _explained,
-        _placed,
         _restated,
         _approximated,
         _introduced,
@@ -177,39 +129,10 @@ def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
     return (text,)
 
 
-def _unwrapped(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
-    whole = WRAPPED.fullmatch(text)
-    if whole is None:
-        return None
-    return _parts(
-        next(group for group in whole.groups() if group is not None), question=question, left=left
-    )
-
-
-def _absolute(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
-    """`|-5|`."""
-    whole = ABSOLUTE.fullmatch(text)
-    quantity = read_quantity(whole[1]) if whole is not None else None
-    return None if quantity is None else (quantity._replace(value=abs(quantity.value)),)
-
-
 def _optioned(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     """`(B) 18`, as multiple-choice competitions have it."""
     option = OPTION.match(text)
     return None if option is None else _parts(text[option.end() :], question=question, left=left)
-
-
-def _rounded(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
-    """`3.14 (to two decimal places)`: an approximation, unless the question asks for it."""
-    remark = ROUNDING.search(text)
-    if remark is None or not text[: remark.start()].strip():
-        return None
-    parts = _parts(text[: remark.start()], question=question, left=left)
-    if precisions(remark[0]) <= precisions(question):
-        return parts
-    said = [part.quantity if isinstance(part, Rounded) else part for part in parts]
-    rounded = [Rounded(part) for part in said if isinstance(part, Quantity) and part.places]
-    return tuple(rounded) if len(rounded) == len(parts) else ()
 
 
 def _affirmed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -234,34 +157,16 @@ def _contrasted(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
     )
 
 
-def _formed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
-    """`0.75 as a decimal`."""
-    form = FORM.search(text)
-    return None if form is None else _parts(text[: form.start()], question=question, left=left)
-
-
 def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     """`18, because 9 and 9 make 18`, `18, as required`."""
     reason = BECAUSE.search(text)
     clause = reason or DESCRIBED.search(text) or REMARK.search(text)
     if clause is None:
         return None
-    if WHOLE_ONLY.fullmatch(clause[0]):
-        return _parts(text[: clause.start()], question=question, left=left)
     hedges = CHANGING if clause.re is REMARK else HEDGES
     if hedges & {word.lower() for word in WORDS.findall(clause[0])}:
         return () if clause is reason else None
     return _parts(text[: clause.start()], question=question, left=left)
-
-
-def _placed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
-    """`20 pupils walk to school`: a sentence whose subject is what is counted."""
-    sentence = PLACED.fullmatch(plain(text))
-    if sentence is None or sentence["verb"].lower() not in ORDINARY_VERBS:
-        return None
-    quantity = read_quantity(sentence["subject"], question=question)
-    said = {word.lower() for word in WORDS.findall(sentence["place"])}
-    return None if quantity is None or not quantity.counted or said & CHANGING else (quantity,)
 
 
 def _restated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -280,9 +185,7 @@ def _restated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None
         return None  # 3 * (-4)
     again = same["inner"] if same["inner"] is not None else same["other"]
     first = _parts(text[: same.start()], question=question, left=left)
-    if same["inner"] is not None and (
-        is_unit(again, question=question) or _is_comment(again, question=question)
-    ):
+    if same["inner"] is not None and is_unit(again, question=question):
         return first
     second = _parts(again, question=question, left=left)
     return (*first, *second) if first and second else ()
@@ -297,10 +200,6 @@ def _approximated(text: str, *, question: str, left: int) -> tuple[Part, ...] | 
     before = text[: sign.start()].strip()
     if rounded is None or rounded.places == 0:
         return ()
-    unending = UNENDING.search(before)
-    if unending is not None and not before[: unending.start()].strip():
-        gap = abs(Fraction(unending["digits"]) - rounded.value)
-        return (rounded,) if gap * 2 * 10**rounded.places <= 1 else ()
     if not before or LABEL.fullmatch(before):
         harmless = not before or introduces(before, question=question)
         return (Rounded(rounded),) if harmless else ()
@@ -348,15 +247,6 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         _parts(rest, question=question, left=left)
         if SAME.search(rest) or EQUALS.search(rest)
         else None
-    )
-
-
-def _is_comment(text: str, *, question: str) -> bool:
-    """Whether `text` holds no value: `the number of apples`."""
-    return (
-        not re.search(r"[0-9]", text)
-        and len(WORDS.findall(text)) > 1
-        and introduces(text, question=question)
     )
 
 

@@ -27,7 +27,6 @@ from envs.math.conclusions import concluded_answer
             "36",
         ),
         ("The distance is 1600 m.\n\nWould you like to try another one?", "1600 m"),
-        ("**13**\n\nExplanation: 20 - 7 = 13.", "13"),
         ("Thus, x = 8. This is the only solution.", "8"),
         ("She needs half of 7 cups, which is 3 1/2 cups.", "3 1/2 cups"),
         ("So he saved $40.\n\nHad he bought two, he would have saved $80!", "$40"),

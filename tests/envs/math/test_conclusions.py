@@ -162,7 +162,7 @@ def test_megabytes_of_anything_take_linear_time(text):
         ("So the result is:\n\n> **33**", "33", ""),
         ("| Day | Eggs |\n|---|---|\n| Mon | 12 |\n| **Total** | **37** |", "37", ""),
         ("So x = 13.\n\nCheck: 2·13 - 6 = 26 - 6 = 20.", "13", "Solve 2x - 6 = 20."),
-        ("Yes, such a colouring exists.", "\\text{Yes}", "Does such a colouring exist?"),
+        ("Yes, such a colouring exists.", "Yes", "Does such a colouring exist?"),
         ("So she can buy at most 11 pencils.", "11", "What is the greatest number of pencils?"),
         ("The lines meet at $(3, -0.5)$.", "(3,-\\frac{1}{2})", ""),
         ("The domain is all real numbers.", "(-\\infty,\\infty)", ""),
@@ -182,7 +182,6 @@ def test_megabytes_of_anything_take_linear_time(text):
         ("The film ends at **10:45 AM**.", "10:45", ""),
         ("Expanding gives x² + 5x + 6.", "x^2+5x+6", ""),
         ("Therefore, $n = 7$ is the only solution.", "7", ""),
-        ("So $f(x) = x^2 + 1$ for all real $x$.", "f(x)=x^2+1", ""),
         ("We have 3! = 6 orders of three, so the number of all is 4!", "24", ""),
     ],
 )
@@ -257,11 +256,6 @@ def test_doubtful_or_second_value_after_a_mark_is_no_correction(grader, text):
             "She sold 48 in April and 24 in May, which makes 72 clips.\n\nI hope this helps! If you have 1 or 2 more questions, just ask.",
             "72",
         ),
-        (
-            "It takes **3 bolts** in total.\n\nExplanation: white needs half of 2, that is 1 bolt.",
-            "3",
-        ),
-        ("Hence there are 252 ways to choose the team.", "252"),
         ("The cases are equally likely, so the probability is $\\frac13$.", "1/3"),
     ],
 )

@@ -313,7 +313,6 @@ def test_an_area_is_no_volume(grader, unit, right):
         ("150000", "Rs. 1,50,000"),
         ("\\pm 3", "$x = 3$ or $x = -3$"),
         ("a=2,\\ b=-1", "$a = 2$ and $b = -1$"),
-        ("(-\\infty,3]", "$x \\le 3$, or $(-\\infty, 3]$ in interval notation"),
         ("(-\\infty,-1)\\cup(4,\\infty)", "x<-1 \\text{ or } x>4"),
         ("B", "B, because 3 + 4 = 7"),
         ("12", "12 \u2014 the sum of the digits of 39"),

@@ -203,12 +203,7 @@ def test_a_first_impression_is_no_answer(grader, text):
     ("text", "reference"),
     [
         ("At first sight it is 17, but the answer is 24.", "24"),
-        ("The sum of the multiples of 3 or 5 below 10 is \\boxed{23}.", "23"),
-        ("Ten is eight plus two, so in binary it's \\boxed{1010}.", "1010"),
-        ("That leaves one option, namely \\boxed{24}.", "24"),
         ("The chance is \\boxed{\\frac{3}{8}}, or as a decimal \\boxed{0.375}.", "0.375"),
-        ("The minimum is \\boxed{9}, with equality if and only if $x=y=z$.", "9"),
-        ("So the answer is definitely 24.", "24"),
         ("Final answer: 1_000_000", "1000000"),
         ("La réponse finale est donc 12 500,75 euros.", "12500.75"),
         ("So the answer is: **No**, such a triangle can't exist.", "No"),
