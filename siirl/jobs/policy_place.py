@@ -34,7 +34,7 @@ def locate(checkpoint: Path) -> Place:
         run, group = run_of_weights(checkpoint)
         return Place(checkpoint, None if group is None else run / CONFIG_FILE, group)
     if not checkpoint.is_dir():
-        found = "is a file" if checkpoint.exists() else "the folder does not exist"
+        found = "this is a file" if checkpoint.exists() else "the folder does not exist"
         raise CheckpointError(
             f"checkpoint={checkpoint}: {found}. Give a policy folder, a checkpoint, or a run "
             "folder."

@@ -105,7 +105,7 @@ def test_the_shipped_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFix
         ((*CHECK, "reward.encoder=assets/tiny_lm"), "reward.encoder=assets/tiny_lm cannot be load"),
         ((*CHECK, "reward.demonstrations=README.md"), "README.md holds no clips"),
         (("checkpoint=assets/vjepa_tiny",), "describes no policy of siirl: name the folder of"),
-        (("checkpoint=README.md",), "checkpoint=README.md: is a file. Give a policy folder"),
+        (("checkpoint=README.md",), "checkpoint=README.md: this is a file. Give a policy folder"),
     ],
     ids=[
         *("no policy", "no step", "0/1", "text", "no encoder", "no clips", "an encoder", "a file"),

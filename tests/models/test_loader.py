@@ -94,7 +94,7 @@ def test_weights_of_another_model_name_what_does_not_fit(folder):
 
 def test_a_config_of_something_else_is_refused(folder):
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(CheckpointError, match="does not describe a policy"):
+    with pytest.raises(CheckpointError, match="it describes no policy of siirl"):
         load_policy(folder)
 
 
