@@ -11,12 +11,8 @@ import torch
 
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.errors import ConfigError
-from siirl.imitation.warm_starts import (
-    DEMONSTRATIONS,
-    DIFFERENT_DEFAULTS,
-    check_target_noise,
-    demonstrations_of_each,
-)
+from siirl.imitation.warm_start_flags import DEMONSTRATIONS, DIFFERENT_DEFAULTS
+from siirl.imitation.warm_starts import check_target_noise, demonstrations_of_each
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model

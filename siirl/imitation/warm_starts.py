@@ -31,6 +31,14 @@ from siirl.imitation.behaviour_cloning import (
 from siirl.imitation.lerobot_demonstrations import read_demonstrations
 from siirl.imitation.sft import warm_start_on_answers
 from siirl.imitation.sft_examples import SFT_SOURCES, sft_source
+from siirl.imitation.warm_start_flags import (
+    DEMONSTRATIONS,
+    DIFFERENT_DEFAULTS,
+    ROBOT_DEFAULTS,
+    check_read,
+    fill,
+    text_defaults,
+)
 from siirl.imitation.work_progress import WorkProgress
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
@@ -50,25 +58,6 @@ EXPERTS = {
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
 OTHER_FIRST_SEED = 900_000
-TEXT_DEFAULTS = {"batch_rows": 128, "learning_rate": 1.5e-3, "stop_at": 0.4}
-# Of each task. differences-2, sums-3 and bases-3 in 700 altogether were right in 16 % of samples,
-# and a batch of RL had hardly any signal; 2100 gave 41 % (docs/learning.md).
-UPDATES_OF_A_TASK = 700
-ROBOT_DEFAULTS = {
-    **{"updates": 300, "batch_rows": 128, "learning_rate": 1e-3},
-    **{"noise": 0.3, "target_noise": 0.0, "fit_proprioception": False},
-}
-OF_TEXT = ("stop_at",)
-"""Flags that only warm starts of language models read."""
-OF_ROBOTS = (
-    *("demonstrations", "noise", "target_noise", "fit_proprioception"),
-    *("clips", "expert", "lerobot", "lerobot_cameras"),
-)
-DEMONSTRATIONS = {"libero": 12}  # of each task, else two; LIBERO's are those of the shipped weights
-DIFFERENT_DEFAULTS = {
-    "metaworld": {"target_noise": 0.25},  # measured there only (benchmarks.any_tasks)
-    "libero": {"updates": 500, "noise": 0.15, "fit_proprioception": True},  # docs/libero.md
-}
 HARDLY_EVER = 0.01  # right samples: five groups of sixteen in six have none, so no signal
 CLIP_EVERY = 8  # environment steps between frames of a clip, as `reward.frame_every`
 
@@ -87,33 +76,6 @@ def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: st
         check_robot(config)
         run(flags, config, command=command)
     let_others_read(flags.output)
-
-
-def check_read(flags: argparse.Namespace, *, env: str) -> None:
-    """Refuse flags that a warm start of this environment does not read.
-
-    Raises:
-        ConfigError: Names the flag.
-    """
-    text = env in SFT_SOURCES
-    asked = {name for name, value in vars(flags).items() if value not in (None, [])}
-    for name in OF_ROBOTS if text else OF_TEXT:
-        if name in asked:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is read by warm starts of "
-                f"{'robots' if text else 'language models'}, and env.name={env} has "
-                f"{'a language model' if text else 'none'}: leave it out."
-            )
-    if "lerobot" in asked and asked & {"expert", "noise"}:
-        name = "expert" if "expert" in asked else "noise"
-        raise ConfigError(
-            f"--{name} is read if an expert gives the demonstrations, and --lerobot "
-            f"{flags.lerobot} has some: leave one of them out."
-        )
-    if "lerobot_cameras" in asked and "lerobot" not in asked:
-        raise ConfigError(
-            f"--lerobot-cameras {flags.lerobot_cameras} names cameras of a data set: add --lerobot."
-        )
 
 
 def check_robot(config: SiiRLArguments) -> None:
@@ -151,7 +113,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     """Collect or read demonstrations, clone, save."""
     torch.set_num_threads(1)
     asked_to_fit = flags.fit_proprioception
-    _fill(flags, ROBOT_DEFAULTS | DIFFERENT_DEFAULTS.get(config.env.name, {}))
+    fill(flags, ROBOT_DEFAULTS | DIFFERENT_DEFAULTS.get(config.env.name, {}))
     with WorkProgress() as progress, ExitStack() as stack:
         source = (
             _Experts(flags, config, stack) if flags.lerobot is None else _Recorded(flags, config)
@@ -367,7 +329,7 @@ def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:
 def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
     """Fine-tune a language model on answers and save it."""
     torch.set_num_threads(1)
-    _fill(flags, text_defaults(sft_source(config.env).tasks))
+    fill(flags, text_defaults(sft_source(config.env).tasks))
     chosen = {
         name: getattr(flags, name) for name in ("updates", "batch_rows", "learning_rate", "stop_at")
     }
@@ -380,11 +342,6 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     )
     for line in describe_tasks(notes.get("held_out_by_task", {})):
         print(line)
-
-
-def text_defaults(tasks: Sequence[str]) -> dict[str, float]:
-    """Defaults of the flags: batches are shared between tasks, so that more need more updates."""
-    return {**TEXT_DEFAULTS, "updates": UPDATES_OF_A_TASK * len(tasks)}
 
 
 def describe_tasks(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -400,10 +357,3 @@ def describe_tasks(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
             "signal there: give more --updates, or take an easier size."
         )
     return lines
-
-
-def _fill(flags: argparse.Namespace, defaults: Mapping[str, float]) -> None:
-    """Fill in flags that were not given with the defaults of policy and environment."""
-    for name, value in defaults.items():
-        if getattr(flags, name) is None:
-            setattr(flags, name, value)

@@ -24,6 +24,7 @@ from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.params.yaml_text import check_expansion
 
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
+LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
 
 
 def check_choice(group: str, option: str | None, *, source: str) -> None:
@@ -156,12 +157,15 @@ def named_graph(assignments: Iterable[Assignment]) -> str | None:
 
 
 def name_of_graph(own_graph: str) -> str:
-    """The stem of a file, or the function of a reference: the folder of runs of this graph."""
-    return (
+    """The folder of runs of this graph: the stem of a file, or the function of a reference; empty
+    for a graph without a name, which is refused as such.
+    """
+    name = (
         Path(own_graph).stem
         if own_graph.endswith((".yaml", ".yml"))
         else re.split(r"[.:/]", own_graph)[-1]
     )
+    return re.sub(r"[^\w-]", "_", name)[:LONGEST_DERIVED_NAME]
 
 
 def choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:

@@ -51,7 +51,6 @@ COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
 TRAIN_FILES = "data.train_files"
 WITHOUT_NAME = "run"
-LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
 SHOWN = 40  # characters of an argument that is too long or too deep
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
@@ -307,11 +306,7 @@ def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> Di
     tree = OmegaConf.merge(OmegaConf.create(_plain(SiiRLArguments())), groups)
     assert isinstance(tree, DictConfig)
     if own_graph is not None and _named_by_pipeline(tree):
-        name = "".join(
-            sign if sign.isalnum() or sign in "-_" else "_" for sign in name_of_graph(own_graph)
-        )
-        # a graph without a name, or with one too long, is refused as such
-        tree.trainer.experiment_name = name[:LONGEST_DERIVED_NAME] or WITHOUT_NAME
+        tree.trainer.experiment_name = name_of_graph(own_graph) or WITHOUT_NAME
     return tree
 
 

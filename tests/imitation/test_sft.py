@@ -22,7 +22,8 @@ from siirl.imitation.sft import (
     warm_start_on_answers,
 )
 from siirl.imitation.sft_examples import Example, SftSource, answer_at_once, sft_source
-from siirl.imitation.warm_starts import describe_tasks, text_defaults
+from siirl.imitation.warm_start_flags import text_defaults
+from siirl.imitation.warm_starts import describe_tasks
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
