@@ -140,7 +140,7 @@ def policy_gradient(model: Any, rows: TensorDict, advantages_B: torch.Tensor) ->
 def signal_share(gradients_KW: torch.Tensor) -> float:
     """|G|^2 / E|g|^2: the mean product of two different rows over that of a row with itself.
 
-    The estimate may be negative where there is hardly any signal.
+    The estimate may be negative if nearly all of the gradient is noise.
     """
     products_KK = gradients_KW @ gradients_KW.T
     own, count = products_KK.diagonal().sum(), len(products_KK)

@@ -14,7 +14,8 @@ def user_code(
 ) -> Iterator[None]:
     """Raise `fault(description)` for anything that the block raises, but `passed` or an interrupt.
 
-    A user's exception may derive from BaseException, and `sys.exit(0)` would end a command silently.
+    A user's exception may derive from BaseException, and `sys.exit(0)` would end a command
+    silently.
     """
     try:
         yield

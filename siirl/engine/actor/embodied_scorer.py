@@ -34,8 +34,8 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     Args:
         module: `siirl.models.policy.Policy`.
         micro_batch: `responses` [B, T] or [B, T, J], `response_mask` [B, T], `instruction_ids`
-            [B, L] or `chunk_instruction_ids` [B, C, L], and `pixel_values` uint8 [B, C, cameras, H, W, 3] or `proprioception` [B, C, P]
-            or both.
+            [B, L] or `chunk_instruction_ids` [B, C, L], and `pixel_values` uint8
+            [B, C, cameras, H, W, 3] or `proprioception` [B, C, P] or both.
         temperature: Of the policy's distribution.
 
     Raises:
