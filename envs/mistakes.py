@@ -4,9 +4,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# What other people's code raises. It has exception classes of its own, so the base of all of them.
-MISTAKES = (Exception,)
-
 
 @contextmanager
 def user_code(

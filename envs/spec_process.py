@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs.base import EnvSpec
-from envs.mistakes import MISTAKES, describe_error
+from envs.mistakes import describe_error
 from envs.text import shortened
 from envs.worker_pool import (
     WorkerKilled,
@@ -61,7 +61,7 @@ def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> En
     pickled = _pickled_spec(name, reference, pickle.dumps(dict(kwargs)))
     try:
         spec = pickle.loads(pickled)
-    except (*MISTAKES, pickle.UnpicklingError, EOFError) as error:
+    except Exception as error:  # unpickling runs user code, which may raise any class
         raise _something_else(name, describe_error(error)) from error
     if not isinstance(spec, EnvSpec):
         raise _something_else(name, f"an object of type {type(spec).__name__}")

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from envs.arguments import check_heldout_share, checked_choice, checked_seed, read_options
 from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.math.generators import SPLITS, held_out
-from envs.mistakes import MISTAKES, describe_error
+from envs.mistakes import describe_error
 from envs.text import (
     GRADED,
     GROUND_TRUTH,
@@ -230,7 +230,7 @@ class _Conversation:
         """
         try:
             return dict(self._rollout.result())
-        except MISTAKES as error:
+        except Exception as error:  # a user's environment may raise any class
             raise RolloutFailed(f"The rollout failed: {describe_error(error)}") from error
 
     async def cancel(self) -> None:
@@ -289,7 +289,7 @@ def _load(name: str, arguments: str) -> Any:
     package = _package()
     try:
         environment = package.load_environment(name, **json.loads(arguments))
-    except MISTAKES as error:
+    except Exception as error:  # a user's package may raise any class
         raise ValueError(
             f"env.id={name} cannot be loaded with {arguments}: {error} Install its package (uv pip "
             "install, or prime env install OWNER/NAME), or correct env.kwargs."
@@ -355,7 +355,7 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             found = function(*arguments, **named)
             return float(await found if inspect.isawaitable(found) else found)
-        except MISTAKES as error:
+        except Exception as error:  # a user's function may raise any class
             _FAULTS.get().append(f"{type(error).__name__} in {function.__name__}: {error}")
             raise
 

@@ -8,19 +8,19 @@ not a number becomes `Unusable` with a description; infinities and NaN are kept.
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from envs.mistakes import MISTAKES
 from siirl.reporting.metric_reduction import complaints, merge_rounds, reduce_metrics
 from siirl.reporting.metrics import Reduced, Unusable, Value, Weighted
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Record = dict[str, Value]
 Gather = Callable[[list[Record]], list[list[Record]]]
 NOT_A_MAPPING = "metrics of a node"
@@ -81,7 +81,7 @@ def plain_record(metrics: Any) -> dict[str, Value]:
     """Metrics of a node by name, as plain values; None is an empty mapping."""
     if metrics is None:
         return {}
-    named = _list_of(metrics.items) if isinstance(metrics, Mapping) else None
+    named = _readable(lambda: list(metrics.items())) if isinstance(metrics, Mapping) else None
     if named is None:
         return {NOT_A_MAPPING: Unusable(_described(metrics))}
     return {plain_name(name): plain(value) for name, value in named}
@@ -89,9 +89,8 @@ def plain_record(metrics: Any) -> dict[str, Value]:
 
 def plain_name(name: Any) -> str:
     """The name as text that files and protocols can store: lone surrogates are replaced."""
-    try:
-        text = str(name)
-    except MISTAKES:  # str of a subclass
+    text = _readable(lambda: str(name))
+    if text is None:
         text = f"name of type {type(name).__name__}"
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -109,9 +108,11 @@ def plain(value: Any) -> Value:
     if number is not None:
         return number
     listed = (
-        _items(value) if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1 else value
+        _readable(value.tolist)
+        if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1
+        else value
     )
-    members = _list_of(lambda: listed) if isinstance(listed, list | tuple) else None
+    members = _readable(lambda: list(listed)) if isinstance(listed, list | tuple) else None
     if members is None:
         return Unusable(_described(value))
     items = [_number(item) for item in members]
@@ -125,7 +126,7 @@ def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor | np.ndarray):
         if value.ndim:
             return None
-        value = _items(value)
+        value = _readable(value.tolist)
     if not isinstance(value, numbers.Real | np.bool_ | Decimal):
         return None
     try:
@@ -135,23 +136,15 @@ def _number(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf  # type: ignore[operator]
     except ValueError:  # Decimal's signalling NaN
         return math.nan
-    except MISTAKES:  # a timedelta or a custom class
+    except Exception:  # noqa: BLE001 - a timedelta, or a user's class
         return None
 
 
-def _list_of(make: Callable[[], Iterable[Any]]) -> list[Any] | None:
-    """Items of a container, which may be of a user's class; None if reading them raises."""
+def _readable(read: Callable[[], T]) -> T | None:
+    """The result of `read`; None if a user's class, or a meta or sparse tensor, raises."""
     try:
-        return list(make())
-    except MISTAKES:
-        return None
-
-
-def _items(value: torch.Tensor | np.ndarray) -> Any:
-    """Tensor values as Python numbers; None if unreadable (meta, fake, sparse, quantised)."""
-    try:
-        return value.tolist()
-    except MISTAKES:
+        return read()
+    except Exception:  # noqa: BLE001 - user code may raise any class
         return None
 
 

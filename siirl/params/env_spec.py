@@ -1,7 +1,7 @@
 """The spec of the environment that a configuration describes."""
 
 from envs.base import EnvSpec
-from envs.mistakes import MISTAKES, describe_error
+from envs.mistakes import describe_error
 from envs.registry import env_spec
 from envs.spec_process import SpecUnknown
 from siirl.errors import ConfigError, MissingAssetError
@@ -26,7 +26,7 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
         return env_spec(config.env.name, **kwargs)
     except (ValueError, SpecUnknown) as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
-    except MISTAKES as error:
+    except Exception as error:  # a constructor of other people's code may raise any class
         if is_reference(config.env.name):
             raise ConfigError(
                 f"env.name={config.env.name}: making it raised {describe_error(error)}."

@@ -6,7 +6,7 @@ import torch
 
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
-from envs.mistakes import MISTAKES, describe_error
+from envs.mistakes import describe_error
 from siirl.dag_worker.embodied_components import make_encoder
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
@@ -73,7 +73,7 @@ def check_policy(
             PolicyFeatures(policy)  # refuses one without features; removes the policy's head
     except SiirlError:
         raise
-    except MISTAKES as error:
+    except Exception as error:  # a user's policy may raise any class
         if own:
             raise ConfigError(
                 f"{place}: building it for env={config.env.name} raised {describe_error(error)}."
