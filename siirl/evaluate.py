@@ -21,6 +21,7 @@ from siirl.errors import SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
+from siirl.params.command_line import note_repeated
 from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words
 from siirl.params.paths import named_policy, usable_path
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(help_of_words(__doc__, "siirl.evaluate", WORDS), flush=True)
         return 0
     try:
+        note_repeated(words)
         own, words = split_words(words, WORDS)
         checkpoint, actions, resume = (own[name] for name in WORDS)
         if actions not in ACTIONS:

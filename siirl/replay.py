@@ -39,6 +39,7 @@ from siirl.errors import (
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser, integer, path_flag
+from siirl.params.command_line import note_repeated
 from siirl.params.documents import is_count, read_object
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
@@ -80,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_read(flags)
         _fill_in(flags)
         check_frames(flags)
+        note_repeated(flags.overrides)
         if flags.lerobot is not None and flags.uid is not None and "=" in flags.uid:
             flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]  # all episodes
         rows = recorded(flags.folder)

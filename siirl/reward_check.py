@@ -21,6 +21,7 @@ from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
+from siirl.params.command_line import note_repeated
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words, whole_number
 from siirl.params.paths import named_policy
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(help_of_words(__doc__, "siirl.reward_check", WORDS), flush=True)
         return 0
     try:
+        note_repeated(words)
         own, words = split_words(words, WORDS)
         steps = whole_number("steps", own["steps"], least=1, most=MOST_STEPS)
         policy = named_policy(own["checkpoint"])

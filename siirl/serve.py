@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import STOP, leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
+from siirl.params.command_line import note_repeated
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.own_words import Word, split_words, whole_number
 from siirl.params.paths import usable_path
@@ -101,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(help_of_words(__doc__, "siirl.serve", WORDS), flush=True)
         return 0
     try:
+        note_repeated(words)
         own, words = split_words(words, WORDS)
         if not any(word.startswith(("env=", "env.name=")) for word in words):
             raise ConfigError("No environment given. Set env=NAME: siirl serve env=math port=8000.")
@@ -129,6 +132,7 @@ def serve(place: Place, overrides: Sequence[str]) -> None:
     from siirl.params.parser import parse_config
 
     config = parse_config(overrides)
+    check_address(place.host, place.port)
     describe_env(config)
     token = token_of(place.token_file)
     with session(config.cluster):
@@ -165,11 +169,33 @@ async def _answer(
                 print(printable(_greeting(place, env, pool.spec, port)), flush=True)
                 await stopped.wait()
     except OSError as error:
-        raise ConfigError(
-            f"Cannot listen at host={place.host} port={place.port} ({error}): take another."
-        ) from error
+        raise _cannot_listen(place.host, place.port, error) from error
     finally:
         await pool.close()
+
+
+def check_address(host: str, port: int) -> None:
+    """Bind the address and give it back: the environment, which takes long to start, comes later.
+
+    Raises:
+        ConfigError: It is taken, belongs to another machine, or needs rights.
+    """
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
+                listener.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of over 63 characters
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"Cannot listen at host={host} port={port} ({error}): take an address of this machine, "
+        "for example host=127.0.0.1, and a free port above 1023, or port=0."
+    )
 
 
 def token_of(file: Path) -> str:
@@ -188,7 +214,10 @@ def token_of(file: Path) -> str:
         with os.fdopen(descriptor, "w") as stream:
             stream.write(f"{token}\n")
     except OSError as error:
-        raise ConfigError(f"token_file={file} cannot be used: {error}.") from error
+        raise ConfigError(
+            f"token_file={file} cannot be used: {error}. Name a file in a folder that you can "
+            "write, or leave token_file out."
+        ) from error
     return token
 
 

@@ -14,7 +14,7 @@ from siirl import interrupts, program
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
-from siirl.params.command_line import Action, CommandLine, read_command_line
+from siirl.params.command_line import Action, CommandLine, note_repeated, read_command_line
 from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import commented, help_text
 from siirl.params.parser import Parsed, parse, to_yaml
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: CommandLine) -> None:
     parsed = parse(command.overrides, config_file=command.config_file)
+    note_repeated(command.overrides)
     for notice in parsed.notices:
         say(f"Note: {notice}")
     if command.action is Action.HELP:

@@ -23,6 +23,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser, integer, path_flag, real
+from siirl.params.command_line import note_repeated
 from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.model_args import LARGEST_RATE
 from siirl.params.parser import parse_config
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parser().parse_intermixed_args(arguments)
     try:
         check_places(flags)
+        note_repeated(flags.overrides)
         config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides, *ALONE])
         if config.actor_rollout_ref.model.lora.rank > 0:
             raise ConfigError(

@@ -214,6 +214,14 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
             "The policy in assets/tiny_vla has image_shape=(1, 64, 64)",
         ),
         (
+            ("checkpoint=assets/tiny_vla", "env=math", "cluster=local"),
+            "actor_rollout_ref.model.path=assets/tiny_vla holds a tiny_vla, which acts as a robot",
+        ),
+        (
+            ("checkpoint=assets/tiny_lm", "env=metaworld", "cluster=local"),
+            "config.json describes a qwen3 of transformers, no policy of a robot",
+        ),
+        (
             ("checkpoint=assets/tiny_vla", *CARTPOLE, "resume=no/where"),
             "The policy in assets/tiny_vla has image_shape",
         ),

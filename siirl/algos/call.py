@@ -38,15 +38,16 @@ def register_in(
 
 
 def check_arguments(function: Callable[..., Any], *, known: Collection[str], kind: str) -> None:
-    """Raise ConfigError if `function` requires an argument that is not `known`, or has no readable
-    signature; arguments with defaults may have any name.
+    """Raise ConfigError if `function` requires an argument that is not `known`, takes none of them,
+    or has no readable signature; further arguments with defaults may have any name.
     """
     if not callable(function):
         raise ConfigError(
             f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} "
             "is a function."
         )
-    for name, parameter in parameters_of(function, kind=kind).items():
+    parameters = parameters_of(function, kind=kind)
+    for name, parameter in parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -59,6 +60,12 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
                 f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: "
                 f"give it a default. Provided: {', '.join(sorted(known))}."
             )
+    takes_all = inspect.Parameter.VAR_KEYWORD in {part.kind for part in parameters.values()}
+    if not takes_all and not parameters.keys() & known:
+        raise ConfigError(
+            f"{name_of(function)} takes nothing that a {kind} is given, so it is none: a {kind} "
+            f"names what it needs of {', '.join(sorted(known))}."
+        )
 
 
 def parameters_of(function: Callable[..., Any], *, kind: str) -> Mapping[str, inspect.Parameter]:

@@ -52,6 +52,7 @@ from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.params.weight_files import weight_files
 from siirl.preflight.check_embodied import check_policy
+from siirl.preflight.check_text import check_language_model
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.preflight.ungraded_rows import rate_by_grade
@@ -114,7 +115,9 @@ def evaluate(
     if published:
         config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs
     check_machine(config, spec)
-    if not is_text(spec):
+    if is_text(spec):
+        check_language_model(config)
+    else:
         check_policy(config, spec)
     if resume is not None and not published:
         raise ConfigError(

@@ -36,7 +36,11 @@ from siirl.dag_worker.components import make_pool
 from siirl.dag_worker.embodied_components import EmbodiedBuilder
 from siirl.dag_worker.rewards import outcomes_to_score
 from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
-from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager
+from siirl.engine.reward_manager import (
+    EpisodeOutcomes,
+    RewardManager,
+    check_own_manager,
+)
 from siirl.engine.rollout.rollout import check_failures, requests_for_prompts
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout
 from siirl.engine.rollout.workflow import ENCODER_STREAM, Trajectory
@@ -55,7 +59,6 @@ from siirl.preflight.check_embodied import (
     check_encoder,
     check_policy,
 )
-from siirl.preflight.check_embodied import check_reward as check_reward_of_run
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.reporting.console import cell
@@ -138,7 +141,7 @@ def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> N
         )
     check_machine(config, spec)
     check_policy(config, spec)
-    check_reward_of_run(config.reward)
+    check_own_manager(config.reward)
     check_encoder(config.reward)
     check_demonstrations(config.reward, spec)
     with (

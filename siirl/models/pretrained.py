@@ -26,7 +26,12 @@ from siirl.models.weights import (
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
 from siirl.params.policies import SEEING
-from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
+from siirl.params.weight_files import (
+    LANGUAGE_MODEL_FOLDER,
+    check_safetensors,
+    stored_policy,
+    weight_files,
+)
 
 KEY = "actor_rollout_ref.model.path"
 MINIATURE_TOKENS = 64  # of the vocabulary of `miniature`
@@ -36,12 +41,18 @@ def source_of(path: str | Path, *, place: str = KEY) -> str:
     """The folder that `path` names, or the hub id; see `find_on_hub` for an unreachable hub.
 
     Raises:
-        ConfigError: Not a valid name of a model on the hub.
+        ConfigError: Not a valid name of a model on the hub, or a folder of a robot's policy.
         MissingAssetError: A path to a missing folder, or an unavailable hub id.
     """
     folder = find(str(path))
     if folder.is_dir():
         _check_entries(folder)
+        acting = stored_policy(folder)
+        if acting is not None:
+            raise ConfigError(
+                f"{place}={path} holds a {acting}, which acts as a robot does, and text needs a "
+                f"language model: give {LANGUAGE_MODEL_FOLDER}, or take an environment of robots."
+            )
         return str(folder)
     if folder.exists():
         raise MissingAssetError(

@@ -7,6 +7,7 @@ import argparse
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from siirl import program
 from siirl.params.own_words import LONGEST_NUMBER, Word
@@ -26,12 +27,30 @@ def described(text: str, module: str) -> str:
 
 def argument_parser(text: str, module: str) -> argparse.ArgumentParser:
     """A parser for the flags of `module`, whose docstring is `text`."""
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=program(module),
         description=described(text, module),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.register("action", None, _StoreOnce)
+    return parser
+
+
+class _StoreOnce(argparse.Action):
+    """Stores a flag's value; a second, different one is refused, as a second --config is."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        earlier = getattr(namespace, self.dest)
+        if option_string is not None and earlier not in (self.default, values):
+            raise argparse.ArgumentError(self, f"given twice, {earlier} and {values}: give one")
+        setattr(namespace, self.dest, values)
 
 
 def path_flag(text: str) -> Path:

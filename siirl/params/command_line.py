@@ -1,10 +1,12 @@
 """Flags of the commands; the parser reads the rest of the line (`group=option`, `key=value`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.config_groups import options
+from siirl.params.terminal_lines import say
 
 
 class Action(Enum):
@@ -81,6 +83,23 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         else:
             raise UnknownNameError.of(kind="flag", name=flag, known=FLAGS)
     return CommandLine(action, config_file, topic, comments, tuple(overrides))
+
+
+def note_repeated(words: Iterable[str]) -> None:
+    """Say which values of `key=value` a later word replaces; a group chosen twice is refused later.
+
+    The last value counts, as in Hydra: scripts that end in "$@" change their own keys this way.
+    """
+    groups, last = options(), dict[str, str]()
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if not equals or key in groups:
+            continue
+        if last.get(key, value) != value:
+            say(
+                f"Note: {key} is given twice: {value} counts, the last value; {last[key]} does not."
+            )
+        last[key] = value
 
 
 def _value_of(flag: str, value: str | None, *, example: str) -> str:

@@ -17,8 +17,8 @@ YAML_INDENT = 2
 
 WORDS = {
     "group=option": "select a config group option (below)",
-    "key=value": "set one key (below), for example trainer.total_steps=3; the last value takes "
-    "precedence",
+    "key=value": "set one key (below), for example trainer.total_steps=3; the last value of a key "
+    "counts, and a note names the others",
 }
 FLAGS = {
     "--help [NAME]": "this text, or the part about a group or a part of a key, for example "

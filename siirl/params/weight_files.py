@@ -118,6 +118,16 @@ def parameters_in(path: str, *, counted: Callable[[str], bool] = lambda name: Tr
     return sum(check_safetensors(file, counted=counted) for file in weight_files(find(path)))
 
 
+def stored_policy(folder: Path) -> str | None:
+    """Name of the policy class in a policy folder of siirl; None for any other folder."""
+    try:
+        description = read_json(folder / "config.json", remedy="")
+        name, _ = description["policy"], description["config"]
+    except (CheckpointError, LookupError, OSError, TypeError):
+        return None  # a language model, an OpenVLA, nothing readable
+    return str(name)
+
+
 def learnt_tasks(path: str) -> tuple[str, ...]:
     """Tasks that the weights in a policy folder learnt, by cloning or in a siirl run, as its
     config.json states.

@@ -101,19 +101,6 @@ def check_actions(
             )
 
 
-def check_reward(reward: RewardArguments) -> None:
-    """Import a user's reward and check its signature.
-
-    Raises:
-        ConfigError: It does not exist, its import raises, or it does not take the reward's
-            arguments.
-    """
-    name = reward.name
-    if is_reference(name):
-        make = load_reference(name, place="reward.name")
-        check_call(make, (reward,), {}, place=f"reward.name={name}", call="(config.reward)")
-
-
 def check_encoder(reward: RewardArguments) -> None:
     """Load the reward's video encoder if that takes at most a second; workers resolve hub ids.
 

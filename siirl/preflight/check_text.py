@@ -51,21 +51,7 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
         MissingAssetError: No such folder, hub id or file.
         CheckpointError: Truncated or damaged weights.
     """
-    path = config.actor_rollout_ref.model.path
-    assert path is not None
-    check_sources(config.actor_rollout_ref, config.critic, config.algorithm)
-    check_engine_shows_pictures(config.actor_rollout_ref)
-    tokenizer = make_tokenizer(config.actor_rollout_ref.model)
-    if 0 < parameters_in(path) <= LOADED_TWICE:
-        check_fit(
-            config.data,
-            model=make_language_model(config.actor_rollout_ref.model, seed=config.trainer.seed),
-            tokenizer=tokenizer,
-            path=path,
-        )
-    elif config.actor_rollout_ref.model.lora.rank > 0:
-        model = config.actor_rollout_ref.model
-        check_adapters(path, model.lora, trust_remote_code=model.trust_remote_code)
+    tokenizer = check_language_model(config)
     named = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
     prompts = [open_prompt_files(files, key=key) for key, files in named.items() if files]
     for files in prompts:
@@ -82,6 +68,33 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
             check_data_sources(parts, {files.key: files.data_sources() for files in prompts})
         elif config.env.name in TASKS_ARE_SOURCES:
             check_data_sources(parts, {f"env={config.env.name}": set(spec.tasks)})
+
+
+def check_language_model(config: SiiRLArguments) -> ChatTokenizer:
+    """Check the models of a text job; returns the tokenizer.
+
+    Raises:
+        ConfigError: A tokenizer without an end token, lengths beyond the model's, or a folder
+            that holds another kind of model.
+        MissingAssetError: No such folder or hub id.
+        CheckpointError: Truncated or damaged weights.
+    """
+    path = config.actor_rollout_ref.model.path
+    assert path is not None
+    check_sources(config.actor_rollout_ref, config.critic, config.algorithm)
+    check_engine_shows_pictures(config.actor_rollout_ref)
+    tokenizer = make_tokenizer(config.actor_rollout_ref.model)
+    if 0 < parameters_in(path) <= LOADED_TWICE:
+        check_fit(
+            config.data,
+            model=make_language_model(config.actor_rollout_ref.model, seed=config.trainer.seed),
+            tokenizer=tokenizer,
+            path=path,
+        )
+    elif config.actor_rollout_ref.model.lora.rank > 0:
+        model = config.actor_rollout_ref.model
+        check_adapters(path, model.lora, trust_remote_code=model.trust_remote_code)
+    return tokenizer
 
 
 def check_data_sources(parts: Sequence[RewardPart], sources: Mapping[str, Set[str]]) -> None:

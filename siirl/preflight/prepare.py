@@ -16,6 +16,7 @@ from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_che
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.stages import single_decisions
 from siirl.engine.actor.actor_loss import ActorLoss
+from siirl.engine.reward_manager import check_own_manager
 from siirl.errors import ConfigError
 from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
 from siirl.execution.dag.buffers import check_buffers
@@ -35,7 +36,6 @@ from siirl.preflight.check_embodied import (
     check_demonstrations,
     check_encoder,
     check_policy,
-    check_reward,
 )
 from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
@@ -120,7 +120,7 @@ def check_models(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) ->
         with_critic=with_critic,
         with_adapters=config.actor_rollout_ref.model.lora.rank > 0,
     )
-    check_reward(config.reward)
+    check_own_manager(config.reward)
     check_encoder(config.reward)
     check_demonstrations(config.reward, spec)
 

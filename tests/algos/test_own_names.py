@@ -2,6 +2,8 @@
 results.
 """
 
+import os
+
 import pytest
 import torch
 
@@ -64,6 +66,11 @@ def test_what_a_filter_keeps_must_be_a_bool_for_each_trajectory(
     register_filter("mine")(lambda group_B: keep)
     with pytest.raises(TensorError, match=told):
         keep_by_name("mine", {"group_B": torch.tensor([0, 1])})
+
+
+def test_a_function_that_takes_nothing_that_a_filter_is_given_is_refused() -> None:
+    with pytest.raises(ConfigError, match="getcwd takes nothing that a filter is given"):
+        register_filter("mine")(os.getcwd)
 
 
 def test_an_unknown_filter_is_refused_with_the_known_ones() -> None:

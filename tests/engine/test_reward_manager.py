@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from siirl.dag_worker.plain_state import read_state, write_state
-from siirl.engine.reward_manager import EpisodeOutcomes, make_reward_manager
+from siirl.engine.reward_manager import (
+    EpisodeOutcomes,
+    Memoryless,
+    check_own_manager,
+    make_reward_manager,
+)
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import RewardArguments
 from vjepa.pooling import MOMENTS
@@ -136,6 +141,40 @@ def test_srpo_without_an_encoder_is_refused():
 def test_a_reward_that_makes_no_manager_is_refused_with_its_key(reference, message):
     with pytest.raises(ConfigError, match=f"reward.name={reference}.*{message}"):
         manager(reference)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("json:dumps", "and raised TypeError: .*serializable"),
+        ("builtins:id", "made a int, which lacks ranks_failures"),
+        ("json:JSONEncoder", r"which its signature .* does not take"),
+        ("collections:Counter", "is a class, which lacks score, remember, .*: derive it from"),
+        ("os:sep", "is of type str and cannot be called"),
+    ],
+)
+def test_a_reference_to_something_else_than_a_reward_is_refused_before_the_start(
+    reference, message
+):
+    with pytest.raises(ConfigError, match=f"reward.name={reference} .*{message}"):
+        check_own_manager(RewardArguments(name=reference))
+
+
+class Heavy(Memoryless):
+    """A reward that loads a large model."""
+
+    ranks_failures = True
+
+    def __init__(self, config: RewardArguments) -> None:
+        raise MemoryError
+
+    def score(self, outcomes):
+        raise NotImplementedError
+
+
+def test_a_class_is_judged_without_an_instance():
+    check_own_manager(RewardArguments(name=f"{__name__}:Heavy"))
+    check_own_manager(RewardArguments(name="srpo"))
 
 
 def test_an_unknown_reward_is_refused_with_the_known_ones():

@@ -76,3 +76,16 @@ def test_the_parsers_help_has_the_same_text(monkeypatch: pytest.MonkeyPatch) -> 
         described(TEXT, "siirl.reward_check")
         in argument_parser(TEXT, "siirl.reward_check").format_help()
     )
+
+
+def test_a_flag_with_two_values_is_refused_and_a_repeated_one_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = argument_parser(TEXT, "siirl.reward_check")
+    parser.add_argument("--every", type=int)
+    parser.add_argument("words", nargs="*")
+    flags = parser.parse_intermixed_args(["--every", "1", "a", "--every", "1", "b"])
+    assert (flags.every, flags.words) == (1, ["a", "b"])
+    with pytest.raises(SystemExit):
+        parser.parse_intermixed_args(["--every", "1", "--every", "2"])
+    assert "argument --every: given twice, 1 and 2: give one" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.params.command_line import Action, read_command_line
+from siirl.params.command_line import Action, note_repeated, read_command_line
 from siirl.params.config_groups import options, summary
 from siirl.params.help import commented, help_text
 from siirl.params.parser import known_keys, parse_config, to_yaml
@@ -20,6 +20,16 @@ def test_every_word_that_is_not_a_flag_belongs_to_the_parser() -> None:
         "a.yaml",
         ("pipeline=grpo", "trainer.seed=1"),
     )
+
+
+def test_of_a_key_that_is_given_twice_the_last_value_counts_and_a_note_names_the_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    note_repeated(["trainer.seed=1", "port=1", "env=math", "++trainer.seed=2", "port=1"])
+    assert capsys.readouterr().err == (
+        "Note: trainer.seed is given twice: 2 counts, the last value; 1 does not.\n"
+    )
+    assert parse_config(["trainer.seed=1", "++trainer.seed=2"]).trainer.seed == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """Rewards of finished episodes: one manager for each `reward.name`."""
 
-from siirl.engine.reward_manager.embodied_rewards import REWARD_MANAGERS, make_reward_manager
+from siirl.engine.reward_manager.embodied_rewards import (
+    REWARD_MANAGERS,
+    check_own_manager,
+    make_reward_manager,
+)
 from siirl.engine.reward_manager.reward_contract import (
     EpisodeOutcomes,
     Memoryless,
@@ -16,6 +20,7 @@ __all__ = [
     "RewardManager",
     "RewardScores",
     "TextRewardManager",
+    "check_own_manager",
     "make_reward_manager",
     "make_text_reward_manager",
 ]

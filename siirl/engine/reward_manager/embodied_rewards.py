@@ -7,6 +7,7 @@ included.
 
 # B episode (of all ranks), D channel of the video embedding
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from siirl.engine.reward_manager.reward_contract import (
 )
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import RewardArguments
-from siirl.params.references import load_reference
+from siirl.params.references import check_call, is_reference, load_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 
 # SciPy and scikit-learn take a fifth of the imports' time of a run, and only these need them.
@@ -195,6 +196,10 @@ class OracleReward(VideoReward):
 # Fewest failures of a task for a rank correlation: with three or four it is often +-1 by chance.
 FEWEST_TO_RANK = 5
 
+SWITCHES = ("ranks_failures", "looks_at_all_ranks")
+METHODS = ("score", "remember", "has_reference", "state_dict", "load_state_dict", "close")
+"""Members of `RewardManager`."""
+
 REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "video_value", "oracle")
 
 
@@ -211,7 +216,7 @@ def make_reward_manager(
         demonstrations: Video embeddings [N, D] of successful demonstrations by task; may be empty.
         tasks: The environment's tasks.
     """
-    if ":" in config.name:
+    if is_reference(config.name):
         return _own_manager(config)
     if config.name == "success":
         return SuccessReward()
@@ -237,6 +242,26 @@ def make_reward_manager(
     return VideoReward(TrajectoryReward(settings, demonstrations=demonstrations))
 
 
+def check_own_manager(config: RewardArguments) -> None:
+    """Refuse a `reward.name` of the form `module:name` that makes no reward manager.
+
+    A class is judged by its methods, since its instances may load a large model. A function is
+    called, since nothing else tells what it makes.
+
+    Raises:
+        ConfigError: It does not exist, does not take the reward's arguments, raises, or makes
+            something else.
+    """
+    if not is_reference(config.name):
+        return
+    make = load_reference(config.name, place="reward.name")
+    check_call(make, (config,), {}, place=f"reward.name={config.name}", call="(config.reward)")
+    if not isinstance(make, type):
+        _own_manager(config).close()
+    elif (missing := _missing(METHODS, make)) and "__getattr__" not in dir(make):
+        raise _no_manager(f"reward.name={config.name} is a class", missing)
+
+
 def _own_manager(config: RewardArguments) -> RewardManager:
     make = load_reference(config.name, place="reward.name")
     with user_code(
@@ -247,24 +272,21 @@ def _own_manager(config: RewardArguments) -> RewardManager:
     ):
         manager = make(config)
     if not isinstance(manager, RewardManager):
-        wanted = (
-            "ranks_failures",
-            "looks_at_all_ranks",
-            "score",
-            "remember",
-            "has_reference",
-            "state_dict",
-            "load_state_dict",
-            "close",
-        )
-        missing = [name for name in wanted if name not in dir(manager)]
-        raise ConfigError(
-            f"reward.name={config.name} made a {type(manager).__name__}, which lacks "
-            f"{', '.join(missing)} of a reward manager: derive it from "
-            "siirl.engine.reward_manager.Memoryless, or see "
-            "siirl.engine.reward_manager.RewardManager."
-        )
+        made = f"reward.name={config.name} made a {type(manager).__name__}"
+        raise _no_manager(made, _missing((*SWITCHES, *METHODS), manager))
     return manager
+
+
+def _missing(members: Sequence[str], thing: object) -> list[str]:
+    return [name for name in members if name not in dir(thing)]
+
+
+def _no_manager(found: str, missing: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"{found}, which lacks {', '.join(missing)} of a reward manager: derive it from "
+        "siirl.engine.reward_manager.Memoryless, or see "
+        "siirl.engine.reward_manager.RewardManager."
+    )
 
 
 def _reward_columns(
