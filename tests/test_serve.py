@@ -33,8 +33,11 @@ from tests.env_server.openenv_thread import TOKEN, ServerThread
         (["env=math", "--port", "8000"], "Unknown flag '--port'"),
         (["env=mathh", "token_file={folder}/token"], "Did you mean 'math'?"),
         (["env=math", "env.kwargs.num_agents=2", "token_file={folder}/token"], "has 2 agents"),
-        (["env=mathh", "host=256.1.1.1"], "Cannot listen at host=256.1.1.1 port=8000 ("),
-        (["env=mathh", f"host={64 * 'a'}"], "take an address of this machine, for example host="),
+        (
+            ["env=math", "env.kwargs.a=1", "host=256.1.1.1"],
+            "Cannot listen at host=256.1.1.1 port=8000 (",
+        ),
+        (["env=math", "env.kwargs.a=1", f"host={64 * 'a'}"], "take an address of this machine,"),
         (["env=math", "token_file=/proc/token"], "Name a file in a folder that you can write"),
     ],
     ids=lambda value: str(value)[:40],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from siirl import program
+from siirl.params.command_line import note_replaced
 from siirl.params.own_words import LONGEST_NUMBER, Word
 from siirl.params.paths import fault_of_path
 from siirl.params.terminal_lines import text_columns
@@ -33,12 +34,12 @@ def argument_parser(text: str, module: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.register("action", None, _StoreOnce)
+    parser.register("action", None, _StoreAndNote)
     return parser
 
 
-class _StoreOnce(argparse.Action):
-    """Stores a flag's value; a second, different one is refused, as a second --config is."""
+class _StoreAndNote(argparse.Action):
+    """Stores a flag's value; the last one counts, and a note names one that it replaces."""
 
     def __call__(
         self,
@@ -49,7 +50,7 @@ class _StoreOnce(argparse.Action):
     ) -> None:
         earlier = getattr(namespace, self.dest)
         if option_string is not None and earlier not in (self.default, values):
-            raise argparse.ArgumentError(self, f"given twice, {earlier} and {values}: give one")
+            note_replaced(option_string, earlier, values)
         setattr(namespace, self.dest, values)
 
 

@@ -96,10 +96,13 @@ def note_repeated(words: Iterable[str]) -> None:
         if not equals or key in groups:
             continue
         if last.get(key, value) != value:
-            say(
-                f"Note: {key} is given twice: {value} counts, the last value; {last[key]} does not."
-            )
+            note_replaced(key, last[key], value)
         last[key] = value
+
+
+def note_replaced(name: str, earlier: object, value: object) -> None:
+    """Say which of two values of a key or flag counts."""
+    say(f"Note: {name} is given twice: {value} counts, the last value; {earlier} does not.")
 
 
 def _value_of(flag: str, value: str | None, *, example: str) -> str:

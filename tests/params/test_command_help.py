@@ -78,14 +78,14 @@ def test_the_parsers_help_has_the_same_text(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_flag_with_two_values_is_refused_and_a_repeated_one_is_not(
+def test_of_a_flag_that_is_given_twice_the_last_value_counts_and_a_note_names_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     parser = argument_parser(TEXT, "siirl.reward_check")
     parser.add_argument("--every", type=int)
     parser.add_argument("words", nargs="*")
-    flags = parser.parse_intermixed_args(["--every", "1", "a", "--every", "1", "b"])
-    assert (flags.every, flags.words) == (1, ["a", "b"])
-    with pytest.raises(SystemExit):
-        parser.parse_intermixed_args(["--every", "1", "--every", "2"])
-    assert "argument --every: given twice, 1 and 2: give one" in capsys.readouterr().err
+    flags = parser.parse_intermixed_args(["--every", "1", "a", "--every", "1", "b", "--every", "2"])
+    assert (flags.every, flags.words) == (2, ["a", "b"])
+    assert capsys.readouterr().err == (
+        "Note: --every is given twice: 2 counts, the last value; 1 does not.\n"
+    )
