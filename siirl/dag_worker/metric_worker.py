@@ -97,6 +97,8 @@ def plain_name(name: Any) -> str:
 
 def plain(value: Any) -> Value:
     """A number, a list of numbers or a `Weighted` mean; anything else becomes `Unusable`."""
+    if isinstance(value, Unusable):
+        return value
     if isinstance(value, Weighted):
         mean, weight = _number(value.value), _number(value.weight)
         return (

@@ -16,6 +16,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +27,13 @@ from siirl.algos.kl import kl_estimate
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.metric_worker import plain_record
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager, RewardScores
 from siirl.engine.reward_manager.text_parts import TEXT_COLUMNS
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import TensorError, TooManyFailures
-from siirl.reporting.metrics import Value
+from siirl.reporting.metrics import Unusable, Value
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class RowScores:
     """Rows that could not be scored, with the reason."""
     parts: Mapping[str, NDArray[np.float32]]
     """Summands of the reward [R], NaN where a row has none."""
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Value]
     """Metrics over all ranks."""
     reward_by_uid: Mapping[str, float]
     """Rewards of all ranks' scored rows."""
@@ -153,17 +155,39 @@ def score_rows(
         np.zeros_like(scores.reward_B) if column_B is None else column_B
         for column_B in (scores.penalty_B, scores.env_weight_B)
     )
+    parts, others = columns_of_parts(scores.parts, count=len(outcomes.uid_B))
     return RowScores(
         reward_R=torch.from_numpy(rows_of_rank(scores.reward_B, outcomes, uids)),
         penalty_R=torch.from_numpy(rows_of_rank(penalty_B, outcomes, uids)),
         env_weight_R=torch.from_numpy(rows_of_rank(env_weight_B, outcomes, uids)),
         failed={row: reasons[uid] for row, uid in enumerate(uids) if uid in reasons},
-        parts={
-            name: rows_of_rank(values_B, outcomes, uids) for name, values_B in scores.parts.items()
-        },
-        metrics=scores.metrics,
+        parts={name: rows_of_rank(values_B, outcomes, uids) for name, values_B in parts.items()},
+        metrics={**plain_record(scores.metrics), **others},
         reward_by_uid=by_uid,
     )
+
+
+def columns_of_parts(
+    parts: Any, *, count: int
+) -> tuple[dict[str, NDArray[np.float32]], dict[str, Value]]:
+    """Parts of a user's reward as columns [B], and as metrics what is no column of `count` numbers:
+    a part is for logs, and may have any value.
+    """
+    columns: dict[str, NDArray[np.float32]] = {}
+    others: dict[str, Value] = {}
+    for name, value in plain_record(parts).items():
+        if not isinstance(value, list):
+            others[part_metric(name)] = value
+        elif len(value) == count:
+            columns[name] = np.array(value, np.float32)
+        else:
+            others[part_metric(name)] = Unusable(f"a list of {len(value)} for {count} episodes")
+    return columns, others
+
+
+def part_metric(name: str) -> str:
+    """Name of the metric of a part of the reward."""
+    return f"reward/part/{name}"
 
 
 def check_reward_failures(

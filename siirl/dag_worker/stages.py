@@ -32,6 +32,7 @@ from siirl.dag_worker.rewards import (
     check_reward_failures,
     less_kl,
     outcomes_to_score,
+    part_metric,
     score_rows,
     token_scores,
 )
@@ -244,7 +245,7 @@ def compute_reward(
     metrics: dict[str, Value] = {
         **scores.metrics,  # over all ranks; the per-row metrics below override these
         **{
-            f"reward/part/{name}": finite_mean(values_R[kept])
+            part_metric(name): finite_mean(values_R[kept])
             for name, values_R in scores.parts.items()
         },
         "reward/mean_score": mean_over_rows(reward_B),

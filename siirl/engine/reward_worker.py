@@ -11,12 +11,11 @@ import importlib.util
 import inspect
 import json
 import math
-import numbers
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, SupportsFloat
 
 from envs.mistakes import user_code
 
@@ -104,7 +103,7 @@ def checked(result: Any) -> dict[str, float]:
     """`result` as {"score": float, further parts: float}.
 
     Further parts that are not finite numbers (for example the extracted answer) are left out: they
-    are for logs.
+    are for logs, and no value of theirs makes the score fail.
 
     Raises:
         TypeError: Not a number, or a dict without `score`.
@@ -114,26 +113,35 @@ def checked(result: Any) -> dict[str, float]:
         if "score" not in result:
             raise TypeError(f"it returned a dict without 'score': {sorted(map(str, result))}")
         further = {
-            str(name): float(part)
+            str(name): number
             for name, part in result.items()
-            if name != "score" and _is_number(part) and math.isfinite(part)
+            if name != "score" and (number := _number(part)) is not None and math.isfinite(number)
         }
-        return {**further, "score": _number(result["score"])}
-    return {"score": _number(result)}
+        return {**further, "score": _score(result["score"])}
+    return {"score": _score(result)}
 
 
-def _number(value: Any) -> float:
-    if not _is_number(value):
+def _score(value: Any) -> float:
+    number = _number(value)
+    if number is None:
         raise TypeError(
             f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'"
         )
-    if not math.isfinite(value):
-        raise ValueError(f"it returned {float(value)}, which is not a score")
-    return float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"it returned {number}, which is not a score")
+    return number
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real)
+def _number(value: Any) -> float | None:
+    """A number of Python or numpy, or an array or tensor of one number, as a float; else None."""
+    if not isinstance(value, SupportsFloat) or isinstance(value, str):  # np.str_ has __float__
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an int of more than 308 digits
+        return math.inf
+    except Exception:  # noqa: BLE001 - several numbers, or a user's class
+        return None
 
 
 def _load(name: str, path: str | None) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ def fault_of_step(result: Any, *, spec: EnvSpec, num_actions: int) -> str | None
         return (
             f"only {executed} of {num_actions} actions were executed, but the episode has not ended"
         )
-    return _fault_of_success(info, spec=spec)
+    return _fault_of_success(info, spec=spec) or _fault_of_distance(info)
 
 
 def fault_of_observation(
@@ -133,6 +133,15 @@ def _fault_of_success(info: Mapping[str, Any], *, spec: EnvSpec) -> str | None:
     return (
         f"info['success'] is {_shown(success)} instead of a bool, and the spec has reports_success"
     )
+
+
+def _fault_of_distance(info: Mapping[str, Any]) -> str | None:
+    """Check the key that environments may report beside those of the contract; NaN is unknown."""
+    try:
+        float(info.get("oracle_distance", 0.0))
+    except (TypeError, ValueError, RuntimeError):
+        return f"info['oracle_distance'] is {_shown(info['oracle_distance'])} instead of a number"
+    return None
 
 
 def _fault_of_info(info: Any) -> str | None:

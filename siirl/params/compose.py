@@ -107,7 +107,8 @@ def load_file(path: Path) -> DictConfig:
         ConfigError: It cannot be read, or its content is not a mapping of keys.
     """
     if not usable_path(str(path), key="--config").is_file():
-        raise MissingAssetError(f"--config {path}: there is no such file.")
+        found = "is a folder: name a file in it" if path.is_dir() else "there is no such file"
+        raise MissingAssetError(f"--config {path}: {found}, for example a run's config.yaml.")
     try:
         check_expansion(path.read_text(encoding="utf-8"))
         loaded = OmegaConf.load(path)

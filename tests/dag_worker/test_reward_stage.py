@@ -2,8 +2,10 @@
 all ranks; prompts as a node.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from ranks_at_work import run_on_ranks
 from tensordict import NonTensorStack, TensorDict
 
 from siirl.algos import register_adv_est
-from siirl.dag_worker.rewards import token_scores
+from siirl.dag_worker.rewards import columns_of_parts, token_scores
 from siirl.dag_worker.stages import PROMPT_COLUMNS, compute_reward, load_prompts
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.reward_manager import TextRewardManager
@@ -23,6 +25,7 @@ from siirl.errors import TooManyFailures
 from siirl.execution.dag import load_workflow_file
 from siirl.params import SiiRLArguments
 from siirl.params.reward_args import RewardPart
+from siirl.reporting.metrics import Unusable
 
 MASK = [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
 
@@ -254,3 +257,42 @@ def test_a_graph_may_begin_with_its_prompts(tmp_path):
     assert node.executable is load_prompts
     prompts = TensorDict({name: torch.arange(4) for name in PROMPT_COLUMNS}, batch_size=[4])
     assert node.run(batch=prompts).batch["index"].tolist() == [0, 1, 2, 3]
+
+
+def test_parts_of_a_users_reward_may_have_any_value():
+    columns, others = columns_of_parts(
+        {
+            **{"array": np.ones(2, np.float32), "list": [1, np.float64(0.5)], "half": 0.5},
+            **{"tensor": torch.ones(2), "short": [1.0], "none": None, "texts": ["a", "b"]},
+        },
+        count=2,
+    )
+    assert {name: column.tolist() for name, column in columns.items()} == {
+        **{"array": [1.0, 1.0], "list": [1.0, 0.5], "tensor": [1.0, 1.0]}
+    }
+    assert others == {
+        "reward/part/half": 0.5,
+        "reward/part/short": Unusable("a list of 1 for 2 episodes"),
+        "reward/part/none": Unusable("None"),
+        "reward/part/texts": Unusable("a list with 'a' of type str"),
+    }
+    assert columns_of_parts(None, count=2) == ({}, {})
+
+
+class WithMetrics(SuccessReward):
+    """Logs what is no mapping of names to numbers."""
+
+    def score(self, outcomes):
+        return replace(super().score(outcomes), metrics=self.metrics)
+
+
+@pytest.mark.parametrize("metrics", [None, "nothing", [1.0], {"mine": torch.tensor(2.0), 1: "x"}])
+def test_no_metric_of_a_users_reward_ends_a_step(metrics):
+    step = context()
+    step.reward = WithMetrics()
+    step.reward.metrics = metrics
+    done = compute_reward(batch=batch("1", "2", "3"), context=step)
+    assert done.metrics["reward/mean_score"].value == pytest.approx(1 / 3)
+    if isinstance(metrics, dict):
+        assert done.metrics["mine"] == 2.0
+        assert done.metrics["1"] == Unusable("'x' of type str")

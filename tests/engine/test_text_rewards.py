@@ -2,9 +2,11 @@
 
 import dataclasses
 import textwrap
+from decimal import Decimal
 
 import numpy as np
 import pytest
+import torch
 
 from siirl.engine.reward_manager import (
     EpisodeOutcomes,
@@ -455,9 +457,19 @@ def test_the_rollout_gets_the_names_of_the_texts_to_provide():
 # Checks in the worker process
 
 
+class Stubborn(float):
+    """A user's number that cannot be converted."""
+
+    def __float__(self) -> float:
+        raise KeyError("not now")
+
+
 @pytest.mark.parametrize(
     ("result", "expected"),
-    [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), ({"score": np.int64(2)}, 2.0)],
+    [
+        *((True, 1.0), (np.True_, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (Decimal("0.5"), 0.5)),
+        *((torch.tensor(2), 2.0), (np.array(2.0), 2.0), ({"score": np.int64(2)}, 2.0)),
+    ],
 )
 def test_every_kind_of_real_number_is_a_score(result, expected):
     assert checked(result) == {"score": expected}
@@ -465,6 +477,23 @@ def test_every_kind_of_real_number_is_a_score(result, expected):
 
 def test_a_further_part_that_is_not_finite_is_left_out_of_the_logs():
     assert judged({"score": 1.0, "margin": float("nan")}) == {"score": 1.0}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [None, "eighteen", np.str_("1"), [1.0], np.ones(2), torch.ones(2), 1j, 10**400, Stubborn(1.0)],
+    ids=lambda part: type(part).__name__,
+)
+def test_no_value_of_a_further_part_makes_the_score_fail(part):
+    assert judged({"score": 1.0, "part": part, "share": torch.tensor(0.5)}) == {
+        "score": 1.0,
+        "share": 0.5,
+    }
+
+
+@pytest.mark.parametrize("score", [None, "1", [1.0], 1j, torch.ones(2), 10**400, Stubborn(1.0)])
+def test_what_is_no_number_is_no_score(score):
+    assert "it returned" in judged({"score": score})["failed"]
 
 
 def test_a_user_class_that_is_not_a_reward_manager_is_refused():

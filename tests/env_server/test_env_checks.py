@@ -63,6 +63,8 @@ def test_a_reward_must_be_a_finite_number(reward):
         ),
         ((GOOD, 0.0, False, False, {"executed": 8}), "reports_success"),
         ((GOOD, 0.0, False, False, None), "info is NoneType"),
+        ((GOOD, 0.0, False, False, {**INFO, "oracle_distance": None}), "instead of a number"),
+        ((GOOD, 0.0, False, False, {**INFO, "oracle_distance": "far"}), "is str 'far' instead of"),
     ],
 )
 def test_a_bad_step_is_named(result, words):
