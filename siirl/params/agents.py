@@ -169,7 +169,12 @@ def _shares(entries: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
     shared = {group: entry[SHARES] for group, entry in entries.items() if SHARES in entry}
     for group, owner in shared.items():
         place = f"{place_of(group)}.{SHARES}={owner}"
-        if isinstance(owner, bool) or not isinstance(owner, int) or owner not in entries:
+        if isinstance(owner, bool) or not isinstance(owner, int):
+            raise ConfigError(
+                f"{place_of(group)}.{SHARES}={owner!r} is no number of an agent group: give one "
+                f"without quotes, for example {SHARES}: {min(entries)}."
+            )
+        if owner not in entries:
             raise UnknownNameError.of(
                 kind=f"agent group in {place_of(group)}.{SHARES}",
                 name=str(owner),

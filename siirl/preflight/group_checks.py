@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.resource_groups import GROUPS
+from siirl.params.build import as_text
 from siirl.params.domains import SERVER, VLLM
 from siirl.params.training_args import SiiRLArguments
 
@@ -22,7 +23,7 @@ def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
             yield UnknownNameError.of(kind="group in dag.groups", name=str(name), known=GROUPS)
         elif number is not None and (isinstance(number, bool) or not isinstance(number, int)):
             yield ConfigError(
-                f"dag.groups={{{name}: {number}}} must be a number of ranks, or null."
+                f"dag.groups={{{name}: {_spelled(number)}}} must be a number of ranks, or null."
             )
         elif number is not None and number < 1:
             yield ConfigError(f"dag.groups={{{name}: {number}}}: a group has at least one rank.")
@@ -40,6 +41,11 @@ def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
                 "dag.groups out for colocated ranks."
             )
     yield from _of_separate(config)
+
+
+def _spelled(value: object) -> str:
+    """A value in command-line syntax; text in quotes, because it may look like a number."""
+    return repr(value) if isinstance(value, str) else as_text(value)
 
 
 def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from siirl.dag_worker.stages import generate
+from siirl.dag_worker.stages import compute_reward, generate
 from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.function_names import describe
@@ -51,6 +51,7 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
         return ()
     fill_in_sizes(graph, parameters=policy_parameters(config.actor_rollout_ref.model))
     parts = cut_graph(graph, groups=config.dag.groups)
+    _check_rollout_ranks(parts[ROLLOUT])
     if sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout):
         _check_stream(parts[ROLLOUT])
     given = dict(config.dag.groups)
@@ -66,6 +67,17 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
     return tuple(
         _plan(config.dag, config.trainer, name, part, groups, given) for name, part in parts.items()
     )
+
+
+def _check_rollout_ranks(part: TaskGraph) -> None:
+    """Refuse nodes that need the reward or the process group, which training ranks have."""
+    for node in part.nodes.values():
+        if node.moves_rows or node.executable is compute_reward:
+            work = "moves rows between ranks" if node.moves_rows else "rewards rows"
+            raise ConfigError(
+                f"Node {node.node_id!r} of the group {ROLLOUT!r} {work}, which only ranks of the "
+                f"group {TRAIN!r} can: set group={TRAIN}, or leave its group out."
+            )
 
 
 def _check_stream(part: TaskGraph) -> None:

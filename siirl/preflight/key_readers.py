@@ -261,8 +261,7 @@ ROWS: tuple[Row, ...] = (
         ("apportion",),
         Reader(
             lambda config: None in config.dag.groups.values(),
-            "for groups without a number of ranks, and dag.groups={dag.groups}: set one to null, "
-            "or leave it out.",
+            "for groups without a number of ranks: set one of dag.groups to null, or leave it out.",
         ),
     ),
     (

@@ -1,11 +1,14 @@
 """A graph is cut at the border of resource groups, and every rank gets the part of its group."""
 
+import re
+
 import pytest
 
 from pipelines.embodied_srpo import embodied_srpo_pipeline
 from pipelines.grpo import grpo_pipeline
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import NodeType, Pipeline
+from siirl.execution.dag.job_graph import NO_KL
 from siirl.execution.dag.resource_groups import cut_graph
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import TaskScheduler, fill_in_sizes, ranks_of_groups
@@ -109,7 +112,25 @@ def test_ranks_without_a_number_are_divided_evenly_or_by_parameters():
     assert by_size == {"train": 5, "rollout": 3}  # the policy and its reference against a policy
 
 
-def test_numbers_that_do_not_add_up_are_refused():
+def test_a_skipped_model_counts_nothing():
+    """Without a KL no reference is loaded: a policy against a policy."""
+    graph = grpo_pipeline()
+    graph.skip_node("reference_log_prob", reason=NO_KL)
+    fill_in_sizes(graph, parameters=100)
+    parts = cut_graph(graph, groups=BOTH)
+    given = {"rollout": None, "train": None}
+    by_size = ranks_of_groups(parts, given, num_workers=8, strategy="param_aware")
+    assert by_size == {"train": 4, "rollout": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rollout": 2, "train": 1}, "dag.groups={rollout: 2, train: 1} needs 3 ranks, and"),
+        ({"rollout": 4, "train": None}, "{rollout: 4, train: null} needs at least 5 ranks, and"),
+    ],
+)
+def test_numbers_that_do_not_add_up_are_refused(given, sentence):
     parts = cut_graph(grpo_pipeline(), groups=BOTH)
-    with pytest.raises(ConfigError, match="names 3 ranks"):
-        ranks_of_groups(parts, {"rollout": 2, "train": 1}, num_workers=4, strategy="even")
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        ranks_of_groups(parts, given, num_workers=4, strategy="even")

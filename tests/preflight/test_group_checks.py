@@ -29,10 +29,11 @@ def test_two_groups_of_one_rank_are_sound():
         ("{rollout:2}", "dag.groups lacks 'train': name 'train' and 'rollout'"),
         ("{train:2}", "dag.groups lacks 'rollout'"),
         ("{train:1,rolout:1}", "Unknown group in dag.groups 'rolout'"),
-        ("{rollout:one,train:1}", "dag.groups={rollout: one} must be a number of ranks"),
+        ("{rollout:one,train:1}", "dag.groups={rollout: 'one'} must be a number of ranks"),
+        ("{rollout:'1',train:1}", "dag.groups={rollout: '1'} must be a number of ranks"),
         ("{rollout:0,train:2}", "dag.groups={rollout: 0}: a group has at least one rank"),
         ("{rollout:-1,train:3}", "dag.groups={rollout: -1}: a group has at least one rank"),
-        ("{rollout:true,train:1}", "must be a number of ranks, or null"),
+        ("{rollout:true,train:1}", "dag.groups={rollout: true} must be a number of ranks, or null"),
         ("{rollout:1,train:1.5}", "dag.groups={train: 1.5} must be a number of ranks"),
     ],
 )

@@ -16,6 +16,7 @@ from siirl.preflight.unread import unread_problems
 EIGHT = ("pipeline=grpo", "env=math", "trainer.n_gpus_per_node=8")
 OPEN = "dag.groups={rollout: null, train: null}"
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+KL = "actor_rollout_ref.actor.use_kl_loss=true"
 
 
 def groups(*words: str, job: tuple[str, ...] = EIGHT) -> dict[str, int | None]:
@@ -31,13 +32,14 @@ def refusal(*words: str, job: tuple[str, ...] = EIGHT) -> str:
 
 
 def test_the_filled_in_training_ranks_divide_the_mini_batch():
-    """By parameters 5 of 8; 16 prompts x 16 rollouts are 256 trajectories."""
-    assert groups(OPEN) == {"rollout": 4, "train": 4}
+    """The policy and its reference get 5 of 8; 16 prompts x 16 rollouts are 256 trajectories."""
+    assert groups(OPEN, KL) == {"rollout": 4, "train": 4}
 
 
 def test_filled_in_sizes_that_divide_are_those_of_the_parameters():
-    """20 x 16 = 320 trajectories are divisible by 5."""
-    assert groups(OPEN, f"{MINI_BATCH}=20") == {"rollout": 3, "train": 5}
+    """20 x 16 = 320 trajectories are divisible by 5, and by the 4 of a policy without reference."""
+    assert groups(OPEN, KL, f"{MINI_BATCH}=20") == {"rollout": 3, "train": 5}
+    assert groups(OPEN, f"{MINI_BATCH}=20") == {"rollout": 4, "train": 4}
 
 
 def test_of_two_sizes_equally_near_the_one_with_fewer_training_ranks_is_taken():
@@ -128,3 +130,23 @@ def test_the_sizes_of_a_refusal_are_accepted():
         "dag.groups={rollout: 3, train: 5}"
     )
     assert groups("dag.groups={rollout: 4, train: 4}") == {"rollout": 4, "train": 4}
+
+
+NODE = "{node_id: %s, func: 'siirl.dag_worker.stages:%s', dependencies: [%s], group: rollout}"
+
+
+@pytest.mark.parametrize(
+    ("stage", "sentence"),
+    [
+        ("compute_reward", "Node 'own' of the group 'rollout' rewards rows, which only ranks"),
+        ("data_rebalance", "Node 'own' of the group 'rollout' moves rows between ranks, which"),
+    ],
+)
+def test_rollout_ranks_neither_reward_rows_nor_move_them(tmp_path, stage, sentence):
+    file = tmp_path / "own.yaml"
+    nodes = [NODE % ("act", "generate", ""), NODE % ("own", stage, "act")]
+    end = "{node_id: end, func: 'siirl.dag_worker.stages:own_rows', dependencies: [own]}"
+    file.write_text(f"nodes: [{', '.join([*nodes, end])}]")
+    said = refusal("dag.groups={rollout: 4, train: 4}", f"dag.workflow_file={file}")
+    assert said.startswith(sentence)
+    assert said.endswith("set group=train, or leave its group out.")

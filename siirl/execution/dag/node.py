@@ -55,7 +55,7 @@ class NodeRole(Enum):
 
 
 class NodeStatus(Enum):
-    """State of a node in the current step; READY is for executors that run nodes concurrently."""
+    """State of a node in the current step; READY: its dependencies have run."""
 
     PENDING = "PENDING"
     READY = "READY"

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag.node import NodeRole, NodeType
+from siirl.execution.dag.node import Node, NodeRole, NodeType
 from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.task_loader import discover_and_split_parallel_paths
 from siirl.execution.scheduler.enums import ApportionStrategy
+from siirl.params.build import as_text
 
 MODEL_PARAMETERS = "model_parameters"  # key of Node.config: parameter count of the node's model
 MODEL_ROLES = frozenset({NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.ROLLOUT, NodeRole.REFERENCE})
@@ -138,12 +139,12 @@ class TaskScheduler:
 def estimate_graph_model_params(graph: TaskGraph) -> int:
     """Parameters of the models that a graph runs; each (role, agent group) counts once.
 
-    They are read from `node.config["model_parameters"]`; if no node has that key, the result is the
+    A skipped node runs none. They are read from `node.config["model_parameters"]`; if no node has that key, the result is the
     number of models.
     """
     sizes: dict[tuple[NodeRole, int], int] = {}
     for node in graph.nodes.values():
-        if node.node_role in MODEL_ROLES and node.node_type in MODEL_TYPES:
+        if node.skip_reason is None and _runs_a_model(node):
             key = (node.node_role, node.agent_group)
             sizes[key] = max(sizes.get(key, 0), int(node.config.get(MODEL_PARAMETERS, 0)))
     return sum(sizes.values()) or len(sizes)
@@ -196,11 +197,10 @@ def ranks_of_groups(
     open_groups = [group for group in parts if group not in fixed]
     rest = num_workers - sum(fixed.values())
     if rest < len(open_groups) or (rest > 0 and not open_groups):
-        listed = ", ".join(f"{group}: {given[group]}" for group in given)
+        least = num_workers - rest + len(open_groups)
         raise ConfigError(
-            f"dag.groups={{{listed}}} names {sum(fixed.values())} ranks, and "
-            f"trainer.nnodes x trainer.n_gpus_per_node = {num_workers}: make them equal, and leave "
-            "at least one rank to each group without a number."
+            f"dag.groups={as_text(given)} needs {'at least ' if open_groups else ''}{least} ranks, "
+            f"and trainer.nnodes x trainer.n_gpus_per_node = {num_workers}: change one of them."
         )
     sizes = [estimate_graph_model_params(parts[group]) for group in open_groups]
     shares = apportion(sizes, rest, strategy) if open_groups else []
@@ -210,5 +210,9 @@ def ranks_of_groups(
 def fill_in_sizes(graph: TaskGraph, *, parameters: int) -> None:
     """Fill in the parameter count of every node that runs a model and does not state it."""
     for node in graph.nodes.values():
-        if node.node_role in MODEL_ROLES and node.node_type in MODEL_TYPES:
+        if _runs_a_model(node):
             node.config.setdefault(MODEL_PARAMETERS, parameters)
+
+
+def _runs_a_model(node: Node) -> bool:
+    return node.node_role in MODEL_ROLES and node.node_type in MODEL_TYPES
