@@ -225,15 +225,15 @@ def _read_token(file: Path) -> str:
     with file.open("rb") as stream:
         mode = os.fstat(stream.fileno()).st_mode
         token = stream.read(MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
+    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"token_file={file} holds no token of at least {SHORTEST_TOKEN} visible characters: "
+            "name another file. A missing one is made."
+        )
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             f"token_file={file} can be read by other users (mode {stat.S_IMODE(mode):o}): "
             f"chmod 600 {file}"
-        )
-    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"token_file={file} holds no token of at least {SHORTEST_TOKEN} visible characters: "
-            "remove the file, and a new one is made."
         )
     return token
 

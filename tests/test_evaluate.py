@@ -170,10 +170,10 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
     [
         ((), "No policy given. Set checkpoint=FOLDER"),
         (("checkpoint=assets/tiny_vla", "--plan"), "Unknown flag '--plan'. Known: --help."),
-        (("checkpoint=/dev/null",), "checkpoint=/dev/null: this is a file. Give a policy folder"),
+        (("checkpoint=/dev/null",), "siirl: /dev/null: this is a file. Give a policy folder"),
         (
             ("checkpoint=no/such/where",),
-            "checkpoint=no/such/where: the folder does not exist. Give a policy folder, a checkpoint, "
+            "siirl: no/such/where: the folder does not exist. Give a policy folder, a checkpoint, "
             "or a run folder.",
         ),
         (

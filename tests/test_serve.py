@@ -62,6 +62,7 @@ def test_a_new_token_is_its_owners_alone_and_stays(tmp_path: Path) -> None:
     [
         ("a-token-of-a-user\n", 0o644, "can be read by other users (mode 644): chmod 600"),
         ("short", 0o600, "holds no token of at least 16 visible characters"),
+        ("root:x:0:0:a user\n", 0o644, "name another file"),  # and not: chmod 600 /etc/passwd
         ("", 0o600, "holds no token"),
     ],
 )

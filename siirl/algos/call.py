@@ -57,14 +57,14 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
             )
         if parameter.default is inspect.Parameter.empty and name not in known:
             raise ConfigError(
-                f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: "
-                f"give it a default. Provided: {', '.join(sorted(known))}."
+                f"Argument {name!r} of {kind} {name_of(function)} is not provided: give it a "
+                f"default. Provided: {', '.join(sorted(known))}."
             )
     takes_all = inspect.Parameter.VAR_KEYWORD in {part.kind for part in parameters.values()}
     if not takes_all and not parameters.keys() & known:
         raise ConfigError(
-            f"{name_of(function)} takes nothing that a {kind} is given, so it is none: a {kind} "
-            f"names what it needs of {', '.join(sorted(known))}."
+            f"The {kind} {name_of(function)} takes no argument that is provided, so it cannot be "
+            f"one: name what it needs of {', '.join(sorted(known))}."
         )
 
 

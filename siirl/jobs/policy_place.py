@@ -36,8 +36,7 @@ def locate(checkpoint: Path) -> Place:
     if not checkpoint.is_dir():
         found = "this is a file" if checkpoint.exists() else "the folder does not exist"
         raise CheckpointError(
-            f"checkpoint={checkpoint}: {found}. Give a policy folder, a checkpoint, or a run "
-            "folder."
+            f"{checkpoint}: {found}. Give a policy folder, a checkpoint, or a run folder."
         )
     folder = resolve_checkpoint(checkpoint)
     read_manifest(folder)

@@ -53,7 +53,7 @@ from siirl.jobs.idle_videos import IdleVideo, Played, idle_videos
 from siirl.jobs.policy_place import configuration
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
-from siirl.params.domains import is_text
+from siirl.params.policies import LANGUAGE_MODEL
 from siirl.preflight.check_embodied import (
     check_demonstrations,
     check_encoder,
@@ -127,13 +127,13 @@ def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> N
         given=("trainer.experiment_name=reward_check", *NOTHING_IS_TRAINED),
         pipeline="embodied_srpo",
     )
-    spec = check_before_evaluation(config)
-    if is_text(spec):
+    if config.actor_rollout_ref.model.policy == LANGUAGE_MODEL:
         raise ConfigError(
-            f"reward-check compares robots' failures, and {spec.name!r} is a text environment: its "
-            "rewards read one answer at a time. siirl report RUN --rollouts shows them beside the "
-            "answers."
+            f"reward-check compares robots' failures, and env={config.env.name} is a text "
+            "environment: its rewards read one answer at a time. siirl report RUN --rollouts shows "
+            "them beside the answers."
         )
+    spec = check_before_evaluation(config)
     if config.reward.name == "success":
         raise ConfigError(
             "reward=success gives every failure 0, so there is no ranking to check. Choose the "

@@ -14,7 +14,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.models.policy import Policy
 from siirl.models.tiny_vla import load_policy
 from siirl.models.weights import WEIGHTS_FILE
-from siirl.params.policies import POLICIES
+from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import load_reference
 
 __all__ = ["build_policy", "load_policy", "save_policy"]
@@ -68,6 +68,11 @@ def build_policy(
     """
     torch.manual_seed(seed)
     place = "actor_rollout_ref.model.policy"
+    if name == LANGUAGE_MODEL:
+        raise ConfigError(
+            f"{place}={name} generates text, and environment {spec.name!r} needs actions: take "
+            f"{', '.join(f'model={known}' for known in POLICIES)}, or your own policy."
+        )
     if name not in POLICIES and ":" not in name:
         raise UnknownNameError.of(
             kind=f"policy ({place})", name=name, known=[*POLICIES, "module:name"]

@@ -53,7 +53,7 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         )
     elif sizes.needs_video(config.reward):
         yield ConfigError(
-            f"reward.name={config.reward.name} compares videos, and {env} is text: take "
+            f"reward.name={config.reward.name} scores episodes of robots, and {env} is text: take "
             "reward=success or reward=return, or custom_reward_function.name=module:function for "
             "a function of your own."
         )

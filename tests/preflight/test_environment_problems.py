@@ -52,7 +52,7 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         (
             TEXT,
             ["env=math", "pipeline=grpo", "reward=srpo"],
-            "reward.name=srpo compares videos, and env=math is text",
+            "reward.name=srpo scores episodes of robots, and env=math is text",
         ),
         (
             TEXT,
