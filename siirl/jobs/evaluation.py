@@ -52,7 +52,7 @@ from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.params.weight_files import weight_files
 from siirl.preflight.check_embodied import check_policy
-from siirl.preflight.check_text import check_language_model
+from siirl.preflight.check_text import check_player
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.preflight.ungraded_rows import rate_by_grade
@@ -116,7 +116,7 @@ def evaluate(
         config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs
     check_machine(config, spec)
     if is_text(spec):
-        check_language_model(config)
+        check_player(config)
     else:
         check_policy(config, spec)
     if resume is not None and not published:

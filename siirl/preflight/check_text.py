@@ -12,6 +12,7 @@ from siirl.data_coordinator.prompts.index import check_first_rows
 from siirl.data_coordinator.prompts.joined_files import has_truth, open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
 from siirl.engine.reward_manager.text_parts import FunctionPart
+from siirl.engine.rollout.text_workflow import check_own_workflow
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub
@@ -51,7 +52,7 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
         MissingAssetError: No such folder, hub id or file.
         CheckpointError: Truncated or damaged weights.
     """
-    tokenizer = check_language_model(config)
+    tokenizer = check_player(config)
     named = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
     prompts = [open_prompt_files(files, key=key) for key, files in named.items() if files]
     for files in prompts:
@@ -70,12 +71,12 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
             check_data_sources(parts, {f"env={config.env.name}": set(spec.tasks)})
 
 
-def check_language_model(config: SiiRLArguments) -> ChatTokenizer:
-    """Check the models of a text job; returns the tokenizer.
+def check_player(config: SiiRLArguments) -> ChatTokenizer:
+    """Check what plays the episodes of a text job: models and workflow. Returns the tokenizer.
 
     Raises:
-        ConfigError: A tokenizer without an end token, lengths beyond the model's, or a folder
-            that holds another kind of model.
+        ConfigError: A tokenizer without an end token, lengths beyond the model's, a folder that
+            holds another kind of model, or a workflow that is none.
         MissingAssetError: No such folder or hub id.
         CheckpointError: Truncated or damaged weights.
     """
@@ -94,6 +95,9 @@ def check_language_model(config: SiiRLArguments) -> ChatTokenizer:
     elif config.actor_rollout_ref.model.lora.rank > 0:
         model = config.actor_rollout_ref.model
         check_adapters(path, model.lora, trust_remote_code=model.trust_remote_code)
+    workflow = config.actor_rollout_ref.rollout.workflow
+    if workflow is not None:
+        check_own_workflow(workflow, has_roles=bool(config.env.played_by))
     return tokenizer
 
 

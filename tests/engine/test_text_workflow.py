@@ -11,7 +11,11 @@ from text_episodes import ROW, play
 
 from envs.tools.calls import ToolCall, write_call
 from envs.worker_pool import WorkerSettings, lease, release
-from siirl.engine.rollout.text_workflow import TextWorkflow, make_text_workflow
+from siirl.engine.rollout.text_workflow import (
+    TextWorkflow,
+    check_own_workflow,
+    make_text_workflow,
+)
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 
@@ -302,3 +306,17 @@ def test_users_workflow_is_made_with_the_same_arguments():
 def test_an_object_that_is_not_a_workflow_is_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         make_text_workflow(name, **arguments_of())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("json:dumps", r"is called with \(pool=…, tokenizer=….* does not take"),
+        ("collections:Counter", "is another class; it must be a siirl"),
+        ("os:sep", "is of type str and cannot be called"),
+    ],
+)
+def test_an_object_that_is_not_a_workflow_is_refused_before_the_start(name, words):
+    check_own_workflow(f"{__name__}:BestOfTwo", has_roles=False)
+    with pytest.raises(ConfigError, match=f"rollout.workflow={name} {words}"):
+        check_own_workflow(name, has_roles=True)

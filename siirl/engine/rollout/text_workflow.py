@@ -16,8 +16,9 @@ observation generate concurrently, and the others wait; each has one dialogue ov
 
 import asyncio
 import functools
+import inspect
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
@@ -354,14 +355,37 @@ def make_text_workflow(reference: str | None, **arguments: Any) -> RolloutWorkfl
     """
     if reference is None:
         return TextWorkflow(**arguments)
-    make = load_reference(reference, place=_WORKFLOW_KEY)
-    place = f"{_WORKFLOW_KEY}={reference}"
-    names = ", ".join(f"{name}=…" for name in arguments)
-    check_call(make, (), arguments, place=place, call=f"({names})")
-    workflow = make(**arguments)
+    workflow = _maker(reference, arguments)(**arguments)
     if not isinstance(workflow, RolloutWorkflow):
-        raise ConfigError(
-            f"{place} made a {type(workflow).__name__}; it must be a "
-            "siirl.engine.rollout.workflow.RolloutWorkflow."
-        )
+        raise _no_workflow(reference, f"made a {type(workflow).__name__}")
     return workflow
+
+
+def check_own_workflow(reference: str, *, has_roles: bool) -> None:
+    """Refuse a user's workflow by its signature and its class, without making it.
+
+    Args:
+        reference: `module:name`.
+        has_roles: Whether it gets `played_by`.
+
+    Raises:
+        ConfigError: As `make_text_workflow`, but for what a function makes.
+    """
+    names = inspect.signature(TextWorkflow).parameters.keys()
+    make = _maker(reference, dict.fromkeys(names if has_roles else names - {"played_by"}))
+    if isinstance(make, type) and not issubclass(make, RolloutWorkflow):
+        raise _no_workflow(reference, "is another class")
+
+
+def _maker(reference: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    make: Callable[..., Any] = load_reference(reference, place=_WORKFLOW_KEY)
+    names = ", ".join(f"{name}=…" for name in arguments)
+    check_call(make, (), arguments, place=f"{_WORKFLOW_KEY}={reference}", call=f"({names})")
+    return make
+
+
+def _no_workflow(reference: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"{_WORKFLOW_KEY}={reference} {found}; it must be a "
+        "siirl.engine.rollout.workflow.RolloutWorkflow."
+    )
