@@ -12,6 +12,7 @@ import copy
 import difflib
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ from envs.base import (
     Misbehaved,
     StepResult,
 )
-from envs.gymnasium_pictures import as_rgb
+from envs.gymnasium_pictures import as_rgb, fitted
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
 from envs.mistakes import user_code
 from envs.offscreen import choose_backend
@@ -147,7 +148,15 @@ class GymnasiumEnv(Environment):
             )
         if not self._started:
             raise RuntimeError("There is nothing to render: call reset first.")
-        return as_rgb(self._env.render())
+        with self._user_code("render"):
+            picture = self._env.render()
+        try:
+            return as_rgb(picture)
+        except ValueError as error:
+            raise Misbehaved(
+                f"Gymnasium environment {self.spec.tasks[0]!r}: render returned no picture "
+                f"after {self._step} steps: {error}"
+            ) from error
 
     async def close(self) -> None:
         """Close the Gymnasium environment."""
@@ -189,14 +198,20 @@ class GymnasiumEnv(Environment):
             ) from error
 
     def _flag(self, value: Any, name: str) -> bool:
-        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf":
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biuf" or array.reshape(()) not in (0, 1):
             raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned {name}={value!r}, which is "
                 "true or false."
             )
-        return bool(np.asarray(value).reshape(()))
+        return bool(array.reshape(()))
 
-    def _info(self, raw: Mapping[str, Any]) -> Info:
+    def _info(self, raw: Any) -> Info:
+        if not isinstance(raw, Mapping):
+            raise Misbehaved(
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned {raw!r} as its info after "
+                f"{self._step} steps, which is a dict."
+            )
         info: Info = {"task": self.spec.tasks[0]}
         if self._success_key is not None:
             found = raw.get(self._success_key)
@@ -286,7 +301,17 @@ def _draws(registered: EnvRegistration) -> bool:
         not creator.__module__.startswith(PYGAME_DRAWN)
         or importlib.util.find_spec("pygame") is not None
     )
-    return drawable and "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ())
+    modes = getattr(creator, "metadata", {}).get("render_modes", ())
+    return drawable and "rgb_array" in modes and _takes_render_mode(creator)
+
+
+def _takes_render_mode(creator: Any) -> bool:
+    """Whether a constructor has the argument, which environments without pictures leave out."""
+    try:
+        parameters = inspect.signature(creator).parameters.values()
+    except ValueError:  # compiled, without a signature
+        return True
+    return any(one.name == "render_mode" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _choose_renderer() -> bool:
@@ -349,29 +374,3 @@ def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
         _parts(env.reset(seed=0), RESET, name=name)
         *_, info = _parts(env.step(action_space.sample()), STEP, name=name)
     return next((key for key in SUCCESS_KEYS if key in info), None)
-
-
-def fitted(picture: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Scale `picture` [H, W, 3] into a square of `size` pixels, keeping its aspect ratio.
-
-    The margins are black. Shrinking averages pixels, growing repeats them.
-    """
-    height, width = picture.shape[:2]
-    scale = size / max(height, width)
-    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
-    scaled = _scaled(_scaled(picture.astype(np.float32), rows, axis=0), columns, axis=1)
-    square = np.zeros((size, size, 3), np.uint8)
-    top, left = (size - rows) // 2, (size - columns) // 2
-    square[top : top + rows, left : left + columns] = np.rint(scaled)
-    return square
-
-
-def _scaled(values: NDArray[np.float32], length: int, *, axis: int) -> NDArray[np.float32]:
-    old = values.shape[axis]
-    if length >= old:
-        return np.take(values, np.arange(length) * old // length, axis=axis)
-    starts = np.arange(length) * old // length
-    counts = np.diff(np.append(starts, old)).reshape(
-        [-1 if other == axis else 1 for other in range(values.ndim)]
-    )
-    return (np.add.reduceat(values, starts, axis=axis) / counts).astype(np.float32)

@@ -119,8 +119,35 @@ def as_rgb(picture: Any) -> NDArray[np.uint8]:
         ValueError: Another shape or dtype.
     """
     array = np.asarray(picture)
-    if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in CHANNELS):
+    has_channels = array.ndim == 3 and array.shape[2] in CHANNELS
+    if (array.ndim != 2 and not has_channels) or array.size == 0:
         raise ValueError(
             f"A picture must have shape [H, W], [H, W, 1] or [H, W, 3], got {array.shape}."
         )
     return PictureForm(array.shape, None if array.ndim == 2 else 2).read(array)[0]
+
+
+def fitted(picture: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Scale `picture` [H, W, 3] into a square of `size` pixels, keeping its aspect ratio.
+
+    The margins are black. Shrinking averages pixels, growing repeats them.
+    """
+    height, width = picture.shape[:2]
+    scale = size / max(height, width)
+    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
+    scaled = _scaled(_scaled(picture.astype(np.float32), rows, axis=0), columns, axis=1)
+    square = np.zeros((size, size, 3), np.uint8)
+    top, left = (size - rows) // 2, (size - columns) // 2
+    square[top : top + rows, left : left + columns] = np.rint(scaled)
+    return square
+
+
+def _scaled(values: NDArray[np.float32], length: int, *, axis: int) -> NDArray[np.float32]:
+    old = values.shape[axis]
+    if length >= old:
+        return np.take(values, np.arange(length) * old // length, axis=axis)
+    starts = np.arange(length) * old // length
+    counts = np.diff(np.append(starts, old)).reshape(
+        [-1 if other == axis else 1 for other in range(values.ndim)]
+    )
+    return (np.add.reduceat(values, starts, axis=axis) / counts).astype(np.float32)

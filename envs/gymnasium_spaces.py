@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Misbehaved
 from envs.gymnasium_pictures import PictureForm, may_be_meant_as_picture, picture_form
-from envs.text import ModelText
+from envs.surrogates import without_surrogates
+from envs.text import ModelText, shortened
 
 MAX_INSTRUCTION_CHARACTERS = 1 << 16
 MOST_VALUES = 1 << 22  # float32 holds the halves between so many whole numbers
@@ -115,7 +116,8 @@ class ObservationLayout:
                 )
             result[PROPRIOCEPTION] = vector
         if self._texts:
-            result[INSTRUCTION] = "\n".join(str(_part(observation, path)) for path in self._texts)
+            texts = (_text(_part(observation, path)) for path in self._texts)
+            result[INSTRUCTION] = "\n".join(texts)
         return result
 
 
@@ -126,8 +128,8 @@ class ActionLayout:
         """Choose the contract's space; `name` is the environment's id, for messages.
 
         Raises:
-            ValueError: Actions that are neither numbers nor decisions, or whole numbers without
-                bounds.
+            ValueError: Actions that are neither numbers nor decisions, none at all, or whole
+                numbers without bounds.
         """
         self._native = space
         self._first: NDArray[np.int64] | None = None
@@ -135,6 +137,11 @@ class ActionLayout:
         self.space: spaces.Box | spaces.Discrete
         if isinstance(space, spaces.Discrete):
             self.space = spaces.Discrete(int(space.n))
+        elif isinstance(space, spaces.Box) and not math.prod(space.shape):
+            raise ValueError(
+                f"Gymnasium environment {name!r} has actions {space}, which hold no number: there "
+                "is nothing to decide."
+            )
         elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
             low, high = (side.astype(np.float32).reshape(-1) for side in (space.low, space.high))
             self.space = spaces.Box(low, high)
@@ -165,10 +172,31 @@ class ActionLayout:
 
 
 def _flat(leaf: spaces.Space[Any], value: Any) -> NDArray[Any]:
-    if isinstance(leaf, spaces.Box) and (value is None or np.size(value) != math.prod(leaf.shape)):
-        found = "None" if value is None else f"a value of shape {np.shape(value)}"
-        raise ValueError(f"{found} where the shape is {leaf.shape}")
-    return np.asarray(spaces.flatten(leaf, value))
+    """A member of a space of `VECTORS` as a vector; Gymnasium's own function checks nothing.
+
+    Raises:
+        ValueError: No member, but for numbers beyond the bounds of a Box, which intact simulators
+            return.
+    """
+    array, shape = np.asarray(value), leaf.shape or ()
+    if value is None or array.size != math.prod(shape):
+        found = "None" if value is None else f"a value of shape {array.shape}"
+        raise ValueError(f"{found} where the shape is {shape}")
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{shortened(value)} where numbers are expected")
+    if isinstance(leaf, spaces.Box):
+        return np.asarray(spaces.flatten(leaf, array))
+    with np.errstate(invalid="ignore"):  # NaN differs from every whole number
+        member = array.reshape(shape).astype(leaf.dtype)
+    if (member != array.reshape(shape)).any() or not leaf.contains(member):
+        raise ValueError(f"{shortened(value)} is no member of {leaf}")
+    return np.asarray(spaces.flatten(leaf, member))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shortened(value)} where a text is expected")
+    return without_surrogates(value)
 
 
 def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:

@@ -152,6 +152,19 @@ def test_the_printed_line_trains_as_the_environments_own_preset(
     assert client.env.num_servers * client.env.envs_per_server == 4  # the server's sessions
 
 
+@pytest.mark.parametrize("preset", ["fetch_reach", "fetch_push", "robosuite_lift"])
+def test_the_printed_line_has_the_reward_of_a_preset(preset: str) -> None:
+    """Their packages are not needed: a preset is known by its id, and its spec is not read."""
+    command = client_command(
+        parse_config([f"env={preset}", "cluster=local"]).env,
+        describe_env(parse_config(["env=gymnasium", "env.id=CartPole-v1"])),
+        url="http://127.0.0.1:8000",
+        token_file="/a/token",
+        sessions=4,
+    )
+    assert "reward=success" in shlex.split(command)
+
+
 def test_a_token_in_a_folder_with_blanks_and_quotes_stays_one_path() -> None:
     words = client_words("env=math", token_file="/home/ann's files/token")
     assert parse_config(words).env.kwargs["token_file"] == "/home/ann's files/token"

@@ -27,6 +27,13 @@ def read_reply(data: Mapping[str, Any]) -> Reply:
         raise ValueError(f"observation is {shortened(observation)} instead of an object")
     if not isinstance(done, bool):
         raise ValueError(f"done is {shortened(done)} instead of true or false")
-    if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
+    if reward is not None and not _is_finite(reward):
         raise ValueError(f"reward is {shortened(reward)} instead of a finite number or null")
     return Reply(observation, None if reward is None else float(reward), done)
+
+
+def _is_finite(reward: Any) -> bool:
+    try:
+        return isinstance(reward, int | float) and math.isfinite(reward)
+    except OverflowError:  # a whole number beyond the range of floating-point ones
+        return False

@@ -158,7 +158,7 @@ def _text_field(properties: Mapping[str, Any], *, required: Any) -> str | None:
         for name, part in properties.items()
         if isinstance(part, dict) and part.get("type") == "string"
     ]
-    needed = [name for name in properties if name in (required or ())]
+    needed = [name for name in properties if isinstance(required, list) and name in required]
     if len(needed) == 1 and needed[0] in texts:
         return needed[0]
     return texts[0] if len(properties) == 1 and texts else None

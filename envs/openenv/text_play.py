@@ -174,7 +174,9 @@ class TextPlay:
         except ServerRefused:  # a server from before this message
             answer = {}
         result = answer.get("result")
-        listed = result.get("tools", ()) if isinstance(result, dict) else ()
+        listed = result.get("tools", []) if isinstance(result, dict) else []
+        if not isinstance(listed, list):
+            raise ServerFault(f"The server at {self._url} lists {shortened(listed)} as its tools")
         tools = [_tool(entry, url=self._url) for entry in listed]
         if self._form.tools_only and not tools:
             raise EpisodeFailed(

@@ -39,7 +39,7 @@ def to_json(value: Any) -> Any:
     Raises:
         ValueError: A value of another kind.
     """
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         plain = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
         return {
             "dtype": value.dtype.name,

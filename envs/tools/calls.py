@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from envs.surrogates import check_surrogates
 from envs.text import shortened
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -93,6 +94,7 @@ def _read(block: str) -> ToolCall | MalformedCall:
         return MalformedCall(f"its JSON nests deeper than {MAX_NESTING} levels")
     try:
         call = json.loads(block)
+        check_surrogates(block, call)
     except ValueError as error:
         return MalformedCall(f"it is not JSON ({error})")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):

@@ -49,7 +49,7 @@ def client_command(
 
 def _choices(env: EnvArguments, spec: EnvSpec) -> Iterator[str]:
     """What the environment's own file chooses otherwise than env=openenv."""
-    name = env.name if env.name in options()["env"] else OWN
+    name = _own_file(env)
     if name == OWN and is_text(spec):
         return
     served, client = _file("env", name), _file("env", CLIENT)
@@ -67,6 +67,15 @@ def _choices(env: EnvArguments, spec: EnvSpec) -> Iterator[str]:
     for key, value in keys.items():
         if value is not None:
             yield f"{key}={as_text(value)}"
+
+
+def _own_file(env: EnvArguments) -> str:
+    """Name of the environment's file; a preset of env=gymnasium is known by its id."""
+    for name in options()["env"]:
+        keys = _file("env", name)["env"]
+        if keys.get("id") and (keys["name"], keys["id"]) == (env.name, env.id):
+            return name
+    return env.name if env.name in options()["env"] else OWN
 
 
 def _file(group: str, option: str) -> dict[str, Any]:

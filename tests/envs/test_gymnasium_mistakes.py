@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from envs.base import Misbehaved
+from envs.base import FrameRequest, Misbehaved
 from envs.gymnasium import GymnasiumEnv
 from siirl.env_server.server import Raised
 
@@ -56,6 +56,29 @@ class NoSpace(Sound):
     observation_space = None
 
 
+class Drawn(Sound):
+    """Its `render` draws `picture`, or fails without one."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium's form)
+
+    def __init__(self, picture=None, render_mode=None):
+        self.picture, self.render_mode = picture, render_mode
+
+    def render(self):
+        if self.picture is None:
+            raise OSError("no display")
+        return self.picture
+
+
+class NoRenderMode(Sound):
+    """Has a render mode, and a constructor that does not take it."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium's form)
+
+    def __init__(self):
+        self.render_mode = None
+
+
 class WordReward(Sound):
     """Its reward is a text."""
 
@@ -79,13 +102,8 @@ class Later(Sound):
         values = sound if self.time < 2 else sound | LATER[self.kind][0]
         if "raises" in values:
             raise ZeroDivisionError("boom")
-        return (
-            values["seen"],
-            1.0,
-            values["terminated"],
-            False,
-            {"is_success": values["is_success"]},
-        )
+        info = values.get("info", {"is_success": values["is_success"]})
+        return values["seen"], 1.0, values["terminated"], False, info
 
 
 LATER = {
@@ -93,13 +111,17 @@ LATER = {
     "raises": ({"raises": True}, r"step 2 raised ZeroDivisionError: boom \(.*mistakes\.py, line"),
     "success": ({"is_success": "yes"}, "returned is_success='yes', which is true or false"),
     "successes": ({"is_success": np.array([True, False])}, "is_success=array.* true or false"),
+    "half a success": ({"is_success": 0.5}, "returned is_success=0.5, which is true or false"),
+    "no number": ({"is_success": np.nan}, "returned is_success=nan, which is true or false"),
+    "no info": ({"info": None}, "returned None as its info after 2 steps, which is a dict"),
     "ended": ({"terminated": "no"}, "returned terminated='no', which is true or false"),
     "size": (
         {"seen": np.zeros(3)},
         r"outside its space Box\(.* after 2 steps: .*shape \(3,\) where the shape is \(2,\)",
     ),
     "none": ({"seen": None}, "after 2 steps: ValueError: None where the shape is"),
-    "words": ({"seen": np.array(["a", "b"])}, "after 2 steps: ValueError: could not convert"),
+    "words": ({"seen": np.array(["1", "2"])}, "ValueError: array.* where numbers are expected"),
+    "complex": ({"seen": np.array([1j, 0])}, "ValueError: array.* where numbers are expected"),
 }
 """By kind: what the second step changes, and the sentence."""
 
@@ -117,7 +139,8 @@ def several(**kwargs):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    made = (Sound, OldStep, OldReset, NoDict, NoSpace, WordReward, Later, RaisesAtOnce, several)
+    made = (Sound, OldStep, OldReset, NoDict, NoSpace, Drawn, NoRenderMode, WordReward, Later)
+    made = (*made, RaisesAtOnce, several)
     for entry in made:
         gymnasium.register(f"siirl-wrong/{entry.__name__}-v0", entry, max_episode_steps=3)
     yield
@@ -174,3 +197,26 @@ def test_a_reward_that_is_a_text_is_refused():
 
 def test_an_environment_without_a_mistake_is_made():
     assert GymnasiumEnv(id="siirl-wrong/Sound-v0").spec.max_episode_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("picture", "sentence"),
+    [
+        (None, r"render raised OSError: no display \(.*, line"),
+        (
+            np.zeros((8, 8, 3)),
+            "render returned no picture after 0 steps: .* must be uint8, got float64",
+        ),
+        ([np.zeros((8, 8, 3), np.uint8)], r"after 0 steps: .* shape .*, got \(1, 8, 8, 3\)"),
+        (np.zeros((0, 0, 3), np.uint8), r"after 0 steps: .* shape .*, got \(0, 0, 3\)"),
+    ],
+)
+def test_a_picture_that_is_none_is_a_fault_of_the_environment(picture, sentence):
+    env = GymnasiumEnv(id="siirl-wrong/Drawn-v0", picture=picture)
+    streams = {"video": FrameRequest(every=1, size=8)}
+    with pytest.raises(Misbehaved, match=f"'siirl-wrong/Drawn-v0': .*{sentence}"):
+        asyncio.run(env.reset(seed=0, options={"frames": streams}))
+
+
+def test_a_constructor_that_takes_no_render_mode_is_made_without_pictures():
+    assert not GymnasiumEnv(id="siirl-wrong/NoRenderMode-v0").spec.renders

@@ -207,3 +207,47 @@ def test_a_policy_with_as_many_bins_as_values_reaches_every_decision(sizes, bins
 def test_spaces_without_a_form_in_the_contract_are_refused_with_the_remedy(name, sentence):
     with pytest.raises(ValueError, match=sentence):
         GymnasiumEnv(id=f"siirl-spaces/{name}-v0")
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Discrete(5), -1),  # NumPy would count from the end
+        (spaces.Discrete(3, start=7), 6),
+        (spaces.Discrete(5), 5),
+        (spaces.Discrete(5), 2.5),
+        (spaces.MultiDiscrete([3, 4]), np.array([-1, 2])),
+        (spaces.MultiBinary(2), np.array([7, 0])),
+    ],
+)
+def test_a_decision_outside_its_space_is_no_other_decision(space, value):
+    layout = ObservationLayout(space, name="x")
+    with pytest.raises(ValueError, match="is no member of"):
+        layout.read(value)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "vector"),
+    [
+        (spaces.Discrete(3, start=-1), np.array([1]), [0, 0, 1]),
+        (spaces.Discrete(3), 1.0, [0, 1, 0]),
+        (spaces.MultiDiscrete([2, 2]), [1, 0], [0, 1, 1, 0]),
+        (spaces.MultiBinary(2), np.array([True, False]), [1, 0]),
+        (spaces.Box(-1.0, 1.0, (2,)), [3, 4], [3, 4]),  # beyond the bounds, as simulators overshoot
+    ],
+)
+def test_members_of_another_type_are_read(space, value, vector):
+    assert ObservationLayout(space, name="x").read(value)[PROPRIOCEPTION].tolist() == vector
+
+
+def test_a_text_is_a_text_and_has_no_half_of_a_pair():
+    space = spaces.Dict({"mission": spaces.Text(9), "speed": spaces.Box(-1.0, 1.0, (1,))})
+    layout = ObservationLayout(space, name="x")
+    assert layout.read({"mission": "go\ud800", "speed": [0.0]})[INSTRUCTION] == "go?"
+    with pytest.raises(TypeError, match="None where a text is expected"):
+        layout.read({"mission": None, "speed": [0.0]})
+
+
+def test_actions_without_a_number_are_refused():
+    with pytest.raises(ValueError, match="hold no number: there is nothing to decide"):
+        ActionLayout(spaces.Box(-1.0, 1.0, (0,)), name="x")

@@ -210,10 +210,11 @@ def test_times_have_the_periods_of_the_published_range():
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
-def test_libero_is_seen_as_lerobots_data_show_it():
+@pytest.mark.parametrize("name", ["libero", "libero (stand-in assets)"])
+def test_libero_is_seen_as_lerobots_data_show_it(name):
     image = np.arange(48 * 64 * 3, dtype=np.uint8).reshape(1, 48, 64, 3).repeat(2, axis=0)
     state = np.zeros(8, np.float32)
-    turned, _ = make(spec=robot(name="libero")).prepare(images=image, proprioception=state)
+    turned, _ = make(spec=robot(name=name)).prepare(images=image, proprioception=state)
     plain, _ = make().prepare(images=image, proprioception=state)
     assert (plain == image).all()
     assert (turned == image[:, :, ::-1]).all()

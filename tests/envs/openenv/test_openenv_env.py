@@ -173,6 +173,27 @@ def test_calls_are_steps_and_a_text_without_one_ends_an_environment_of_tools() -
     }
 
 
+@pytest.mark.parametrize("tools", [None, 5, {"add": {}}])
+def test_a_list_of_tools_that_is_none_fails_the_episode(tools: Any) -> None:
+    def answer(message: Message) -> Any:
+        if message["type"] == "mcp":
+            return {"type": "mcp", "data": {"result": {"tools": tools}}}
+        return observed(heard="hello")
+
+    with (
+        ScriptedServer(answer) as server,
+        pytest.raises(EpisodeFailed, match=r"lists .* as its tools"),
+    ):
+        asyncio.run(first_step(server, "x"))
+
+
+def test_a_schema_whose_required_fields_are_no_list_is_read_without_them() -> None:
+    schema = {"properties": {"row": {"type": "string"}, "why": {"type": "string"}}, "required": 5}
+    with ScriptedServer(after_reset(observed(1.0, done=True)), action_schema=schema) as server:
+        asyncio.run(first_step(server, '{"row": "a", "why": "b"}'))
+    assert server.received[-2]["data"] == {"row": "a", "why": "b"}
+
+
 def test_the_token_of_a_file_is_sent_with_every_request(tmp_path: Any) -> None:
     (tmp_path / "token").write_text("secret\n")
     with ScriptedServer(Echo()) as server:
@@ -186,6 +207,7 @@ def test_the_token_of_a_file_is_sent_with_every_request(tmp_path: Any) -> None:
         (CLOSE, "The server at URL went away during 'step'"),
         (None, "The server at URL did not answer 'step' within 2 s"),
         (observed("much"), "reward is 'much' instead of a finite number or null"),
+        (observed(10**400), "instead of a finite number or null"),
         (observed(1.0, done="yes"), "done is 'yes' instead of true or false"),
         ({"type": "observation", "data": {}}, "observation is None instead of an object"),
         ({"type": "result", "data": {}}, "instead of {type: 'observation', data: {…}}"),

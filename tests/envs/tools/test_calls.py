@@ -100,3 +100,10 @@ def test_announcement_has_one_schema_a_line():
         "function": {"name": "add", "description": "Add.", "parameters": schema},
     }
     assert second["function"]["name"] == "now"
+
+
+@pytest.mark.parametrize("key", ['"\\ud800": 1', '"a": "\\udfff"', '"a": ["x", {"b": "\\ud83d"}]'])
+def test_half_of_a_surrogate_pair_is_no_call_because_no_server_could_be_sent_it(key):
+    (call,) = read_calls(f'<tool_call>{{"name": "add", "arguments": {{{key}}}}}</tool_call>')
+    assert isinstance(call, MalformedCall)
+    assert "surrogates not allowed" in call.reason
