@@ -116,7 +116,7 @@ def load_file(path: Path) -> DictConfig:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
     except UNREADABLE as error:
         raise ConfigError(
-            f"--config {path} cannot be read: {describe_yaml_error(error)}"
+            f"--config {path} cannot be read: {describe_yaml_error(error)}."
         ) from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")

@@ -62,6 +62,9 @@ def describe_yaml_error(error: BaseException) -> str:
     """Describes the error in the text: one sentence without its full stop."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
         return str(error)
     if type(error) is ValueError:

@@ -341,6 +341,27 @@ def test_a_file_that_holds_no_keys_is_refused(tmp_path: Path, content: str) -> N
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert "there is no such file" in refusal(config_file=tmp_path / "nowhere.yaml")
+    assert "is a folder: name a file in it" in refusal(config_file=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (
+            "trainer: {a: [\n",
+            "expected the node content, but found '<stream end>' (line 2, column 1).",
+        ),
+        ("trainer:\n  seed: 1\n  seed: 2\n", "found duplicate key seed (line 3, column 3)."),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_refused_in_one_line(
+    tmp_path: Path, content: str, fault: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    refused = refusal(config_file=file)
+    assert f"{file} cannot be read: {fault}" in refused
+    assert "\n" not in refused
 
 
 @pytest.mark.parametrize(
