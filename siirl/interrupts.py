@@ -226,6 +226,8 @@ def _end_finished() -> None:
     """
     if _status is None:
         return
+    # A signal's thread may be ending the command: the main thread failed because of it.
+    _ending.acquire(timeout=OTHER_THREAD_S)
     try:
         sys.stdout.flush()
         sys.stderr.flush()

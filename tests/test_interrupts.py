@@ -86,6 +86,16 @@ loop.run_until_complete(step())
 print("result")
 interrupts.leave(3)
 """
+FAILING_BY_ITS_END = """
+import subprocess, time
+from siirl import interrupts
+interrupts.listen()
+with interrupts.final_message(lambda: time.sleep(1) or "cleaned up"):
+    child = subprocess.Popen(["sleep", "600"])
+    print("waits", flush=True)
+    child.wait()
+    interrupts.leave(2)
+"""
 WITHOUT_READER = """
 import subprocess, sys
 from siirl import interrupts
@@ -221,6 +231,20 @@ def test_a_finished_command_calls_what_is_registered_and_ends_before_its_modules
         [sys.executable, "-c", FINISHED], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "result, called at exit\n", "")
+
+
+def test_a_command_that_fails_because_its_children_were_ended_was_interrupted():
+    process = subprocess.Popen(
+        [sys.executable, "-c", FAILING_BY_ITS_END],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    process.terminate()
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (143, "siirl: interrupted\ncleaned up\n")
 
 
 def test_a_finished_command_does_not_wait_for_a_thread_that_never_ends():
