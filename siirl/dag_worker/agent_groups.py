@@ -6,10 +6,10 @@ lowest group are those of a run without agents. The others have `agent_N/` befor
 recordings in the folder `agent_N`, and weights in `actor_N` of a checkpoint.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from envs.mistakes import describe_error
 from siirl.dag_worker import stages
@@ -18,6 +18,7 @@ from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.engine.rollout.engine_of_agents import assign_engines
 from siirl.engine.rollout.generation import TextEngine
+from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError, ConfigError, SiirlError
@@ -30,6 +31,47 @@ REDISTRIBUTION = "redistribution"  # one for all groups
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
 
+@dataclass(frozen=True)
+class AgentPlace:
+    """Number and folders of an agent group in a run."""
+
+    group: int
+    folder: Path
+    """For recordings and texts that are kept."""
+    checkpoints: Path
+    ending: str
+    """Of the names of its weights' folders in a checkpoint."""
+
+    @classmethod
+    def of(cls, group: int, *, run_folder: Path, groups: Collection[int]) -> "AgentPlace":
+        """The place of one of `groups`; its folder is made."""
+        first = group == min(groups)
+        folder = run_folder if first else run_folder / f"agent_{group}"
+        folder.mkdir(exist_ok=True)
+        return cls(group, folder, run_folder / "checkpoints", "" if first else f"_{group}")
+
+
+class SeparateRollouts(Protocol):
+    """The ranks that roll out, if others than those that train do."""
+
+    def open(
+        self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
+    ) -> None:
+        """Let the rollouts begin, after the first weights were published.
+
+        Args:
+            step: Number of completed training steps.
+            positions: For each agent group that draws prompts, how many it has drawn.
+            resumed: State of the checkpoint that was loaded; None if none was.
+        """
+
+    def begin_step(self, step: int) -> None:
+        """Note the step under way."""
+
+    def step_done(self) -> None:
+        """End the step under way: its rows are used, and the weights published in it act."""
+
+
 @dataclass
 class AgentGroups:
     """Components by agent group."""
@@ -38,6 +80,8 @@ class AgentGroups:
     checkpoints: CheckpointManager
     rolling_out: frozenset[int]
     """Groups that draw prompts and play episodes; the others train on rows of these."""
+    rollouts: SeparateRollouts | None = None
+    """The ranks that roll out; None: this rank does."""
 
     @property
     def first(self) -> WorkerComponents:
@@ -58,16 +102,44 @@ class AgentGroups:
         """Prefix of the names of a group's metrics."""
         return "" if group == min(self.groups) else f"agent_{group}/"
 
-    def start(self) -> None:
-        """Start the environments, and act with the current weights."""
+    def start(self, step: int) -> None:
+        """Start the environments, and act with the current weights, which are those of `step`."""
         for components in self.players():
             components.rollout.start()
         for components in self.groups.values():
             components.context.weights.sync()
+        if self.rollouts is not None:
+            loaded = self.checkpoints.loaded
+            self.rollouts.open(
+                step=step,
+                positions=self._positions(),
+                resumed=None if loaded is None else loaded.state,
+            )
+
+    def begin_step(self, step: int) -> None:
+        """Note the step that begins."""
+        for components in self.groups.values():
+            context = components.context
+            context.step, context.round = step, 0
+            context.drawn_prompts = context.config.data.train_batch_size
+        if self.rollouts is not None:
+            self.rollouts.begin_step(step)
+
+    def end_step(self) -> None:
+        """Act with the weights of the step from now on, if other ranks roll out."""
+        if self.rollouts is not None:
+            self.rollouts.step_done()
 
     def players(self) -> list[WorkerComponents]:
         """Components of the groups that roll out."""
         return [self.groups[group] for group in sorted(self.rolling_out)]
+
+    def _positions(self) -> dict[int, int]:
+        """Prompts drawn so far by each group that draws."""
+        return {
+            group: int(self.groups[group].context.require_loader().state_dict()["position"])
+            for group in sorted(self.rolling_out)
+        }
 
     def set_progress(self, progress: float) -> None:
         """See `WorkerComponents.set_progress`."""
@@ -153,6 +225,7 @@ def build_groups(
     run_folder: Path,
     ranks: Collectives,
     build: Callable[..., WorkerComponents],
+    rollouts: SeparateRollouts | None = None,
 ) -> AgentGroups:
     """Build all agent groups of the graph, and their common checkpoints.
 
@@ -160,47 +233,44 @@ def build_groups(
     """
     numbers = graph.agent_groups()
     drawing = frozenset(node.agent_group for node in graph.get_entry_nodes())
-    if len(numbers) == 1:
-        [alone] = numbers
-        components = build(
-            config=config_of_group(config, alone),
-            run_folder=run_folder,
-            with_critic=needs_critic(graph),
-        )
-        return AgentGroups({alone: components}, components.checkpoints, drawing)
     owner_of = owners(config.agents)
     groups: dict[int, WorkerComponents] = {}
     for group in sorted(numbers, key=lambda number: (number in owner_of, number)):
         sharing = [number for number in numbers if owner_of.get(number) == group]
-        first = group == numbers[0]
-        folder = run_folder if first else run_folder / f"agent_{group}"
-        folder.mkdir(exist_ok=True)
         groups[group] = build(
             config=config_of_group(config, group),
-            run_folder=folder,
+            place=AgentPlace.of(group, run_folder=run_folder, groups=numbers),
             with_critic=any(needs_critic(graph, group=each) for each in (group, *sharing)),
-            checkpoints=run_folder / "checkpoints",
-            ending="" if first else f"_{group}",
             shares=groups[owner_of[group]] if group in owner_of else None,
             sharers=[config_of_group(config, each) for each in sharing],
         )
     groups = {number: groups[number] for number in numbers}
-    _assign_engines(groups, config)
-    return AgentGroups(groups, _together(groups.values(), run_folder, ranks), drawing)
+    if len(groups) == 1:
+        [alone] = groups.values()
+        return AgentGroups(groups, alone.checkpoints, drawing, rollouts)
+    assign_seats({group: each.rollout for group, each in groups.items()}, config)
+    checkpoints = _together(groups.values(), run_folder, ranks)
+    return AgentGroups(groups, checkpoints, drawing, rollouts)
 
 
-def _assign_engines(groups: Mapping[int, WorkerComponents], config: SiiRLArguments) -> None:
-    """Let the groups play their roles in each other's environments."""
+def assign_seats(rollouts: Mapping[int, Any], config: SiiRLArguments) -> None:
+    """Let agent groups play their roles in each other's environments.
+
+    Args:
+        rollouts: By agent group; a training rank without rollouts has others in their place.
+        config: The job.
+    """
     seats = {
-        group: (cast(TextEngine, components.rollout.engine), workflow.tokenizer)
-        for group, components in groups.items()
-        if isinstance(workflow := components.rollout.workflow, TextWorkflow)
+        group: (cast(TextEngine, rollout.engine), workflow.tokenizer)
+        for group, rollout in rollouts.items()
+        if isinstance(rollout, Rollout) and isinstance(workflow := rollout.workflow, TextWorkflow)
     }
-    for group, components in groups.items():
+    for group, rollout in rollouts.items():
         played_by = config_of_group(config, group).env.played_by
-        if played_by:
+        # a rank has the players of those environments in which it plays episodes
+        if played_by and set(played_by) <= set(seats):
             players = [seats[player] for player in played_by]
-            assign_engines(components.rollout, players, lockstep=config.trainer.deterministic)
+            assign_engines(rollout, players, lockstep=config.trainer.deterministic)
 
 
 def _together(
@@ -218,4 +288,5 @@ def _together(
         engines={name: engine for manager in managers for name, engine in manager.engines.items()},
         ranks=ranks,
         export=export,
+        more_state=managers[0].more_state,  # of the run
     )

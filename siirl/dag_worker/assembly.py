@@ -13,6 +13,7 @@ from typing import TypedDict
 import torch
 
 from envs.base import EnvSpec
+from siirl.dag_worker.agent_groups import AgentPlace
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
     Closeable,
@@ -48,14 +49,12 @@ def builder_of(
 def build_components(
     *,
     config: SiiRLArguments,
-    run_folder: Path,
+    place: AgentPlace,
     ranks: Collectives,
     redistribution: Redistribution,
     device: torch.device,
     first_step: int,
     with_critic: bool = False,
-    checkpoints: Path | None = None,
-    ending: str = "",
     shares: WorkerComponents | None = None,
     sharers: Sequence[SiiRLArguments] = (),
 ) -> WorkerComponents:
@@ -63,14 +62,12 @@ def build_components(
 
     Args:
         config: The job, or an agent group's part of it.
-        run_folder: For recordings and texts that are kept.
+        place: Its folders in the run.
         ranks: The processes that train together.
         redistribution: Moves rows between them.
         device: Of this rank.
         first_step: First step to run.
         with_critic: Whether the graph has a critic node.
-        checkpoints: Folder of the checkpoints; by default in `run_folder`.
-        ending: Suffix of the names of the weights' folders in a checkpoint.
         shares: Components of the agent group whose weights these act with and train.
         sharers: Configurations of the groups that share these weights; their steps count for the
             learning rate.
@@ -83,18 +80,18 @@ def build_components(
     make = builder_of(config, pool.spec, ranks=ranks, device=device)
     if (shares is not None or sharers) and not isinstance(make, TextBuilder):
         raise InvariantError("Agent groups of robots have weights of their own.")
-    place = _Place(pool=pool, ranks=ranks, folder=run_folder, first_step=first_step)
+    of_rollouts = _Place(pool=pool, ranks=ranks, folder=place.folder, first_step=first_step)
     if shares is None:
         rollouts, learner, weights = _with_own_weights(
-            make, place, with_critic=with_critic, sharers=sharers
+            make, of_rollouts, with_critic=with_critic, sharers=sharers
         )
     else:
         assert isinstance(make, TextBuilder)
-        rollouts, learner, weights = _with_shared_weights(make, place, owner=shares)
+        rollouts, learner, weights = _with_shared_weights(make, of_rollouts, owner=shares)
     loader, reward = make.loader(ranks), make.reward()
     context = StageContext(
         config=config,
-        run_folder=run_folder,
+        run_folder=place.folder,
         ranks=ranks,
         collector=make.collector(rollouts, ranks=ranks),
         actor=learner.actor,
@@ -107,10 +104,10 @@ def build_components(
         loader=loader,
     )
     manager = CheckpointManager(
-        folder=checkpoints or run_folder / "checkpoints",
-        engines=learner.engines(ending) if shares is None else {},
+        folder=place.checkpoints,
+        engines=learner.engines(place.ending) if shares is None else {},
         ranks=ranks,
-        export=lambda checkpoint: make.describe(learner.module, checkpoint / f"actor{ending}"),
+        export=lambda folder: make.describe(learner.module, folder / f"actor{place.ending}"),
     )
     validator = make.validator(rollouts, ranks=ranks, loader=loader, reward=reward)
     return WorkerComponents(context, rollouts.rollout, validator, rollouts.episode_log, manager)
@@ -143,12 +140,16 @@ def _with_own_weights(
 def _with_shared_weights(
     make: TextBuilder, place: _Place, *, owner: WorkerComponents
 ) -> tuple[Rollouts, Learner, WeightSync]:
-    """Acts with and trains the weights of `owner`, with an actor of its own."""
+    learner = with_weights_of(owner, make)
+    rollouts = make.rollouts_of(owner.rollout.engine, learner.module, **place)  # type: ignore[arg-type]
+    return rollouts, learner, owner.context.weights
+
+
+def with_weights_of(owner: WorkerComponents, make: RankBuilder) -> Learner:
+    """Trains the weights of `owner`, with an actor of its own."""
     context = owner.context
     engine = context.actor.engine
-    rollouts = make.rollouts_of(owner.rollout.engine, engine.module, **place)  # type: ignore[arg-type]
-    learner = Learner(engine.module, make.actor(engine), context.critic, context.reference)
-    return rollouts, learner, context.weights
+    return Learner(engine.module, make.actor(engine), context.critic, context.reference)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 
 from siirl.dag_worker import stages
 from siirl.dag_worker.accounting import StepAccount, held_bytes
-from siirl.dag_worker.agent_groups import AgentGroups, build_groups, load_state
+from siirl.dag_worker.agent_groups import AgentGroups, SeparateRollouts, build_groups, load_state
 from siirl.dag_worker.assembly import build_components
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
@@ -59,6 +59,7 @@ class DAGWorker:
         run_folder: Output folder of the run.
         connect: Returns this rank's client of the DataCoordinator; None with one rank.
         build: Builds the components; None: those of a colocated rank of the job's domain.
+        rollouts: The ranks that roll out; None: this rank does.
         on_start: Called when everything is built and loaded.
 
     Raises:
@@ -87,6 +88,7 @@ class DAGWorker:
         run_folder: Path,
         connect: Callable[[int], Redistribution] | None = None,
         build: Callable[..., WorkerComponents] | None = None,
+        rollouts: SeparateRollouts | None = None,
         on_start: Callable[[], object] | None = None,
     ) -> None:
         require_run_folder(run_folder, rank=rank)
@@ -100,6 +102,7 @@ class DAGWorker:
         self.run_folder = run_folder
         self.device = prepare_process(config.trainer)
         self.build = build or build_components
+        self.rollouts = rollouts
         self.on_start = on_start
         self.ranks = join(
             rank=rank,
@@ -160,6 +163,7 @@ class DAGWorker:
             graph=self.taskgraph,
             run_folder=self.run_folder,
             ranks=self.ranks,
+            rollouts=self.rollouts,
             build=functools.partial(
                 self.build,
                 ranks=self.ranks,
@@ -180,7 +184,7 @@ class DAGWorker:
             self._evaluation_due = (
                 checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
             )
-        self.groups.start()
+        self.groups.start(self.global_steps)
         if self.on_start is not None:
             self.on_start()
 
@@ -256,10 +260,7 @@ class DAGWorker:
 
     def _run_training_step(self) -> None:
         self._before = copy.deepcopy(self.groups.state())
-        for group in self.groups.groups.values():
-            group.context.step = self.global_steps
-            group.context.round = 0
-            group.context.drawn_prompts = group.context.config.data.train_batch_size
+        self.groups.begin_step(self.global_steps)
         if self.config.trainer.total_steps is not None:
             self.groups.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
         self.account.begin()
@@ -269,6 +270,7 @@ class DAGWorker:
             group.context.collector.write_recordings({})
             version = {"policy/version": float(group.context.weights.version)}
             self._record(number, version | held_bytes(group.context))
+        self.groups.end_step()
         self._before = None
         STOP.hold(False)
         self.metrics.record(self.account.metrics(self.metrics.records))

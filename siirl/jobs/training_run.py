@@ -19,14 +19,13 @@ from siirl.dag_worker.events import Activity, Ended, Event, Ready
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.workers import (
     WorkerFactory,
+    edges_of,
     exclude_from_collections,
     rolls_out_only,
 )
 from siirl.dag_worker.unfinished import remove_unfinished
 from siirl.data_coordinator.redistribution import Redistribution
-from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.execution.dag import TaskGraph
-from siirl.execution.dag.resource_groups import GET
 from siirl.execution.scheduler.launch import Replacement, run_local, run_on_ray
 from siirl.execution.scheduler.placement import Layout, machines, require_machines
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
@@ -270,14 +269,7 @@ def _exchange_for(config: SiiRLArguments, graphs: Mapping[int, TaskGraph]) -> Ca
     """Start the exchange between the groups; the result connects one rank to it."""
     from siirl.dag_worker.separate.ray_exchange import RayLine, start_exchange
 
-    [node] = [node.node_id for node in graphs[0].nodes.values() if node.executable_ref == GET]
-    ledger = RolloutLedger(
-        batch=config.data.train_batch_size,
-        max_staleness=config.trainer.max_staleness,
-        ranks=sizes.rollout_ranks(config.trainer, config.dag),
-        streaming=sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout),
-    )
-    return functools.partial(RayLine, start_exchange(ledger=ledger, node=node))
+    return functools.partial(RayLine, start_exchange(edges_of(config, graphs[0])))
 
 
 def _connect(

@@ -19,15 +19,23 @@ Check = Callable[[SiiRLArguments], Sequence[SiirlError]]
 
 
 def agent_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """Settings of the run that need a single policy."""
-    if config.agent_configs and sizes.separate(config.dag):
-        yield ConfigError(
-            f"dag.groups with agents={{{', '.join(map(str, config.agent_configs))}: …}}: the "
-            "exchange between separate ranks counts prompts and weights of one policy, and a "
-            "rollout rank receives those of one. Leave dag.groups out, or, unless the agents play "
-            "in one environment, start a run for each agent."
-        )
+    """Settings of agents that exclude each other."""
+    yield from _modes_of_two(config)
     yield from _servers_of_two(config.agent_configs, owners(config.agents))
+
+
+def _modes_of_two(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """Separate ranks that would play a stream for one agent and blocks for another."""
+    modes: dict[bool, int] = {}
+    for group, own in config.agent_configs.items():
+        streams = sizes.streams(config.trainer, config.dag, own.actor_rollout_ref.rollout)
+        modes.setdefault(streams, group)
+    if len(modes) > 1:
+        yield ConfigError(
+            f"{place_of(modes[True])} starts episodes all the time, and {place_of(modes[False])} "
+            "step by step: a rollout rank does one of the two. Set "
+            "actor_rollout_ref.rollout.mode for the run, and not for an agent."
+        )
 
 
 def _servers_of_two(

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from siirl.dag_worker.stages import compute_reward, generate
@@ -13,6 +13,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.function_names import describe
 from siirl.execution.dag.resource_groups import ROLLOUT, TRAIN, acts, cut_graph
+from siirl.execution.scheduler.enums import ApportionStrategy
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import (
     TaskScheduler,
@@ -21,10 +22,12 @@ from siirl.execution.scheduler.task_scheduler import (
     ranks_of_groups,
 )
 from siirl.params import sizes
+from siirl.params.agents import config_of_group
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.preflight.agent_checks import by_group
 from siirl.preflight.critic_checks import mini_batches_of
 from siirl.preflight.memory import policy_parameters
 
@@ -36,9 +39,10 @@ class GroupPlan:
     name: str
     ranks: tuple[int, ...]
     machines: tuple[int, ...]
-    nodes: tuple[str, ...]
+    nodes: Mapping[int, tuple[str, ...]]
+    """By agent group."""
     why: str
-    """Source of the number of ranks."""
+    """Source of the number of ranks, in words."""
 
 
 def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
@@ -49,23 +53,33 @@ def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
     """
     if not sizes.separate(config.dag):
         return ()
-    fill_in_sizes(graph, parameters=policy_parameters(config.actor_rollout_ref.model))
+    configs = {group: config_of_group(config, group) for group in graph.agent_groups()}
+    fill_in_sizes(
+        graph,
+        parameters={
+            group: policy_parameters(own.actor_rollout_ref.model) for group, own in configs.items()
+        },
+    )
     parts = cut_graph(graph, groups=config.dag.groups)
     _check_rollout_ranks(parts[ROLLOUT])
-    if sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout):
+    if any(
+        sizes.streams(config.trainer, config.dag, own.actor_rollout_ref.rollout)
+        for own in configs.values()
+    ):
         _check_stream(parts[ROLLOUT])
     given = dict(config.dag.groups)
-    found = ranks_of_groups(
+    wanted = ranks_of_groups(
         parts, given, num_workers=sizes.ranks(config.trainer), strategy=config.dag.apportion
     )
-    if set(given.values()) == {None}:
-        found = _that_fit(config, found) or found
+    fit = _that_fit(list(configs.values()), wanted)
+    found = (fit or wanted) if set(given.values()) == {None} else wanted
     config.dag.groups = dict(found)
-    refuse(list(_shares(config, found)))
+    refuse(by_group(config, lambda own: list(_shares(own, found, fit=fit))))
     mapping = scheduled(config.trainer, config.dag, graph)
     groups = ProcessGroupManager(sizes.ranks(config.trainer), mapping)
     return tuple(
-        _plan(config.dag, config.trainer, name, part, groups, given) for name, part in parts.items()
+        _plan(name, part, groups, config.trainer, why=_why(name, parts, given, wanted, config))
+        for name, part in parts.items()
     )
 
 
@@ -105,29 +119,56 @@ def scheduled(
 
 
 def _plan(
-    dag: DagArguments,
-    trainer: TrainingArguments,
     name: str,
     part: TaskGraph,
     groups: ProcessGroupManager,
-    given: Mapping[str, int | None],
+    trainer: TrainingArguments,
+    *,
+    why: str,
 ) -> GroupPlan:
     ranks = next(
         found
         for found, group in groups.groups.items()
         if group is not groups.world and group in groups.node_groups[next(iter(part.nodes))]
     )
-    why = "dag.groups"
-    if given[name] is None:
-        millions = estimate_graph_model_params(part) / 1e6
-        why = f"dag.apportion={dag.apportion}, {millions:.1f} million parameters"
+    nodes = [node for node in part.get_nodes() if node.skip_reason is None]
     return GroupPlan(
         name=name,
         ranks=ranks,
         machines=tuple(sorted({rank // trainer.n_gpus_per_node for rank in ranks})),
-        nodes=tuple(node.node_id for node in part.get_nodes() if node.skip_reason is None),
+        nodes={
+            agent: tuple(node.node_id for node in nodes if node.agent_group == agent)
+            for agent in part.agent_groups()
+        },
         why=why,
     )
+
+
+def _why(
+    name: str,
+    parts: Mapping[str, TaskGraph],
+    given: Mapping[str, int | None],
+    wanted: Mapping[str, int],
+    config: SiiRLArguments,
+) -> str:
+    """Why a group has its number of ranks."""
+    dag, found = config.dag, config.dag.groups[name]
+    if given[name] is not None:
+        return "as dag.groups says"
+    if set(given.values()) != {None}:
+        return "those that dag.groups leaves"
+    ranks = f"{wanted[name]} of {sum(wanted.values())} ranks"
+    if dag.apportion == ApportionStrategy.EVEN:
+        why = f"dag.apportion=even: {ranks}"
+    else:
+        own = estimate_graph_model_params(parts[name])
+        total = sum(map(estimate_graph_model_params, parts.values()))
+        why = (
+            f"dag.apportion={dag.apportion}: {ranks} for {own / 1e6:.1f} of {total / 1e6:.1f} "
+            "million parameters"
+        )
+    moved = "; the nearest number with which prompts and mini-batches divide is taken"
+    return why if wanted[name] == found else why + moved
 
 
 def _gets_prompts(data: DataArguments, groups: Mapping[str, int]) -> bool:
@@ -145,9 +186,11 @@ def _copy(config: SiiRLArguments) -> int:
     return config.actor_rollout_ref.actor.fsdp_size or 1
 
 
-def _that_fit(config: SiiRLArguments, wanted: Mapping[str, int]) -> dict[str, int] | None:
-    """The sizes nearest to `wanted`, of the same sum, that `_shares` accepts, if there are any; of
-    two that are equally near, those with fewer training ranks.
+def _that_fit(
+    configs: Sequence[SiiRLArguments], wanted: Mapping[str, int]
+) -> dict[str, int] | None:
+    """The sizes nearest to `wanted`, of the same sum, that `_shares` accepts for every agent group,
+    if there are any; of two that are equally near, those with fewer training ranks.
     """
     ranks = sum(wanted.values())
     candidates = [{ROLLOUT: ranks - train, TRAIN: train} for train in range(1, ranks)]
@@ -155,14 +198,17 @@ def _that_fit(config: SiiRLArguments, wanted: Mapping[str, int]) -> dict[str, in
         (
             groups
             for groups in candidates
-            if _gets_prompts(config.data, groups) and _divides(config, groups)
+            if all(_gets_prompts(own.data, groups) and _divides(own, groups) for own in configs)
         ),
         key=lambda groups: abs(groups[TRAIN] - wanted[TRAIN]),
         default=None,
     )
 
 
-def _shares(config: SiiRLArguments, groups: Mapping[str, int]) -> Iterator[SiirlError]:
+def _shares(
+    config: SiiRLArguments, groups: Mapping[str, int], *, fit: Mapping[str, int] | None
+) -> Iterator[SiirlError]:
+    """Refuse sizes that do not divide a job, or an agent group's part; `fit`: sizes that do."""
     data, group_size, train = config.data, config.actor_rollout_ref.rollout.n, groups[TRAIN]
     if not _gets_prompts(data, groups):
         yield ConfigError(
@@ -171,7 +217,6 @@ def _shares(config: SiiRLArguments, groups: Mapping[str, int]) -> Iterator[Siirl
         )
     if _divides(config, groups):
         return
-    fit = _that_fit(config, groups)
     resized = f"dag.groups={{rollout: {fit[ROLLOUT]}, train: {fit[TRAIN]}}}" if fit else ""
     for key, mini_batch in mini_batches_of(config).items():
         trajectories = mini_batch * group_size

@@ -17,6 +17,7 @@ ROWS_READ = (
     f"the first {ROWS_BEFORE_START} of each list of prompt files were read, with their pictures; "
     "the run reads all of them before its first step"
 )
+TRAINS_NOTHING = "nothing: no node of this graph updates a model; the run plays and scores episodes"
 UNGRADED_ROWS = (
     "includes rows that the environment cannot grade (no ground truth, or a style that needs a "
     "judge): only your reward rates them, and success rates leave them out "
@@ -30,6 +31,7 @@ def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
         ("pipeline", f"{plan.pipeline.name}: {plan.pipeline.paths[0]}"),
         *(("join" if " + " in path else "branch", path) for path in plan.pipeline.paths[1:]),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.pipeline.skipped),
+        *([] if plan.pipeline.trains else [("trains", TRAINS_NOTHING)]),
         ("ranks", _render_ranks(plan)),
         *((f"group {group.name}", _render_group(group)) for group in plan.groups),
         *([("staleness", _render_staleness(plan))] if plan.groups else []),
@@ -125,7 +127,12 @@ def _render_environments(plan: Plan) -> str:
 def _render_group(group: GroupPlan) -> str:
     ranks = _numbers("rank", group.ranks)
     machines = _numbers("machine", group.machines)
-    return f"{ranks} ({group.why}) on {machines}: {' -> '.join(group.nodes)}"
+    chains = {agent: " -> ".join(nodes) for agent, nodes in group.nodes.items()}
+    if len(chains) == 1:
+        [nodes] = chains.values()
+    else:
+        nodes = "; ".join(f"agent {agent}: {chain}" for agent, chain in chains.items())
+    return f"{ranks} ({group.why}) on {machines}: {nodes}"
 
 
 def _numbers(noun: str, numbers: Sequence[int]) -> str:

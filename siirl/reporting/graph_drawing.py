@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.function_names import describe
-from siirl.execution.dag.resource_groups import GET, PUT, cut_graph
+from siirl.execution.dag.resource_groups import GET, cut_graph, put_of
 from siirl.reporting.run_folder import GRAPH_FILE
 
 _BOX, _HIGH, _GAP_X, _GAP_Y = 176, 34, 34, 16
@@ -37,10 +37,9 @@ def graph_rows(graph: TaskGraph, *, groups: Collection[str] = ()) -> list[dict[s
     parts = cut_graph(graph, groups=groups)
     in_order = reversed(parts.items())  # the first part gets what the second puts
     rows = [row for name, part in in_order for row in _rows(part, group=name)]
-    puts = [row["id"] for row in rows if row["function"] == PUT]
     for row in rows:
         if row["function"] == GET:
-            row["after"] = puts
+            row["after"] = [put_of(row["id"])]
     return rows
 
 

@@ -168,10 +168,12 @@ def test_a_resumed_run_accounts_for_every_prompt_that_was_started(tmp_path):
     resume = f"trainer.resume={tmp_path / 'first'}"
     second = TwoGroups(tmp_path / "second", (*job, resume, "trainer.total_steps=4"))
     second.run()
-    totals = second.exchange.ledger.totals()
+    totals = second.exchange.edges[0].ledger.totals()
     assert totals["used"] == 4 * 8
     assert totals["started"] == sum(totals.values()) - totals["started"]
-    assert totals["started"] == second.exchange.ledger.position  # none twice, none left out
+    assert (
+        totals["started"] == second.exchange.edges[0].ledger.position
+    )  # none twice, none left out
 
 
 def test_a_schedule_that_is_resumed_equals_one_that_was_not_interrupted(tmp_path):

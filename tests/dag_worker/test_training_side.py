@@ -5,14 +5,15 @@ references from the exchange.
 import asyncio
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from siirl.dag_worker.separate.exchange import PROMPT, Exchange
+from siirl.dag_worker.separate.edge import PROMPT, Edge
+from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.line import LOST, Weights
-from siirl.dag_worker.separate.training_side import TrainingSide
+from siirl.dag_worker.separate.training_side import RolloutsOfRun, TrainingSide
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt, RolloutLedger
 from tests.algos.thread_ranks import ThreadRanks, on_threads
@@ -56,12 +57,15 @@ class PicklingRanks(ThreadRanks):
 
 
 class Publisher:
-    """What a training rank reads of a `WeightPublisher` to take rows: the step under way."""
+    """What a training rank reads of a `WeightPublisher` to take rows."""
 
     step = 1
 
     def __init__(self):
         self.steps_of_versions: dict[int, int] = {}
+
+    def step_done(self):
+        """Nothing was published."""
 
 
 @pytest.fixture
@@ -71,16 +75,17 @@ def line() -> Iterator[ReferenceLine]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     ledger = RolloutLedger(batch=BATCH, max_staleness=0, ranks=1, streaming=False)
-    line = ReferenceLine(Exchange(ledger=ledger, node="get"), loop)
-    line.call("publish", Weights(step=0, version=0, buckets=(), checksum=0))
-    line.call("open", 0, 0, None, [])
+    line = ReferenceLine(Exchange({0: Edge(ledger=ledger, node="get")}), loop)
+    line.call("publish", 0, Weights(step=0, version=0, buckets=(), checksum=0))
+    line.call("open", 0, 0, 0, None, [])
+    line.call("step_done", 0)
     yield line
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
 
 
-def put(line: ReferenceLine, prompts: list[Prompt]) -> dict[int, Reference]:
+def put(line: ReferenceLine, prompts: Sequence[Prompt]) -> dict[int, Reference]:
     """One row for each prompt, whose reward is the prompt's number; references by number."""
     entries, stored = [], {}
     for prompt in prompts:
@@ -88,13 +93,14 @@ def put(line: ReferenceLine, prompts: list[Prompt]) -> dict[int, Reference]:
         stored[prompt.number] = line.store([row])
         info = SampleInfo(sum_tokens=1, dict_info={PROMPT: prompt.number})
         entries.append((prompt, info, stored[prompt.number], 0))
-    line.call("put", 0, entries, None)
+    line.call("put", 0, 0, entries, None)
     return stored
 
 
 def training_side(ranks, line) -> TrainingSide:
     return TrainingSide(
-        line=line,
+        group=0,
+        rollouts=RolloutsOfRun(line),
         ranks=PicklingRanks(ranks.exchange, ranks.rank, ranks.size),
         publisher=Publisher(),
         max_failed_share=0.0,
@@ -108,7 +114,7 @@ def take(ranks, line) -> list[float]:
 
 
 def test_each_of_two_training_ranks_fetches_the_rows_of_its_own_share(line):
-    put(line, line.call("work", 0, 1, 0).prompts)
+    put(line, line.call("work", 0, {0: 1}, 0).prompts[0])
     parts = on_threads(take, [(line,)] * RANKS)
     assert [len(part) for part in parts] == [2, 2]
     assert sorted(parts[0] + parts[1]) == [0.0, 1.0, 2.0, 3.0]
@@ -116,11 +122,11 @@ def test_each_of_two_training_ranks_fetches_the_rows_of_its_own_share(line):
 
 def test_rows_that_died_with_their_rank_are_rolled_out_again_before_any_rank_trains(line):
     """A replacement puts the rows of prompt 2 again while both ranks wait for the step."""
-    stored = put(line, line.call("work", 0, 1, 0).prompts)
+    stored = put(line, line.call("work", 0, {0: 1}, 0).prompts[0])
     line.dead.add(stored[2])
 
     def replacement():
-        while not (again := line.call("work", 0, 1, 0).prompts):
+        while not (again := line.call("work", 0, {0: 1}, 0).prompts[0]):
             pass
         put(line, again)
 
@@ -129,17 +135,18 @@ def test_rows_that_died_with_their_rank_are_rolled_out_again_before_any_rank_tra
     parts = on_threads(take, [(line,)] * RANKS)
     thread.join()
     assert sorted(parts[0] + parts[1]) == [0.0, 1.0, 2.0, 3.0]
-    assert line.call("totals")["used"] == BATCH
+    assert line.call("totals", 0)["used"] == BATCH
 
 
 def test_each_rank_of_a_resumed_run_knows_the_steps_of_versions_before_it(line):
     """Rank 1 reports the age of the rows in the checkpoint."""
-    ledger = RolloutLedger(batch=BATCH, max_staleness=0, ranks=1, streaming=False)
+    ledger = RolloutLedger(batch=BATCH, max_staleness=0, ranks=1, streaming=False, version=21)
     state = {"rollouts": {"ledger": ledger.state_dict(), "rows": [], "versions": {42: 21}}}
 
     def resumed(ranks):
         side = training_side(ranks, line)
-        side.open(step=21, position=0, resumed=state)
+        side.rollouts.begin_step(21)
+        side.rollouts.open(step=21, positions={0: 0}, resumed=state)
         return side.publisher.steps_of_versions
 
     assert on_threads(resumed, [()] * RANKS) == [{42: 21}] * RANKS

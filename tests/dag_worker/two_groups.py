@@ -11,9 +11,7 @@ from typing import Any
 
 from siirl.dag_worker.events import Event, Ready, StepDone
 from siirl.dag_worker.separate.exchange import Exchange
-from siirl.dag_worker.separate.workers import WorkerFactory
-from siirl.engine.rollout.ledger import RolloutLedger
-from siirl.execution.dag.resource_groups import GET
+from siirl.dag_worker.separate.workers import WorkerFactory, edges_of
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.params import sizes
 from siirl.params.parser import parse_config
@@ -65,25 +63,18 @@ class WatchedLine(ThreadLine):
 class TwoGroups:
     """A training rank in the caller's thread, and rollout ranks in separate threads."""
 
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, words: Sequence[str], *, config_file: Path | None = None
+    ) -> None:
         self.errors: list[BaseException] = []
-        self.config = parse_config(words)
+        self.config = parse_config(words, config_file=config_file)
         self.config.cluster.mode = "local"  # simulators in this process
         folder.mkdir(exist_ok=True)
         graph = load_graph(self.config)
         place(self.config, graph)
         graphs = scheduled(self.config.trainer, self.config.dag, graph)
-        [node] = [node.node_id for node in graphs[0].nodes.values() if node.executable_ref == GET]
         self.loop = asyncio.new_event_loop()
-        ledger = RolloutLedger(
-            batch=self.config.data.train_batch_size,
-            max_staleness=self.config.trainer.max_staleness,
-            ranks=sizes.rollout_ranks(self.config.trainer, self.config.dag),
-            streaming=sizes.streams(
-                self.config.trainer, self.config.dag, self.config.actor_rollout_ref.rollout
-            ),
-        )
-        self.exchange = Exchange(ledger=ledger, node=node)
+        self.exchange = Exchange(edges_of(self.config, graphs[0]))
         self.factory = WorkerFactory(
             config=self.config,
             graphs=graphs,
@@ -146,6 +137,9 @@ def _once(start):
     return lambda: next(calls, lambda: None)()
 
 
-def run_groups(folder: Path, words: Sequence[str]) -> list[StepDone]:
+def run_groups(
+    folder: Path, words: Sequence[str], *, config_file: Path | None = None
+) -> list[StepDone]:
     """The steps of the job."""
-    return [event for event in TwoGroups(folder, words).run() if isinstance(event, StepDone)]
+    events = TwoGroups(folder, words, config_file=config_file).run()
+    return [event for event in events if isinstance(event, StepDone)]

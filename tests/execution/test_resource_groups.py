@@ -93,6 +93,47 @@ def test_rows_do_not_go_back_to_the_rollouts():
         cut_graph(graph, groups=BOTH)
 
 
+def two_agents(after=("score_1",), **of_last):
+    """A chain for each agent: rollout and score; then a node after these."""
+    pipeline = Pipeline("own")
+    for agent in (0, 1):
+        rollout = "siirl.dag_worker.stages:generate"
+        pipeline.add_node(f"rollout_{agent}", rollout, agent_group=agent)
+        pipeline.add_node(f"score_{agent}", passes, [f"rollout_{agent}"], agent_group=agent)
+    graph = pipeline.add_node("end", passes, agent_group=1).build()
+    for name, value in {"dependencies": list(after), **of_last}.items():
+        setattr(graph.nodes["end"], name, value)
+    graph.update_edges()
+    return graph
+
+
+def test_the_rows_of_each_agent_have_a_pair_of_nodes():
+    parts = cut_graph(two_agents(), groups=BOTH)
+    nodes = {name: node.agent_group for name, node in parts["rollout"].nodes.items()}
+    assert nodes == {"rollout_0": 0, "rollout_1": 1, "put_rollout_0": 0, "put_rollout_1": 1}
+    order = [(node.node_id, node.agent_group) for node in parts["train"].get_nodes()]
+    assert order[:4] == [("get_rollout_0", 0), ("score_0", 0), ("get_rollout_1", 1), ("score_1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("of_last", "sentence"),
+    [
+        ({"after": ["score_0", "score_1"]}, "joins rows of 'rollout_0' and 'rollout_1'"),
+        (
+            {"after": ["rollout_1"], "agent_group": 0, "group": "rollout"},
+            "'end' of agent group 0 and of the group 'rollout' reads 'rollout_1' of agent group 1",
+        ),
+        (
+            {"agent_group": 2, "after": [], "group": "rollout"},
+            "agent group 2: the rows of 0 nodes pass from the group 'rollout'",
+        ),
+    ],
+)
+def test_rows_of_two_agents_do_not_meet_where_ranks_are_separate(of_last, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        cut_graph(two_agents(**of_last), groups=BOTH)
+
+
 def test_eight_ranks_two_of_which_roll_out():
     parts = cut_graph(grpo_pipeline(), groups=BOTH)
     mapping = TaskScheduler(2, 4).assign_resource_groups(parts, {"rollout": 2, "train": 6})
@@ -103,7 +144,7 @@ def test_eight_ranks_two_of_which_roll_out():
 
 def test_ranks_without_a_number_are_divided_evenly_or_by_parameters():
     graph = grpo_pipeline()
-    fill_in_sizes(graph, parameters=100)
+    fill_in_sizes(graph, parameters={0: 100})
     parts = cut_graph(graph, groups=BOTH)
     given = {"rollout": None, "train": None}
     even = ranks_of_groups(parts, given, num_workers=8, strategy="even")
@@ -116,7 +157,7 @@ def test_a_skipped_model_counts_nothing():
     """Without a KL no reference is loaded: a policy against a policy."""
     graph = grpo_pipeline()
     graph.skip_node("reference_log_prob", reason=NO_KL)
-    fill_in_sizes(graph, parameters=100)
+    fill_in_sizes(graph, parameters={0: 100})
     parts = cut_graph(graph, groups=BOTH)
     given = {"rollout": None, "train": None}
     by_size = ranks_of_groups(parts, given, num_workers=8, strategy="param_aware")

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import torch
+import yaml
 from real_run import descendants_of, living_processes
 
 GROUPS = ("trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
@@ -51,6 +52,56 @@ def test_a_killed_training_rank_or_exchange_ends_the_run_which_resumes(start_run
     again = start_run(*STREAM, "trainer.total_steps=12", "trainer.resume=auto")
     assert again.wait() in (0, 2), again.text
     assert "Traceback" not in again.text
+
+
+AGENTS = "{0: {}, 1: {env: math, data.max_response_length: 6, env.num_servers: 1}}"
+
+
+def two_chains(folder) -> str:
+    """A graph of GRPO's nodes for two agents, as a key."""
+    nodes = []
+    for agent in (0, 1):
+        before = None
+        for name, kind, role in (
+            ("rollout", "MODEL_INFERENCE", "ROLLOUT"),
+            ("reward", "COMPUTE", "REWARD"),
+            ("advantage", "COMPUTE", "ADVANTAGE"),
+            ("train", "MODEL_TRAIN", "ACTOR"),
+        ):
+            node = {"node_id": f"{name}_{agent}", "node_type": kind, "node_role": role}
+            nodes.append(node | {"agent_group": agent, "dependencies": [before] if before else []})
+            before = node["node_id"]
+    file = folder / "graph.yaml"
+    file.write_text(yaml.safe_dump({"nodes": nodes}))
+    return f"dag.workflow_file={file}"
+
+
+@pytest.mark.slow
+def test_a_killed_rollout_rank_of_two_agents_is_replaced_and_every_prompt_accounted_for(
+    start_run, tmp_path
+):
+    """Two prompts of each agent in a step."""
+    words = (*STREAM, two_chains(tmp_path), f"agents={AGENTS}")
+    run = start_run(*words, "trainer.total_steps=12")
+    after_step(run, 3)
+    kill_one(run, "ray::_ReplaceableRank")
+    assert run.wait() == 0, run.text
+    assert "another takes its place" in run.text
+    assert re.search(r"^ +12/12", run.text, re.MULTILINE)
+    [checkpoint] = run.outputs.glob("*/*/checkpoints/step_00000012")
+    assert {folder.name for folder in checkpoint.glob("actor*")} == {"actor", "actor_1"}
+    rollouts = torch.load(checkpoint / "state.pt", weights_only=False)["rollouts"]["agents"]
+    for agent in (0, 1):
+        accounted(rollouts[agent]["ledger"], used=12 * 2)
+    again = start_run(*words, "trainer.total_steps=14", "trainer.resume=auto")
+    assert again.wait() == 0, again.text
+
+
+def accounted(ledger, *, used: int) -> None:
+    """Every prompt that was started is used, discarded, or waits."""
+    assert ledger["used"] == used
+    waiting = len(ledger["pending"]) + len(ledger["finished"])
+    assert ledger["started"] == ledger["position"] == used + ledger["discarded"] + waiting
 
 
 FOUR_RANKS = (
@@ -98,6 +149,4 @@ def test_of_several_ranks_a_rollout_rank_is_replaced_and_a_training_rank_ends_th
     assert again.wait() == 0, again.text
     [checkpoint] = run.outputs.glob(f"*/*/checkpoints/step_{last:08d}")
     ledger = torch.load(checkpoint / "state.pt", weights_only=False)["rollouts"]["ledger"]
-    assert ledger["used"] == last * 4
-    waiting = len(ledger["pending"]) + len(ledger["finished"])
-    assert ledger["started"] == ledger["position"] == ledger["used"] + ledger["discarded"] + waiting
+    accounted(ledger, used=last * 4)

@@ -6,9 +6,11 @@ import yaml
 from siirl.errors import SiirlError
 from siirl.params.parser import parse, parse_first, to_tree
 from siirl.preflight.early_checks import check_early
+from siirl.preflight.group_placement import place
 from siirl.preflight.plan_text import render
-from siirl.preflight.prepare import prepare
+from siirl.preflight.prepare import load_graph, prepare
 
+SEPARATE = ("trainer.n_gpus_per_node=2", "dag.groups={rollout:1,train:1}")
 CARTPOLE = "env:gymnasium,env.id:CartPole-v1"
 
 
@@ -69,6 +71,26 @@ def test_an_agent_that_shares_weights_needs_no_memory_for_them(two_chains):
     assert "agent 1's policy" not in text
 
 
+def test_the_plan_says_whose_nodes_separate_ranks_run(two_chains):
+    job = parsed(two_chains, "{0:{},1:{}}", *SEPARATE)
+    text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
+    chain = "get_rollout_{0} -> reward_{0} -> advantage_{0} -> train_{0} -> sync_weights_{0}"
+    train = f"agent 0: {chain.format(0)}; agent 1: {chain.format(1)}"
+    assert f"group train rank 0 (as dag.groups says) on machine 0: {train}" in text
+    assert "agent 0: rollout_0 -> put_rollout_0; agent 1: rollout_1 -> put_rollout_1" in text
+
+
+def test_ranks_that_do_not_divide_an_agents_mini_batch_are_refused(two_chains):
+    """Of 16 prompts x 3 and x 4 rollouts only the former are divisible by 3."""
+    words = ("trainer.n_gpus_per_node=4", "dag.groups={rollout:1,train:3}")
+    agents = "{0:{actor_rollout_ref.rollout.n:3},1:{actor_rollout_ref.rollout.n:4}}"
+    config = parsed(two_chains, agents, *words).config
+    with pytest.raises(SiirlError) as error:
+        place(config, load_graph(config))
+    assert "agents.1: actor_rollout_ref.actor.ppo_mini_batch_size=16" in str(error.value)
+    assert "agents.0" not in str(error.value)
+
+
 def test_agents_are_checked_by_the_rules_of_their_domain(two_chains):
     """`max_response_length` is of text; the robot's agent may inherit and not set it."""
     job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "data.max_response_length=6")
@@ -100,10 +122,9 @@ def test_agents_are_checked_by_the_rules_of_their_domain(two_chains):
             "loads none: give both the KL, or neither",
         ),
         (
-            "{0:{},1:{}}",
-            ["trainer.n_gpus_per_node=2", "dag.groups={rollout:1,train:1}"],
-            "counts prompts and weights of one policy, and a rollout rank receives those of one. "
-            "Leave dag.groups out, or, unless the agents play in one environment, start a run",
+            "{0:{},1:{actor_rollout_ref.rollout.mode:sync}}",
+            [*SEPARATE, "trainer.max_staleness=1"],
+            "agents.0 starts episodes all the time, and agents.1 step by step: a rollout rank does",
         ),
         (
             "{0:{},1:{}}",

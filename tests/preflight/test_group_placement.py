@@ -55,6 +55,42 @@ def test_filled_in_rollout_ranks_all_get_prompts():
 
 
 @pytest.mark.parametrize(
+    ("words", "reasons"),
+    [
+        (["dag.groups={rollout: 4, train: 4}"], ["as dag.groups says"] * 2),
+        (
+            ["dag.groups={rollout: 4, train: null}"],
+            ["those that dag.groups leaves", "as dag.groups says"],
+        ),
+        (
+            [OPEN, "dag.apportion=even"],
+            ["dag.apportion=even: 4 of 8 ranks", "dag.apportion=even: 4 of 8 ranks"],
+        ),
+        (
+            [OPEN, KL, f"{MINI_BATCH}=20"],
+            [
+                "dag.apportion=param_aware: 5 of 8 ranks for 1.3 of 2.0 million parameters",
+                "dag.apportion=param_aware: 3 of 8 ranks for 0.7 of 2.0 million parameters",
+            ],
+        ),
+    ],
+)
+def test_the_plan_says_why_a_group_has_its_ranks(words, reasons):
+    """The training part has the policy and its reference of 0.66 million parameters each."""
+    config = parse_config([*EIGHT, *words])
+    assert [group.why for group in place(config, load_graph(config))] == reasons
+
+
+def test_the_plan_says_that_sizes_were_moved_to_those_that_divide():
+    config = parse_config([*EIGHT, OPEN, KL])
+    train, _ = place(config, load_graph(config))
+    assert "5 of 8 ranks" in train.why
+    assert train.why.endswith(
+        "; the nearest number with which prompts and mini-batches divide is taken"
+    )
+
+
+@pytest.mark.parametrize(
     ("batch", "remedy"),
     [
         (96, {MINI_BATCH: 12}),  # 12 x 16 = 192 = 6 x 32, and 96 = 8 x 12

@@ -470,6 +470,7 @@ def test_a_graph_that_trains_nothing_says_so_and_promises_no_optimiser_steps() -
     plan = plan_of(job_graph=pipeline.build())
     text = one_line(render(plan))
     assert plan.optimiser_steps == 0
+    assert render(plan).splitlines()[2].split()[:2] == ["trains", "nothing:"]
     assert "no node of this graph trains a model" in text
     assert "optimiser step" not in text
     assert "vanilla" not in text

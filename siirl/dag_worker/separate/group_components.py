@@ -6,16 +6,17 @@ colocated ranks (`siirl.dag_worker.assembly`).
 """
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch
 
 from siirl.dag_worker import stages
-from siirl.dag_worker.assembly import builder_of
+from siirl.dag_worker.agent_groups import AgentPlace, assign_seats
+from siirl.dag_worker.assembly import builder_of, with_weights_of
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
-    Learner,
     WorkerComponents,
     compute_dtype,
     make_kl_controller,
@@ -26,20 +27,23 @@ from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.dag_worker.separate.rollout_ranks import Recording, RolloutParts, RolloutRanks
-from siirl.dag_worker.separate.training_side import (
+from siirl.dag_worker.separate.substitutes import (
     DistantCollector,
     DistantLoader,
     DistantRollout,
     DistantValidator,
     NoEpisodeLog,
-    TrainingSide,
 )
+from siirl.dag_worker.separate.training_side import RolloutsOfRun, TrainingSide
+from siirl.dag_worker.text_components import TextBuilder
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
+from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.weight_sync import acting_copy
 from siirl.errors import ConfigError
 from siirl.execution.dag import TaskGraph
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.agents import config_of_group, owners
 from siirl.params.dag_args import DagArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.model_args import ModelArguments
@@ -67,32 +71,55 @@ class UnavailableComponent:
 def build_training(
     *,
     config: SiiRLArguments,
-    run_folder: Path,
+    place: AgentPlace,
     ranks: Collectives,
     redistribution: Redistribution,
     device: torch.device,
     first_step: int,
     with_critic: bool = False,
-    line: Line,
+    shares: WorkerComponents | None = None,
+    sharers: Sequence[SiiRLArguments] = (),
+    rollouts: RolloutsOfRun,
 ) -> WorkerComponents:
-    """Components of a training rank; arguments are those of `build_components`, and `line`."""
+    """Components of an agent group on a training rank.
+
+    Arguments are those of `build_components`, and `rollouts`.
+    """
     spec = describe_env(config)
     make = builder_of(config, spec, ranks=ranks, device=device)
-    learner = make.learner(make.load(), with_critic=with_critic)
+    if shares is None:
+        learner = make.learner(make.load(), with_critic=with_critic, sharers=sharers)
+        dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
+        publisher = WeightPublisher(
+            group=place.group,
+            trained=learner.actor.engine,
+            ranks=ranks,
+            line=rollouts.line,
+            acting_dtype=dtype,
+        )
+    else:
+        learner = with_weights_of(shares, make)
+        publisher = cast(Any, shares.context.weights)
     stream = make.loader(OneProcess())
-    side = _training_side(config, learner, ranks=ranks, line=line)
-    publisher = side.publisher
-    publisher.step = max(first_step - 1, 0)
-    checkpoints = CheckpointManager(
-        folder=run_folder / "checkpoints",
-        engines=learner.engines(),
+    side = TrainingSide(
+        group=place.group,
+        rollouts=rollouts,
         ranks=ranks,
-        export=lambda checkpoint: make.describe(learner.module, checkpoint / "actor"),
-        more_state=side.state,
+        publisher=publisher,
+        max_failed_share=config.env.max_failed_share,
+        max_staleness=config.trainer.max_staleness,
+    )
+    publisher.step = max(first_step - 1, 0)
+    manager = CheckpointManager(
+        folder=place.checkpoints,
+        engines=learner.engines(place.ending) if shares is None else {},
+        ranks=ranks,
+        export=lambda folder: make.describe(learner.module, folder / f"actor{place.ending}"),
+        more_state=rollouts.state,
     )
     context = StageContext(
         config=config,
-        run_folder=run_folder,
+        run_folder=place.folder,
         ranks=ranks,
         collector=cast(RolloutCollector, DistantCollector(side=side, spec=spec)),
         actor=learner.actor,
@@ -105,35 +132,12 @@ def build_training(
         exchange=side,
         loader=cast(Any, DistantLoader(stream)),
     )
-    publisher.after_first = lambda: side.open(
-        step=publisher.step,
-        position=stream.position,
-        resumed={} if checkpoints.loaded is None else checkpoints.loaded.state,
-    )
     return WorkerComponents(
         context,
         cast(Any, DistantRollout(side)),
         cast(Any, DistantValidator(side=side, kinds=make.kinds)),
         NoEpisodeLog(),
-        checkpoints,
-    )
-
-
-def _training_side(
-    config: SiiRLArguments, learner: Learner, *, ranks: Collectives, line: Line
-) -> TrainingSide:
-    publisher = WeightPublisher(
-        trained=learner.actor.engine,
-        ranks=ranks,
-        line=line,
-        acting_dtype=acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag),
-    )
-    return TrainingSide(
-        line=line,
-        ranks=ranks,
-        publisher=publisher,
-        max_failed_share=config.env.max_failed_share,
-        max_staleness=config.trainer.max_staleness,
+        manager,
     )
 
 
@@ -148,7 +152,7 @@ def acting_dtype(
     return compute_dtype(model) if casts else None
 
 
-def build_rollout(
+def build_rollouts(
     *,
     config: SiiRLArguments,
     graph: TaskGraph,
@@ -157,39 +161,81 @@ def build_rollout(
     first_step: int,
     line: Line,
     rank: int,
-    buffer: Any,
-) -> RolloutParts:
-    """Components of a rollout rank.
+) -> dict[int, RolloutParts]:
+    """Components of a rollout rank by agent group, those of shared weights first: of the groups
+    that draw prompts, those that play in their environments, and those whose weights these share.
 
     Args:
         config: The checked job.
-        graph: Graph of the group.
+        graph: Graph of the resource group.
         run_folder: Output folder of the run.
         device: Device of this rank.
         first_step: First step of the run.
         line: Connection to the exchange.
         rank: Number of this rank in its group.
-        buffer: Called by PUT_TO_BUFFER nodes.
     """
-    ranks: Any = RolloutRanks(line, rank=rank, size=sizes.rollout_ranks(config.trainer, config.dag))
+    owner_of = owners(config.agents)
+    parts: dict[int, RolloutParts] = {}
+    for group in sorted(_acting(config, graph), key=lambda number: (number in owner_of, number)):
+        own = config_of_group(config, group)
+        parts[group] = _rollout_parts(
+            own,
+            group=group,
+            ranks=RolloutRanks(
+                line, rank=rank, size=sizes.rollout_ranks(config.trainer, config.dag)
+            ),
+            scores=any(
+                node.executable is stages.greedy_baseline and node.agent_group == group
+                for node in graph.get_nodes()
+            ),
+            folder=AgentPlace.of(
+                group, run_folder=run_folder, groups=config.agent_configs or [group]
+            ).folder,
+            device=device,
+            first_step=first_step,
+            shares=parts[owner_of[group]] if group in owner_of else None,
+        )
+    assign_seats({group: found.rollout for group, found in parts.items()}, config)
+    return parts
+
+
+def _acting(config: SiiRLArguments, graph: TaskGraph) -> Collection[int]:
+    drawing = set(graph.agent_groups())
+    playing = drawing.union(*(config_of_group(config, each).env.played_by for each in drawing))
+    return playing | {owner for each, owner in owners(config.agents).items() if each in playing}
+
+
+def _rollout_parts(
+    config: SiiRLArguments,
+    *,
+    group: int,
+    ranks: Any,
+    scores: bool,
+    folder: Path,
+    device: torch.device,
+    first_step: int,
+    shares: RolloutParts | None,
+) -> RolloutParts:
+    """Components of an agent group; `scores` if a node of it rewards rows."""
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
     make = builder_of(config, pool.spec, ranks=OneProcess(), device=device)
-    acting = acting_copy(
-        make.load(), acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
-    )
-    rollouts = make.rollouts(
-        acting, pool=pool, ranks=ranks, folder=run_folder, first_step=first_step
-    )
+    place: Any = {"pool": pool, "ranks": ranks, "folder": folder, "first_step": first_step}
+    if shares is None:
+        dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
+        acting = acting_copy(make.load(), dtype)
+        rollouts = make.rollouts(acting, **place)
+    else:
+        assert isinstance(make, TextBuilder)
+        rollouts = make.rollouts_of(cast(TextEngine, shares.engine), shares.acting, **place)
     recording = Recording(rollouts.recorder)
     rollouts = dataclasses.replace(rollouts, recorder=recording)
     rollout: Any = rollouts.rollout
     rollout.workflow.marks_versions = config.trainer.max_staleness > 0
     loader = make.loader(OneProcess())
-    scores = any(node.executable is stages.greedy_baseline for node in graph.get_nodes())
     reward = make.reward() if scores or make.evaluates_by_reward else None
     context = StageContext(
         config=config,
-        run_folder=run_folder,
+        run_folder=folder,
         ranks=OneProcess(),
         collector=make.collector(rollouts, ranks=ranks),
         actor=cast(Any, UnavailableComponent("actor", "train")),
@@ -198,9 +244,15 @@ def build_rollout(
         weights=cast(Any, UnavailableComponent("weights", "train")),
         redistribution=StayOnRank(),
         kl_controller=cast(Any, UnavailableComponent("kl_controller", "train")),
-        exchange=buffer,
         loader=loader,
     )
-    validator = make.validator(rollouts, ranks=ranks, loader=loader, reward=reward)
-    closes = [rollouts.episode_log, loader, *([] if reward is None else [reward])]
-    return RolloutParts(context, rollout, validator, recording, acting, closes)
+    return RolloutParts(
+        context=context,
+        rollout=rollout,
+        engine=rollout.engine,
+        validator=make.validator(rollouts, ranks=ranks, loader=loader, reward=reward),
+        recording=recording,
+        acting=rollouts.acting,
+        owner=group if shares is None else shares.owner,
+        closes=[rollouts.episode_log, loader, *([] if reward is None else [reward])],
+    )

@@ -33,8 +33,9 @@ class Line(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A command to evaluate."""
+    """A command to evaluate an agent group."""
 
+    group: int
     call: int
     step: int
     greedy: bool
@@ -42,31 +43,47 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Work:
-    """The next work of a rollout rank."""
+class Rewards:
+    """Rewards by uid since the last call, for recordings."""
 
-    prompts: tuple[Prompt, ...] = ()
+    by_uid: Mapping[str, float]
+    step: int
+    """Step up to which all rewards are known."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The next work of a rollout rank, by agent group."""
+
+    prompts: Mapping[int, tuple[Prompt, ...]] = field(default_factory=dict)
+    """Those of one group, if `weights_step` is set."""
     weights_step: int | None = None
     """Step whose weights must act on `prompts`; None: the newest."""
     evaluation: Evaluation | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """Rewards by uid since the last call, for recordings."""
-    rewarded_step: int = -1
-    """Step up to which all rewards are known."""
+    rewards: Mapping[int, Rewards] = field(default_factory=dict)
     over: bool = False
     """Whether the run has ended."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Published weights: buckets by reference."""
+    """Weights of one agent group: buckets by reference."""
 
     step: int
+    """Training step that made them; the group may not train in later ones."""
     version: int
     """Optimiser steps, as samples are marked."""
     buckets: tuple[tuple[tuple[Any, ...], Any], ...]
     """Packed entries and reference of each bucket (siirl.engine.training.weight_buckets)."""
     checksum: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """The weights of all agent groups after a training step; they start to act together."""
+
+    step: int
+    of_groups: Mapping[int, Weights]
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ engines with their own copy of the weights (vLLM).
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from siirl.dag_worker.separate.line import LOST, Line, Weights
+from siirl.dag_worker.separate.line import LOST, Line, Published, Weights
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
-from siirl.engine.training.weight_sync import Inspected
+from siirl.engine.training.weight_sync import Inspected, VersionedEngine
 from siirl.errors import InvariantError
 from siirl.models.checksum import RunningChecksum
 from siirl.models.weight_rows import Rows
@@ -54,8 +54,11 @@ class StoredBuckets:
 class WeightPublisher:
     """Publishes the trained weights; replaces `WeightSync` on a training rank.
 
+    They act from the end of the step on, together with those of other agent groups.
+
     Args:
-        trained: The engine of the policy.
+        group: The agent group.
+        trained: The engine of its policy.
         ranks: The training ranks; rank 0 publishes.
         line: Connection to the exchange.
         acting_dtype: Type of the acting weights; None: that of the trained ones. Buffers keep
@@ -65,11 +68,13 @@ class WeightPublisher:
     def __init__(
         self,
         *,
+        group: int,
         trained: TrainEngine,
         ranks: Collectives,
         line: Line,
         acting_dtype: torch.dtype | None,
     ) -> None:
+        self.group = group
         self.trained, self.ranks, self.line = trained, ranks, line
         self.acting_dtype = acting_dtype
         self.step = 0
@@ -83,8 +88,6 @@ class WeightPublisher:
         """Whether optimiser steps before the last sync left the trained weights unchanged."""
         self.steps_of_versions: dict[int, int] = {}
         """The last training step that ended with a version."""
-        self.after_first: Callable[[], None] = lambda: None
-        """Called when the first weights are published."""
         self._checksum: int | None = None
 
     def sync(self) -> None:
@@ -107,13 +110,15 @@ class WeightPublisher:
         weights.require_finite(self.ranks, version=version)
         if self.ranks.rank == 0:
             self.transferred_bytes = transport.stored_bytes
-            self.line.call("publish", Weights(self.step, version, tuple(transport.buckets), sent))
-        self.steps_of_versions[version] = self.step
-        if self._checksum is None:
-            self.after_first()
+            published = Weights(self.step, version, tuple(transport.buckets), sent)
+            self.line.call("publish", self.group, published)
         self.unchanged = version > self.version and digest.value == self._checksum
         self._checksum = digest.value
         self.version = version
+
+    def step_done(self) -> None:
+        """Note that the step under way ended with the last weights that were published."""
+        self.steps_of_versions[self.version] = self.step
 
     def _as_acting(self, weights: Iterable[Rows], digest: RunningChecksum) -> Iterator[Rows]:
         """Weights in the acting dtype; `digest` gets those in the trained dtype."""
@@ -135,12 +140,13 @@ class SecondCopy:
     Args:
         module: The acting module.
         line: Connection to the exchange.
+        engine: Gets the version of its weights.
     """
 
-    def __init__(self, module: nn.Module, line: Line) -> None:
-        self.module, self.line = module, line
-        self.step = self.version = -1
-        """Version of the weights that act; -1 before the first arrival."""
+    def __init__(self, module: nn.Module, line: Line, engine: VersionedEngine) -> None:
+        self.module, self.line, self.engine = module, line, engine
+        self.acting: Weights | None = None
+        """The weights that act; None before the first arrival."""
         self.steps_of_versions: dict[int, int] = {}
         kept = module.state_dict().keys()
         self._own: dict[str, torch.Tensor] = {
@@ -178,27 +184,66 @@ class SecondCopy:
             )
 
     def swap(self, weights: Weights) -> None:
-        """Let the received weights act, between two forward passes."""
+        """Let the received weights act."""
         for name, tensor in self._own.items():
             tensor.data, self._spare[name] = self._spare[name], tensor.data
-        self.step, self.version = weights.step, weights.version
-        self.steps_of_versions[weights.version] = weights.step
+        self.acting = weights
+        self.engine.update_weights(weights.version)
+
+
+class SecondCopies:
+    """Second copies of all policies that act on a rank; they are swapped together.
+
+    Args:
+        copies: By the agent group that owns the weights.
+        owners: That group for each agent group.
+    """
+
+    def __init__(self, copies: Mapping[int, SecondCopy], *, owners: Mapping[int, int]) -> None:
+        self.copies, self.owners = dict(copies), dict(owners)
+        self.step = -1
+        """Step whose weights act; -1 before the first arrival."""
+
+    def receive(self, published: Published) -> None:
+        """Receive those weights that do not act already; see `SecondCopy`."""
+        for copy, weights in self._new(published):
+            copy.receive(weights)
+
+    def swap(self, published: Published) -> None:
+        """Let the received weights act, between two forward passes."""
+        for copy, weights in self._new(published):
+            copy.swap(weights)
+        self.step = published.step
+        for owner, copy in self.copies.items():
+            copy.steps_of_versions[published.of_groups[owner].version] = published.step
+
+    def step_of(self, group: int, version: int) -> int:
+        """The last training step whose weights had `version` when they acted for `group`."""
+        return self.copies[self.owners[group]].steps_of_versions[version]
+
+    def _new(self, published: Published) -> list[tuple[SecondCopy, Weights]]:
+        pairs = [(copy, published.of_groups[owner]) for owner, copy in self.copies.items()]
+        return [
+            (copy, weights)
+            for copy, weights in pairs
+            if copy.acting is None or copy.acting.step != weights.step
+        ]
 
 
 class WeightThread:
     """Receives each new version in a thread, and reports when one can be swapped in.
 
     Args:
-        copy: Receives the weights.
+        copies: Receive the weights.
         line: Connection to the exchange.
         arrived: Called in the thread with weights that were received; the next ones are received
             after `release`.
     """
 
     def __init__(
-        self, copy: SecondCopy, line: Line, *, arrived: Callable[[Weights], object]
+        self, copies: SecondCopies, line: Line, *, arrived: Callable[[Published], object]
     ) -> None:
-        self.copy, self.line, self.arrived = copy, line, arrived
+        self.copies, self.line, self.arrived = copies, line, arrived
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._free = threading.Event()
@@ -235,11 +280,11 @@ class WeightThread:
             self._free.wait()
             if self._over.is_set():
                 return
-            weights = self.line.call("weights", None, self.copy.step)
-            if weights is None:
+            published = self.line.call("weights", None, self.copies.step)
+            if published is None:
                 continue
             self._free.clear()
             if self._over.is_set():  # `stop` set `_free` before it was cleared
                 return
-            self.copy.receive(weights)
-            self.arrived(weights)
+            self.copies.receive(published)
+            self.arrived(published)

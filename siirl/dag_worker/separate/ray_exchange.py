@@ -4,25 +4,25 @@ Rows and weights travel through Ray's object store, from the process that made t
 read them: one copy per machine, in shared memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
+from siirl.dag_worker.separate.edge import Edge
 from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.line import LOST
-from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.errors import RunFailed
 from siirl.execution.scheduler.ray_errors import stated_cause
 
 WAITING_CALLS = 1000  # a few of each rank
 
 
-def start_exchange(*, ledger: RolloutLedger, node: str) -> Any:
+def start_exchange(edges: Mapping[int, Edge]) -> Any:
     """Start the actor in the current Ray session and return its handle."""
     actor = ray.remote(Exchange).options(num_cpus=0, max_concurrency=WAITING_CALLS)
-    return actor.remote(ledger=ledger, node=node)
+    return actor.remote(edges)
 
 
 class RayLine:

@@ -107,12 +107,17 @@ class Recording:
 
 @dataclass
 class RolloutParts:
-    """Components of a rollout rank."""
+    """Components of an agent group on a rollout rank."""
 
     context: StageContext
     rollout: Rollout
+    engine: Any
+    """Acts with the weights of the group; `rollout.engine` may play other agents too."""
     validator: Validator
     recording: Recording
-    acting: torch.nn.Module
+    acting: Any
+    """The module that acts."""
+    owner: int
+    """The agent group whose weights act: itself, or the one whose weights it shares."""
     closes: Sequence[Any]
     """Further objects with `close`."""

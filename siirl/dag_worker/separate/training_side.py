@@ -1,9 +1,10 @@
-"""The training ranks' side of the exchange, and substitutes for components of rollout ranks.
+"""The training ranks' side of the exchange: rows of each agent group, and steps of the run.
 
-`TrainingSide` is the context's `buffer`: the node that gets rows calls `get`. Rank 0 calls the
+`TrainingSide` is the context's `exchange`: the node that gets rows calls `get`. Rank 0 calls the
 exchange and broadcasts its answers, so that all ranks take the same decisions; each rank fetches
-only the references of its own share. The other classes replace a colocated rank's loader,
-validator, collector and rollout.
+only the references of its own share. `RolloutsOfRun` has what the agent groups share: steps, and
+the state of a checkpoint. Left out: what a training rank has in place of rollouts
+(`siirl.dag_worker.separate.substitutes`).
 """
 
 # B trajectory of this rank
@@ -18,17 +19,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from envs.base import EnvSpec
 from siirl.dag_worker.no_rows import with_columns_of_all
-from siirl.dag_worker.rollout_collector import refuse_segments
-from siirl.dag_worker.separate.exchange import PROMPT
+from siirl.dag_worker.separate.edge import PROMPT
 from siirl.dag_worker.separate.line import LOST, Line, Report, Taken
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
-from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.data_coordinator.task_stream import Outcomes, TaskLoader
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
 from siirl.execution.dag import NodeOutput
@@ -41,15 +38,18 @@ VERSIONS = "policy_versions"
 """Column of the version of each token; a robot's chunk has one for all its tokens."""
 STATE = "rollouts"
 """Key of a checkpoint's state: prompts under way, and rows that wait to be used."""
+AGENTS = "agents"
+"""Key in it, if the run has several agent groups: that of each."""
 
 
 class TrainingSide:
-    """Takes rows for training steps.
+    """Takes rows of an agent group for training steps.
 
     Args:
-        line: This rank's connection to the exchange.
+        group: Its number.
+        rollouts: The rollout ranks of the run.
         ranks: The training ranks.
-        publisher: Publishes the weights.
+        publisher: Publishes the weights with which the group acts.
         max_failed_share: `env.max_failed_share`.
         max_staleness: `trainer.max_staleness`.
     """
@@ -57,18 +57,28 @@ class TrainingSide:
     def __init__(
         self,
         *,
-        line: Line,
+        group: int,
+        rollouts: "RolloutsOfRun",
         ranks: Collectives,
         publisher: WeightPublisher,
         max_failed_share: float,
         max_staleness: int,
     ) -> None:
-        self.line, self.ranks, self.publisher = line, ranks, publisher
+        self.group, self.rollouts, self.ranks = group, rollouts, ranks
+        self.publisher = publisher
         self.max_failed_share, self.max_staleness = max_failed_share, max_staleness
+        self.draws = True
+        """Whether the group draws prompts; if not, its rows are those of another's episodes."""
+        self._step = -1
         self.taken = 0
         """Prompts taken in the current step."""
         self.waited_s = 0.0
         self._stepped_at = time.perf_counter()
+        rollouts.sides[group] = self
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the exchange for this agent group."""
+        return self.rollouts.line.call(method, self.group, *arguments)
 
     # Rows
 
@@ -79,11 +89,11 @@ class TrainingSide:
             Interrupted: The run was interrupted; the same on every rank.
             TooManyFailures: Too many episodes could not be simulated, or none could.
         """
-        if step != self.publisher.step:
-            self.publisher.step, self.taken = step, 0
+        if step != self._step:
+            self._step, self.taken = step, 0
         count = prompts - self.taken
         if self.taken and self.ranks.rank == 0:
-            self.line.call("refill", step, count)
+            self.call("refill", step, count)
         self.taken = prompts
         begin = time.perf_counter()
         parts: list[tuple[tuple[int, int], dict[str, Any]]] = []
@@ -109,7 +119,7 @@ class TrainingSide:
             while True:
                 taken: Taken | None = None
                 if self.ranks.rank == 0:
-                    taken = self.line.call("take", step, count)
+                    taken = self.call("take", step, count)
                 stop, taken = self.ranks.broadcast_object((STOP.number, taken))
                 if taken is not None:
                     return taken
@@ -120,9 +130,9 @@ class TrainingSide:
         """Rows of this rank's share with their place in the step, and how many prompts are lost."""
         share = shares(taken.infos, ranks=self.ranks.size)[self.ranks.rank]
         own = [taken.prompts[place].prompt.number for place in share]
-        references = dict(zip(own, self.line.call("references", own), strict=True))
+        references = dict(zip(own, self.call("references", own), strict=True))
         present = [number for number in own if references[number] is not None]
-        fetched = self.line.fetch([references[number] for number in present])
+        fetched = self.rollouts.line.fetch([references[number] for number in present])
         lost, rows = [], []
         for number, columns_of_rows in zip(present, fetched, strict=True):
             if columns_of_rows is LOST:
@@ -131,7 +141,7 @@ class TrainingSide:
             rows += [((number, row), columns) for row, columns in enumerate(columns_of_rows)]
         numbers = list(itertools.chain(*self.ranks.gather_objects(lost)))
         if numbers and self.ranks.rank == 0:
-            self.line.call("lost", numbers)
+            self.call("lost", numbers)
         return rows, len(numbers)
 
     def _check_failures(self, reports: Sequence[tuple[int, Report]]) -> None:
@@ -150,7 +160,7 @@ class TrainingSide:
         found: dict[str, Value] = {"group/train/idle_share": idle}
         if self.max_staleness == 0:
             return found
-        behind = self._behind(batch["policy_version"])
+        behind = self._behind(batch)
         found["staleness/samples"] = behind.tolist()
         found["staleness/stale_share"] = _share(behind > 0)
         if VERSIONS in batch.keys():
@@ -163,28 +173,29 @@ class TrainingSide:
             found["staleness/discarded_share"] = discarded / (discarded + taken)
         return found
 
-    def _behind(self, versions_B: torch.Tensor) -> torch.Tensor:
+    def _behind(self, batch: TensorDict) -> torch.Tensor:
         """Training steps by which the oldest weights that acted in each row are behind."""
-        known = self.publisher.steps_of_versions
-        newest = max(known.values())
-        return torch.tensor([newest - known[int(version)] for version in versions_B])
+        known = self.rollouts.steps_of_versions()
+        groups = batch.get("agent_group", torch.full((len(batch),), self.group)).tolist()
+        versions = batch["policy_version"].tolist()
+        return torch.tensor(
+            [
+                max(known[group].values()) - known[group][version]
+                for group, version in zip(groups, versions, strict=True)
+            ],
+            dtype=torch.int64,
+        )
 
     # Checkpoints
 
-    def state(self, step: int) -> dict[str, Any]:
-        """State of the rollouts for a run that resumes after `step`; the same on every rank."""
-        state: dict[str, Any] | None = None
-        if self.ranks.rank == 0:
-            state = self._state(complete=step == self.publisher.step)
-        return {STATE: self.ranks.broadcast_object(state or {})}
-
-    def _state(self, *, complete: bool) -> dict[str, Any]:
+    def state(self, *, complete: bool) -> dict[str, Any]:
+        """Prompts and rows on the way; called on rank 0."""
         with OCCUPATION.doing("waits for the rollouts that older weights act on", waiting=True):
-            found = self.line.call("state", complete)
+            found = self.call("state", complete)
             while found is None:
-                found = self.line.call("state", complete and STOP.number is None)
+                found = self.call("state", complete and STOP.number is None)
         ledger = found["ledger"]
-        rows = self.line.fetch([ref for _, ref in found["rows"] if ref is not None])
+        rows = self.rollouts.line.fetch([ref for _, ref in found["rows"] if ref is not None])
         fetched = iter(rows)
         kept, again = [], []
         for (number, step, version), (info, ref) in zip(
@@ -198,30 +209,82 @@ class TrainingSide:
             rows_of_prompt = {"tokens": info.sum_tokens, "rows": columns}
             found.setdefault("kept", []).append(rows_of_prompt)
         ledger = ledger | {"finished": kept, "pending": sorted([*ledger["pending"], *again])}
-        return {
-            "ledger": ledger,
-            "rows": found.get("kept", []),
-            "versions": dict(self.publisher.steps_of_versions),
-        }
+        return {"ledger": ledger, "rows": found.get("kept", [])}
 
-    def open(self, *, step: int, position: int, resumed: Mapping[str, Any]) -> None:
-        """Let the rollouts begin, after the weights of `step` were published; `resumed` is the
-        state of the checkpoint that was loaded, empty if none was.
-        """
-        state = resumed.get(STATE)
-        if state is not None:  # each rank measures how old its own rows are
-            self.publisher.steps_of_versions |= state["versions"]
-        if self.ranks.rank != 0:
-            return
+    def open(self, *, step: int, position: int, state: Mapping[str, Any] | None) -> None:
+        """Let the rollouts begin; called on rank 0."""
         rows = []
-        if state is not None:
-            for (number, _, _), kept in zip(
-                state["ledger"]["finished"], state["rows"], strict=True
-            ):
-                info = SampleInfo(sum_tokens=kept["tokens"], dict_info={PROMPT: number})
-                rows.append((info, self.line.store(kept["rows"]) if kept["rows"] else None))
         ledger = None if state is None else state["ledger"]
-        self.line.call("open", step, position, ledger, rows)
+        if state is not None and ledger is not None:
+            for (number, _, _), kept in zip(ledger["finished"], state["rows"], strict=True):
+                info = SampleInfo(sum_tokens=kept["tokens"], dict_info={PROMPT: number})
+                stored = self.rollouts.line.store(kept["rows"]) if kept["rows"] else None
+                rows.append((info, stored))
+        self.call("open", step, position, ledger, rows)
+
+
+class RolloutsOfRun:
+    """The rollout ranks of a run, as a training rank sees them; a `SeparateRollouts`.
+
+    Args:
+        line: This rank's connection to the exchange.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.sides: dict[int, TrainingSide] = {}
+        """By agent group."""
+
+    def begin_step(self, step: int) -> None:
+        """See `SeparateRollouts`."""
+        for side in self.sides.values():
+            side.publisher.step = step
+
+    def step_done(self) -> None:
+        """See `SeparateRollouts`."""
+        for side in self.sides.values():
+            side.publisher.step_done()
+        side = self._any_side
+        if side.ranks.rank == 0:
+            self.line.call("step_done", side.publisher.step)
+
+    def steps_of_versions(self) -> dict[int, dict[int, int]]:
+        """For each agent group, the last training step that ended with a version."""
+        return {group: side.publisher.steps_of_versions for group, side in self.sides.items()}
+
+    def open(
+        self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
+    ) -> None:
+        """See `SeparateRollouts`."""
+        states = self._of_groups({} if resumed is None else resumed.get(STATE, {}))
+        for group, side in self.sides.items():
+            state = states.get(group)
+            if state is not None:  # each rank measures how old its own rows are
+                side.publisher.steps_of_versions |= state["versions"]
+            side.draws = group in positions
+            if side.ranks.rank == 0 and side.draws:
+                side.open(step=step, position=positions[group], state=state)
+        self.step_done()
+
+    def state(self, step: int) -> dict[str, Any]:
+        """State of the rollouts for a run that resumes after `step`; the same on every rank."""
+        ranks, states = self._any_side.ranks, dict[int, dict[str, Any]]()
+        if ranks.rank == 0:
+            for group, side in self.sides.items():
+                complete = step == side.publisher.step
+                own = side.state(complete=complete) if side.draws else {}
+                states[group] = own | {"versions": dict(side.publisher.steps_of_versions)}
+        states = ranks.broadcast_object(states)
+        return {STATE: {AGENTS: states} if len(self.sides) > 1 else states[min(states)]}
+
+    def _of_groups(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+        if not state:
+            return {}
+        return state[AGENTS] if AGENTS in state else {min(self.sides): state}
+
+    @property
+    def _any_side(self) -> TrainingSide:
+        return next(iter(self.sides.values()))
 
 
 def shares(infos: Sequence[SampleInfo], *, ranks: int) -> list[list[int]]:
@@ -243,118 +306,6 @@ def _of_rollouts(reports: Sequence[tuple[int, Report]]) -> dict[str, Value]:
 
 def _share(values_B: torch.Tensor) -> Weighted:
     return Weighted(float(values_B.float().mean()) if len(values_B) else 0.0, float(len(values_B)))
-
-
-class DistantLoader:
-    """The stream of prompts; the exchange hands out positions in it.
-
-    Args:
-        loader: The whole stream, as one rank sees it.
-    """
-
-    def __init__(self, loader: TaskLoader | PromptLoader) -> None:
-        self.loader = loader
-
-    def draw(self, count: int) -> Sequence[Any]:
-        """Count the prompts; the rollout ranks have them."""
-        self.loader.position += count
-        return []
-
-    def observe(self, outcomes: Sequence[Outcomes]) -> None:
-        """Nothing: streams that depend on outcomes need colocated rollouts."""
-
-    def metrics(self) -> dict[str, float]:
-        """Position in the data."""
-        return dict(self.loader.metrics())
-
-    def passes(self) -> float:
-        """Number of passes over all prompts."""
-        return self.loader.passes()
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Loader`."""
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Loader`."""
-        self.loader.load_state_dict(state)
-
-    def close(self) -> None:
-        """See `Loader`."""
-        self.loader.close()
-
-
-class DistantCollector:
-    """Sends rewards to the rollout ranks, which record episodes."""
-
-    def __init__(self, *, side: TrainingSide, spec: EnvSpec) -> None:
-        self.side = side
-        self.reports_success = spec.reports_success
-        self._rewards: dict[str, float] = {}
-
-    def write_recordings(self, rewards: Mapping[str, float]) -> None:
-        """Keep rewards by uid; the call without any, at the end of a step, sends them."""
-        self._rewards |= rewards
-        if rewards or self.side.ranks.rank != 0:
-            return
-        self.side.line.call("send_rewards", self.side.publisher.step, self._rewards)
-        self._rewards = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty: rollout ranks play whole episodes."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `RolloutCollector`."""
-        refuse_segments(state)
-
-
-class DistantValidator:
-    """Has the rollout ranks evaluate the policy of the last step."""
-
-    def __init__(self, *, side: TrainingSide, kinds: Sequence[bool]) -> None:
-        self.side = side
-        self.kinds = tuple(kinds)
-
-    def evaluate(self, *, step: int, greedy: bool = False, record: bool = True) -> dict[str, Value]:
-        """See `Validator`; rank 0 gets the counts of all ranks.
-
-        Raises:
-            Interrupted: The run was interrupted; the same on every rank.
-        """
-        side = self.side
-        if side.ranks.rank == 0:
-            side.line.call("evaluate", step, greedy, record)
-        with OCCUPATION.doing("waits for the evaluation", waiting=True):
-            while True:
-                found = side.line.call("results") if side.ranks.rank == 0 else None
-                stop, there = side.ranks.broadcast_object((STOP.number, found is not None))
-                if there:
-                    return {} if found is None else combine(found)
-                if stop is not None:
-                    raise Interrupted(stop)
-
-
-class DistantRollout:
-    """Replaces the rollout on a rank without environments and engine."""
-
-    def __init__(self, side: TrainingSide) -> None:
-        self.side = side
-
-    def start(self) -> None:
-        """Nothing to start."""
-
-    def close(self) -> None:
-        """Signal the end of the run to the rollout ranks."""
-        if self.side.ranks.rank == 0:
-            self.side.line.call("end")
-
-
-class NoEpisodeLog:
-    """Replaces the episode log on a rank that records nothing."""
-
-    def close(self) -> None:
-        """Nothing to finish."""
 
 
 def columns_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -10,21 +10,25 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.registries import load_plug_ins
-from siirl.dag_worker.separate.group_components import build_rollout, build_training
+from siirl.dag_worker.separate.edge import Edge
+from siirl.dag_worker.separate.group_components import build_rollouts, build_training
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.rollout_worker import RolloutWorker
+from siirl.dag_worker.separate.training_side import RolloutsOfRun
 from siirl.data_coordinator.redistribution import Redistribution
+from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.engine.training.rank_device import prepare_process, require_run_folder
 from siirl.execution.dag import TaskGraph
-from siirl.execution.dag.resource_groups import PUT
+from siirl.execution.dag.resource_groups import GET, PUT
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.agents import config_of_group, group_configs
 
 
 class Worker(Protocol):
@@ -58,9 +62,10 @@ class WorkerFactory:
         number = group.ranks.index(rank)
         if rolls_out_only(graph):
             return self._rollout(graph, rank=rank, number=number)
-        build = None
+        rollouts = build = None
         if self.line is not None:
-            build = functools.partial(build_training, line=self.line())
+            rollouts = RolloutsOfRun(self.line())
+            build = functools.partial(build_training, rollouts=rollouts)
         return DAGWorker(
             config=self.config,
             graph=graph,
@@ -71,18 +76,20 @@ class WorkerFactory:
             run_folder=self.run_folder,
             connect=self.connect,
             build=build,
+            rollouts=rollouts,
             on_start=self.on_start,
         )
 
     def _rollout(self, graph: TaskGraph, *, rank: int, number: int) -> RolloutWorker:
         config = self.config
         require_run_folder(self.run_folder, rank=rank)
-        load_plug_ins(config, graph)
+        for of_group in group_configs(config).values():
+            load_plug_ins(of_group, graph)
         device = prepare_process(config.trainer)
         assert self.line is not None
         line = self.line()
-        build: Any = functools.partial(
-            build_rollout,
+        build = functools.partial(
+            build_rollouts,
             config=config,
             graph=graph,
             run_folder=self.run_folder,
@@ -96,7 +103,7 @@ class WorkerFactory:
             rank=number,
             line=line,
             build=build,
-            streaming=sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout),
+            streaming=_streams(config),
             on_start=self.on_start,
         )
 
@@ -108,6 +115,28 @@ class WorkerFactory:
         if resume is None:
             return 0
         return int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
+
+
+def edges_of(config: SiiRLArguments, graph: TaskGraph) -> dict[int, Edge]:
+    """An edge for each agent group whose rows the graph of the training ranks gets."""
+    gets = [node for node in graph.nodes.values() if node.executable_ref == GET]
+    return {node.agent_group: _edge(config, node.agent_group, node.node_id) for node in gets}
+
+
+def _edge(config: SiiRLArguments, group: int, node: str) -> Edge:
+    ledger = RolloutLedger(
+        batch=config_of_group(config, group).data.train_batch_size,
+        max_staleness=config.trainer.max_staleness,
+        ranks=sizes.rollout_ranks(config.trainer, config.dag),
+        streaming=_streams(config),
+    )
+    return Edge(ledger=ledger, node=node)
+
+
+def _streams(config: SiiRLArguments) -> bool:
+    """Whether episodes of all agents are started continuously; they agree on it."""
+    own = next(iter(group_configs(config).values()))
+    return sizes.streams(config.trainer, config.dag, own.actor_rollout_ref.rollout)
 
 
 def exclude_from_collections() -> None:

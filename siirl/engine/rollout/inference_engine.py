@@ -83,10 +83,18 @@ class InferenceEngine:
         # not asyncio.Runner: it took a second for a result of 96 trajectories (measured)
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(_silence_interrupts)
+        self._has_own_loop = True
         self._permits = asyncio.Semaphore(self.at_once)
         self._submitted: deque[_Submitted] = deque()  # in order of submission
 
     # Lifecycle
+
+    def advance_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let episodes advance on the loop of another engine, beside its episodes; before
+        `initialize`. The other engine is destroyed last.
+        """
+        self.loop.close()
+        self.loop, self._has_own_loop = loop, False
 
     def initialize(self) -> Self:
         """Start the environments; returns itself."""
@@ -101,7 +109,8 @@ class InferenceEngine:
         self._drop_submitted()
         if self.pool is not None:
             self.loop.run_until_complete(self.pool.close())
-        self.loop.close()
+        if self._has_own_loop:
+            self.loop.close()
 
     def __enter__(self) -> Self:
         return self.initialize()

@@ -4,11 +4,12 @@ A node belongs to the group that it names (`group=`). Otherwise it belongs to `r
 has that group, and if it acts with the policy, comes before a node that does, or gets the prompts;
 else to `train`. `cut_graph` makes a graph for each group: an
 edge from one group to another becomes a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER
-node at its end. Pure: graphs in, graphs out. Left out: the number of ranks of a group
-(`siirl.execution.scheduler.task_scheduler`), and the buffer (`siirl.dag_worker.separate`).
+node at its end, one pair for each agent group that draws prompts. Pure: graphs in, graphs out. Left
+out: the number of ranks of a group (`siirl.execution.scheduler.task_scheduler`), and the buffers
+(`siirl.dag_worker.separate`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
@@ -69,23 +70,22 @@ def cut_graph(graph: TaskGraph, *, groups: Collection[str]) -> dict[str, TaskGra
     if set(groups) == {TRAIN}:
         return {TRAIN: graph}
     _check_owners(graph, owner, groups)
-    crossing = [
-        name
-        for name in graph.get_topological_sort()
-        if any(owner[after] != owner[name] for after in graph.adj[name])
-    ]
-    if len(crossing) != 1:
-        raise ConfigError(
-            f"Graph {graph.graph_id!r}: the rows of {len(crossing)} nodes pass from the group "
-            f"{ROLLOUT!r} to {TRAIN!r} ({', '.join(crossing) or 'none'}), and there is one buffer. "
-            f"Give one of the two groups to more nodes (group=), so that one node of {ROLLOUT!r} "
-            f"is read by {TRAIN!r}."
-        )
+    sources = _sources(graph, owner)
+    _check_joins(graph, owner, sources)
     return {
-        group: _part(graph, group=group, owner=owner, source=crossing[0])
+        group: _part(graph, group=group, owner=owner, sources=sources)
         for group in GROUPS
         if group in groups
     }
+
+
+def part_of_agent(graph: TaskGraph, group: int) -> TaskGraph:
+    """The nodes of one agent group, in a graph whose agents read no rows of each other."""
+    part = TaskGraph(f"{graph.graph_id}/{group}", graph.description)
+    for node in graph.nodes.values():
+        if node.agent_group == group:
+            part.add_node(node)
+    return part
 
 
 def put_node_id(source: str) -> str:
@@ -96,6 +96,57 @@ def put_node_id(source: str) -> str:
 def get_node_id(source: str) -> str:
     """Id of the node that gets the rows of `source`."""
     return f"get_{source}"
+
+
+def put_of(get: str) -> str:
+    """Id of the node that puts the rows that the node `get` gets."""
+    return put_node_id(get.removeprefix(get_node_id("")))
+
+
+def _sources(graph: TaskGraph, owner: Mapping[str, str]) -> list[str]:
+    """The nodes whose rows pass to `train`: one of each agent group that draws prompts."""
+    crossing = [
+        name
+        for name in graph.get_topological_sort()
+        if any(owner[after] != owner[name] for after in graph.adj[name])
+    ]
+    drawing = {graph.nodes[name].agent_group for name, group in owner.items() if group == ROLLOUT}
+    for agent in sorted(drawing):
+        found = [name for name in crossing if graph.nodes[name].agent_group == agent]
+        if len(found) != 1:
+            whose = f"Graph {graph.graph_id!r}"
+            if len(drawing) > 1:
+                whose += f", agent group {agent}"
+            raise ConfigError(
+                f"{whose}: the rows of {len(found)} nodes pass from the group {ROLLOUT!r} to "
+                f"{TRAIN!r} ({', '.join(found) or 'none'}), and there is one buffer. Give one of "
+                f"the two groups to more nodes (group=), so that one node of {ROLLOUT!r} is read "
+                f"by {TRAIN!r}."
+            )
+    return crossing
+
+
+def _check_joins(graph: TaskGraph, owner: Mapping[str, str], sources: Sequence[str]) -> None:
+    """Refuse nodes of one agent in `rollout` that read another's, and nodes of `train` that join
+    rows of several buffers: each rank gets its share of each buffer by the work in it.
+    """
+    for node in graph.nodes.values():
+        for before in graph.rev_adj[node.node_id]:
+            other = graph.nodes[before].agent_group
+            if owner[node.node_id] == ROLLOUT and other != node.agent_group:
+                raise ConfigError(
+                    f"Node {node.node_id!r} of agent group {node.agent_group} and of the group "
+                    f"{ROLLOUT!r} reads {before!r} of agent group {other}. Rollout ranks run the "
+                    f"prompts of each agent by themselves: set group={TRAIN}, or agent_group="
+                    f"{other}."
+                )
+        met = [name for name in sources if name in graph.get_ancestors(node.node_id)]
+        if owner[node.node_id] == TRAIN and len(met) > 1:
+            raise ConfigError(
+                f"Node {node.node_id!r} joins rows of {' and '.join(map(repr, met))}, which "
+                f"separate buffers bring from the group {ROLLOUT!r}, each in its own shares. Let "
+                "it depend on one of them, or leave dag.groups out."
+            )
 
 
 def _check_owners(graph: TaskGraph, owner: Mapping[str, str], groups: Collection[str]) -> None:
@@ -131,27 +182,35 @@ def _may_roll_out(node: Node) -> bool:
     return computes or (acts(node) and not trains(node))
 
 
-def _part(graph: TaskGraph, *, group: str, owner: Mapping[str, str], source: str) -> TaskGraph:
+def _part(
+    graph: TaskGraph, *, group: str, owner: Mapping[str, str], sources: Sequence[str]
+) -> TaskGraph:
     part = TaskGraph(f"{graph.graph_id}/{group}", graph.description)
-    receives = owner[source] != group
-    if receives:
-        part.add_node(_get_node(graph, source))
+    received = {name: get_node_id(name) for name in sources if owner[name] != group}
     for node in graph.nodes.values():
         if owner[node.node_id] != group:
             continue
+        for name in graph.rev_adj[node.node_id]:  # rows are awaited when they are first read
+            if name in received and received[name] not in part.nodes:
+                part.add_node(_get_node(graph, name))
         own = node.copy()
-        own.dependencies = [
-            get_node_id(source) if name == source and receives else name
-            for name in graph.rev_adj[node.node_id]
-        ]
+        own.dependencies = [received.get(name, name) for name in graph.rev_adj[node.node_id]]
         part.add_node(own)
-    if not receives:
-        part.add_node(
-            Node(put_node_id(source), NodeType.PUT_TO_BUFFER, executable_ref=PUT, provides=())
-        )
-        part.nodes[put_node_id(source)].dependencies = [source]
-        part.update_edges()
+    for name in sources:
+        if name not in received:
+            part.add_node(_put_node(graph.nodes[name]))
     return part
+
+
+def _put_node(source: Node) -> Node:
+    return Node(
+        put_node_id(source.node_id),
+        NodeType.PUT_TO_BUFFER,
+        agent_group=source.agent_group,
+        dependencies=[source.node_id],
+        executable_ref=PUT,
+        provides=(),
+    )
 
 
 def _get_node(graph: TaskGraph, source: str) -> Node:
@@ -163,6 +222,7 @@ def _get_node(graph: TaskGraph, source: str) -> Node:
     return Node(
         get_node_id(source),
         NodeType.GET_FROM_BUFFER,
+        agent_group=graph.nodes[source].agent_group,
         executable_ref=GET,
         provides=None if None in provided else columns,
     )

@@ -207,11 +207,13 @@ def ranks_of_groups(
     return fixed | dict(zip(open_groups, shares, strict=True))
 
 
-def fill_in_sizes(graph: TaskGraph, *, parameters: int) -> None:
-    """Fill in the parameter count of every node that runs a model and does not state it."""
+def fill_in_sizes(graph: TaskGraph, *, parameters: Mapping[int, int]) -> None:
+    """Fill in the parameter count, by agent group, of every node that runs a model and does not
+    state it.
+    """
     for node in graph.nodes.values():
         if _runs_a_model(node):
-            node.config.setdefault(MODEL_PARAMETERS, parameters)
+            node.config.setdefault(MODEL_PARAMETERS, parameters[node.agent_group])
 
 
 def _runs_a_model(node: Node) -> bool:

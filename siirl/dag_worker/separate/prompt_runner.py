@@ -1,0 +1,233 @@
+"""PromptRunner: runs the prompts of one agent group through the nodes of a rollout rank.
+
+It keeps rows and metrics until the worker hands them to the exchange. Left out: which prompts, and
+when (`siirl.dag_worker.separate.rollout_worker`).
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDict
+
+from siirl.dag_worker.dataflow import Dataflow
+from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
+from siirl.dag_worker.separate.edge import PROMPT
+from siirl.dag_worker.separate.line import Line, Report
+from siirl.dag_worker.separate.published_weights import SecondCopies
+from siirl.dag_worker.separate.rollout_ranks import RolloutParts
+from siirl.dag_worker.separate.training_side import columns_of
+from siirl.data_coordinator.protocol.batch import shallow_copy
+from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
+from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.engine.rollout.ledger import Prompt
+from siirl.engine.rollout.workflow import RolloutResult
+from siirl.errors import ConfigError, TooManyFailures
+from siirl.execution.dag import Node, NodeOutput, TaskGraph
+from siirl.interrupts import Interrupted
+from siirl.occupation import OCCUPATION
+from siirl.reporting.metrics import Value
+
+REPORT_EVERY_S = 1.0  # in stream mode: counts over shorter times are noise
+
+Entry = tuple[Prompt, SampleInfo, Any, int]
+"""See `Exchange.put`."""
+
+
+class PromptRunner:
+    """Runs prompts of an agent group.
+
+    Args:
+        group: Its number.
+        graph: Its nodes, which end with a PUT_TO_BUFFER node.
+        parts: Its components.
+        copies: The weights that act on this rank.
+        line: Stores rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: int,
+        graph: TaskGraph,
+        parts: RolloutParts,
+        copies: SecondCopies,
+        line: Line,
+    ) -> None:
+        self.group, self.parts, self.copies, self.line = group, parts, copies, line
+        self._flow = Dataflow(
+            graph,
+            call=self._run_node,
+            begin=lambda node, batch: None,
+            draw=lambda group, more: self._drawn,
+        )
+        parts.context.exchange = self
+        parts.context.collector.check = self._count
+        self.running: set[asyncio.Task[None]] = set()
+        """Prompts that run beside each other."""
+        self.idle_s = 0.0
+        """Time since the last report in which the rank waited for work."""
+        self._entries: list[Entry] = []
+        self._prompts: dict[int, Prompt] = {}
+        self._metrics: list[dict[str, Value]] = []
+        self._result = RolloutResult()
+        self._episodes = 0
+        self._failed: list[str] = []
+        self._reported_at = time.perf_counter()
+
+    # Blocks
+
+    def run_block(self, prompts: Sequence[Prompt]) -> tuple[list[Entry], Report]:
+        """Run the share of a step."""
+        self.parts.context.step = prompts[0].step
+        self._drawn = self._batch(prompts)
+        self._prompts = self._of_groups(self._drawn, prompts)
+        try:
+            self._flow.run_step()
+        except TooManyFailures:  # no episode of this rank; the training ranks decide over all
+            self.put(self._drawn[:0])
+        return self._take_entries(), self._report({})
+
+    # Stream
+
+    def wanted(self) -> int:
+        """Prompts to ask for: one group waits while the others have all environments."""
+        rollout, context = self.parts.rollout, self.parts.context
+        n = context.config.actor_rollout_ref.rollout.n
+        return max(0, -(-rollout.inference.at_once // n) + 1 - len(self.running))
+
+    def start(self, prompt: Prompt) -> None:
+        """Start a prompt beside those that run."""
+        self.running.add(asyncio.ensure_future(self._run_prompt(prompt)))
+
+    def check(self) -> None:
+        """Forget the prompts that are over, and raise the error of one that failed."""
+        for task in [task for task in self.running if task.done()]:
+            self.running.remove(task)
+            task.result()
+
+    async def _run_prompt(self, prompt: Prompt) -> None:
+        batch = self._batch([prompt])
+
+        def resume() -> None:
+            """Note whose nodes run from here to the next wait for episodes."""
+            self.parts.context.step = prompt.step
+            self._prompts = self._of_groups(batch, [prompt])
+
+        async def roll_out(prompts: TensorDict) -> TensorDict:
+            result = await self._episodes_of(prompts, step=prompt.step)
+            resume()
+            rows = with_columns_of_all(result.training_batch(), ranks=self.parts.context.ranks)
+            return with_columns_of_prompts(rows, prompts=prompts)
+
+        resume()
+        try:
+            await self._flow.run_beside(batch, roll_out=roll_out)
+        except TooManyFailures:  # no episode of the prompt
+            self.put(batch[:0])
+        entries, rank = self._take_entries(), self.parts.validator.ranks.rank
+        await self.line.acall("put", self.group, rank, entries, self._due_report())
+
+    async def _episodes_of(self, prompts: TensorDict, *, step: int) -> RolloutResult:
+        collector = self.parts.context.collector
+        requests = collector.requests(prompts, step=step)
+        result = await self.parts.rollout.generate_beside(requests)
+        self._count(result, episodes=len(requests))
+        collector.recorder.keep(result.trajectories, kind="train", step=step)
+        self._result.trajectories.extend(result.trajectories)
+        self._result.failed.extend(result.failed)
+        self._result.rejected.extend(result.rejected)
+        return result
+
+    def _due_report(self) -> Report | None:
+        if since(self._reported_at) < REPORT_EVERY_S:
+            return None
+        stats = self.parts.rollout.take_stats(seconds=since(self._reported_at))
+        result, self._result = self._result, RolloutResult()
+        return self._report(self.parts.context.collector.measure(result, stats))
+
+    # Rows
+
+    def _batch(self, prompts: Sequence[Prompt]) -> TensorDict:
+        loader: Any = self.parts.context.require_loader()
+        tasks = loader.prompts_at([prompt.number for prompt in prompts])
+        return Samples2Dict([Sample(task.columns()) for task in tasks])
+
+    def _of_groups(self, batch: TensorDict, prompts: Sequence[Prompt]) -> dict[int, Prompt]:
+        """The prompt of each group of rollouts."""
+        return dict(zip(batch["index"].tolist(), prompts, strict=True))
+
+    def _run_node(self, node: Node, batch: TensorDict, started: Any = None) -> NodeOutput:
+        begin = time.perf_counter()
+        with OCCUPATION.doing(f"computes node {node.node_id} of step {self.parts.context.step}"):
+            output = node.run(
+                batch=batch,
+                copy=shallow_copy,
+                config=self.parts.context.config,
+                context=self.parts.context,
+                process_group=None,
+                agent_group=node.agent_group,
+                started=started,
+            )
+        if output.more_prompts:
+            raise ConfigError(
+                f"Node {node.node_id!r} of the group 'rollout' asks for more prompts, which only "
+                "training ranks can: set group=train, or leave its group out."
+            )
+        self._metrics.append({**output.metrics, f"time/{node.node_id}_s": since(begin)})
+        return output
+
+    def put(self, batch: TensorDict) -> None:
+        """Keep the rows of each prompt for the training ranks; PUT_TO_BUFFER nodes call it."""
+        rows: dict[int, list[Sample]] = {group: [] for group in self._prompts}
+        for sample in Dict2Samples(batch) if len(batch) else ():
+            rows[int(sample.columns["index"])].append(sample)
+        prompts, self._prompts = self._prompts, {}
+        for group, samples in rows.items():
+            self._entries.append(self._entry(prompts[group], samples))
+
+    def _entry(self, prompt: Prompt, samples: Sequence[Sample]) -> Entry:
+        infos = [sample.info() for sample in samples]
+        info = SampleInfo(
+            sum_tokens=sum(info.sum_tokens for info in infos), dict_info={PROMPT: prompt.number}
+        )
+        step = min((self._step_of(sample.columns) for sample in samples), default=None)
+        reference = self.line.store(columns_of(samples)) if samples else None
+        return prompt, info, reference, self.copies.step if step is None else step
+
+    def _step_of(self, columns: Mapping[str, Any]) -> int:
+        """Training step behind the oldest weights that acted in a row."""
+        player = int(columns.get("agent_group", self.group))
+        return self.copies.step_of(player, int(columns["policy_version"]))
+
+    def _take_entries(self) -> list[Entry]:
+        entries, self._entries = self._entries, []
+        return entries
+
+    # Reports
+
+    def _count(self, result: RolloutResult, *, episodes: int) -> None:
+        """Count failures for the training ranks, which decide over all rollout ranks."""
+        if result.broken_off:
+            raise Interrupted(result.broken_off)
+        self._episodes += episodes
+        self._failed += [
+            f"{request.task!r} with seed {request.seed}: {reason}"
+            for request, reason in result.failed
+        ]
+
+    def _report(self, more: dict[str, Value]) -> Report:
+        seconds, self._reported_at = since(self._reported_at), time.perf_counter()
+        idle, self.idle_s = self.idle_s / max(seconds, 1e-9), 0.0
+        metrics: dict[str, Value] = {"group/rollout/idle_share": min(1.0, idle)}
+        for record in (*self._metrics, more):
+            metrics |= record
+        report = Report(metrics, self._episodes, tuple(self._failed))
+        self._metrics, self._episodes, self._failed = [], 0, []
+        return report
+
+
+def since(begin: float) -> float:
+    """Seconds since `begin`."""
+    return time.perf_counter() - begin
