@@ -8,6 +8,8 @@ scattered to the positions of their tokens. All other positions are 0.
 # B trajectory, C chunk, S = K*A token of a chunk, T = C*S token, N executed chunk of any
 # trajectory
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -43,8 +45,28 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     """
     choices_BT = micro_batch["responses"]
     kept_BT = as_bool_mask(micro_batch["response_mask"])
-    chunks = number_of_chunks(micro_batch)
-    executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
+    output, executed_BC = run_on_executed_chunks(module, micro_batch, kept_BT=kept_BT)
+    distribution = require_distribution(output, policy=type(module).__name__)
+
+    choices = choices_BT.unflatten(1, (executed_BC.shape[1], -1))[executed_BC]
+    require_choices(distribution, choices)
+    # The loss refuses numbers that are not finite, after all ranks have run the module.
+    scores = distribution.tempered(temperature).scores(choices)
+    return TokenScores(
+        log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
+        entropy_BT=put_back(scores.entropy_BT, executed_BC, kept_BT),
+    )
+
+
+def run_on_executed_chunks(
+    module: nn.Module, micro_batch: TensorDict, *, kept_BT: torch.Tensor
+) -> tuple[Any, torch.Tensor]:
+    """Run `module` on the observation of each executed chunk.
+
+    Returns:
+        Its output, one row per chunk, and which chunks these are: bool [B, C].
+    """
+    executed_BC = kept_BT.unflatten(1, (number_of_chunks(micro_batch), -1)).any(-1)
     if not bool(executed_BC.any()):
         # on several ranks the module must run, even for padding rows
         executed_BC[0, 0] = True
@@ -53,16 +75,7 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
         for name in CHUNK_COLUMNS
     }
     output = module(**observations, instruction_ids=instructions(micro_batch, executed_BC))
-    distribution = require_distribution(output, policy=type(module).__name__)
-
-    choices = choices_BT.unflatten(1, (chunks, -1))[executed_BC]
-    require_choices(distribution, choices)
-    # The loss refuses numbers that are not finite, after all ranks have run the module.
-    scores = distribution.tempered(temperature).scores(choices)
-    return TokenScores(
-        log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
-        entropy_BT=put_back(scores.entropy_BT, executed_BC, kept_BT),
-    )
+    return output, executed_BC
 
 
 def observe_rows(rows: TensorDict, *, policy: Policy, ranks: Ranks) -> None:

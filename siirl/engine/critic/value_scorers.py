@@ -24,9 +24,9 @@ from torch import nn
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.engine.actor.embodied_scorer import (
     CHUNK_COLUMNS,
-    instructions,
     number_of_chunks,
     put_back,
+    run_on_executed_chunks,
 )
 from siirl.engine.actor.packed_pictures import seen_in_lanes
 from siirl.engine.actor.packing import model_width, pack_rows
@@ -82,17 +82,8 @@ def embodied_value_scorer(
         temperature: Not read: values have none.
     """
     kept_BT = as_bool_mask(micro_batch["response_mask"])
-    chunks = number_of_chunks(micro_batch)
-    executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
-    if not bool(executed_BC.any()):
-        # on several ranks the module must run, even for padding rows
-        executed_BC[0, 0] = True
-    observations = {
-        name: micro_batch[name][executed_BC] if name in micro_batch else None
-        for name in CHUNK_COLUMNS
-    }
-    values_N = module(**observations, instruction_ids=instructions(micro_batch, executed_BC))
-    tokens = kept_BT.shape[1] // chunks
+    values_N, executed_BC = run_on_executed_chunks(module, micro_batch, kept_BT=kept_BT)
+    tokens = kept_BT.shape[1] // executed_BC.shape[1]
     return put_back(values_N[:, None].expand(-1, tokens), executed_BC, kept_BT)
 
 
