@@ -5,9 +5,9 @@ Examples carry the command's name as it was typed. Prose fits the terminal, at m
 
 import argparse
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from siirl import program
 from siirl.params.command_line import note_replaced
@@ -17,6 +17,8 @@ from siirl.params.terminal_lines import text_columns
 
 EXAMPLE = "    "  # indent of the examples in a docstring
 COLUMN = 22  # of the meaning of a word
+
+Number = TypeVar("Number", int, float)
 
 
 def described(text: str, module: str) -> str:
@@ -74,24 +76,22 @@ def file_flag(text: str) -> Path:
     return file
 
 
-def integer(text: str) -> int:
-    """The value of a flag that is a whole number; argparse reports the error."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text[:LONGEST_NUMBER]!r} must be a whole number, for example 3"
-        ) from None
+def _flag_of(kind: Callable[[str], Number], expected: str) -> Callable[[str], Number]:
+    """The type of a flag whose value `kind` reads; argparse reports the error."""
+
+    def read(text: str) -> Number:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text[:LONGEST_NUMBER]!r} must be {expected}"
+            ) from None
+
+    return read
 
 
-def real(text: str) -> float:
-    """The value of a flag that is a number, perhaps NaN or infinity; argparse reports the error."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text[:LONGEST_NUMBER]!r} must be a number, for example 0.5"
-        ) from None
+integer = _flag_of(int, "a whole number, for example 3")
+real = _flag_of(float, "a number, for example 0.5")  # NaN and infinity are numbers
 
 
 def cannot_write(place: str, error: OSError) -> str:
