@@ -174,7 +174,7 @@ def test_a_policy_folder_is_exported_without_results(tmp_path: Path) -> None:
     before, after = (
         load_policy(folder).state_dict() for folder in ("assets/tiny_vla", tmp_path / "out")
     )
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    torch.testing.assert_close(before, after, rtol=0, atol=0)
     head = card_of(tmp_path / "out").data.to_dict()
     assert (head["license"], head["pipeline_tag"]) == ("unknown", "robotics")
 

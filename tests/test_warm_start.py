@@ -48,7 +48,7 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
     one, again, other = (
         load_policy(tmp_path / folder).state_dict() for folder in ("one", "again", "other")
     )
-    assert all(torch.equal(one[name], again[name]) for name in one)
+    torch.testing.assert_close(one, again, rtol=0, atol=0)
     assert not all(torch.equal(one[name], other[name]) for name in one)
     notes = json.loads((tmp_path / "one" / "config.json").read_text())["notes"]
     assert notes["command"].startswith("siirl warm-start --output ")

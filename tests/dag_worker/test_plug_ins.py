@@ -230,7 +230,7 @@ def test_a_wrong_plug_in_is_refused_before_a_process_starts(
     assert str(caught.value).startswith(f"{place}=own_names:{wrong}: ")
 
 
-def test_a_users_straight_through_estimator_trains(own_names: Path) -> None:
+def test_a_users_straight_through_estimator_is_known(own_names: Path) -> None:
     load("actor_rollout_ref.actor.kl_loss_type=own_kl+", "user_modules=[own_names]")
 
 

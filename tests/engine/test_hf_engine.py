@@ -79,7 +79,7 @@ def test_the_training_module_is_left_as_it_was():
     before = copy.deepcopy(model.state_dict())
     ask(engine(model), request("a", "1+2="))
     assert model.causal_lm.config._attn_implementation == "eager"
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert not any(weight.is_inference() for weight in model.parameters())
 
 

@@ -14,6 +14,15 @@ from envs.base import EnvSpec, FrameRequest
 SPEC = EnvSpec(
     "sums", ("easy", "hard"), spaces.Discrete(100), spaces.Discrete(10), max_episode_steps=4
 )
+DEBATE = EnvSpec(
+    "debate",
+    ("debate",),
+    spaces.Discrete(10),
+    spaces.Discrete(10),
+    max_episode_steps=9,
+    reports_success=False,
+    num_agents=2,
+)
 
 
 class Sums:
@@ -97,16 +106,7 @@ def test_limit_of_the_spec_truncates():
 
 def test_several_agents_get_one_entry_each():
     async def play():
-        spec = EnvSpec(
-            "debate",
-            ("debate",),
-            spaces.Discrete(10),
-            spaces.Discrete(10),
-            9,
-            reports_success=False,
-            num_agents=2,
-        )
-        env = ThreeValueAdapter(Debate(), spec=spec)
+        env = ThreeValueAdapter(Debate(), spec=DEBATE)
         observation, _ = await env.reset(seed=3)
         return observation, await env.step([1, 7]), await env.step([6, 7])
 
@@ -120,16 +120,7 @@ def test_several_agents_get_one_entry_each():
 
 def test_rewards_of_several_agents_are_summed_over_a_chunk():
     async def play():
-        spec = EnvSpec(
-            "debate",
-            ("debate",),
-            spaces.Discrete(10),
-            spaces.Discrete(10),
-            9,
-            reports_success=False,
-            num_agents=2,
-        )
-        env = ThreeValueAdapter(Debate(), spec=spec)
+        env = ThreeValueAdapter(Debate(), spec=DEBATE)
         await env.reset(seed=3)
         return await env.step_chunk([[1, 2], [3, 4]])
 

@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_readout() -> None:
         ).state_dict()
         for _ in range(2)
     )
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 def test_the_loss_by_hand() -> None:

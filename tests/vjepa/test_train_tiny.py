@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
         train(sampler=sampler(), model_config=SMALL, config=config)[0].state_dict()
         for _ in range(2)
     )
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 def test_no_gradient_reaches_the_target_encoder() -> None:
