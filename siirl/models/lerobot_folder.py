@@ -217,6 +217,13 @@ class LeRobotFolder:
             )
 
 
+def require_flags(**options: bool | None) -> None:
+    """Raise ValueError for an option that is neither true nor false; None is as in the folder."""
+    for name, value in options.items():
+        if value is not None and type(value) is not bool:
+            raise ValueError(f"{name}={value!r} must be true or false.")
+
+
 def _is_libero(spec: EnvSpec) -> bool:
     """Also with stand-in assets, which its name says."""
     return spec.name.partition(" ")[0] == "libero"

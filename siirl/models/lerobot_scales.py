@@ -34,7 +34,8 @@ def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, bas
 
     Raises:
         MissingAssetError: A missing file.
-        CheckpointError: A damaged file, a step that siirl does not do, or no statistics.
+        CheckpointError: A damaged file, a step that siirl does not do, no statistics, or ones that
+            are not finite.
     """
     file = "policy_preprocessor.json" if name == STATE else "policy_postprocessor.json"
     step = "normalizer_processor" if name == STATE else "unnormalizer_processor"
@@ -60,6 +61,11 @@ def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, bas
             f"{base} is only a start for that."
         )
     first, second = (stored.whole(each).double().numpy() for each in names)
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise CheckpointError(
+            f"{folder}: {' or '.join(names)} has a number that is not finite among the statistics: "
+            "compute them again on a data set without NaN, and fine-tune again."
+        )
     eps = float(settings.get("eps", 1e-8))
     if mode == "MEAN_STD":
         return Scale(first, second, second + eps)

@@ -31,6 +31,7 @@ from siirl.models.lerobot_folder import (
     LeRobotFolder,
     new_deviation,
     read_tokenizer,
+    require_flags,
 )
 from siirl.models.lerobot_scales import STATE
 from siirl.models.pi import TOKENIZER_FILE, Pi, Pi0, Pi05
@@ -125,8 +126,7 @@ def load_pi05(
             them so. openpi and later versions write the robot's numbers only.
         options: See `load_pi`.
     """
-    if type(pad_state) is not bool:
-        raise ValueError(f"pad_state={pad_state!r} must be true or false.")
+    require_flags(pad_state=pad_state)
 
     def make(stored: LeRobotFolder, parts: dict[str, Any]) -> Pi05:
         size = stored.config["max_state_dim"] if pad_state else stored.sizes[STATE]
@@ -179,6 +179,7 @@ def load_pi(
         ConfigError: An environment that does not fit.
         ValueError: An invalid option.
     """
+    require_flags(train_expert_only=train_expert_only, freeze_vision_encoder=freeze_vision_encoder)
     stored = LeRobotFolder.read(folder, kind)
     flow = stored.flow(steps=steps, noise=noise, level=noise_level, std=noise_std)
     file = _tokenizer_file(folder, tokenizer)

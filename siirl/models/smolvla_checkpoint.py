@@ -25,6 +25,7 @@ from siirl.models.lerobot_folder import (
     LeRobotFolder,
     new_deviation,
     read_tokenizer,
+    require_flags,
 )
 from siirl.models.smolvla import VLM_FILES, VLM_FOLDER, SmolVLA
 from siirl.models.smolvla_network import NetworkShape, freeze
@@ -111,6 +112,7 @@ def load_smolvla(
         ValueError: An invalid option.
     """
     folder = Path(folder)
+    require_flags(train_expert_only=train_expert_only, freeze_vision_encoder=freeze_vision_encoder)
     stored = LeRobotFolder.read(folder, KIND)
     shape = _shape(stored)
     flow = stored.flow(steps=steps, noise=noise, level=noise_level, std=noise_std)

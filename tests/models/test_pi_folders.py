@@ -118,6 +118,7 @@ def test_weights_of_which_some_are_missing_or_wrong_are_refused(tmp_path, change
         ({"noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt"),
         ({"images": 3}, "images=3 must be from 1 to 2"),
         ({"pad_state": 1}, "pad_state=1 must be true or false"),
+        ({"train_expert_only": "no"}, "train_expert_only='no' must be true or false"),
     ],
 )
 def test_an_invalid_option_is_refused(options, told):

@@ -266,6 +266,8 @@ def test_a_config_that_siirl_cannot_follow_is_refused(tmp_path, changes, told):
         ({"noise": "white"}, "noise='white' must be 'learnt'"),
         ({"noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt"),
         ({"images": 3}, "images=3 must be from 1 to 2"),
+        ({"train_expert_only": "no"}, "train_expert_only='no' must be true or false"),
+        ({"freeze_vision_encoder": 0}, "freeze_vision_encoder=0 must be true or false"),
     ],
 )
 def test_an_invalid_option_is_refused(options, told):
@@ -310,6 +312,23 @@ def test_a_checkpoint_without_statistics_of_its_features_is_refused(tmp_path):
     statistics = {"so100.buffer.action.mean": torch.zeros(6)}
     save_file(statistics, folder / "policy_postprocessor_step_0_unnormalizer_processor.safetensors")
     with pytest.raises(CheckpointError, match="smolvla_base is only a start"):
+        make(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("policy_preprocessor_step_5_normalizer_processor", "observation.state.mean"),
+        ("policy_postprocessor_step_0_unnormalizer_processor", "action.std"),
+    ],
+)
+def test_statistics_that_are_not_finite_are_refused(tmp_path, file, name):
+    """A data set with one NaN gives such statistics; every action would be NaN."""
+    folder = copied(tmp_path, {})
+    statistics = load_file(folder / f"{file}.safetensors")
+    statistics[name][0] = torch.nan
+    save_file(statistics, folder / f"{file}.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name}.* that is not finite among the statistics"):
         make(folder)
 
 
