@@ -2,12 +2,15 @@
 counted, and a resumed run continues the rollouts that were under way.
 """
 
+from collections import Counter
+
 import pytest
 import torch
 
 from siirl.dag_worker import stages
+from siirl.dag_worker.manifest import STATE_FILE, resolve_checkpoint
 from siirl.dag_worker.separate import training_side
-from siirl.data_coordinator.protocol.batch import select_rows
+from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.errors import ConfigError
 from tests.dag_worker.one_process import run, untimed
 from tests.dag_worker.two_groups import TwoGroups, run_groups
@@ -174,6 +177,42 @@ def test_a_resumed_run_accounts_for_every_prompt_that_was_started(tmp_path):
     assert (
         totals["started"] == second.exchange.edges[0].ledger.position
     )  # none twice, none left out
+
+
+NOTED = f"""
+nodes:
+  - {{node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT}}
+  - {{node_id: note, node_type: CUSTOM, func: "{OWN}:note_uids", dependencies: [rollout_actor]}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [note]}}
+  - {{node_id: advantages, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}}
+  - {{node_id: actor_train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [advantages]}}
+"""
+TRAINED: list[tuple[int, str]] = []
+"""Number of the prompt, and uid, of each row on which a run has trained."""
+
+
+def note_uids(batch):
+    TRAINED.extend(zip(batch["index"].tolist(), texts(batch, "uid"), strict=True))
+    return batch
+
+
+def test_each_sample_of_a_resumed_stream_trains_once_and_the_rest_waits_or_is_discarded(tmp_path):
+    (tmp_path / "own.yaml").write_text(NOTED)
+    job = (*SUMS, *PAIR, "trainer.max_staleness=2", "trainer.val_episodes=0")
+    job = (*job, f"dag.workflow_file={tmp_path / 'own.yaml'}")
+    TRAINED.clear()
+    run_groups(tmp_path / "first", (*job, "trainer.total_steps=3"))
+    resume = f"trainer.resume={tmp_path / 'first'}"
+    run_groups(tmp_path / "second", (*job, resume, "trainer.total_steps=6"))
+    assert len({uid for _, uid in TRAINED}) == len(TRAINED) == 6 * 8 * 4
+    trained = Counter(number for number, _ in TRAINED)
+    assert set(trained.values()) == {4}
+    state = resolve_checkpoint(tmp_path / "second") / STATE_FILE
+    ledger = torch.load(state, weights_only=False)["rollouts"]["ledger"]
+    waiting = [entry[0] for entry in (*ledger["pending"], *ledger["finished"])]
+    assert len({*trained, *waiting}) == len(trained) + len(waiting)
+    assert {*trained, *waiting} <= set(range(ledger["position"]))
+    assert ledger["position"] == len(trained) + len(waiting) + ledger["discarded"]
 
 
 def test_a_schedule_that_is_resumed_equals_one_that_was_not_interrupted(tmp_path):

@@ -147,8 +147,10 @@ def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
     echo = folder / "python"
     echo.write_text('#!/bin/sh\n[ "$1" = -c ] && echo token || printf "%s\\n" "$@"\n')
     address = '#!/bin/sh\ncase "$*" in *host*) echo 10.0.0.1;; esac\n'  # not of `ray start`
-    for name in ("srun", "scontrol", "sleep"):
+    for name in ("srun", "sleep"):
         (folder / name).write_text(address)
+    # more than a pipe holds: a reader that stops after a line would end the script
+    (folder / "scontrol").write_text("#!/bin/sh\nseq -f n%g 20000\n")
     for file in folder.iterdir():
         file.chmod(0o755)
     activate = folder / "siirl" / ".venv" / "bin" / "activate"
