@@ -215,6 +215,14 @@ def test_each_sample_of_a_resumed_stream_trains_once_and_the_rest_waits_or_is_di
     assert ledger["position"] == len(trained) + len(waiting) + ledger["discarded"]
 
 
+def test_a_graph_that_trains_nothing_goes_on_after_the_first_step(tmp_path):
+    """No node publishes weights; each step plays with those of the start."""
+    (tmp_path / "own.yaml").write_text("\n".join(NOTED.splitlines()[:4]))
+    job = (*SUMS, *PAIR, f"dag.workflow_file={tmp_path / 'own.yaml'}", "trainer.val_episodes=0")
+    steps = run_groups(tmp_path / "run", (*job, "trainer.total_steps=3"))
+    assert [step.metrics["rollout/episodes"] for step in steps] == [32.0] * 3
+
+
 def test_a_schedule_that_is_resumed_equals_one_that_was_not_interrupted(tmp_path):
     job = (*SUMS, *PAIR, FIXED, "trainer.max_staleness=1", "trainer.val_episodes=0")
     constant = "actor_rollout_ref.actor.optim.scheduler=constant"
