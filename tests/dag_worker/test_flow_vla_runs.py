@@ -79,6 +79,34 @@ def test_a_step_moves_the_expert_and_leaves_a_checkpoint_of_lerobots_layout(
     build_policy(model, path=str(left), spec=spec, seed=0, options={"noise": noise})
 
 
+@pytest.mark.parametrize(
+    ("model", "pipeline", "further"),
+    [
+        ("smolvla", "ppo", ()),
+        ("pi0", "grpo", ("actor_rollout_ref.model.lora.rank=2",)),
+        ("pi05", "ppo", ()),
+    ],
+)
+def test_an_instruction_that_changes_in_an_episode_is_scored_as_it_was_read(
+    tmp_path, model, pipeline, further
+):
+    words = (
+        "env=gymnasium",
+        "env.id=talking_arm:siirl-test/TalkingArm-v0",
+        *(word for word in WORDS if not word.startswith(("env=", "env.", "reward."))),
+        *("env.num_servers=1", "env.envs_per_server=2"),
+        f"model={model}",
+        f"actor_rollout_ref.model.path={CHECKPOINTS[model]}",
+        f"pipeline={pipeline}",
+        f"{OPTIONS}={{chunk_length: 2}}",
+        *further,
+    )
+    (event,) = run(tmp_path / "run", words)
+    assert event.metrics["actor/updates"] == 2
+    assert event.metrics["rollout/episode_length"] == 8
+    assert event.metrics["rollout/log_prob_gap"] < 1e-4
+
+
 @pytest.mark.parametrize("model", ["pi0", "pi05"])
 @pytest.mark.parametrize("named", ["[action_out_proj]", "null"])
 def test_adapters_of_a_policy_with_a_critic_are_checked_before_the_critic_drops_its_head(
