@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.arguments import check_counts
 from envs.base import Environment
 from envs.gymnasium import GymnasiumEnv
 from envs.libero.folders import silence_robosuite
@@ -77,6 +78,7 @@ class FetchArm(Arm):
     """FetchReach or FetchPush of gymnasium-robotics; success is its own flag."""
 
     def __init__(self, task: str, size: int = 64, render_mode: str | None = "rgb_array") -> None:
+        check_counts(size=size)
         choose_backend()  # before MuJoCo is imported
         gymnasium.register_envs(importlib.import_module("gymnasium_robotics"))
         self.env = gymnasium.make(
@@ -147,6 +149,7 @@ class LiftArm(Arm):
     mission = "lift the red cube"
 
     def __init__(self, size: int = 64, render_mode: str | None = "rgb_array") -> None:
+        check_counts(size=size)
         choose_backend()  # before MuJoCo is imported
         silence_robosuite()
         import mujoco
@@ -164,6 +167,8 @@ class LiftArm(Arm):
         )
         self.model = self.env.sim.model._model
         self.model.vis.quality.shadowsize = self.model.vis.quality.offsamples = 0
+        buffer = self.model.vis.global_  # 640 pixels
+        buffer.offwidth, buffer.offheight = max(buffer.offwidth, size), max(buffer.offheight, size)
         self._renderer = mujoco.Renderer(self.model, height=size, width=size)
         # robosuite draws group 1; group 0 has collision shapes
         self._visible = mujoco.MjvOption()

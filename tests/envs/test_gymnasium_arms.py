@@ -69,3 +69,18 @@ def test_the_scripted_expert_succeeds_and_the_goal_moves_in_the_picture_alone(pr
     assert (one[IMAGES] != other[IMAGES]).any()
     if preset != "robosuite_lift":  # whose robot begins with noise of its own
         assert np.allclose(one[PROPRIOCEPTION], other[PROPRIOCEPTION], atol=1e-3)
+
+
+@pytest.mark.parametrize(("preset", "numbers"), ARMS)
+def test_a_picture_may_be_larger_than_mujocos_own_buffer(preset, numbers):
+    environment = arm(preset, size=648)
+    observation, _ = asyncio.run(environment.reset(seed=0))
+    asyncio.run(environment.close())
+    assert observation[IMAGES].shape == (1, 648, 648, 3)
+
+
+@pytest.mark.parametrize("preset", ["fetch_reach", "robosuite_lift"])
+@pytest.mark.parametrize("size", [0, 7.5, "big"])
+def test_a_size_that_is_no_number_of_pixels_is_refused(preset, size):
+    with pytest.raises(ValueError, match="size must be a whole number of at least 1, got"):
+        arm(preset, size=size)

@@ -46,6 +46,8 @@ BAD = {
     "another form": (JSONResponse({"text": "4"}), "it lacks `choices`"),
     "a list": (JSONResponse([]), "it lacks `choices`"),
     "a web page": (HTMLResponse("<html>"), "it is not JSON"),
+    "a deep one": (Response(b"[" * 60_000), "it is not JSON"),
+    "a deep error": (Response(b"[" * 60_000, status_code=500), "HTTP 500"),
     "an error": (
         JSONResponse({"error": {"message": "out of memory"}}, status_code=500),
         r"HTTP 500 \(out of memory\): see its log",
@@ -143,7 +145,13 @@ def started(url: str, **options: Any) -> None:
         ("/v1/models", Response(status_code=404), "VLLM_SERVER_DEV_MODE=1"),
         ("/v1/models", Response(status_code=401), r"HTTP 401: name the file .*token_file"),
         ("/v1/models", HTMLResponse("<html>"), "invalid JSON"),
+        ("/v1/models", Response(b"[" * 60_000), "invalid JSON"),
         ("/v1/models", JSONResponse({"data": []}), "lists no model"),
+        (
+            "/v1/models",
+            Response(b'{"data": [{"id": "gpt", "max_model_len": Infinity}]}'),
+            "lists no model",
+        ),
         ("/v1/models", JSONResponse({"data": [{"id": "gpt"}]}), "lists no model"),
         ("/collective_rpc", Response(status_code=404), "VLLM_SERVER_DEV_MODE=1 and siirl's"),
         (

@@ -172,6 +172,15 @@ def test_a_bit_that_changes_on_the_way_is_noticed(
         sync(engine)
 
 
+@pytest.mark.parametrize("wrong", [None, "seven", 1.5])
+def test_a_checksum_that_is_no_whole_number_fails_the_next_episodes(
+    engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    monkeypatch.setattr(playground.server.worker, "siirl_finish_weights", lambda: wrong)
+    sync(engine)
+    assert "instead of the checksums of its workers" in failure(engine)
+
+
 def test_a_server_that_cannot_read_the_folder_is_reported(
     engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:

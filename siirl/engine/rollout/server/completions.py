@@ -151,7 +151,7 @@ def scored_log_probs(content: bytes, *, ids: Sequence[int]) -> list[float]:
 def _choice(content: bytes) -> Mapping[str, Any]:
     try:
         answer = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadAnswer(f"it is not JSON ({error})") from error
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):

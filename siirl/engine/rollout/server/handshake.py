@@ -65,7 +65,7 @@ async def _served(link: ServerLink) -> Served:
     try:
         first = answer["data"][0]
         return Served(str(first["id"]), int(first["max_model_len"]))
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(
             f"The inference server at {link.url} lists no model with its max_model_len: it is not "
             f"vLLM. {START}."

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from envs.text import shortened
 from siirl.engine.rollout.admission import check_length
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.engine.rollout.server.completions import (
@@ -267,10 +268,19 @@ class ServerEngine(TextEngineBase):
         exported = loadable(self.model, weights, self.dtype)
         with self.route.open(self.link) as transport:
             expected = send(exported, transport, bucket_bytes=self.bucket_bytes)
-        found = {int(number) for number in self._on_workers("siirl_finish_weights")}
+        found = [
+            str(number) for number in self._on_workers("siirl_finish_weights")
+        ]  # vLLM's are texts
+        if not all(number.isdecimal() for number in found):
+            raise RunFailed(
+                f"The inference server at {self.link.url} answers with {shortened(found)} instead of "
+                "the checksums of its workers: install the same version of siirl at both ends."
+            )
         self._wait(self.link.post("/reset_prefix_cache"))
         self._wait(self.link.post("/resume"))
-        return [ChecksumPair(trained=expected, acting=number) for number in sorted(found)]
+        return [
+            ChecksumPair(trained=expected, acting=number) for number in sorted(set(map(int, found)))
+        ]
 
     def _trained_log_prob(self, ids: list[int]) -> float:
         return trained_log_prob(

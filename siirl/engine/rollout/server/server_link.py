@@ -211,7 +211,7 @@ class ServerLink:
 def _read_json(content: bytes, *, path: str, url: str) -> Any:
     try:
         return json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ServerError(
             f"The inference server at {url} answers {path} with invalid JSON ({error}): check "
             "which program listens there."
@@ -223,7 +223,7 @@ def _explanation(content: bytes) -> str:
     text = content.decode("utf-8", "replace")
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if isinstance(answer, dict):
         error = answer.get("error", answer.get("detail", text))
