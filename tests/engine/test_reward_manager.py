@@ -146,7 +146,10 @@ def test_a_reward_that_makes_no_manager_is_refused_with_its_key(reference, messa
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("json:dumps", "and raised TypeError: .*serializable"),
+        (
+            "json:dumps",
+            "and raised TypeError: .*serializable.* must make a reward manager, derived",
+        ),
         ("builtins:id", "made a int, which lacks ranks_failures"),
         ("json:JSONEncoder", r"which its signature .* does not take"),
         ("collections:Counter", "is a class, which lacks score, remember, .*: derive it from"),
