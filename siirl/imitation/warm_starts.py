@@ -44,6 +44,7 @@ from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
 from siirl.params.domains import observation_parts
 from siirl.params.env_spec import describe_env
+from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.references import load_reference
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.check_embodied import check_policy
@@ -328,6 +329,12 @@ def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:
 
 def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
     """Fine-tune a language model on answers and save it."""
+    policy = config.actor_rollout_ref.model.policy
+    if policy != LANGUAGE_MODEL:
+        raise ConfigError(
+            f"actor_rollout_ref.model.policy={policy} acts as a robot does, and "
+            f"env.name={config.env.name} is answered in text: take model=tiny_lm, or leave it out."
+        )
     torch.set_num_threads(1)
     fill(flags, text_defaults(sft_source(config.env).tasks))
     chosen = {
