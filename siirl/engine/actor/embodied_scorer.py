@@ -8,8 +8,6 @@ scattered to the positions of their tokens. All other positions are 0.
 # B trajectory, C chunk, S = K*A token of a chunk, T = C*S token, N executed chunk of any
 # trajectory
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -45,8 +43,8 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     """
     choices_BT = micro_batch["responses"]
     kept_BT = as_bool_mask(micro_batch["response_mask"])
-    output, executed_BC = run_on_executed_chunks(module, micro_batch, kept_BT=kept_BT)
-    distribution = require_distribution(output, policy=type(module).__name__)
+    inputs, executed_BC = inputs_of_executed_chunks(micro_batch, kept_BT=kept_BT)
+    distribution = require_distribution(module(**inputs), policy=type(module).__name__)
 
     choices = choices_BT.unflatten(1, (executed_BC.shape[1], -1))[executed_BC]
     require_choices(distribution, choices)
@@ -58,24 +56,21 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     )
 
 
-def run_on_executed_chunks(
-    module: nn.Module, micro_batch: TensorDict, *, kept_BT: torch.Tensor
-) -> tuple[Any, torch.Tensor]:
-    """Run `module` on the observation of each executed chunk.
+def inputs_of_executed_chunks(
+    micro_batch: TensorDict, *, kept_BT: torch.Tensor
+) -> tuple[dict[str, torch.Tensor | None], torch.Tensor]:
+    """Arguments of the policy, one row per executed chunk, and which chunks these are: bool [B, C].
 
-    Returns:
-        Its output, one row per chunk, and which chunks these are: bool [B, C].
+    On several ranks the policy must run, even for padding rows, so there is at least one row.
     """
     executed_BC = kept_BT.unflatten(1, (number_of_chunks(micro_batch), -1)).any(-1)
     if not bool(executed_BC.any()):
-        # on several ranks the module must run, even for padding rows
         executed_BC[0, 0] = True
     observations = {
         name: micro_batch[name][executed_BC] if name in micro_batch else None
         for name in CHUNK_COLUMNS
     }
-    output = module(**observations, instruction_ids=instructions(micro_batch, executed_BC))
-    return output, executed_BC
+    return {**observations, "instruction_ids": instructions(micro_batch, executed_BC)}, executed_BC
 
 
 def observe_rows(rows: TensorDict, *, policy: Policy, ranks: Ranks) -> None:

@@ -24,9 +24,9 @@ from torch import nn
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.engine.actor.embodied_scorer import (
     CHUNK_COLUMNS,
+    inputs_of_executed_chunks,
     number_of_chunks,
     put_back,
-    run_on_executed_chunks,
 )
 from siirl.engine.actor.packed_pictures import seen_in_lanes
 from siirl.engine.actor.packing import model_width, pack_rows
@@ -82,7 +82,8 @@ def embodied_value_scorer(
         temperature: Not read: values have none.
     """
     kept_BT = as_bool_mask(micro_batch["response_mask"])
-    values_N, executed_BC = run_on_executed_chunks(module, micro_batch, kept_BT=kept_BT)
+    inputs, executed_BC = inputs_of_executed_chunks(micro_batch, kept_BT=kept_BT)
+    values_N = module(**inputs)
     tokens = kept_BT.shape[1] // executed_BC.shape[1]
     return put_back(values_N[:, None].expand(-1, tokens), executed_BC, kept_BT)
 
