@@ -75,14 +75,16 @@ def value_of(config: Any, place: str) -> Any:
 
 
 def type_name(hint: Any) -> str:
-    """An annotation as shown to users: `int or null`, `list of str`."""
+    """An annotation as shown to users: `integer or null`, `list of integers`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join("null" if part is type(None) else type_name(part) for part in arguments)
     if origin is typing.Literal:
         return " or ".join(repr(value) for value in arguments)
     if origin in (tuple, list):
-        return f"list of {type_name(arguments[0])}" if arguments else "list"
+        element = type_name(arguments[0]) if arguments else ""
+        plural = f"{element}s" if element in ("integer", "number") else element
+        return f"list of {plural}" if plural else "list"
     if origin is dict:
         return "mapping"
     return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(

@@ -8,8 +8,12 @@ import pytest
 import torch
 from one_process import run, untimed
 from safetensors.torch import load_file
+from tensordict import TensorDict
 
+from pipelines.dapo import dapo_pipeline
+from pipelines.grpo import grpo_pipeline
 from siirl.errors import CheckpointError, ConfigError
+from siirl.execution.dag import Node, NodeType
 
 SMALL = (
     "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=4", "actor_rollout_ref.rollout.n=3",
@@ -158,6 +162,55 @@ def test_refills_end_with_a_full_step_or_at_the_bound(tmp_path):
         dropped = step["sampling/dropped_without_signal"] + step["sampling/dropped_surplus"]
         assert step["rollout/episodes"] == step["sampling/kept"] + dropped
     assert {step["sampling/rounds"] for step in steps} - {1.0}
+
+
+TRAINED: list[TensorDict] = []
+"""The rows of each update."""
+
+
+def note(batch):
+    TRAINED.append(batch)
+    return batch
+
+
+def noted(graph):
+    """The graph with a node that notes the rows before the update."""
+    update = graph.get_node("actor_train")
+    before = list(update.dependencies)
+    graph.add_node(Node("note", NodeType.CUSTOM, dependencies=before, executable_ref=note))
+    update.dependencies = ["note"]
+    graph.update_edges()
+    return graph
+
+
+def noted_grpo():
+    return noted(grpo_pipeline())
+
+
+def noted_dapo():
+    return noted(dapo_pipeline())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline=grpo", f"dag.custom_pipeline_fn={__name__}:noted_grpo"),
+        (*FEW_GROUPS, f"dag.custom_pipeline_fn={__name__}:noted_dapo"),
+    ],
+    ids=["grpo", "dapo"],
+)
+def test_a_run_subtracts_the_kl_of_each_token_from_its_score_refills_included(tmp_path, words):
+    kl = ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.5")
+    TRAINED.clear()
+    steps = train(tmp_path, *words, *kl, "trainer.total_steps=3")
+    assert len(TRAINED) == 3
+    for rows in TRAINED:
+        kl_BT = (rows["old_log_probs"] - rows["ref_log_prob"]) * rows["response_mask"]
+        expected = rows["token_level_scores"] - 0.5 * kl_BT
+        torch.testing.assert_close(rows["token_level_rewards"], expected)
+    assert kl_BT.abs().max() > 1e-3  # the policy has left the reference
+    if "pipeline=dapo" in words:
+        assert {step["sampling/rounds"] for step in steps} - {1.0}
 
 
 def test_dapo_resumed_equals_dapo_uninterrupted_bit_for_bit_refills_included(tmp_path):

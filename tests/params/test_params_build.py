@@ -136,6 +136,7 @@ def test_a_plain_field_of_a_user_is_a_key() -> None:
         (int, "integer"),
         (float | None, "number or null"),
         (tuple[str, ...], "list of text"),
+        (tuple[int, ...], "list of integers"),
         (dict[str, Any], "mapping"),
         (Wheel, "Wheel"),
     ],
