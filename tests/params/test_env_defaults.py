@@ -26,7 +26,7 @@ def test_the_page_on_environments_names_the_same_defaults(repository: Path) -> N
         (repository / "docs" / "environments.md").read_text(),
         parse_config(["env=metaworld"]).env,
     )
-    (tasks,) = re.findall(r"\*\*Default tasks\*\*: (.*)\.\n", page)
+    (tasks,) = re.findall(r"\*\*Default tasks\*\*: (.*?)\.\s", page)
     (limit,) = re.findall(r"\*\*Limit\*\*: (\d+) steps", page)
     (camera,) = re.findall(r"\*\*Camera\*\* `(\w+)`", page)
     assert (tuple(tasks.split(", ")), int(limit), camera) == (
