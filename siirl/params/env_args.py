@@ -137,8 +137,14 @@ class EnvArguments:
         """Keyword arguments for `envs.registry.make_env(self.name, ...)`, without the pool's keys.
 
         Raises:
-            ConfigError: An argument that is set both as a key of the group and in `kwargs`.
+            ConfigError: An argument that is set both as a key of the group and in `kwargs`, or
+                perturbations of an environment that has none.
         """
+        if self.perturb is not None and self.name == "gymnasium":  # `gymnasium.make` takes any key
+            raise ConfigError(
+                f"env.perturb=[{','.join(self.perturb)}] is for env=metaworld and env=libero: "
+                "env=gymnasium and its presets have no perturbations of siirl's; leave it out."
+            )
         given = {
             key: value
             for key, value in vars(self).items()

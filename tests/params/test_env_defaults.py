@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from envs.metaworld.metaworld_env import DEFAULT_TASKS, MetaWorldEnv
+from siirl.errors import ConfigError
 from siirl.params.parser import parse_config, to_yaml
 
 
@@ -107,3 +108,13 @@ def test_a_groups_own_arguments_and_those_of_a_runs_file_are_given_once(
     assert (
         parse_config(config_file=file).env.constructor_kwargs() == config.env.constructor_kwargs()
     )
+
+
+@pytest.mark.parametrize("env", ["env=robosuite_lift", "env=gymnasium"])
+def test_perturbations_of_a_gymnasium_environment_are_refused(env: str) -> None:
+    """Its constructor might take any key, and the key would do nothing."""
+    config = parse_config([env, "env.perturb=[camera,light]"])
+    with pytest.raises(
+        ConfigError, match=r"env\.perturb=\[camera,light\] is for env=metaworld and"
+    ):
+        config.env.constructor_kwargs()
