@@ -1,23 +1,26 @@
-r"""Decides whether an answer agrees with the truth: texts here, numbers in
-`envs.math.number_agreement`, expressions by an algebra system.
+r"""Decides whether an answer agrees with the truth: texts and numbers here, expressions by an algebra
+system.
 
 If the truth is a number, with or without a unit, every part of the statement must be that number
-(`envs.math.statements`). Any other truth needs the same text, or mathematics
-(`envs.math.mathematics`) that an algebra system finds equal.
+(`envs.math.statements`), in a unit that does not contradict it: `18` and `18 dollars` agree, `18
+dollars` and `18 euros` do not; a second part restates the number, in another unit or rounded. Any
+other truth needs the same text, or mathematics (`envs.math.mathematics`) that an algebra system finds
+equal.
 """
 
 import itertools
 import re
+from fractions import Fraction
 
-from envs.math.approximation import is_rounding_of, size_of
 from envs.math.contrasts import contrasted
+from envs.math.conversions import converted, same_amount, units_of_the_kind
+from envs.math.expressions import NoExpression, compute
 from envs.math.introductions import is_label
 from envs.math.line_marks import MAX_ANSWER_CHARACTERS
 from envs.math.markup import without_markup
-from envs.math.mathematics import Comparison, is_mathematics, without_units
+from envs.math.mathematics import COMMAND, Comparison, is_mathematics, without_units
 from envs.math.notation import (
     are_of_two_kinds,
-    are_of_two_letters,
     as_interval,
     as_list,
     as_ratio,
@@ -28,11 +31,10 @@ from envs.math.notation import (
     with_named_sets,
     with_parameter_of,
 )
-from envs.math.number_agreement import is_percentage, is_share, number_agrees, truth_quantity
 from envs.math.plain_text import DRESS, plain
-from envs.math.quantities import SIMPLE, read_quantity
-from envs.math.questions import asked_base, asks_percentage, echoes
-from envs.math.statements import APPROXIMATELY, EQUALS, read_statement, without_label
+from envs.math.quantities import SIMPLE, Quantity, read_quantity, same_units
+from envs.math.questions import asked_base, asked_units, asks_percentage, contradicts, echoes
+from envs.math.statements import APPROXIMATELY, EQUALS, Part, Rounded, read_statement, without_label
 from envs.math.vocabulary import CHANGING
 
 TIME = re.compile(r"(?P<clock>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?", re.IGNORECASE)
@@ -41,6 +43,18 @@ SAID_AGAIN = re.compile(
 )
 """Between two notations of one thing."""
 CHOICE = re.compile(r"[A-J]")
+DECIMAL_PLACES = 6  # of an answer that may be a rounded fraction, as in math-verify
+NEAR = Fraction(1, 10**5)  # and how near it must be, relative to the truth
+LISTED = re.compile(r"[0-9],(?![0-9]{3}(?![0-9]))")
+NO_NUMBER = re.compile(
+    r"[<>?'\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."
+    r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])|[0-9] +[0-9]|\\\{"
+    r"|[0-9] +[a-z] +[0-9]"  # a word of another language: `3 e 5`
+    r"|^ *[*/^]|[-+*/^] *$|[\x00-\x08\x0e-\x1f\x7f]"  # no operand; control characters
+)
+TIMES = re.compile(r"(?<=[0-9)]) ?(?:x ?(?=[0-9(])|(?=\())")
+FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])")
+"""A letter at a number is a variable or a unit that is no known one: `42h`."""
 
 
 def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Comparison, ...]:
@@ -77,7 +91,7 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
     if "\\pm" not in answer and "\u00b1" not in answer:
         truth = both_signs(truth)
     answer = with_named_sets(without_label(answer))
-    if are_of_two_kinds(truth, answer) or are_of_two_letters(answer):
+    if are_of_two_kinds(truth, answer):
         return False
     answer = as_ratio(truth, answer)
     answer = as_interval(truth, in_brackets_of(truth, with_parameter_of(truth, answer)))
@@ -100,10 +114,15 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
         again = [_mathematics_agrees(truth, part, question=question) for part in restated]
         pairs = [pair for pair in again if not isinstance(pair, bool)]
         return all(again) and (tuple(itertools.chain(*pairs)) or True)
+    wanted_latex = in_latex(without_units(without_markup(truth)))
+    rounding = list[Comparison]()
     approximate = APPROXIMATELY.search(answer)
     if approximate is not None and answer[: approximate.start()].strip():
-        if not _rounds(truth, answer[approximate.end() :]):
+        rounded = read_quantity(without_markup(answer[approximate.end() :].strip(" ()$")))
+        if rounded is None or not rounded.places:
             return False
+        decimal = f"{float(rounded.value):.{rounded.places}f}"
+        rounding = [Comparison(wanted_latex, decimal, rounded.places)]
         answer = re.sub(
             r"[\s$(,;]*(?:\b(?:or|which is|that is|i\.e\.),?)?[\s$(]*$",
             "",
@@ -113,25 +132,13 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
     answers = [without_units(without_markup(side)) for side in sides]
     if not all(is_mathematics(side, truth=truth) for side in answers):
         return False
-    return tuple(
-        Comparison(in_latex(without_units(without_markup(truth))), in_latex(side))
-        for side in answers
-    )
+    return (*(Comparison(wanted_latex, in_latex(side)) for side in answers), *rounding)
 
 
 def _same_time(truth: re.Match[str], answer: re.Match[str]) -> bool:
     """Whether two times are the same; a.m. or p.m. may be left out."""
     halves = {time["half"].lower() for time in (truth, answer) if time["half"]}
     return len(halves) < 2 and truth["clock"] == answer["clock"]
-
-
-def _rounds(truth: str, text: str) -> bool:
-    """Whether `text` is the truth's value rounded to its own decimal places."""
-    rounded = read_quantity(without_markup(text.strip(" ()$")))
-    value = size_of(in_latex(without_units(without_markup(truth))))
-    if rounded is None or value is None or not rounded.places:
-        return False
-    return is_rounding_of(value, rounded=float(rounded.value), places=rounded.places)
 
 
 def _sides(truth: str, answer: str, *, question: str) -> list[str]:
@@ -180,3 +187,137 @@ def _compact(text: str) -> str:
 
 def _letters(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", "", _compact(text))
+
+
+def is_share(number: Quantity) -> bool:
+    """Whether a number may be meant as a share of 1, which makes a percent sign ambiguous."""
+    return "%" not in number.units and number.value.denominator > 1 and abs(number.value) < 1
+
+
+def is_percentage(part: Part) -> bool:
+    """Whether a part has a percent sign."""
+    quantity = part.quantity if isinstance(part, Rounded) else part
+    return isinstance(quantity, Quantity) and "%" in quantity.units
+
+
+def truth_quantity(truth: str) -> Quantity | None:
+    """The number that `truth` is; None for a list, an expression or a text."""
+    if LISTED.search(truth):
+        return None
+    quantity = read_quantity(without_markup(truth))
+    if quantity is not None:
+        return quantity
+    parts = read_statement(truth)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], Quantity) else None
+
+
+def equal_numbers(truth: Fraction, answer: Quantity) -> bool:
+    """Whether `answer` is `truth`, or an endless `truth` with at least six decimal places."""
+    if truth == answer.value:
+        return True
+    if answer.places < DECIMAL_PLACES or (truth * 10**answer.places).denominator == 1:
+        return False
+    gap = abs(truth - answer.value)
+    return gap < Fraction(1, 10**answer.places) and gap <= NEAR * abs(truth)
+
+
+def number_agrees(
+    number: Quantity, parts: tuple[Part, ...], *, question: str
+) -> bool | tuple[Comparison, ...]:
+    """Whether all `parts` are `number`, or the comparisons that have to hold for it."""
+    if not parts:
+        return False
+    own = next(
+        (
+            part
+            for part in parts
+            if isinstance(part, Quantity) and _is_answer(number, part, question=question)
+        ),
+        None,
+    )
+    open_comparisons = []
+    for part in parts:
+        if isinstance(part, str):
+            verdict = _expression_agrees(number, part)
+            if isinstance(verdict, Comparison):
+                open_comparisons.append(verdict)
+            elif not verdict:
+                return False
+        elif isinstance(part, Rounded):
+            if not _is_rounded(number, part, alone=len(parts) == 1, question=question):
+                return False
+        elif (
+            part != own
+            and not (_is_answer(number, part, question=question) and _same_kind(part, own))
+            and not _restates(number, part, own)
+        ):
+            return False
+    return tuple(open_comparisons) if open_comparisons else True
+
+
+def _is_answer(number: Quantity, part: Quantity, *, question: str) -> bool:
+    """Whether `part` is the truth, in its unit or the one that the question asks for."""
+    if not number.units and contradicts(part, question):
+        return False
+    if part.compound:
+        return _compound_agrees(number, part, question=question)
+    return equal_numbers(number.value, part) and same_units(number, part)
+
+
+def _compound_agrees(number: Quantity, part: Quantity, *, question: str) -> bool:
+    """Whether an amount in several units is the truth: in its unit, in one that the question asks
+    for, or in any if neither has one.
+    """
+    units = units_of_the_kind(part.units[0])
+    wanted = frozenset(number.units[:1]) or units & asked_units(question) or units
+    return any(converted(part, unit) == number.value for unit in wanted)
+
+
+def _same_kind(part: Quantity, own: Quantity | None) -> bool:
+    """Whether two equal numbers are one amount: `5 cents or 5 dollars` are two."""
+    if own is None or not (part.units and own.units) or part.units[0] == own.units[0]:
+        return True
+    return same_amount(part, own) or part.units[0] not in units_of_the_kind(own.units[0])
+
+
+def _restates(number: Quantity, part: Quantity, own: Quantity | None) -> bool:
+    """Whether `part` is the same amount as the answer, in another unit or as a percentage: `0.5 =
+    50%`.
+    """
+    if own is None:
+        return False
+    if ("%" in part.units) != ("%" in own.units):
+        return own.value == (part.value / 100 if "%" in part.units else part.value * 100)
+    return same_amount(own, part)
+
+
+def _is_rounded(number: Quantity, part: Rounded, *, alone: bool, question: str) -> bool:
+    if not number.units and contradicts(part.quantity, question):
+        return False
+    share = "%" in part.quantity.units and "%" not in number.units and not alone
+    gap = abs(part.quantity.value - number.value * (100 if share else 1))
+    rounding = Fraction(1, 2 * 10**part.quantity.places)
+    return (share or same_units(number, part.quantity)) and (
+        number.value.denominator > 1 and gap == 0 if alone else gap <= rounding
+    )
+
+
+def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
+    try:
+        return compute(TIMES.sub("*", part)).value == number.value
+    except NoExpression:
+        pass
+    expression = without_units(part)
+    if (
+        FREE_LETTER.search(COMMAND.sub(" ", expression))
+        or NO_NUMBER.search(expression)
+        or not is_mathematics(expression, truth="")
+    ):
+        return False
+    value = number.value
+    return Comparison(
+        f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+        if value.denominator > 1
+        else str(value),
+        in_latex(expression),
+    )

@@ -17,7 +17,7 @@ from envs.math.languages import (
     has_foreign_retraction,
     in_english,
 )
-from envs.math.leads import TENTATIVE, changes, denies, is_rough, leads_on
+from envs.math.leads import TENTATIVE, changes, denies, is_rough
 from envs.math.line_marks import (
     MAX_ANSWER_CHARACTERS,
     TAG_END,
@@ -27,8 +27,8 @@ from envs.math.line_marks import (
 from envs.math.marks import Mark
 from envs.math.markup import MARKUP, without_markup
 from envs.math.notation import is_several
-from envs.math.plain_sentences import without_explanation
 from envs.math.plain_text import DRESS, plain
+from envs.math.provisional import without_explanations
 from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
 from envs.math.sentences import (
     RETRACTION,
@@ -69,8 +69,6 @@ OPERATED = re.compile(
     r"\s*(?:\.[0-9]|\{,\}|\\\\\s*[-+$]*[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
     r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
 )
-ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|if|when)\b")
-"""`18 for odd n, 20 for even n`"""
 IN_BRACKETS = re.compile(r"\(([^()0-9A-Za-z]{1,10})\)")
 """`\\boxed{72}(\u4e2a)`, what is counted in another script."""
 
@@ -109,7 +107,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
     sentence, rest = first_sentence(after)
     sentence = sentence.rstrip(" .$")
-    sentence = without_explanation(TAG_END.split(sentence, maxsplit=1)[0])
+    sentence = without_explanations(TAG_END.split(sentence, maxsplit=1)[0])
     if attached is not None and not is_unit(attached[0]):
         return MarkedAnswer(f"{content}{attached[0]}", mark.start, True)
     begin = sentence_begin(text, mark.start)
@@ -122,7 +120,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
         before = text[begin : inner[-1].start]
         spoilt = spoilt or (inner[-1].foreign and has_foreign_retraction(rest))
         spoilt = spoilt or introduces_another_answer(before, inner[-1], question=question)
-        if without_markup(opened) and not leads_on(opened, question=question):
+        if without_markup(opened):
             content = f"{between} {content}".replace("$", " ")
     elif inner:
         first = without_markup(content_of_box(text, inner[-1].end)[0])
@@ -130,7 +128,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
             said, again = read_quantity(first), read_quantity(without_markup(content))
             same = said is not None and again is not None and said.value == again.value
             spoilt, content = spoilt or not same, f"{first} = {content}"  # both must be right
-    elif is_rough(lead) and _has_decimals(content):
+    elif is_rough(lead):
         content = f"\\approx {content}"
     elif ends_in_foreign_language(lead):
         spoilt = (
@@ -207,18 +205,13 @@ def _is_cut_off(text: str, mark: Mark, end: int) -> bool:
     )
 
 
-def _has_decimals(content: str) -> bool:
-    quantity = read_quantity(without_markup(content))
-    return quantity is not None and quantity.places > 0
-
-
 def _spoils(sentence: str) -> bool:
     """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
     another.
     """
-    if any(
-        form.search(sentence) for form in (RETRACTION, ANOTHER_CASE, TENTATIVE)
-    ) or FOREIGN_JOIN.match(sentence):
+    if any(form.search(sentence) for form in (RETRACTION, TENTATIVE)) or FOREIGN_JOIN.match(
+        sentence
+    ):
         return True
     if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
         return True

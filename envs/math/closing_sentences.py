@@ -2,35 +2,72 @@ r"""The value that the last sentence of a text states, where nothing is marked.
 
 `Therefore, the area is 15 square units.` states 15 square units. Nothing provisional may stand
 before the value (`envs.math.provisional`), nothing after it that changes it, and no second value in
-its clause (`envs.math.clauses`).
+its clause. `Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first clause,
+`5 boxes hold 6 eggs each, for a total of 30 eggs` at its end; an omitted clause must not hold a doubt.
 """
 
 import re
 
-from envs.math.clauses import COMPARED, IMAGINED, main_clause
 from envs.math.contrasts import contrasted
 from envs.math.foreign_changes import has_foreign_word
+from envs.math.introductions import ASKS_THE_REST, NUMBERED_BEFORE, tells_the_other_part
 from envs.math.languages import after_conclusion, in_english
 from envs.math.leads import TENTATIVE, changes, denies, is_rough
 from envs.math.markup import EMPHASISED, without_markup
 from envs.math.named_answers import OPTION, letter
 from envs.math.notation import is_several
-from envs.math.other_numbers import ASKS_THE_REST, NUMBERED_BEFORE, tells_the_other_part
 from envs.math.plain_text import plain
-from envs.math.provisional import DIGITS, OPERATED, PROVISIONAL, is_provisional, words_asked
+from envs.math.provisional import (
+    ABOUT_ANSWER,
+    DIGITS,
+    IMAGINED,
+    OPERATED,
+    PROVISIONAL,
+    REQUEST,
+    is_provisional,
+    without_explanations,
+    words_asked,
+)
 from envs.math.quantities import is_compared, read_quantity
-from envs.math.questions import asks_a_difference, asks_by
+from envs.math.questions import CLOCK, asks_a_difference, asks_by
 from envs.math.sentences import TAIL, without_exclamation
 from envs.math.statements import AFFIRMED
-from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, TIME, is_plain_label, is_value
-from envs.math.vocabulary import CARDINALS, CHANGING, WORDS
+from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, is_plain_label, is_value
+from envs.math.vocabulary import CARDINALS, CHANGING, DOUBTS, OF_A_SOLUTION, WORDS, words
 
+INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
+ONE_CLAUSE = r"(?:[^,]|,(?=[0-9]{3}|[^()]*\)))*$"
+"""Up to the end, without a comma but in a number and in brackets: `(0.5, -3)`."""
+SUBORDINATE = re.compile(
+    r"^(?:(?:so|thus|therefore|hence),? )?(?:since|because|as|given that|with|after|out of|of|starting|when)\b.*, "
+    rf"(?=[A-Za-z0-9$]{ONE_CLAUSE})",
+    re.IGNORECASE,
+)
+REASON = re.compile(r"(?:since|because|as|given|when)\b", re.IGNORECASE)
+RESULT = re.compile(
+    r",? (?:(?:and )?(?:so(?! far\b)|thus|therefore|hence),?|for a total of|(?:which|that) (?:is|makes|gives|yields|leaves|totals)"
+    r"|(?<=, )(?:giving|leaving|namely)) "
+    rf"(?={ONE_CLAUSE})",
+    re.IGNORECASE,
+)
+TOTAL = re.compile(r", (?=\$?[0-9][^,]*\b(?:in total|altogether|in all|overall)\.?$)")
+UNSURE = DOUBTS | words("if unless or either whether except without")
+VERB = re.compile(
+    r"\b(?:is|are|was|were|has|have|had|gets?|needs?|makes?|equals?|costs?|takes?|earns?|pays?|becomes?|[a-z]+ed)\b"
+    r"|^[0-9]+ [a-z]"
+)
+COMPARED = re.compile(
+    r" (?:(?:more|fewer|less) [a-z]+|[a-z]{2,}er|more|fewer|less) than (?:the |his |her |their |its )?"
+    r"(?!that\b|this\b|it\b|what\b|twice\b|half\b)(?!.*\b(?:or|and|but)\b)[A-Za-z' ]+$"
+)
+"""`12 years older than Ann`, `6 more pens than Sam`: the number is the difference."""
 NAMED = re.compile(
     r"(?<=\bis )(?:all (?:real numbers|reals)|infinity)$|(?:(?<=\bare )|(?<=\bhas ))no (?:real )?solutions?$"
     r"|(?<![\w$])\$?(?!(?P<same>[a-z]) ?=.*(?P=same) ?=)[a-z] ?= ?-?[0-9][0-9./]*\$?(?:,? and |, )\$?[a-z] ?= ?-?[0-9][0-9./]*\$?$"
 )
 """Answers of another kind: a set that has a name, and `x = 3 and y = -2`, two letters."""
 QUOTED = re.compile(r"(?<=[ :])[\"\u201c]([^\"\u201c\u201d]{1,40})[\"\u201d]")
+DRESSED_OPTION = re.compile(r"\\(?:text|textbf|mathrm|mathbf) ?\{\([A-J]\)\}[~ ]*")
 RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
 CHANCE = re.compile(r"\b(?:probability|chances?|likelihood)\b", re.IGNORECASE)
 PART_OF = re.compile(
@@ -45,10 +82,6 @@ IN_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9]+\b(?!:))")
 CONCLUDED = re.compile(
     r"(?:^|[.!?\n]\s{1,4})[*_]{0,2}(?:so|thus|therefore|hence|altogether|in total)\b", re.IGNORECASE
 )
-AT_A_POINT = re.compile(
-    r",?\$? (?:(?:which is )?(?:reached|attained|achieved|assumed|taken) )?(?:at|when|for) [$\\(]{0,2}[a-z] ?= ?-?[0-9][0-9./]*[$\\)]{0,2}$"
-)
-"""`, attained at x = 2`"""
 LEFT_OVER = re.compile(
     r",? (?:with|and|leaving) (?:none|nothing|no [a-z]+|[0-9]+(?: [a-z]+)?)(?: (?:is|are))? "
     r"(?:left(?: over)?|remaining)$"
@@ -85,12 +118,6 @@ DATE = re.compile(
     r"\b(?:Jan|Febr)uary $|\b(?:March|April|May|June|July|August) $|\b(?:Septem|Octo|Novem|Decem)ber $"
 )
 """`bought on July 12` names a day."""
-ABOUT_ANSWER = re.compile(
-    r"\b(?:the|this|that|my|our) (?:[a-z]+ )?(?:answer|question|puzzle|problem) "
-    r"(?:has|have|had|requires?|needs?|takes?|took|contains?|consists?|lies?|involves?|uses?|depends?|asks?|says?)\b",
-    re.IGNORECASE,
-)
-"""`The answer has 17 digits` says something of an answer, and does not give it."""
 BEYOND = re.compile(r"\b(?:after|before|past|until|till|since|beyond)[\s$\\(]*$", re.IGNORECASE)
 """`after 2024` is no year, and `after 18 minutes` is a duration."""
 TO = re.compile(
@@ -104,6 +131,22 @@ NEXT_CLAUSE = re.compile(r"[,;:](?![0-9])|\u2248|\\approx|\bi\.e\.|\b(?:so|or|an
 CLAUSE_END = re.compile(
     r"[,;(](?![0-9])|\b(?:because|since|as|so|which|that|when|while|after|and|if)\b", re.IGNORECASE
 )
+
+
+def main_clause(sentence: str) -> str:
+    """The clause of `sentence` that states its value; a sentence of one clause unchanged."""
+    sentence = INSERTED.sub("," if REASON.match(sentence) else "", sentence)
+    for form in (SUBORDINATE, RESULT, TOTAL):
+        cut = form.search(sentence)
+        if (
+            cut is None
+            or UNSURE & words_asked(sentence[: cut.end()])
+            or " than " in sentence[cut.end() :]
+        ):
+            continue
+        if form is not SUBORDINATE or VERB.search(sentence, cut.end()) is not None:
+            sentence = sentence[cut.end() :]
+    return sentence
 
 
 def stated_value(sentence: str, *, text: str, question: str) -> str | None:
@@ -122,6 +165,7 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = QUOTED.sub(r"\1", sentence)
+    sentence = without_explanations(DRESSED_OPTION.sub("", sentence))
     sentence = IN_RATIO.sub(":", sentence) if RATIO.search(sentence) else sentence
     sentence = ONE_IN.sub(r"\g<top>/\g<bottom>", sentence) if CHANCE.search(sentence) else sentence
     contrast = contrasted(sentence)
@@ -143,14 +187,9 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
     if named_set is not None:
         lead = sentence[: named_set.start()]
         return None if is_provisional(lead, question=question) else named_set[0]
-    return None if ABOUT_ANSWER.search(sentence) else _first_value(sentence, question=question)
-
-
-def without_point(sentence: str) -> str:
-    """`sentence` without the point at which its value is attained, if it has a value before that."""
-    point = AT_A_POINT.search(sentence)
-    found = point is not None and DIGITS.search(sentence, 0, point.start()) is not None
-    return sentence[: point.start()] if point is not None and found else sentence
+    if ABOUT_ANSWER.search(sentence) or REQUEST.search(sentence):
+        return None
+    return _first_value(sentence, question=question)
 
 
 def _first_value(sentence: str, *, question: str) -> str | None:
@@ -182,10 +221,13 @@ def _after(lead: str, value: str, *, question: str) -> str | None:
         return None
     if BEYOND.search(lead) and not _is_measured(value):
         return None
+    quantity = read_quantity(without_markup(value), question=question)
+    counted = frozenset() if quantity is None else frozenset(quantity.counted[:1])
+    if counted & OF_A_SOLUTION - words_asked(question):
+        return None
     if is_rough(lead):
         return f"\\approx {value}"
-    apart = is_several(value) or _is_time(value)
-    if denies(lead) or (not apart and changes(lead, question=question)):
+    if denies(lead) or (not is_several(value) and changes(lead, question=question)):
         return None
     return value
 
@@ -194,10 +236,11 @@ def _without_remarks(sentence: str, *, question: str) -> str:
     """`sentence` without words at its end that say nothing of the value before them: `is the answer`,
     `with none left over`.
     """
-    sentence = without_point(AFFIRMED.sub("", sentence))
     if ASKS_A_DISCOUNT.search(question):
         sentence = OFF.sub("", sentence)
-    return sentence if ASKS_THE_REST.search(question) else LEFT_OVER.sub("", sentence)
+    if not ASKS_THE_REST.search(question):
+        sentence = LEFT_OVER.sub("", sentence)
+    return AFFIRMED.sub("", sentence)
 
 
 def stated_foreign_value(sentence: str, *, question: str) -> str | None:
@@ -232,16 +275,14 @@ def _behind_an_equation(sentence: str) -> tuple[int, int]:
     return equated.end(), len(sentence) if clause is None else clause.start()
 
 
-def _is_time(value: str) -> bool:
-    quantity = read_quantity(without_markup(value))
-    clock = quantity is not None and quantity.units[:1] in (("am",), ("pm",), ("o'clock",))
-    return clock or TIME.fullmatch(without_markup(value)) is not None
-
-
 def _is_measured(value: str) -> bool:
     """Whether `value` is a duration or another amount, and no point in time."""
     quantity = read_quantity(without_markup(value))
-    return not _is_time(value) and quantity is not None and bool(quantity.units or quantity.counted)
+    return (
+        quantity is not None
+        and bool(quantity.units or quantity.counted)
+        and not CLOCK & {*quantity.units}
+    )
 
 
 def _names_a_day(lead: str, *, question: str) -> bool:
@@ -274,6 +315,6 @@ def _without_circumstances(text: str, *, question: str) -> str:
         ):
             continue
         counted = read_quantity(without_markup(text[:end]), question=question)
-        if PLACES.match(rest) or (counted is not None and counted.counted):
+        if not rest.strip() or PLACES.match(rest) or (counted is not None and counted.counted):
             return text[:end] if not is_value(text, question=question) else text
     return text

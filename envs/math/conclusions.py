@@ -9,27 +9,15 @@ alone is read in `envs.math.lone_values`, the sentence in `envs.math.closing_sen
 that are words in `envs.math.named_answers`.
 """
 
-import re
-
 from envs.math.answers import in_plain_signs
 from envs.math.closing_sentences import stated_foreign_value, stated_value
 from envs.math.languages import ends_in_foreign_language
-from envs.math.last_lines import last_lines, last_sentence, sentences_of
+from envs.math.last_lines import is_remark, last_lines, sentences_of, without_last_sentence
 from envs.math.line_marks import MarkedAnswer
-from envs.math.lone_values import alone_on_line, spoils, total_of_line
-from envs.math.named_answers import OPTION, stated_name
-from envs.math.plain_sentences import (
-    CONCLUDING,
-    has_number,
-    stated_number,
-    stated_predicate,
-)
-from envs.math.remarks import is_remark
+from envs.math.lone_values import alone_on_line, spoils
+from envs.math.named_answers import stated_name
 from envs.math.sentences import TAIL
-from envs.math.values import ITEM
-from envs.math.vocabulary import WORDS
 
-EQUATED = re.compile(r"[a-z] ?= ")
 MAX_REMARKS = 6
 
 
@@ -46,30 +34,16 @@ def concluded_answer(text: str, *, question: str = "", named: bool = False) -> M
 def _before_remarks(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
     """The answer at the end of `text`, or before the remarks at its end."""
     lines = last_lines(text, whole=whole)
-    numbered = False
     for _ in range(MAX_REMARKS + 1):
         if not lines:
             return None
         answer = _at_the_end(lines, text=text, question=question)
         if answer is not None:
-            return answer if not numbered or _is_final(lines) else None
-        *before, remark = sentences_of(lines[-1])
-        if not is_remark(remark.strip()):
+            return answer
+        if not is_remark(sentences_of(lines[-1])[-1].strip()):
             return None
-        numbered = numbered or has_number(remark)
-        rest = "".join(before).strip()
-        lines = [*lines[:-1], rest] if rest else lines[:-1]
+        lines = without_last_sentence(lines)
     return None
-
-
-def _is_final(lines: list[str]) -> bool:
-    """Whether the answer at the end of `lines` is one whatever remarks follow: concluded, emphasised,
-    alone on its line or the first sentence.
-    """
-    *before, sentence = sentences_of(lines[-1])
-    stands_alone = not before and (len(lines) == 1 or len(WORDS.findall(sentence)) < 3)
-    concludes = CONCLUDING.match(sentence) or EQUATED.match(sentence)
-    return stands_alone or "**" in sentence or concludes is not None
 
 
 def _name_at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer | None:
@@ -81,20 +55,11 @@ def _name_at_the_end(text: str, *, whole: bool, question: str) -> MarkedAnswer |
 def _at_the_end(lines: list[str], *, text: str, question: str) -> MarkedAnswer | None:
     last, before = lines[-1], lines[:-1]
     position = max(text.rfind(last), 0)
-    total = total_of_line(last, question=question)
-    if total is not None:
-        other = total_of_line(before[-1], question=question) if before else None
-        return MarkedAnswer(total, position, other is not None and other != total)
     alone = alone_on_line(last, question=question, whole=not before)
     if alone is not None:
-        return MarkedAnswer(alone, position, spoils(before, alone, question=question))
-    sentence = last_sentence(last)
-    number = None
-    if not ITEM.match(last) and not OPTION.search(sentence.replace("**", "").rstrip(" .")):
-        number = stated_number(sentence, question=question, marked=False)
-    concluded = number or stated_value(sentence, text=text, question=question)
+        return MarkedAnswer(alone, position, spoils(before, last, alone, question=question))
+    sentence = sentences_of(last)[-1].strip()
+    concluded = stated_value(sentence, text=text, question=question)
     if concluded is None and ends_in_foreign_language(sentence.rstrip(".\u3002 ")):
         concluded = stated_foreign_value(sentence, question=question)
-    if concluded is None and not ITEM.match(last):
-        concluded = stated_predicate(sentence, question=question)
     return None if concluded is None else MarkedAnswer(concluded, position)

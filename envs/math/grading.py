@@ -30,7 +30,6 @@ from envs.math.expressions import NoExpression, compute
 from envs.math.line_marks import MAX_ANSWER_CHARACTERS, MarkedAnswer
 from envs.math.mathematics import Comparison
 from envs.math.named_answers import is_word
-from envs.math.plain_sentences import stated_number
 from envs.prompt_rows import require_truth
 from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
@@ -38,7 +37,7 @@ from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSetti
 STYLES = ("rule", "whole", "countdown")
 CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer too long"
 TOO_HARD = "answer too hard to compare"
-SENTENCE = re.compile(r"[A-Z][a-z]* [A-Za-z]")
+SENTENCE = re.compile(r"[A-Za-z][a-z]* [A-Za-z]|\$?[0-9].* (?:is|are|was|were|has|have|had) ")
 GRADERS = 2  # as the default env.num_servers: two cores
 GRADING_CPU_S = 5.0  # math-verify's own
 # Processor time is the limit, because a busy machine must not turn answers into failures; wall time
@@ -182,14 +181,12 @@ def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Compariso
     percent`, is read like the closing sentence of a text.
     """
     agrees = agreement(truth, answer, question=question)
-    if agrees is not False:
+    if agrees is not False or not (SENTENCE.match(answer) or is_word(truth)):
         return agrees
-    if SENTENCE.match(answer) or is_word(truth):
-        closing = concluded_answer(answer, question=question, named=is_word(truth))
-        stated = None if closing is None or closing.spoilt else closing.text
-    else:
-        stated = stated_number(answer, question=question, marked=True)
-    return stated is not None and agreement(truth, stated, question=question)
+    closing = concluded_answer(answer, question=question, named=is_word(truth))
+    if closing is None or closing.spoilt:
+        return False
+    return agreement(truth, closing.text, question=question)
 
 
 def check_truth(truth: str | None, *, style: str) -> str:

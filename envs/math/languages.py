@@ -109,7 +109,7 @@ FOREIGN_VERBS = words(
     hay son tiene tienen es est sont ont ist sind hat haben são tem há è sono ha hanno cuesta kostet
     gana ganan paga pagan necesita vende compra gagne paie coûte verdient bezahlt zahlt braucht
     verkauft guadagna paga ganha custa verdient betaalt queda quedan sobran reste restent bleibt
-    bleiben resta restano restam sobram produce produit
+    bleiben resta restano restam rimane rimangono sobram produce produit
     """
 )
 HARMLESS_FOREIGN_WORDS = FOREIGN_LINKS | FOREIGN_VERBS | words(COPULAS)

@@ -1,13 +1,20 @@
-r"""Returns the last lines of a text, and the last sentence of a line, without closings: rules,
-greetings, offers, confirming checks.
+r"""The last lines of a text, and the sentences at their end that leave the answer before them: closings
+(a greeting, an offer, a confirming check), and remarks such as `This agrees with the example`.
 
-Left out: their meaning (`envs.math.conclusions`).
+A remark may say anything that neither doubts nor denies, and that does not go on to another number.
+
+Left out: the answer before them (`envs.math.conclusions`).
 """
 
 import re
 
+from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
 from envs.math.markup import MARKUP
-from envs.math.sentences import SENTENCE_END
+from envs.math.provisional import IMAGINED, has_number, is_harmful, words_asked
+from envs.math.sentences import SENTENCE_END, taken_back
+from envs.math.statements import BECAUSE
+from envs.math.values import CUT_OFF, ITEM
+from envs.math.vocabulary import words
 
 RULE = re.compile(r"[-*_=\s]*$")
 ENVIRONMENT = re.compile(
@@ -36,6 +43,28 @@ DENIED = re.compile(
     r"|n['\u2019]t\b|[\u2260\u2717\u2718\u274c]|\\neq?\b",
     re.IGNORECASE,
 )
+ADDRESSED = re.compile(r"[^0-9]*\b(?:you|your)\b[^0-9]*$", re.IGNORECASE)
+"""`Let me know if you have questions`, without a number."""
+CALM = words(
+    """
+    estimate estimates estimated confident certain certainly sure always usually typically what why
+    without
+    """
+)
+"""Doubts about a number, and none in a sentence beside it."""
+NEXT = words("need must still remains now next multiply divide add subtract double")
+"""Words that go on to a number that is not said yet."""
+GOING_ON = words(
+    """
+    so then thus hence therefore making giving leaving bringing yielding totalling totaling adding
+    plus gives makes leaves another total now next need find must still let finally altogether answer
+    """
+)
+"""Words after a statement that go on from its number."""
+COMMON_MISTAKE = re.compile(
+    r"(?:a|one|the most) (?:common|typical|frequent) (?:mistake|error|slip|trap) (?:is|would be)\b",
+    re.IGNORECASE,
+)
 
 
 def last_lines(text: str, *, whole: bool) -> list[str]:
@@ -53,16 +82,14 @@ def last_lines(text: str, *, whole: bool) -> list[str]:
         for line in MARKUP.sub(" ", text).replace("</s>", " ").splitlines()
     ]
     lines = [line for line in lines if line and (line in FENCES or not RULE.fullmatch(line))]
-    while lines and (_is_closing(lines[-1]) or _is_check(lines)):
-        lines.pop()
+    while lines and _is_closing(lines):
+        lines = without_last_sentence(lines)
     opening = FENCES.get(lines[-1]) if lines else None
     if opening is not None:
-        first = next(
-            (number for number in range(len(lines) - 2, -1, -1) if opening.search(lines[number])),
-            None,
-        )
-        if first is None:
+        places = [place for place, line in enumerate(lines[:-1]) if opening.search(line)]
+        if not places:
             return []
+        first = places[-1]
         block = " ".join(lines[first + 1 : -1])
         lines = [*lines[:first], opening.sub("", lines[first]).strip(), block]
         lines = [line for line in lines if line]
@@ -75,9 +102,10 @@ def sentences_of(line: str) -> list[str]:
     return [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)], strict=True)]
 
 
-def _is_closing(line: str) -> bool:
-    """Whether `line` is a greeting or an offer, or several."""
-    return PLEASANTRY.match(line) is not None or all(map(PLEASANTRY.match, sentences_of(line)))
+def without_last_sentence(lines: list[str]) -> list[str]:
+    """`lines` without the last sentence."""
+    rest = "".join(sentences_of(lines[-1])[:-1]).strip()
+    return [*lines[:-1], rest] if rest else lines[:-1]
 
 
 def _row(line: str) -> str:
@@ -86,19 +114,27 @@ def _row(line: str) -> str:
     return line if row is None else f"{row[1].strip(' *_')}: {row[2].strip()}"
 
 
-def _is_check(lines: list[str]) -> bool:
-    """Whether the last of `lines` confirms an answer above it."""
-    return len(lines) > 1 and CHECK.match(lines[-1]) is not None and not DENIED.search(lines[-1])
+def _is_closing(lines: list[str]) -> bool:
+    """Whether the last sentence is a greeting or an offer, or confirms an answer before it."""
+    *before, sentence = sentences_of(lines[-1])
+    if PLEASANTRY.match(sentence) is not None:
+        return True
+    confirms = CHECK.match(sentence) is not None and not DENIED.search(sentence)
+    return confirms and bool(before or lines[1:])
 
 
-def last_sentence(line: str) -> str:
-    """The last sentence of `line` that is no greeting."""
-    sentences = sentences_of(line)
-    while len(sentences) > 1 and _is_remark(sentences[-1]):
-        sentences.pop()
-    return sentences[-1].strip()
-
-
-def _is_remark(sentence: str) -> bool:
-    check = CHECK.match(sentence) is not None and not DENIED.search(sentence)
-    return check or PLEASANTRY.match(sentence) is not None
+def is_remark(sentence: str) -> bool:
+    """Whether `sentence` leaves the answer before it as it is."""
+    numbered, said = has_number(sentence), words_asked(sentence)
+    if (numbered and 0 < len(said) < 3) or ITEM.match(sentence):
+        return False
+    addressed = ADDRESSED.match(sentence) is not None and not numbered
+    if any(form.match(sentence) for form in (IMAGINED, COMMON_MISTAKE)):
+        return True
+    if taken_back(sentence, "") or CUT_OFF.search(sentence):
+        return False
+    if addressed:
+        return True
+    if is_harmful(BECAUSE.sub(sentence[-1], sentence), unless=CALM) or ONLY_FOREIGN_WORDS & said:
+        return False
+    return not (GOING_ON if numbered else NEXT) & said

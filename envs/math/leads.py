@@ -13,7 +13,7 @@ import itertools
 import re
 
 from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
-from envs.math.introductions import introduces, names_an_operation
+from envs.math.introductions import names_an_operation
 from envs.math.plain_text import plain
 from envs.math.quantities import read_quantity, stem, words_of
 from envs.math.vocabulary import (
@@ -115,20 +115,6 @@ SUPPOSING = re.compile(
 """`One might think that`, at any place in the clause."""
 
 
-ATTRIBUTED = re.compile(
-    r"\b(?!(?:i|we|you|one|that|this|which|it|us|to|can|could|would)\b)[a-z]+ "
-    r"(?:say|says|said|claim|claims|claimed|insist|insists|insisted|argue|argues|argued|answer|answers|answered)"
-    r"(?: that)? (?:the |their |his |her )?(?:final |correct |right )?$",
-    re.IGNORECASE,
-)
-"""`Many students say the answer is 18`: the answer of others."""
-
-
-def is_attributed(lead: str) -> bool:
-    """Whether the words before `answer is` give it to others."""
-    return ATTRIBUTED.search(plain(lead) + " ") is not None
-
-
 def denies(lead: str) -> bool:
     """Whether the words directly before a mark make it doubtful, or its sentence denies it."""
     if not lead.strip():
@@ -163,16 +149,6 @@ def changes(lead: str, *, question: str) -> bool:
             len(clauses) > 1 and read_quantity(clauses[-2].rpartition(":")[2].strip()) is not None
         )
     return _clause_changes(plain(clause).replace("*", " "), question=question)
-
-
-def leads_on(between: str, *, question: str) -> bool:
-    """Whether the words between a line mark and a box only lead to the box: `Final answer: adding
-    them gives`.
-    """
-    if introduces(between, question=question):
-        return True
-    plainly = not re.search(r"[0-9]", between) and WORDS.search(between) is not None
-    return plainly and not (denies(between) or changes(between, question=question))
 
 
 def names_another_answer(lead: str) -> bool:

@@ -7,9 +7,9 @@ import re
 from typing import NamedTuple
 
 from envs.math.languages import SCRIPT, concludes, has_foreign_retraction, in_english
-from envs.math.leads import changes, denies, is_attributed, names_another_answer
+from envs.math.leads import changes, denies, names_another_answer
 from envs.math.marks import Mark
-from envs.math.plain_sentences import without_explanation
+from envs.math.provisional import without_explanations
 from envs.math.sentences import (
     SURROUNDINGS,
     TAIL,
@@ -66,11 +66,11 @@ def lined_answer(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
             statement = without_exclamation(statement, f"{question}\n{text[-TAIL:]}")
     lead = text[sentence_begin(text, mark.start) : mark.start]
     spoilt = (
-        (mark.kind == "phrase" and (_is_imagined(text, lead, mark) or is_attributed(lead)))
+        (mark.kind == "phrase" and _is_imagined(text, lead, mark))
         or denies(lead)
         or introduces_another_answer(lead, mark, question=question)
     )
-    statement = _undressed_line(without_explanation(statement), opened=_opened(text, mark))
+    statement = _undressed_line(without_explanations(statement), opened=_opened(text, mark))
     if mark.foreign or SCRIPT.search(statement):
         before = text[max(0, mark.start - SURROUNDINGS) : mark.end]
         english = in_english(statement, question=question, before=before, marked=mark.foreign)

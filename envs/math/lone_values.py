@@ -7,30 +7,37 @@ of it.
 
 import re
 
-from envs.math.approximation import size_of
 from envs.math.conversions import read_compound
-from envs.math.last_lines import last_sentence
+from envs.math.last_lines import sentences_of
 from envs.math.leads import changes, denies
 from envs.math.markup import EMPHASISED, without_markup
-from envs.math.notation import in_latex, numeral
+from envs.math.notation import numeral
 from envs.math.plain_text import DRESS
 from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
 from envs.math.quantities import read_quantity
-from envs.math.sentences import SENTENCE_END
 from envs.math.statements import read_statement
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, is_expression, is_plain_label, is_value
 from envs.math.vocabulary import ALTERNATIVES, CHANGING, DATES, HEDGES, LINKS, WORDS, words
 
 OPEN = re.compile(r"[-+*/(\[{]$(?<!\*\*)")
 """A line that continues in the next one."""
+WORKED = re.compile(r"[-+*/=\u00d7\u00f7\u00b7]|\\(?:times|cdot)")
+"""A computation, and no value: `6 * 7` above `= 42`."""
 CHOICE = re.compile(r"\(?([A-J])\)?\.?")
+TOTALS = words("total altogether overall left remaining")
+OF_A_PART = words("for per each step if on running side hand steps") | {
+    day.lower() for day in DATES
+}
+"""Words of a label that is not the total's: `Total on Monday`."""
 TEXT = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+)?")
 
 
 def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
     """The value that `line` is, without markup; None if it has anything else."""
-    if ITEM.match(line) or CUT_OFF.search(line):
+    bullet = ITEM.match(line)
+    if CUT_OFF.search(line) or (bullet is not None and not names_a_total(line)):
         return None
+    line = line if bullet is None else line[bullet.end() :]
     inside = without_markup(line.replace("**", " ") if ":" in line else line)
     for emphasised in EMPHASISED:
         inside = emphasised.sub(r"\2", inside)
@@ -53,11 +60,10 @@ def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
     if option is not None and read_quantity(inside[option.end() :]) is not None:
         return inside
     labelled = LABEL.fullmatch(DRESS.sub(r"\1", inside))
-    further = labelled is not None and SENTENCE_END.search(labelled["value"].rstrip()) is not None
     if (
         labelled is not None
-        and not further
-        and is_plain_label(labelled["label"], question=question)
+        and is_value(labelled["value"], question=question)
+        and (is_plain_label(labelled["label"], question=question) or names_a_total(line))
     ):
         return labelled["value"].strip()
     named = TEXT.fullmatch(re.sub(r"\\text ?\{([^{}]*)\}", r"\1", inside))
@@ -69,25 +75,12 @@ def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
     )
 
 
-def total_of_line(line: str, *, question: str) -> str | None:
-    """The value of a line whose label names a total, also in a list: `- **Total: 54 pages**`,
-    `Total pages read: 12 + 18 + 24 = 54`.
-    """
+def names_a_total(line: str) -> bool:
+    """Whether the label of `line` names a total: `- **Total: 54 pages**`."""
     labelled = LABEL.fullmatch(without_markup(_without_bullet(line).replace("**", " ")))
-    if labelled is None or CUT_OFF.search(line):
-        return None
-    said = {word.lower() for word in WORDS.findall(labelled["label"])}
-    apart = (
-        CHANGING
-        | PROVISIONAL
-        | words("for per each step if on running side hand steps")
-        | {day.lower() for day in DATES}
-    )
+    said = words_asked(labelled["label"]) if labelled is not None else frozenset()
     said -= {"over"} if "left" in said else set()
-    if not said & words("total altogether overall left remaining") or said & apart:
-        return None
-    value = labelled["value"].strip()
-    return value if is_value(value, question=question) else None
+    return bool(said & TOTALS) and not said & (CHANGING | PROVISIONAL | OF_A_PART)
 
 
 def _without_bullet(line: str) -> str:
@@ -95,14 +88,14 @@ def _without_bullet(line: str) -> str:
     return line if bullet is None else line[bullet.end() :]
 
 
-def spoils(before: list[str], alone: str, *, question: str) -> bool:
+def spoils(before: list[str], last: str, alone: str, *, question: str) -> bool:
     """Whether the line before a value alone has another value or a doubt, or changes the value's
     meaning.
     """
-    if not before:
+    if not before or (names_a_total(last) and not names_a_total(before[-1])):
         return False
     line = before[-1]
-    sentence = last_sentence(line)
+    sentence = sentences_of(line)[-1].strip()
     if DOUBT.search(sentence) or _differs(line, alone, question=question):
         return True
     if line.endswith((".", "!", "?")):
@@ -133,11 +126,9 @@ def _differs(line: str, alone: str, *, question: str) -> bool:
     mine, others = (read_quantity(value, question=question) for value in (names[1], values[1]))
     if mine is not None and others is not None:
         return mine.value != others.value
-    sizes = size_of(in_latex(names[1])), size_of(in_latex(values[1]))
-    if None not in sizes:
-        return sizes[0] != sizes[1]
     return (
         others is not None
+        or (is_expression(values[1]) and not WORKED.search(values[1]))
         or CHOICE.fullmatch(other) is not None
         or TEXT.fullmatch(other) is not None
     )

@@ -18,7 +18,7 @@ FUNCTION_NAMES = (
 FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 COMMAND = re.compile(r"\\[A-Za-z]+")
 LETTERS = re.compile(r"[A-Za-z]{2,}")
-NO_MATHEMATICS = re.compile(r"[?@#\"]|~~")
+NO_MATHEMATICS = re.compile(r"[?@#\"]|~~|\.\.")
 TRAILING_UNIT = re.compile(
     r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$"
 )
@@ -33,6 +33,8 @@ class Comparison(NamedTuple):
 
     truth: str
     answer: str
+    places: int = 6
+    """Decimal places to which a decimal among them is compared; math-verify's own by default."""
 
 
 def without_units(text: str) -> str:

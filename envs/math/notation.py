@@ -174,13 +174,6 @@ def as_list(truth: str, answer: str) -> str:
     return ",".join(ROOT_LABEL.sub("", element, count=1).strip() for element in elements)
 
 
-def are_of_two_letters(answer: str) -> bool:
-    r"""Whether `answer` joins equations in different letters by `or`: `x = 4 \text{ or } y = -4`."""
-    sides = EITHER.split(answer.replace("$", ""))
-    labels = {match[1] for side in sides if (match := ROOT_LABEL.match(side)) is not None}
-    return len(sides) > 1 and len(labels) > 1
-
-
 def as_ratio(truth: str, answer: str) -> str:
     """`3 to 4` as `3:4` if `truth` is a ratio; others unchanged."""
     if answer.count(":") > truth.count(":") > 0:

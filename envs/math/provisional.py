@@ -6,9 +6,17 @@ Words of the question are harmless: `The original price was $40` answers a quest
 
 import re
 
-from envs.math.leads import ASKS_A_BOUND, BOUND
-from envs.math.quantities import stem
-from envs.math.vocabulary import HEDGES, WORDS, words
+from envs.math.leads import (
+    ASKS_A_BOUND,
+    BOUND,
+    DENIED,
+    DENYING,
+    SUPPOSING,
+    TENTATIVE,
+)
+from envs.math.quantities import read_quantity, stem
+from envs.math.sentences import RETRACTION
+from envs.math.vocabulary import CHANGING, HEDGES, NUMERALS, WORDS, words
 
 DIGITS = re.compile(r"[0-9][0-9.,]*")
 DOUBT = re.compile(
@@ -43,6 +51,51 @@ OPERATED = re.compile(
     r"[\u00b2\u00b3^]|[0-9]\s*[a-z]\b|\b[a-z]\s*[-+*/]\s*[0-9]|[0-9]\s*[-+*/]\s*[a-z]\b"
 )
 """The left side of an equation that is not solved: `2x = 18`."""
+
+
+ABOUT_ANSWER = re.compile(
+    r"\b(?:the|this|that|my|our) (?:[a-z]+ )?(?:answer|question|puzzle|problem) "
+    r"(?:has|have|had|requires?|needs?|takes?|took|contains?|consists?|lies?|involves?|uses?|depends?|asks?|says?)\b",
+    re.IGNORECASE,
+)
+"""`The answer has 17 digits` says something of an answer, and does not give it."""
+REQUEST = re.compile(r"^(?:please |just )?(?:give|grant|allow) (?:me|us)\b", re.IGNORECASE)
+"""`Give me 17 seconds`"""
+IMAGINED = re.compile(
+    r"[*_]{0,2}(?:even if|if|had|were)\b[^.?]{0,200}\bwould(?:n['\u2019]t)?\b", re.IGNORECASE
+)
+"""`If she had sold only cupcakes, she would have made $70`: another case."""
+BRACKETED = re.compile(r" ?\(([^()]*)\)")
+HARMFUL = PROVISIONAL | CHANGING | words("too alone loss discount")
+NUMBER_WORDS = NUMERALS - words("one some any all few many several single first")
+
+
+def has_number(text: str) -> bool:
+    """Whether `text` has a number, in digits or in words."""
+    return re.search("[0-9]", text) is not None or not NUMBER_WORDS.isdisjoint(words_asked(text))
+
+
+def is_harmful(sentence: str, *, unless: frozenset[str] = frozenset()) -> bool:
+    """Whether `sentence` doubts, denies, retracts or asks anything, but in words of `unless`."""
+    said = {word.lower().replace("\u2019", "'") for word in WORDS.findall(sentence)}
+    if (HEDGES | DENYING) & said - unless or sentence.rstrip().endswith("?"):
+        return True
+    forms = (RETRACTION, DOUBT, TENTATIVE, SUPPOSING, DENIED, ABOUT_ANSWER, IMAGINED, REQUEST)
+    return any(form.search(sentence) for form in forms)
+
+
+def without_explanations(text: str) -> str:
+    """`text` without words in brackets that hold no doubt."""
+    return BRACKETED.sub(
+        lambda part: " " if _is_explained(part[1]) and not is_harmful(part[1]) else part[0], text
+    ).rstrip()
+
+
+def _is_explained(inside: str) -> bool:
+    """Whether brackets hold an explanation, and neither a value nor how it was rounded."""
+    said = WORDS.findall(inside)
+    rounded = {"nearest", "rounded"} & {*said}
+    return len(said) > 2 and "\\" not in inside and read_quantity(inside) is None and not rounded
 
 
 def words_asked(question: str) -> frozenset[str]:

@@ -14,9 +14,14 @@ from typing import NamedTuple
 
 from envs.math.contrasts import contrasted, denies_itself
 from envs.math.conversions import read_compound
-from envs.math.introductions import LABEL, introduces, is_label
+from envs.math.introductions import (
+    LABEL,
+    introduces,
+    introduces_another_number,
+    is_label,
+    tells_the_other_part,
+)
 from envs.math.markup import EMPHASISED, without_markup
-from envs.math.other_numbers import introduces_another_number, tells_the_other_part
 from envs.math.plain_text import plain, ungrouped
 from envs.math.quantities import Quantity, is_unit, read_quantity
 from envs.math.vocabulary import (
@@ -36,10 +41,10 @@ SAME = re.compile(
     r"|(?:[,;]? +\\?(?:or equivalently|or|i\.e\.,?|that is,?|which is|which equals|aka|equivalently|in other words),? +)(?P<other>.*)$",
     re.IGNORECASE | re.DOTALL,
 )
-BECAUSE = re.compile(r",? +\(?(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
+BECAUSE = re.compile(r"(?:,? +\(?(?:because|since|having)|, as)\b.*$", re.IGNORECASE | re.DOTALL)
 AFFIRMED = re.compile(
     r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:(?:final|correct|right|only|unique|real|positive|valid) )*(?:answer|solution)"
-    r"|is correct|(?:- |\u2014 )?final answer|"
+    r"|is correct|(?:is|are) left(?: over)?|(?:- |\u2014 )?final answer|"
     r"\(final(?: answer)?\)|exactly|only|as required)$",
     re.IGNORECASE,
 )

@@ -20,7 +20,7 @@ CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
 NUMBER = re.compile(r"[-+$\u20ac\u00a3]{0,2}\.?[0-9\u00bc-\u00be]")
 MATRIX = re.compile(r"\\(?:begin|end)\{(?:[a-z]?matrix|cases)\}")
 JOINT = re.compile(
-    r"(?:(?<=[0-9})$])|(?<=[0-9]i)),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z] ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
+    r"(?:(?<=[0-9})$])|(?<=[0-9]i)),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z](?:\([a-z]\))? ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
 )
 MATHEMATICAL = re.compile(
     r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
@@ -78,5 +78,5 @@ def is_value(text: str, *, question: str) -> bool:
     begins = NUMBER.match(inside) or SIGN_WORDS.match(inside)
     parts = read_statement(inside, question=question) if begins else ()
     return is_expression(inside) or (
-        bool(parts) and not any(isinstance(part, str) for part in parts)
+        bool(parts) and all(not isinstance(part, str) or is_expression(part) for part in parts)
     )

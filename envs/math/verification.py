@@ -14,7 +14,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 PERCENTAGE = re.compile(r"[+-]?[0-9][0-9,]*(\.[0-9]+)? ?\\?%")
 
 
-def equivalent(pair: dict[str, str]) -> bool:
+def equivalent(pair: dict[str, Any]) -> bool:
     """Whether `pair["answer"]` is `pair["truth"]`; an answer that cannot be read is not.
 
     Raises:
@@ -24,7 +24,15 @@ def equivalent(pair: dict[str, str]) -> bool:
     truth = _read(pair["truth"])
     if not truth:
         raise ValueError(f"the ground truth {pair['truth']!r} cannot be read")
-    return bool(verify(truth, _read(pair["answer"]), timeout_seconds=None, raise_on_error=True))
+    return bool(
+        verify(
+            truth,
+            _read(pair["answer"]),
+            float_rounding=pair["places"],
+            timeout_seconds=None,
+            raise_on_error=True,
+        )
+    )
 
 
 def _read(text: str) -> list[Any]:

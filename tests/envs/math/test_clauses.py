@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.math.clauses import main_clause
+from envs.math.closing_sentences import main_clause
 from envs.math.conclusions import concluded_answer
 
 

@@ -1,13 +1,12 @@
-"""One amount in two units, and the sizes of expressions after a rounding."""
+"""One amount in two units, and roundings of an exact value."""
 
-import math
 from fractions import Fraction
 
 import pytest
 
-from envs.math.approximation import is_rounding_of, size_of
 from envs.math.conversions import converted, read_compound, same_amount
 from envs.math.quantities import read_quantity
+from tests.envs.math.grades import is_right
 
 
 @pytest.mark.parametrize(
@@ -49,30 +48,13 @@ def test_same_amount_in_another_unit():
 
 
 @pytest.mark.parametrize(
-    ("latex", "size"),
+    ("answer", "right"),
     [
-        ("\\sqrt{2}", math.sqrt(2)),
-        ("10\\sqrt2", 10 * math.sqrt(2)),
-        ("\\frac12", 0.5),
-        ("-\\frac{2\\pi}{3}", -2 * math.pi / 3),
-        ("\\frac{1+\\sqrt{5}}{2}", (1 + math.sqrt(5)) / 2),
-        ("e^{2}", math.e**2),
-        ("2^{-3}", 0.125),
-        ("\\sqrt[3]{7}", 7 ** (1 / 3)),
-        ("\\ln 2", math.log(2)),
+        ("10\\sqrt{2} \\approx 14.14", True),
+        ("10\\sqrt{2}, or about 14.142", True),
+        ("10\\sqrt{2} \\approx 14.15", False),
+        ("10\\sqrt{2} \\approx 14", False),
     ],
 )
-def test_size_of_an_expression(latex, size):
-    assert size_of(latex) == pytest.approx(size, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    "latex", ["", "x", "2 +", "\\frac{1}{0}", "9^{9^{9^9}}", "(1", "\\sqrt{-1}", "1, 2", "(" * 5000]
-)
-def test_anything_else_has_no_size(latex):
-    assert size_of(latex) is None
-
-
-def test_rounding_is_within_half_of_the_last_place():
-    assert is_rounding_of(math.sqrt(2), rounded=1.414, places=3)
-    assert not is_rounding_of(math.sqrt(2), rounded=1.415, places=3)
+def test_decimal_beside_an_exact_value_is_its_rounding(grader, answer, right):
+    assert is_right(grader, f"\\boxed{{{answer}}}", "10\\sqrt{2}") is right

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.base import EpisodeFailed
+from envs.math.agreement import equal_numbers
 from envs.math.grading import (
     CORRECT,
     NO_ANSWER,
@@ -22,7 +23,6 @@ from envs.math.grading import (
     check_truth,
 )
 from envs.math.mathematics import Comparison
-from envs.math.number_agreement import equal_numbers
 from envs.math.quantities import read_quantity
 from envs.worker_pool import WorkerKilled
 

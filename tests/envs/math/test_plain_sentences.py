@@ -5,7 +5,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.math.conclusions import concluded_answer
-from envs.math.plain_sentences import stated_number
 from tests.envs.math.grades import is_right
 
 STATEMENTS = (
@@ -111,13 +110,12 @@ def test_closing_number_is_that_of_the_main_clause(text, number):
     assert found is not None and found.text.startswith(number.split()[0])
 
 
-def test_phrase_after_a_mark_is_read_strictly_and_a_sentence_openly():
-    assert stated_number("72 clips in a museum", question="", marked=True) is None
-    assert stated_number("72 clips were sold in a museum", question="", marked=True) == "72 clips"
+def test_phrase_after_a_mark_is_read_strictly(grader):
+    assert not is_right(grader, "Answer: 72 clips in a museum", "72")
 
 
-def test_a_number_with_a_computation_behind_it_is_not_stated():
-    assert stated_number("42, which is 6 times 8", question="", marked=True) is None
+def test_two_numbers_in_a_computation_behind_a_mark_must_both_be_right(grader):
+    assert not is_right(grader, "Answer: 42, which is 6 times 8", "42")
 
 
 ANSWERS = ("Hence the plot is 9 by 4.\n\nTherefore the area is 36.", "36", "**36**", "x = 36")

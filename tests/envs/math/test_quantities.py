@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.math.number_agreement import truth_quantity
+from envs.math.agreement import truth_quantity
 from envs.math.quantities import read_quantity, same_units
 from envs.math.vocabulary import CHANGING, UNITS, is_plural_noun
 
