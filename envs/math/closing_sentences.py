@@ -20,9 +20,10 @@ from envs.math.plain_text import plain
 from envs.math.provisional import (
     ABOUT_ANSWER,
     DIGITS,
+    FREE,
+    HARMFUL,
     IMAGINED,
     OPERATED,
-    PROVISIONAL,
     REQUEST,
     is_provisional,
     without_explanations,
@@ -33,7 +34,7 @@ from envs.math.questions import CLOCK, asks_a_difference, asks_by
 from envs.math.sentences import TAIL, without_exclamation
 from envs.math.statements import AFFIRMED
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, is_plain_label, is_value
-from envs.math.vocabulary import CARDINALS, CHANGING, DOUBTS, OF_A_SOLUTION, WORDS, words
+from envs.math.vocabulary import CARDINALS, DOUBTS, OF_A_SOLUTION, WORDS, words
 
 INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
 ONE_CLAUSE = r"(?:[^,]|,(?=[0-9]{3}|[^()]*\)))*$"
@@ -309,7 +310,7 @@ def _without_circumstances(text: str, *, question: str) -> str:
         said = {word.lower() for word in WORDS.findall(rest)}
         if (
             not CIRCUMSTANCES.fullmatch(rest)
-            or (said & (CHANGING | PROVISIONAL)) - asked_words
+            or (said & HARMFUL) - asked_words - FREE
             or "if" in said
             or not is_value(text[:end], question=question)
         ):

@@ -67,6 +67,8 @@ IMAGINED = re.compile(
 """`If she had sold only cupcakes, she would have made $70`: another case."""
 BRACKETED = re.compile(r" ?\(([^()]*)\)")
 HARMFUL = PROVISIONAL | CHANGING | words("too alone loss discount")
+FREE = words("total maximum minimum only just exactly final left over up single some any")
+"""Words of those after a value that leave it unchanged."""
 NUMBER_WORDS = NUMERALS - words("one some any all few many several single first")
 
 

@@ -41,7 +41,9 @@ SAME = re.compile(
     r"|(?:[,;]? +\\?(?:or equivalently|or|i\.e\.,?|that is,?|which is|which equals|aka|equivalently|in other words),? +)(?P<other>.*)$",
     re.IGNORECASE | re.DOTALL,
 )
-BECAUSE = re.compile(r"(?:,? +\(?(?:because|since|having)|, as)\b.*$", re.IGNORECASE | re.DOTALL)
+BECAUSE = re.compile(
+    r"(?:,? +\(?(?:because|since|having)|, as(?! well))\b.*$", re.IGNORECASE | re.DOTALL
+)
 AFFIRMED = re.compile(
     r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:(?:final|correct|right|only|unique|real|positive|valid) )*(?:answer|solution)"
     r"|is correct|(?:is|are) left(?: over)?|(?:- |\u2014 )?final answer|"
