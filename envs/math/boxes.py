@@ -69,6 +69,8 @@ OPERATED = re.compile(
     r"\s*(?:\.[0-9]|\{,\}|\\\\\s*[-+$]*[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
     r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
 )
+ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|if|when)\b")
+"""`18 for odd n, 20 for even n`"""
 IN_BRACKETS = re.compile(r"\(([^()0-9A-Za-z]{1,10})\)")
 """`\\boxed{72}(\u4e2a)`, what is counted in another script."""
 
@@ -209,9 +211,9 @@ def _spoils(sentence: str) -> bool:
     """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
     another.
     """
-    if any(form.search(sentence) for form in (RETRACTION, TENTATIVE)) or FOREIGN_JOIN.match(
-        sentence
-    ):
+    if any(
+        form.search(sentence) for form in (RETRACTION, ANOTHER_CASE, TENTATIVE)
+    ) or FOREIGN_JOIN.match(sentence):
         return True
     if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
         return True

@@ -115,6 +115,20 @@ SUPPOSING = re.compile(
 """`One might think that`, at any place in the clause."""
 
 
+ATTRIBUTED = re.compile(
+    r"\b(?!(?:i|we|you|one|that|this|which|it|us|to|can|could|would)\b)[a-z]+ "
+    r"(?:say|says|said|claim|claims|claimed|insist|insists|insisted|argue|argues|argued|answer|answers|answered)"
+    r"(?: that)? (?:the |their |his |her )?(?:final |correct |right )?$",
+    re.IGNORECASE,
+)
+"""`Many students say the answer is 18`: the answer of others."""
+
+
+def is_attributed(lead: str) -> bool:
+    """Whether the words before `answer is` give it to others."""
+    return ATTRIBUTED.search(plain(lead) + " ") is not None
+
+
 def denies(lead: str) -> bool:
     """Whether the words directly before a mark make it doubtful, or its sentence denies it."""
     if not lead.strip():

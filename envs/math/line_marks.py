@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from envs.math.languages import SCRIPT, concludes, has_foreign_retraction, in_english
-from envs.math.leads import changes, denies, names_another_answer
+from envs.math.leads import changes, denies, is_attributed, names_another_answer
 from envs.math.marks import Mark
 from envs.math.provisional import without_explanations
 from envs.math.sentences import (
@@ -66,7 +66,7 @@ def lined_answer(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
             statement = without_exclamation(statement, f"{question}\n{text[-TAIL:]}")
     lead = text[sentence_begin(text, mark.start) : mark.start]
     spoilt = (
-        (mark.kind == "phrase" and _is_imagined(text, lead, mark))
+        (mark.kind == "phrase" and (_is_imagined(text, lead, mark) or is_attributed(lead)))
         or denies(lead)
         or introduces_another_answer(lead, mark, question=question)
     )

@@ -11,7 +11,7 @@ from envs.math.leads import denies
 from envs.math.plain_text import plain
 from envs.math.provisional import DOUBT, is_provisional, words_asked
 from envs.math.sentences import RETRACTION
-from envs.math.vocabulary import CHANGING, HEDGES, WORDS
+from envs.math.vocabulary import CHANGING, HEDGES, PREFACES, WORDS
 
 OPTION = re.compile(
     r"(?:\b(?:[Oo]ption|[Cc]hoice)(?: is)?:? \(?(?P<named>[A-J])\)?"
@@ -32,6 +32,11 @@ LAST_NAME = re.compile(
     rf"|(?:we|you|i) (?:get|obtain|find))(?: an?| the)? [*\"]{{0,3}}(?P<name>{NAME})[*\"]{{0,3}}[.!]*",
     re.DOTALL,
 )
+FIRST_NAME = re.compile(
+    r"(?:(?:So|Thus|Therefore|Hence),? )?[*]{0,2}(?P<name>[A-Z][a-z]+)[*]{0,2} "
+    r"(?:is|was|has|had|[a-z]+s) (?P<rest>[A-Za-z ,'-]+)[.!*]*"
+)
+"""`Evelyn has the greatest average speed.`"""
 MISSING = re.compile(
     r"(?P<lead>.*)\b(?P<name>cannot be determined|does not exist)[*_]{0,3}(?: \(DNE\))?[.!*_]*",
     re.DOTALL,
@@ -64,6 +69,9 @@ def stated_name(line: str, *, question: str) -> str | None:
     if missing is not None:
         doubted = DOUBT.search(missing["lead"]) or SUPPOSED.search(missing["lead"])
         return None if doubted else missing["name"]
+    first = FIRST_NAME.fullmatch(sentence)
+    if first is not None and words_asked(first["rest"]) <= words_asked(question) | PREFACES:
+        return first["name"]
     last = LAST_NAME.fullmatch(sentence)
     if last is None or DOUBT.search(sentence):
         return None
