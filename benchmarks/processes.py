@@ -14,7 +14,11 @@ RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def living_processes() -> list[tuple[int, str]]:
-    """Number and title of every process of this machine that is no zombie."""
+    """Number and title of every process of this machine that is no zombie.
+
+    A process without a title is left out: the kernel has released its memory at its end, or has not
+    yet filled it at its start.
+    """
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
@@ -30,7 +34,7 @@ def living_processes() -> list[tuple[int, str]]:
             )
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
-        if state != "Z":
+        if state != "Z" and title:
             found.append((int(folder.name), title))
     return found
 
