@@ -330,7 +330,7 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, *, gain: float) -> None:
 
 
 def make_control_policy(
-    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+    spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> ControlPolicy:
     """See `make_tiny`; the options are those of `ControlConfig.for_env`."""
     return make_tiny(ControlPolicy, spec, path, options=options)

@@ -43,6 +43,7 @@ from siirl.models.openvla_vision import VisionEncoder, encoder_shape
 from siirl.models.timm_vision import TimmEncoder
 from siirl.models.weights import CONFIG_FILE, materialise, plan_weights, stored_shapes
 from siirl.params.documents import read_object
+from siirl.params.references import check_options
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
 VISION = "vision_backbone."
@@ -161,20 +162,22 @@ def load_openvla(
 
 
 def make_openvla_oft(
-    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+    spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> OpenVLAOFT | OpenVLARegression:
     """`load_openvla_oft` with the signature of `siirl.params.policies`.
 
     Raises:
-        ConfigError: No path: there are no new weights of 7B parameters.
+        ConfigError: No path, since there are no new weights of 7B parameters, or an unknown option.
     """
+    check_options(options, load_openvla_oft)
     return load_openvla_oft(_required(path, "openvla_oft"), spec, **options, weights=weights)
 
 
 def make_openvla(
-    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+    spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> OpenVLA:
     """`load_openvla` with the signature of `siirl.params.policies`; raises as the other."""
+    check_options(options, load_openvla)
     return load_openvla(_required(path, "openvla"), spec, **options, weights=weights)
 
 

@@ -39,6 +39,7 @@ from siirl.models.pi_network import freeze
 from siirl.models.pi_parts import GemmaShape, NetworkShape, VisionShape
 from siirl.models.weights import PlannedWeights, materialise, plan_weights, stored_shapes
 from siirl.params.paths import find
+from siirl.params.references import check_options
 
 COUNTS = (
     "chunk_size",
@@ -215,23 +216,25 @@ def load_pi(
     return policy
 
 
-def make_pi0(spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any) -> Pi0:
+def make_pi0(spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any) -> Pi0:
     """`load_pi0` with the signature of `siirl.params.policies`.
 
     Raises:
-        ConfigError: No path: siirl ships no weights of it.
+        ConfigError: No path, since siirl ships no weights of it, or an unknown option.
     """
+    check_options(options, load_pi)
     place = _require_path(path, PI0)
     require_read(options, noise=options.get("noise", SDE))
     return load_pi0(place, spec, **options, weights=weights)
 
 
-def make_pi05(spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any) -> Pi05:
+def make_pi05(spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any) -> Pi05:
     """`load_pi05` with the signature of `siirl.params.policies`.
 
     Raises:
-        ConfigError: No path: siirl ships no weights of it.
+        ConfigError: No path, since siirl ships no weights of it, or an unknown option.
     """
+    check_options(options, load_pi, load_pi05)
     place = _require_path(path, PI05)
     require_read(options, noise=options.get("noise", SDE))
     return load_pi05(place, spec, **options, weights=weights)

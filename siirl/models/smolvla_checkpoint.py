@@ -34,6 +34,7 @@ from siirl.params.documents import read_object
 from siirl.params.hub_files import local_copy
 from siirl.params.hub_place import MODEL, HubPlace
 from siirl.params.paths import find
+from siirl.params.references import check_options
 
 KIND = Kind(
     type="smolvla",
@@ -156,13 +157,14 @@ def load_smolvla(
 
 
 def make_smolvla(
-    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+    spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> SmolVLA:
     """`load_smolvla` with the signature of `siirl.params.policies`.
 
     Raises:
-        ConfigError: No path: siirl ships no weights of it.
+        ConfigError: No path, since siirl ships no weights of it, or an unknown option.
     """
+    check_options(options, load_smolvla)
     if path is None:
         raise ConfigError(
             "model=smolvla ships no weights: set actor_rollout_ref.model.path to a folder that "

@@ -17,6 +17,7 @@ from siirl.models.tiny_backbone import TinyConfig, TinyPolicy
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights, plan_weights
 from siirl.params.documents import is_count, read_object
 from siirl.params.policies import POLICIES
+from siirl.params.references import check_options
 from siirl.params.weight_files import weight_files
 
 MOST_WORDS = 4096  # of an instruction; those of robots' tasks have a dozen
@@ -77,10 +78,10 @@ def make_tiny(
     Its weights are always read: they are small.
 
     Raises:
-        ConfigError: A policy that does not fit the environment.
+        ConfigError: A policy that does not fit the environment, or an unknown option.
         ValueError: An invalid option (`for_env` of the configuration).
-        TypeError: An unknown option.
     """
+    check_options(options, kind.config_class.for_env)
     wanted = kind.config_class.for_env(spec, **options)
     if path is None:
         return kind(wanted)

@@ -243,7 +243,7 @@ def embed_time(time: torch.Tensor) -> torch.Tensor:
 
 
 def make_tiny_flow_vla(
-    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+    spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> TinyFlowVLA:
     """See `make_tiny`; options of sampling apply to stored weights too.
 

@@ -141,7 +141,7 @@ def load_policy(folder: str | Path) -> TinyVLA:
 
 
 def make_tiny_vla(
-    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+    spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> TinyVLA:
     """See `make_tiny`; the options are those of `TinyVLAConfig.for_env`."""
     return make_tiny(TinyVLA, spec, path, options=options)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.mistakes import user_code
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, UnknownNameError
 
 
 def is_reference(name: str) -> bool:
@@ -58,6 +58,25 @@ def load_reference(reference: str, *, place: str) -> Any:
         except AttributeError as error:
             raise ConfigError(f"{place}={reference}: module {module!r} has no {name!r}.") from error
     return loaded
+
+
+def check_options(options: Mapping[str, Any], *readers: Callable[..., Any]) -> None:
+    """Refuse an option of a shipped policy that is no keyword-only parameter of its readers.
+
+    Raises:
+        UnknownNameError: With the known ones, but `weights`, which no user gives.
+    """
+    known = {
+        parameter.name
+        for reader in readers
+        for parameter in inspect.signature(reader).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    } - {"weights"}
+    for name in options:
+        if name not in known:
+            raise UnknownNameError.of(
+                kind="option (actor_rollout_ref.model.options)", name=name, known=known
+            )
 
 
 def check_call(

@@ -54,6 +54,26 @@ def test_an_unknown_policy_is_refused_with_the_known_ones():
         build("tiny_vlaa")
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_unknown_option_is_refused_with_its_key_and_the_known_ones(name):
+    with pytest.raises(UnknownNameError) as refused:
+        build(name, chunk_lenght=3)
+    said = str(refused.value)
+    assert said.startswith("Unknown option (actor_rollout_ref.model.options) 'chunk_lenght'.")
+    assert "()" not in said and "weights" not in said
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("pi0", "steps"), ("pi05", "pad_state")])
+def test_options_of_all_readers_are_proposed(name, nearest):
+    with pytest.raises(UnknownNameError, match=f"Did you mean '{nearest}'"):
+        build(name, **{f"{nearest}s": 3})
+
+
+def test_an_option_named_like_an_argument_of_the_maker_is_unknown():
+    with pytest.raises(UnknownNameError, match=r"options\) 'path'\..*Known: bins, chunk_length"):
+        build_policy("tiny_vla", path=None, spec=SPEC, seed=0, options={"path": "x"})
+
+
 def test_a_function_that_makes_no_policy_is_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     with pytest.raises(ConfigError, match=r"made a str; it must be a siirl\.models\.Policy"):
