@@ -6,10 +6,7 @@ not a number becomes `Unusable` with a description; infinities and NaN are kept.
 """
 
 import logging
-import math
-import numbers
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +14,7 @@ import torch
 
 from siirl.reporting.metric_reduction import complaints, merge_rounds, reduce_metrics
 from siirl.reporting.metrics import Reduced, Unusable, Value, Weighted
+from siirl.user_numbers import as_float
 
 logger = logging.getLogger(__name__)
 
@@ -100,46 +98,30 @@ def plain(value: Any) -> Value:
     if isinstance(value, Unusable):
         return value
     if isinstance(value, Weighted):
-        mean, weight = _number(value.value), _number(value.weight)
-        return (
-            Unusable(_described(value))
-            if mean is None or weight is None
-            else Weighted(mean, weight)
-        )
-    number = _number(value)
-    if number is not None:
-        return number
-    listed = (
-        _readable(value.tolist)
-        if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1
-        else value
-    )
-    members = _readable(lambda: list(listed)) if isinstance(listed, list | tuple) else None
+        mean, weight = as_float(value.value), as_float(value.weight)
+        if mean is None or weight is None:
+            return Unusable(_described(value))
+        return Weighted(mean, weight)
+    members = _members(value)
     if members is None:
-        return Unusable(_described(value))
-    items = [_number(item) for item in members]
+        number = None if _has_axes(value) else as_float(value)
+        return Unusable(_described(value)) if number is None else number
+    items = [as_float(item) for item in members]
     if None in items:
         wrong = members[items.index(None)]
         return Unusable(f"a {type(value).__name__} with {_described(wrong)}")
     return [item for item in items if item is not None]
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        if value.ndim:
-            return None
-        value = _readable(value.tolist)
-    if not isinstance(value, numbers.Real | np.bool_ | Decimal):
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # an int of more than 308 digits
-        # numbers.Real declares `<` only
-        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
-    except ValueError:  # Decimal's signalling NaN
-        return math.nan
-    except Exception:  # noqa: BLE001 - a timedelta, or a user's class
-        return None
+def _has_axes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
+
+
+def _members(value: Any) -> list[Any] | None:
+    """The members of a list, or of an array or tensor with one axis; None of anything else."""
+    if isinstance(value, list | tuple):
+        return _readable(lambda: list(value))
+    return _readable(value.tolist) if _has_axes(value) and value.ndim == 1 else None
 
 
 def _readable(read: Callable[[], T]) -> T | None:

@@ -15,9 +15,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, SupportsFloat
+from typing import Any
 
 from envs.mistakes import user_code
+from siirl.user_numbers import as_float
 
 PREFIX = "function_"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -115,14 +116,14 @@ def checked(result: Any) -> dict[str, float]:
         further = {
             str(name): number
             for name, part in result.items()
-            if name != "score" and (number := _number(part)) is not None and math.isfinite(number)
+            if name != "score" and (number := as_float(part)) is not None and math.isfinite(number)
         }
         return {**further, "score": _score(result["score"])}
     return {"score": _score(result)}
 
 
 def _score(value: Any) -> float:
-    number = _number(value)
+    number = as_float(value)
     if number is None:
         raise TypeError(
             f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'"
@@ -130,18 +131,6 @@ def _score(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"it returned {number}, which is not a score")
     return number
-
-
-def _number(value: Any) -> float | None:
-    """A number of Python or numpy, or an array or tensor of one number, as a float; else None."""
-    if not isinstance(value, SupportsFloat) or isinstance(value, str):  # np.str_ has __float__
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # an int of more than 308 digits
-        return math.inf
-    except Exception:  # noqa: BLE001 - several numbers, or a user's class
-        return None
 
 
 def _load(name: str, path: str | None) -> Callable[..., Any]:

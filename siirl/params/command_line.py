@@ -90,7 +90,8 @@ def note_repeated(words: Iterable[str]) -> None:
 
     The last value counts, as in Hydra: scripts that end in "$@" change their own keys this way.
     """
-    groups, last = options(), dict[str, str]()
+    groups = options()
+    last: dict[str, str] = {}
     for word in words:
         key, equals, value = word.lstrip("+").partition("=")
         if not equals or key in groups:

@@ -491,9 +491,19 @@ def test_no_value_of_a_further_part_makes_the_score_fail(part):
     }
 
 
-@pytest.mark.parametrize("score", [None, "1", [1.0], 1j, torch.ones(2), 10**400, Stubborn(1.0)])
+@pytest.mark.parametrize(
+    "score",
+    [
+        *(None, "1", [1.0], 1j, torch.ones(2), 10**400, Stubborn(1.0)),
+        *(np.complex64(1), np.bytes_(b"1"), Decimal("sNaN")),
+    ],
+)
 def test_what_is_no_number_is_no_score(score):
     assert "it returned" in judged({"score": score})["failed"]
+
+
+def test_a_score_below_the_range_of_floats_is_described_with_its_sign():
+    assert judged(-(10**400)) == {"failed": "it returned -inf, which is not a score"}
 
 
 def test_a_user_class_that_is_not_a_reward_manager_is_refused():

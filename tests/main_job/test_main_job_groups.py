@@ -8,8 +8,9 @@ import signal
 
 import pytest
 import torch
-import yaml
 from real_run import descendants_of, living_processes
+
+from tests.two_agents import two_chains
 
 GROUPS = ("trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
 STREAM = (*GROUPS, "trainer.max_staleness=1")
@@ -48,25 +49,6 @@ AGENTS = (
     "{0: {}, 1: {env: math, data.train_batch_size: 2, data.max_response_length: 6, "
     "actor_rollout_ref.rollout.n: 3, actor_rollout_ref.actor.ppo_mini_batch_size: 1}}"
 )
-
-
-def two_chains(folder) -> str:
-    """A graph of GRPO's nodes for two agents, as a key."""
-    nodes = []
-    for agent in (0, 1):
-        before = None
-        for name, kind, role in (
-            ("rollout", "MODEL_INFERENCE", "ROLLOUT"),
-            ("reward", "COMPUTE", "REWARD"),
-            ("advantage", "COMPUTE", "ADVANTAGE"),
-            ("train", "MODEL_TRAIN", "ACTOR"),
-        ):
-            node = {"node_id": f"{name}_{agent}", "node_type": kind, "node_role": role}
-            nodes.append(node | {"agent_group": agent, "dependencies": [before] if before else []})
-            before = node["node_id"]
-    file = folder / "graph.yaml"
-    file.write_text(yaml.safe_dump({"nodes": nodes}))
-    return f"dag.workflow_file={file}"
 
 
 @pytest.mark.parametrize("agents", [(0,), (0, 1)], ids=["one policy", "two agents"])

@@ -9,35 +9,15 @@ from siirl.preflight.early_checks import check_early
 from siirl.preflight.group_placement import place
 from siirl.preflight.plan_text import render
 from siirl.preflight.prepare import load_graph, prepare
+from tests.two_agents import two_chains
 
 SEPARATE = ("trainer.n_gpus_per_node=2", "dag.groups={rollout:1,train:1}")
 CARTPOLE = "env:gymnasium,env.id:CartPole-v1"
 
 
 @pytest.fixture
-def two_chains(tmp_path):
-    nodes = []
-    for agent in (0, 1):
-        before = None
-        for name, kind, role in (
-            ("rollout", "MODEL_INFERENCE", "ROLLOUT"),
-            ("reward", "COMPUTE", "REWARD"),
-            ("advantage", "COMPUTE", "ADVANTAGE"),
-            ("train", "MODEL_TRAIN", "ACTOR"),
-        ):
-            nodes.append(
-                {
-                    "node_id": f"{name}_{agent}",
-                    "node_type": kind,
-                    "node_role": role,
-                    "agent_group": agent,
-                    "dependencies": [before] if before else [],
-                }
-            )
-            before = f"{name}_{agent}"
-    file = tmp_path / "graph.yaml"
-    file.write_text(yaml.safe_dump({"pipeline_id": "agents", "nodes": nodes}))
-    return f"dag.workflow_file={file}"
+def chains(tmp_path):
+    return two_chains(tmp_path)
 
 
 def parsed(graph: str, agents: str, *words: str):
@@ -54,8 +34,8 @@ def parsed(graph: str, agents: str, *words: str):
     )
 
 
-def test_the_plan_describes_each_agent_and_adds_their_needs(two_chains):
-    job = parsed(two_chains, "{0:{},1:{data.train_batch_size:16}}")
+def test_the_plan_describes_each_agent_and_adds_their_needs(chains):
+    job = parsed(chains, "{0:{},1:{data.train_batch_size:16}}")
     plan = prepare(job.config, check_early(job.config, named=job.named)).plan
     text = " ".join(render(plan).split())
     assert "agent 0 a step 32 prompts x 16 rollouts = 512 trajectories" in text
@@ -64,15 +44,15 @@ def test_the_plan_describes_each_agent_and_adds_their_needs(two_chains):
     assert "agent 1's policy and Adam 11 MB" in text
 
 
-def test_an_agent_that_shares_weights_needs_no_memory_for_them(two_chains):
-    job = parsed(two_chains, "{0:{},1:{shares:0}}")
+def test_an_agent_that_shares_weights_needs_no_memory_for_them(chains):
+    job = parsed(chains, "{0:{},1:{shares:0}}")
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
     assert "agent 1 weights those of agent 0" in text
     assert "agent 1's policy" not in text
 
 
-def test_the_plan_says_whose_nodes_separate_ranks_run(two_chains):
-    job = parsed(two_chains, "{0:{},1:{}}", *SEPARATE)
+def test_the_plan_says_whose_nodes_separate_ranks_run(chains):
+    job = parsed(chains, "{0:{},1:{}}", *SEPARATE)
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
     chain = "get_rollout_{0} -> reward_{0} -> advantage_{0} -> train_{0} -> sync_weights_{0}"
     train = f"agent 0: {chain.format(0)}; agent 1: {chain.format(1)}"
@@ -80,20 +60,20 @@ def test_the_plan_says_whose_nodes_separate_ranks_run(two_chains):
     assert "agent 0: rollout_0 -> put_rollout_0; agent 1: rollout_1 -> put_rollout_1" in text
 
 
-def test_ranks_that_do_not_divide_an_agents_mini_batch_are_refused(two_chains):
+def test_ranks_that_do_not_divide_an_agents_mini_batch_are_refused(chains):
     """Of 16 prompts x 3 and x 4 rollouts only the former are divisible by 3."""
     words = ("trainer.n_gpus_per_node=4", "dag.groups={rollout:1,train:3}")
     agents = "{0:{actor_rollout_ref.rollout.n:3},1:{actor_rollout_ref.rollout.n:4}}"
-    config = parsed(two_chains, agents, *words).config
+    config = parsed(chains, agents, *words).config
     with pytest.raises(SiirlError) as error:
         place(config, load_graph(config))
     assert "agents.1: actor_rollout_ref.actor.ppo_mini_batch_size=16" in str(error.value)
     assert "agents.0" not in str(error.value)
 
 
-def test_agents_are_checked_by_the_rules_of_their_domain(two_chains):
+def test_agents_are_checked_by_the_rules_of_their_domain(chains):
     """`max_response_length` is of text; the robot's agent may inherit and not set it."""
-    job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "data.max_response_length=6")
+    job = parsed(chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "data.max_response_length=6")
     assert check_early(job.config, named=job.named).name == "math"
 
 
@@ -141,15 +121,15 @@ def test_agents_are_checked_by_the_rules_of_their_domain(two_chains):
         ("{0:{},1:{data:{train_batch:3}}}", [], "Unknown key 'data.train_batch' (agents.1)"),
     ],
 )
-def test_an_impossible_agent_is_refused(agents, words, sentence, two_chains):
+def test_an_impossible_agent_is_refused(agents, words, sentence, chains):
     with pytest.raises(SiirlError) as error:
-        job = parsed(two_chains, agents, *words)
+        job = parsed(chains, agents, *words)
         check_early(job.config, named=job.named)
     assert sentence in str(error.value)
 
 
-def test_the_saved_configuration_of_a_run_with_agents_reads_back_the_same(two_chains, tmp_path):
-    job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE},data:{{seed:4}}}}}}", "data.seed=3")
+def test_the_saved_configuration_of_a_run_with_agents_reads_back_the_same(chains, tmp_path):
+    job = parsed(chains, f"{{0:{{}},1:{{{CARTPOLE},data:{{seed:4}}}}}}", "data.seed=3")
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_tree(job.config)))
     again = parse(config_file=file).config
@@ -157,14 +137,14 @@ def test_the_saved_configuration_of_a_run_with_agents_reads_back_the_same(two_ch
     assert [config.data.seed for config in again.agent_configs.values()] == [3, 4]
 
 
-def test_an_environment_that_an_agent_chooses_has_no_arguments_of_the_runs(two_chains):
-    job = parsed(two_chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "env.kwargs={wording:words}")
+def test_an_environment_that_an_agent_chooses_has_no_arguments_of_the_runs(chains):
+    job = parsed(chains, f"{{0:{{}},1:{{{CARTPOLE}}}}}", "env.kwargs={wording:words}")
     kwargs = [config.env.kwargs for config in job.config.agent_configs.values()]
     assert kwargs == [{"wording": "words"}, {}]
 
 
-def test_what_is_typed_for_an_evaluation_wins_over_the_first_agents_entry(two_chains, tmp_path):
-    job = parsed(two_chains, "{0:{env:math,data:{seed:4}},1:{}}")
+def test_what_is_typed_for_an_evaluation_wins_over_the_first_agents_entry(chains, tmp_path):
+    job = parsed(chains, "{0:{env:math,data:{seed:4}},1:{}}")
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_tree(job.config)))
     config = parse_first(["actor_rollout_ref.model.path=elsewhere"], config_file=file)
@@ -193,14 +173,14 @@ PAIR = ("env.name=solver_checker:SolverChecker", "cluster=local")
         ),
     ],
 )
-def test_roles_without_a_possible_player_are_refused(agents, words, sentence, two_chains):
+def test_roles_without_a_possible_player_are_refused(agents, words, sentence, chains):
     with pytest.raises(SiirlError) as error:
-        job = parsed(two_chains, agents, *PAIR, *words)
+        job = parsed(chains, agents, *PAIR, *words)
         check_early(job.config, named=job.named)
     assert sentence in str(error.value)
 
 
-def test_the_plan_names_the_player_of_each_role(two_chains):
-    job = parsed(two_chains, "{0:{},1:{}}", *PAIR, "env.played_by=[1,0,1]")
+def test_the_plan_names_the_player_of_each_role(chains):
+    job = parsed(chains, "{0:{},1:{}}", *PAIR, "env.played_by=[1,0,1]")
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
     assert "solver played by agent 1, checker played by agent 0, reviser played by agent 1" in text
