@@ -3,8 +3,8 @@
 Two forms, distinguished by their columns:
 
 - **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model`
-  ({style, ground_truth}); `ability`, `extra_info` and `images` (`envs.question_pictures`) are optional.
-    Other columns are ignored, with a log message.
+  ({style, ground_truth}); `ability`, `extra_info` and `images` (`envs.question_pictures`) are
+  optional. Other columns are ignored, with a log message.
 - **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math) or parquet
   as on the Hub (openai/gsm8k): `question` and `answer`, with the solution and, in its last line,
   `#### x`.

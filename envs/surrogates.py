@@ -1,4 +1,4 @@
-r"""Lone surrogates: halves of a pair (`\ud800`) that JSON can hold, and files and tokenizers cannot."""
+r"""Lone surrogates: halves of a pair (`\ud800`), which JSON can hold and files cannot."""
 
 import json
 import re

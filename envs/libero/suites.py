@@ -1,4 +1,5 @@
-"""LIBERO's five suites and 130 tasks: names, numbers, instructions, published step limits, and sizes.
+"""LIBERO's five suites and 130 tasks: names, numbers, instructions, published step limits, and
+sizes.
 
 Imports no simulator. Names and order are the installed package's (its order 0, which papers number
 tasks by); they are read from its table of tasks, a file of plain data, without importing the
@@ -121,7 +122,8 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
             return other
     names = [other.name for other in within]
     raise ValueError(
-        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed(rest, names)}; and "
+        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: "
+        f"{listed(rest, names)}; and "
         "their numbers from 0."
     )
 

@@ -1,11 +1,11 @@
-r"""Decides whether an answer agrees with the truth: texts and numbers here, expressions by an algebra
-system.
+r"""Decides whether an answer agrees with the truth: texts and numbers here, expressions by an
+algebra system.
 
 If the truth is a number, with or without a unit, every part of the statement must be that number
 (`envs.math.statements`), in a unit that does not contradict it: `18` and `18 dollars` agree, `18
 dollars` and `18 euros` do not; a second part restates the number, in another unit or rounded. Any
-other truth needs the same text, or mathematics (`envs.math.mathematics`) that an algebra system finds
-equal.
+other truth needs the same text, or mathematics (`envs.math.mathematics`) that an algebra system
+finds equal.
 """
 
 import itertools
@@ -48,7 +48,8 @@ NEAR = Fraction(1, 10**5)  # and how near it must be, relative to the truth
 LISTED = re.compile(r"[0-9],(?![0-9]{3}(?![0-9]))")
 NO_NUMBER = re.compile(
     r"[<>?'\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."
-    r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])|[0-9] +[0-9]|\\\{"
+    r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])"
+    r"|[0-9] +[0-9]|\\\{"
     r"|[0-9] +[a-z] +[0-9]"  # a word of another language: `3 e 5`
     r"|^ *[*/^]|[-+*/^] *$|[\x00-\x08\x0e-\x1f\x7f]"  # no operand; control characters
 )

@@ -22,7 +22,8 @@ from envs.math.marks import last_marks, without_repetition
 from envs.math.sentences import SURROUNDINGS
 
 REMARK = re.compile(
-    r"(?:absolutely |definitely |indeed |now )?(?:correct|right|good|fine|helpful|useful|clear|reasonable|valid|consistent|"
+    r"(?:absolutely |definitely |indeed |now )?(?:correct|right|good|fine|helpful|useful|clear"
+    r"|reasonable|valid|consistent|"
     r"verified|confirmed|below|above|shown|given|as follows|found|obtained|what)\b",
     re.IGNORECASE,
 )
@@ -31,7 +32,8 @@ WIDTHLESS = re.compile(
     "(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])"
 )
 EMOJI = re.compile(
-    "[\u2600-\u2712\u2714-\u2716\u2719-\u274b\u274f-\u2775\u2794-\u27bf\u2b50\ufe0f\U0001f300-\U0001faff]"
+    "[\u2600-\u2712\u2714-\u2716\u2719-\u274b\u274f-\u2775\u2794-\u27bf"
+    "\u2b50\ufe0f\U0001f300-\U0001faff]"
 )
 """Pictures, without the crosses that call an answer wrong and without numerals in circles."""
 STRUCK_OUT = re.compile(r"~~(?=[^\s~])[^~\n]{1,200}(?<=[^\s~])~~|<del>[^<>\n]{1,200}</del>")
@@ -57,7 +59,10 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
 
 
 def in_plain_signs(text: str) -> str:
-    """`text` without characters of no width, pictures and struck-out words, and with the digits and signs of other scripts as ASCII."""
+    """`text` without characters of no width, pictures and struck-out words.
+
+    Digits and signs of other scripts become ASCII.
+    """
     if "~~" in text or "<del>" in text:
         text = STRUCK_OUT.sub("", text)
     if text.isascii():

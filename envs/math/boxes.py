@@ -54,20 +54,25 @@ from envs.math.vocabulary import (
 )
 
 CLOSERS = re.compile(
-    r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*"
+    r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)"
+    r"|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*"
 )
 """Closing markup of a box, up to the end of its paragraph."""
 GOES_ON = re.compile(
-    r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) |,? *or (?:approximately|about|roughly|equivalently) "
+    r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) "
+    r"|,? *or (?:approximately|about|roughly|equivalently) "
 )
 RESTATED = re.compile(r"\bor\b|\(|i\.e\.|which is|that is")
 PART_OF = re.compile(
     r"(?:[0-9.<>~^_+\u2212\u2013-]|[0-9)}] ?[-+*/] "
-    r"|\\(?:cdot|times|neg|div|pm|sqrt|approx|sim|[lg]eq?|neq?)\s*\{?|\\(?:sqrt|[dt]?frac)[^$\n]{0,200}\{)\$?$"
+    r"|\\(?:cdot|times|neg|div|pm|sqrt|approx|sim|[lg]eq?|neq?)\s*\{?"
+    r"|\\(?:sqrt|[dt]?frac)[^$\n]{0,200}\{)\$?$"
 )
 OPERATED = re.compile(
-    r"\s*(?:\.[0-9]|\{,\}|\\\\\s*[-+$]*[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
-    r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
+    r"\s*(?:\.[0-9]|\{,\}|\\\\\s*[-+$]*[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])"
+    r"|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
+    r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac"
+    r"|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
 )
 ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|if|when)\b")
 """`18 for odd n, 20 for even n`"""
@@ -106,7 +111,9 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     )
     after = MARKUP.sub(" ", text[end : end + SURROUNDINGS]).replace("</s>", " ")
     attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
-    after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
+    closers = CLOSERS.match(after)
+    if closers is not None and after[:1] not in "^_":
+        after = after[closers.end() :]
     sentence, rest = first_sentence(after)
     sentence = sentence.rstrip(" .$")
     sentence = without_explanations(TAG_END.split(sentence, maxsplit=1)[0])

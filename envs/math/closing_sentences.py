@@ -2,8 +2,9 @@ r"""The value that the last sentence of a text states, where nothing is marked.
 
 `Therefore, the area is 15 square units.` states 15 square units. Nothing provisional may stand
 before the value (`envs.math.provisional`), nothing after it that changes it, and no second value in
-its clause. `Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first clause,
-`5 boxes hold 6 eggs each, for a total of 30 eggs` at its end; an omitted clause must not hold a doubt.
+its clause. `Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first
+clause, `5 boxes hold 6 eggs each, for a total of 30 eggs` at its end; an omitted clause must not
+hold a doubt.
 """
 
 import re
@@ -40,13 +41,15 @@ INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
 ONE_CLAUSE = r"(?:[^,]|,(?=[0-9]{3}|[^()]*\)))*$"
 """Up to the end, without a comma but in a number and in brackets: `(0.5, -3)`."""
 SUBORDINATE = re.compile(
-    r"^(?:(?:so|thus|therefore|hence),? )?(?:since|because|as|given that|with|after|out of|of|starting|when)\b.*, "
+    r"^(?:(?:so|thus|therefore|hence),? )?(?:since|because|as|given that|with|after|out of|of"
+    r"|starting|when)\b.*, "
     rf"(?=[A-Za-z0-9$]{ONE_CLAUSE})",
     re.IGNORECASE,
 )
 REASON = re.compile(r"(?:since|because|as|given|when)\b", re.IGNORECASE)
 RESULT = re.compile(
-    r",? (?:(?:and )?(?:so(?! far\b)|thus|therefore|hence),?|for a total of|(?:which|that) (?:is|makes|gives|yields|leaves|totals)"
+    r",? (?:(?:and )?(?:so(?! far\b)|thus|therefore|hence),?|for a total of"
+    r"|(?:which|that) (?:is|makes|gives|yields|leaves|totals)"
     r"|(?<=, )(?:giving|leaving|namely)) "
     rf"(?={ONE_CLAUSE})",
     re.IGNORECASE,
@@ -54,17 +57,21 @@ RESULT = re.compile(
 TOTAL = re.compile(r", (?=\$?[0-9][^,]*\b(?:in total|altogether|in all|overall)\.?$)")
 UNSURE = DOUBTS | words("if unless or either whether except without")
 VERB = re.compile(
-    r"\b(?:is|are|was|were|has|have|had|gets?|needs?|makes?|equals?|costs?|takes?|earns?|pays?|becomes?|[a-z]+ed)\b"
+    r"\b(?:is|are|was|were|has|have|had|gets?|needs?|makes?|equals?|costs?|takes?|earns?|pays?"
+    r"|becomes?|[a-z]+ed)\b"
     r"|^[0-9]+ [a-z]"
 )
 COMPARED = re.compile(
-    r" (?:(?:more|fewer|less) [a-z]+|[a-z]{2,}er|more|fewer|less) than (?:the |his |her |their |its )?"
+    r" (?:(?:more|fewer|less) [a-z]+|[a-z]{2,}er|more|fewer|less) than "
+    r"(?:the |his |her |their |its )?"
     r"(?!that\b|this\b|it\b|what\b|twice\b|half\b)(?!.*\b(?:or|and|but)\b)[A-Za-z' ]+$"
 )
 """`12 years older than Ann`, `6 more pens than Sam`: the number is the difference."""
 NAMED = re.compile(
-    r"(?<=\bis )(?:all (?:real numbers|reals)|infinity)$|(?:(?<=\bare )|(?<=\bhas ))no (?:real )?solutions?$"
-    r"|(?<![\w$])\$?(?!(?P<same>[a-z]) ?=.*(?P=same) ?=)[a-z] ?= ?-?[0-9][0-9./]*\$?(?:,? and |, )\$?[a-z] ?= ?-?[0-9][0-9./]*\$?$"
+    r"(?<=\bis )(?:all (?:real numbers|reals)|infinity)$"
+    r"|(?:(?<=\bare )|(?<=\bhas ))no (?:real )?solutions?$"
+    r"|(?<![\w$])\$?(?!(?P<same>[a-z]) ?=.*(?P=same) ?=)[a-z] ?= ?-?[0-9][0-9./]*\$?"
+    r"(?:,? and |, )\$?[a-z] ?= ?-?[0-9][0-9./]*\$?$"
 )
 """Answers of another kind: a set that has a name, and `x = 3 and y = -2`, two letters."""
 QUOTED = re.compile(r"(?<=[ :])[\"\u201c]([^\"\u201c\u201d]{1,40})[\"\u201d]")
@@ -89,12 +96,16 @@ LEFT_OVER = re.compile(
 )
 SHARES = "half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million"
 VALUE = re.compile(
-    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|[(\[](?=[-\u2212]?(?:[0-9]|\u221e|\\infty))|\+(?=[0-9])|\\pm(?![a-z])"
-    r"|[\u00b1\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log|binom)(?![a-z])"
-    r"|(?:(?<=is )|(?<=gives )|(?<=get )|(?<=equals )|(?<=obtain )|(?<=so )|(?<=so, )|(?<=thus )|(?<=hence ))"
+    r"(?<![\w.,^_{(\\*$#-])(?:\\?\$|\\\(|[(\[](?=[-\u2212]?(?:[0-9]|\u221e|\\infty))|\+(?=[0-9])"
+    r"|\\pm(?![a-z])"
+    r"|[\u00b1\u20ac\u00a3\u00a5\u20b9]|\\\{|\\(?:sqrt|[dt]?frac|pi|infty|sin|cos|tan|ln|log"
+    r"|binom)(?![a-z])"
+    r"|(?:(?<=is )|(?<=gives )|(?<=get )|(?<=equals )|(?<=obtain )|(?<=so )|(?<=so, )|(?<=thus )"
+    r"|(?<=hence ))"
     r"[a-z](?= ?[-+^\u00b2\u00b3<>\u2264\u2265])|(?:sqrt|exp)\(|\{(?=-?[0-9])"
     r"|(?:negative |minus |[-\u2212])?(?:\.?[0-9]|[\u221a\u03c0\u00bc-\u00be])"
-    rf"|(?:(?:negative|minus) )?(?:zero|{'|'.join(list(CARDINALS)[2:])}|(?:one|an?)(?= (?:{SHARES})\b))\b)",
+    rf"|(?:(?:negative|minus) )?(?:zero|{'|'.join(list(CARDINALS)[2:])}"
+    rf"|(?:one|an?)(?= (?:{SHARES})\b))\b)",
     re.IGNORECASE,
 )
 """Beginning of a value."""
@@ -106,23 +117,27 @@ PERIOD = re.compile(
 )
 """`over the three months`, `at the end of those 4 hours`: says when, whatever its number."""
 PLACES = re.compile(
-    r" (?:to|at|in|for|of|below|above|between|up|from|on|that|who|which|when|after|because|since|as|with|left"
+    r" (?:to|at|in|for|of|below|above|between|up|from|on|that|who|which|when|after|because|since|as"
+    r"|with|left"
     r"|available|altogether|by [a-z]+ing)\b",
     re.IGNORECASE,
 )
 LIMITING = re.compile(
     r"\b(?:every|each|per|(?<!up )(?<!down )(?<!increased )(?<!decreased )(?<!dropped )"
-    r"(?<!fell )(?<!rose )(?<!grew )(?<!differ )(?<!won )by|all|these|those|this|my|part|step)[\s$\\(]*$",
+    r"(?<!fell )(?<!rose )(?<!grew )(?<!differ )(?<!won )by|all|these|those|this|my|part"
+    r"|step)[\s$\\(]*$",
     re.IGNORECASE,
 )
 DATE = re.compile(
-    r"\b(?:Jan|Febr)uary $|\b(?:March|April|May|June|July|August) $|\b(?:Septem|Octo|Novem|Decem)ber $"
+    r"\b(?:Jan|Febr)uary $|\b(?:March|April|May|June|July|August) $"
+    r"|\b(?:Septem|Octo|Novem|Decem)ber $"
 )
 """`bought on July 12` names a day."""
 BEYOND = re.compile(r"\b(?:after|before|past|until|till|since|beyond)[\s$\\(]*$", re.IGNORECASE)
 """`after 2024` is no year, and `after 18 minutes` is a duration."""
 TO = re.compile(
-    r"\b(?:fell|falls|rose|rises|drops|dropped|grew|grows|changed|changes|increased|decreased|went|came)"
+    r"\b(?:fell|falls|rose|rises|drops|dropped|grew|grows|changed|changes|increased|decreased|went"
+    r"|came)"
     r" (?:up |down )?to[\s$\\(]*$",
     re.IGNORECASE,
 )
@@ -234,8 +249,8 @@ def _after(lead: str, value: str, *, question: str) -> str | None:
 
 
 def _without_remarks(sentence: str, *, question: str) -> str:
-    """`sentence` without words at its end that say nothing of the value before them: `is the answer`,
-    `with none left over`.
+    """`sentence` without words at its end that say nothing of the value before them: `is the
+    answer`, `with none left over`.
     """
     if ASKS_A_DISCOUNT.search(question):
         sentence = OFF.sub("", sentence)

@@ -14,17 +14,22 @@ from envs.math.vocabulary import UNITS, words
 
 MAX_CLAUSE = 200  # characters; a longer one explains something else
 NOT = re.compile(
-    r"(?:,? +|,? *\()(?:and not|but not|not|rather than|instead of|as opposed to)\s+(?P<denied>[^()]{1,80}?)\)?[\s.$]*$",
+    r"(?:,? +|,? *\()"
+    r"(?:and not|but not|not|rather than|instead of|as opposed to)\s+"
+    r"(?P<denied>[^()]{1,80}?)\)?[\s.$]*$",
     re.IGNORECASE,
 )
 NOT_BUT = re.compile(r"\bnot ([^\s,;]{1,20}),? but ([^\s,;]{1,20})(?=[\s.$]*$)", re.IGNORECASE)
 SEPARATOR = re.compile(
-    r"\s*\(|\s*[,;]\s+|\s+[-\u2013\u2014]\s+|\s*\u2014\s*|\s+(?=(?:as|because|since|while|where|after|and)\b)"
+    r"\s*\(|\s*[,;]\s+|\s+[-\u2013\u2014]\s+|\s*\u2014\s*"
+    r"|\s+(?=(?:as|because|since|while|where|after|and)\b)"
 )
 IMPOSSIBLE = re.compile(
-    r"\b(?:is |are |was )?(?:not (?:in the domain|valid|allowed|possible|positive|a solution|an? integer|admissible|acceptable)"
+    r"\b(?:is |are |was )?(?:not (?:in the domain|valid|allowed|possible|positive|a solution"
+    r"|an? integer|admissible|acceptable)"
     r"|(?:does|do)(?: not|n['\u2019]t) (?:satisfy|work|fit|count|apply)"
-    r"|(?:cannot|can(?: not|['\u2019]t)) be (?:negative|zero|used)|must be positive|(?:is|are) (?:always )?positive)\b",
+    r"|(?:cannot|can(?: not|['\u2019]t)) be (?:negative|zero|used)|must be positive"
+    r"|(?:is|are) (?:always )?positive)\b",
     re.IGNORECASE,
 )
 REJECTING = words(

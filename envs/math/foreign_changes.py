@@ -131,7 +131,8 @@ CHANGING_CHARACTERS = frozenset(
 """Characters that change a number, or join it to another, in Chinese and Japanese."""
 CHANGING_PARTS = re.compile(
     "平方|立方|次方|根号|ませ|약|정도|이상|이하|초과|미만|또는|혹은|아니|아닌|아마|쯤|가량|넘|천|백|십|배|절반|같|모르"
-    "|ประมาณ|ราว|หรือ|ไม่|พัน|หมื่น|แสน|ล้าน|ร้อย|สิบ|โหล|คู่|อาจ|น่าจะ|มากกว่า|น้อยกว่า|กว่า|เกือบ|แต่|ถ้า|เท่า|ครึ่ง|ผิด"
+    "|ประมาณ|ราว|หรือ|ไม่|พัน|หมื่น|แสน|ล้าน|ร้อย|สิบ|โหล|คู่|อาจ|น่าจะ|มากกว่า|น้อยกว่า|กว่า|เกือบ"
+    "|แต่|ถ้า|เท่า|ครึ่ง|ผิด"
 )
 """Parts of words that do so in Chinese, Japanese, Korean and Thai."""
 

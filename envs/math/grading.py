@@ -45,8 +45,8 @@ GRADING_CPU_S = 5.0  # math-verify's own
 WALL_PER_CPU_SECOND = 60
 # math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early
 MEMORY_MIB = 1024
-# A process takes 59 MB. A comparison takes milliseconds, and the first of a process, which fills the
-# parser's tables, a second.
+# A process takes 59 MB. A comparison takes milliseconds, and the first of a process, which fills
+# the parser's tables, a second.
 PATIENCE_S = 2.0
 
 
@@ -229,7 +229,8 @@ def _countdown(truth: str) -> tuple[list[int], int]:
         return [int(number) for number in task["numbers"]], int(task["target"])
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f'the ground truth of a countdown must be {{"numbers": […], "target": …}}, got {shortened(truth)}'
+            'the ground truth of a countdown must be {"numbers": […], "target": …}, '
+            f"got {shortened(truth)}"
         ) from error
 
 

@@ -1,6 +1,6 @@
-r"""Words before a number: those that leave it unchanged, labels (`x =`, `Total:`) and the words of a
-plain sentence, and those whose number is not the answer: the number of a step or of a part, one that
-describes a noun, a quantity that was given away when the question asks for the rest.
+r"""Words before a number: those that leave it unchanged, labels (`x =`, `Total:`) and the words of
+a plain sentence, and those whose number is not the answer: the number of a step or of a part, one
+that describes a noun, a quantity that was given away when the question asks for the rest.
 
 Left out: numbers that are denied or provisional (`envs.math.leads`, `envs.math.provisional`).
 """
@@ -111,8 +111,8 @@ A_LOSS = re.compile(r"\b(?:a|the) loss of\b", re.IGNORECASE)
 
 
 def tells_the_other_part(introduction: str, sentence: str, *, question: str) -> bool:
-    """Whether the question asks what is left, and `sentence` says what was given away, or it asks for a
-    profit and the sentence says a loss:
+    """Whether the question asks what is left, and `sentence` says what was given away, or it asks
+    for a profit and the sentence says a loss:
     `introduction` are its words before the number.
     """
     if ASKS_A_GAIN.search(question) and A_LOSS.search(introduction):

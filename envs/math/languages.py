@@ -120,13 +120,13 @@ FOREIGN_JOIN = re.compile(
 """`oder 5`: another number after a first one."""
 CONCLUDING = words(
     """
-    la el le die der das o a il lo the het de juiste mi ma meine por tanto así asi que entonces luego en
-    consecuencia finalmente donc ainsi alors par conséquent finalement enfin also somit daher
-    deshalb folglich damit schließlich dann portanto logo assim então isso quindi dunque perciò
-    pertanto infine dus daarom y et und en e и итак значит таким образом следовательно поэтому тогда
-    окончательный правильный итоговый richtige endgültige korrekte correct final finale correcta
-    bonne finalen właściwa correto kwa hiyo সুতরাং তাই इसलिए अतः ดังนั้น vậy do đó nên jadi maka
-    więc zatem poprawna так отже إذن إذًا لذلك
+    la el le die der das o a il lo the het de juiste mi ma meine por tanto así asi que entonces
+    luego en consecuencia finalmente donc ainsi alors par conséquent finalement enfin also somit
+    daher deshalb folglich damit schließlich dann portanto logo assim então isso quindi dunque
+    perciò pertanto infine dus daarom y et und en e и итак значит таким образом следовательно
+    поэтому тогда окончательный правильный итоговый richtige endgültige korrekte correct final
+    finale correcta bonne finalen właściwa correto kwa hiyo সুতরাং তাই इसलिए अतः ดังนั้น vậy do đó
+    nên jadi maka więc zatem poprawna так отже إذن إذًا لذلك
     """
 )
 """Words that may precede a mark of another language, in its clause."""
@@ -161,15 +161,22 @@ def _any_of(text: str) -> str:
 
 
 SPACED_NOUNS = _any_of(" ".join(NOUNS.values()))
-NOUN = rf"(?:(?<![^\W\d_])(?:{SPACED_NOUNS})(?: (?:{_any_of(CALLED)}))?|(?:{_any_of(NOUNS_WITHOUT_SPACES)}))"
+NOUN = (
+    rf"(?:(?<![^\W\d_])(?:{SPACED_NOUNS})(?: (?:{_any_of(CALLED)}))?"
+    rf"|(?:{_any_of(NOUNS_WITHOUT_SPACES)}))"
+)
 THUS = "donc|ainsi|also|somit|daher|entonces|pues|então|quindi|dunque"
-COPULA = rf"(?: (?:{_any_of(COPULAS)})(?![^\W\d_])(?: (?:{THUS})\b)?| ?(?:{_any_of(COPULAS_WITHOUT_SPACES)}))"
+COPULA = (
+    rf"(?: (?:{_any_of(COPULAS)})(?![^\W\d_])(?: (?:{THUS})\b)?"
+    rf"| ?(?:{_any_of(COPULAS_WITHOUT_SPACES)}))"
+)
 FOREIGN_MARK = re.compile(
     rf"(?P<foreign_label>{NOUN}[ \t*_}}]{{0,8}}(?::|(?<= )[\u2014\u2013-](?= )))"
     rf"|(?P<foreign_phrase>{NOUN}{COPULA} ?:?)"
     rf"|(?P<foreign_choice>选[择项]?:?\s*(?=[(（]?[A-E](?![A-Za-z])))"
     rf"|(?P<foreign_turned>\b(?:ist|lautet) die (?:richtige |endgültige )?antwort\b:?)"
-    rf"|(?P<foreign_bare>(?:^|(?<=[.\u3002\u0964] ))[#*_ \t]{{0,8}}{NOUN}(?:[*_ \t]{{0,8}}$|[*_ \t]{{1,8}}(?=[$*]{{0,3}}[-0-9])))",
+    rf"|(?P<foreign_bare>(?:^|(?<=[.\u3002\u0964] ))[#*_ \t]{{0,8}}{NOUN}"
+    rf"(?:[*_ \t]{{0,8}}$|[*_ \t]{{1,8}}(?=[$*]{{0,3}}[-0-9])))",
     re.IGNORECASE | re.MULTILINE,
 )
 """Labels with a colon or a dash, sentences, and headings or prefixes that begin a line."""
@@ -218,7 +225,8 @@ FOREIGN_SCALES = {
     **dict.fromkeys(["亿", "億", "억"], 100_000_000),
 }
 SCALED = re.compile(
-    rf"(?<![0-9.,])(?P<number>[0-9]+(?:\.[0-9]+)?)\s?(?P<scale>{'|'.join(FOREIGN_SCALES)})(?![0-9a-zа-я])",
+    rf"(?<![0-9.,])(?P<number>[0-9]+(?:\.[0-9]+)?)\s?"
+    rf"(?P<scale>{'|'.join(FOREIGN_SCALES)})(?![0-9a-zа-я])",
     re.IGNORECASE,
 )
 """A scale is a part of the number, as `million` is in English."""

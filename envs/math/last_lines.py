@@ -1,5 +1,6 @@
-r"""The last lines of a text, and the sentences at their end that leave the answer before them: closings
-(a greeting, an offer, a confirming check), and remarks such as `This agrees with the example`.
+r"""The last lines of a text, and the sentences at their end that leave the answer before them:
+closings (a greeting, an offer, a confirming check), and remarks such as `This agrees with the
+example`.
 
 A remark may say anything that neither doubts nor denies, and that does not go on to another number.
 
@@ -22,10 +23,13 @@ ENVIRONMENT = re.compile(
 )
 FENCES = {"```": re.compile(r"```[a-z]*$"), "$$": re.compile(r"\$\$$"), "\\]": re.compile(r"\\\[$")}
 PLEASANTRY = re.compile(
-    r"(?:i hope (?:this|that|it) (?:helps|is (?:clear|correct|helpful))|hope (?:this|that|it) helps|let me know|feel free|"
-    r"\$?\\(?:blacksquare|square|qed)\$?|\u220e|\u25a0|q\.?e\.?d|done|[\u2705\u2713\u2714])[^0-9]{0,160}$"
+    r"(?:i hope (?:this|that|it) (?:helps|is (?:clear|correct|helpful))|hope (?:this|that|it) helps"
+    r"|let me know|feel free|"
+    r"\$?\\(?:blacksquare|square|qed)\$?|\u220e|\u25a0|q\.?e\.?d|done"
+    r"|[\u2705\u2713\u2714])[^0-9]{0,160}$"
     r"|(?:would you like|do you want|want me|shall i"
-    r"|i can (?:also )?(?:show|explain|give|provide|walk)|if you(?:['\u2019]d| would)? (?:like|want|have)|let me know|feel free"
+    r"|i can (?:also )?(?:show|explain|give|provide|walk)"
+    r"|if you(?:['\u2019]d| would)? (?:like|want|have)|let me know|feel free"
     r"|(?:great|good|nice) question|just ask)\b"
     r"(?!.*\b(?:answer|result|mistake|wrong|instead)\b).{0,200}$",
     re.IGNORECASE,
@@ -39,7 +43,8 @@ CHECK = re.compile(
     re.IGNORECASE,
 )
 DENIED = re.compile(
-    r"\b(?:not|no|wrong|but|however|while|whereas|instead|redo\w*|correct(?:ed|ing|ion)|mistake|error)\b"
+    r"\b(?:not|no|wrong|but|however|while|whereas|instead|redo\w*|correct(?:ed|ing|ion)|mistake"
+    r"|error)\b"
     r"|n['\u2019]t\b|[\u2260\u2717\u2718\u274c]|\\neq?\b",
     re.IGNORECASE,
 )
@@ -57,7 +62,8 @@ NEXT = words("need must still remains now next multiply divide add subtract doub
 GOING_ON = words(
     """
     so then thus hence therefore making giving leaving bringing yielding totalling totaling adding
-    plus gives makes leaves another total now next need find must still let finally altogether answer
+    plus gives makes leaves another total now next need find must still let finally altogether
+    answer
     """
 )
 """Words after a statement that go on from its number."""

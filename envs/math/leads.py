@@ -3,8 +3,8 @@ r"""Decides whether the words before a mark introduce the answer, or change it.
 `So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and
 `one of 70, \boxed{72}` say another number, or several. No word that changes a number (`CHANGING`)
 may be between it and the verb, or before it if the clause has no verb. Before the verb is the
-requested quantity, which may be anything (`The square root of 9 is \boxed{3}`), unless it denies the
-whole (`It is false that x is \boxed{3}`).
+requested quantity, which may be anything (`The square root of 9 is \boxed{3}`), unless it denies
+the whole (`It is false that x is \boxed{3}`).
 
 Left out: the words after a mark (`envs.math.answers`).
 """
@@ -36,21 +36,26 @@ DENYING = words(
     """
 )
 DENIED = re.compile(
-    r"\b(?:impossible|possible|false|untrue|wrong|incorrect|unlikely|doubtful|doubt|deny|denies|denied|"
+    r"\b(?:impossible|possible|false|untrue|wrong|incorrect|unlikely|doubtful|doubt|deny|denies"
+    r"|denied|"
     r"reject|disagree|not (?:true|likely|certain|sure|clear|the case)|no way)\b[^.;]{0,40}\bthat\b"
     r"(?!.*\b(?:so|thus|hence|therefore)\b)",
     re.IGNORECASE,
 )
 RELATIVE = re.compile(
-    r"\b(?:that|which|who) (?:is|are|was|were|has|have|do|does|did|can|could)(?: not|n['\u2019]t)\b",
+    r"\b(?:that|which|who) (?:is|are|was|were|has|have|do|does|did|can|could)"
+    r"(?: not|n['\u2019]t)\b",
     re.IGNORECASE,
 )
 """`the least number that is not divisible`: denies a property of the requested quantity."""
 TENTATIVE = re.compile(
-    r"\b(?:at first (?:sight|glance|blush|look|thought)|on (?:the face of it|(?:a )?first (?:reading|inspection|thought|impression))"
+    r"\b(?:at first (?:sight|glance|blush|look|thought)"
+    r"|on (?:the face of it|(?:a )?first (?:reading|inspection|thought|impression))"
     r"|naively|tentatively|superficially|seemingly|apparently"
-    r"|(?:my|our|the|a) (?:first|initial|naive|gut|quick) (?:thought|guess|instinct|impression|reaction|idea|feeling)s?)\b"
-    r"(?!.*\b(?:but|however|though|although|while|whereas|actually|really|in fact|in reality|closer|careful\w*)\b)",
+    r"|(?:my|our|the|a) (?:first|initial|naive|gut|quick) (?:thought|guess|instinct|impression"
+    r"|reaction|idea|feeling)s?)\b"
+    r"(?!.*\b(?:but|however|though|although|while|whereas|actually|really|in fact|in reality|closer"
+    r"|careful\w*)\b)",
     re.IGNORECASE | re.DOTALL,
 )
 """`At first sight, thus the answer is 18`, without what a second look shows."""
@@ -84,7 +89,8 @@ ROUGHLY = re.compile(
     re.IGNORECASE,
 )
 RELATED = re.compile(
-    r"(?:[<>\u2260\u2264\u2265\u2248\u221a~^_+*/|\u00d7\u00b7\u00f7\u2212\u2013-]|[<>/~]\s?=|(?<![0-9)n])!\s?=|\\neq?\s?=)$"
+    r"(?:[<>\u2260\u2264\u2265\u2248\u221a~^_+*/|\u00d7\u00b7\u00f7\u2212\u2013-]|[<>/~]\s?="
+    r"|(?<![0-9)n])!\s?=|\\neq?\s?=)$"
 )
 """Signs after which a number is only related to the answer; `5! =` is a factorial."""
 COMMAND = re.compile(r"\\([A-Za-z]+)\s*$")
@@ -97,7 +103,8 @@ PLACING = words(
 """Commands that may stand before the answer."""
 NUMBERING = re.compile(r"[#*\s]*[0-9]{1,2}[.)]\s*$")
 DRESSED = re.compile(
-    r"(?:\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|color|f?box(?:ed)?|textcolor|large|Large|huge)"
+    r"(?:\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|color|f?box(?:ed)?|textcolor|large"
+    r"|Large|huge)"
     r"(?:\{[a-z]*\})?\s*\{|\\begin\{[a-z*]+\}|(?<![A-Za-z}])[{(]|&|\\\\|\\left\s*\()\s*$"
 )
 
@@ -108,8 +115,10 @@ EXCLUDING = re.compile(
 """`We can rule out option B`."""
 SUPPOSING = re.compile(
     r"\b(?:maybe|perhaps|possibly|presumably|supposedly|conceivably)\b"
-    r"|\b(?:i|we|let['\u2019]?s|let us|to|would|might|could|can) (?:\w+ )?(?:guess|suppose|assume|presume|imagine|suspect|bet)\b"
-    r"|\b(?:one|you|some|someone|people) (?:might|may|could|would) (?:\w+ )?(?:think|say|believe|expect|guess|answer)\b",
+    r"|\b(?:i|we|let['\u2019]?s|let us|to|would|might|could|can) (?:\w+ )?(?:guess|suppose|assume"
+    r"|presume|imagine|suspect|bet)\b"
+    r"|\b(?:one|you|some|someone|people) (?:might|may|could|would) (?:\w+ )?(?:think|say|believe"
+    r"|expect|guess|answer)\b",
     re.IGNORECASE,
 )
 """`One might think that`, at any place in the clause."""
@@ -117,7 +126,8 @@ SUPPOSING = re.compile(
 
 ATTRIBUTED = re.compile(
     r"\b(?!(?:i|we|you|one|that|this|which|it|us|to|can|could|would)\b)[a-z]+ "
-    r"(?:say|says|said|claim|claims|claimed|insist|insists|insisted|argue|argues|argued|answer|answers|answered)"
+    r"(?:say|says|said|claim|claims|claimed|insist|insists|insisted|argue|argues|argued|answer"
+    r"|answers|answered)"
     r"(?: that)? (?:the |their |his |her )?(?:final |correct |right )?$",
     re.IGNORECASE,
 )

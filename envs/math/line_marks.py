@@ -1,4 +1,5 @@
-r"""The answer after a line mark: `#### 18`, `Answer: 18`, `<answer>18</answer>`, `The answer is 18`.
+r"""The answer after a line mark: `#### 18`, `Answer: 18`, `<answer>18</answer>`, `The answer is
+18`.
 
 It is the sentence after the mark, or the next one where the mark ends its line.
 """

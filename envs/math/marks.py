@@ -19,13 +19,19 @@ MARK = re.compile(
     | (?P<box>\\(?:f|b|frame)?box(?:ed)?(?![a-z]))
     | (?P<tag><(?:final[ _-]?)?answer>|\[answer\]|<solution>(?=[^<>\n]{1,80}</solution>))
     | (?P<short>^[*_ \t]{0,8}(?-i:A)[*_]{0,2}:)
-    | (?P<result>^[\#*_ \t]{0,8}(?:final[ ](?:result|solution)|result|solution)[*_]{0,3}:(?=[ *_$]{0,8}[-0-9]))
-    | (?P<dash>^[\#*_ \t]{0,8}(?:(?:final[ ])?answer[ *_]{0,8}[ ][\u2013\u2014-]|final[ ]answer[*_]{0,3})[ ](?=[ *_$\\]{0,8}[-0-9]))
+    | (?P<result>^[\#*_ \t]{0,8}(?:final[ ](?:result|solution)|result|solution)[*_]{0,3}:
+      (?=[ *_$]{0,8}[-0-9]))
+    | (?P<dash>^[\#*_ \t]{0,8}
+      (?:(?:final[ ])?answer[ *_]{0,8}[ ][\u2013\u2014-]|final[ ]answer[*_]{0,3})
+      [ ](?=[ *_$\\]{0,8}[-0-9]))
     | (?P<point>^[\#_ \t]{0,8}\*\*(?:final[ ])?answer\.\*\*)
     | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
     | (?P<colon>(?<![A-Za-z])ans(?:wer)?(?:["'](?=[ ]?:))?[ \t*_]{0,8}
-      (?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=\u2192]{1,80}+)?[ \t*_}]{0,8}(?:[-=]>|[:=\u2192]))
-    | (?P<phrase>(?<![A-Za-z])answers?(?:,?[ ](?:to|of|for|in|then|thus|therefore|rounded)\b[^\n.:?!=]{0,80}?)?(?:[ ](?:we|i)[ ][a-z]+)?
+      (?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=\u2192]{1,80}+)?
+      [ \t*_}]{0,8}(?:[-=]>|[:=\u2192]))
+    | (?P<phrase>(?<![A-Za-z])answers?
+      (?:,?[ ](?:to|of|for|in|then|thus|therefore|rounded)\b[^\n.:?!=]{0,80}?)?
+      (?:[ ](?:we|i)[ ][a-z]+)?
       (?:,?[ ](?:is|are|equals|comes[ ]to|(?:would|should|will|must)[ ]be)\b|'s\b):?)
     """,
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,

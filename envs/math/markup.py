@@ -6,7 +6,8 @@ import re
 
 MARKUP = re.compile(
     r"<\|[^|>]{1,40}\|>"
-    r"|</?(?:eos|(?:final[ _-]?)?answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|<<[^<>]{0,80}>>|\\n(?![a-z])",
+    r"|</?(?:eos|(?:final[ _-]?)?answer|b|strong|em|i|p|span|div|br|center"
+    r"|code)(?: [^<>]{0,40})? ?/?>|<<[^<>]{0,80}>>|\\n(?![a-z])",
     re.IGNORECASE,
 )
 COLOURED = re.compile(r"\\(?:text)?color ?\{[a-zA-Z]+\}")
@@ -32,7 +33,8 @@ PAIRS = (
     ),
 )
 LEADING = re.compile(
-    r"(?:(?:->|=>|[:=,\u21d2\u2192]|\\(?:implies|Rightarrow|therefore)(?![a-z])|\u2234|##+(?= ))\s*)+"
+    r"(?:(?:->|=>|[:=,\u21d2\u2192]|\\(?:implies|Rightarrow|therefore)(?![a-z])|\u2234"
+    r"|##+(?= ))\s*)+"
 )
 TRAILING = (
     ".,;: \t\r\n\\\u3002\u220e\u25a0\u25a1\u2713\u2714\u2705\u2611\ufe0f\u2728"

@@ -23,7 +23,8 @@ TRAILING_UNIT = re.compile(
     r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$"
 )
 UNIT_IN_WORDS = re.compile(
-    r"(?<=[0-9)}\]a-z\u03c0])(?:\\[,;: ]|[\s$])+((?:[A-Za-z]{2,}\.?|/)(?:[ /]+[A-Za-z]{1,})*(?: ?(?:\^ ?\{? ?[23] ?\}?|[\u00b2\u00b3]))?)$"
+    r"(?<=[0-9)}\]a-z\u03c0])(?:\\[,;: ]|[\s$])+((?:[A-Za-z]{2,}\.?"
+    r"|/)(?:[ /]+[A-Za-z]{1,})*(?: ?(?:\^ ?\{? ?[23] ?\}?|[\u00b2\u00b3]))?)$"
 )
 """`16\\pi square centimetres`, `3\\sqrt{2} cm^2`; a single letter may be a variable."""
 

@@ -20,7 +20,8 @@ OPTION = re.compile(
     r"| as (?:the|our|my) (?:only |correct |right |final )?(?:answer|option|choice)(?: left)?"
     r"| (?:remains|is left)"
     r"|(?:(?<=\))|[:.,]| [-\u2013\u2014]) (?P<text>[^;?]{1,80}))?"
-    r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final|only)(?: (?:answer|option|choice))?"
+    r"|(?:^|[ ,])\(?(?P<first>[A-J])\)? is (?:the )?(?:correct|right|final"
+    r"|only)(?: (?:answer|option|choice))?"
     r"(?: that (?:works|fits|remains))?"
     r"|\b(?:choose|chose|select|pick) \(?(?P<chosen>[A-J])\)?)$"
 )
@@ -29,7 +30,8 @@ OPTION = re.compile(
 NAME = r"[A-Za-z][a-z'-]+(?: [A-Za-z][a-z'-]+){0,2}"
 LAST_NAME = re.compile(
     r".*\b(?:is|are|was|were|be|becomes|equals|named|called|on|in|by|belongs to|gives|yields"
-    rf"|(?:we|you|i) (?:get|obtain|find))(?: an?| the)? [*\"]{{0,3}}(?P<name>{NAME})[*\"]{{0,3}}[.!]*",
+    rf"|(?:we|you|i) (?:get|obtain|find))(?: an?"
+    rf"| the)? [*\"]{{0,3}}(?P<name>{NAME})[*\"]{{0,3}}[.!]*",
     re.DOTALL,
 )
 FIRST_NAME = re.compile(
@@ -44,7 +46,8 @@ MISSING = re.compile(
 """`The limit does not exist (DNE).`"""
 SUPPOSED = re.compile(r"\b(?:if|whether|suppose|unless|not|claims?)\b(?!.*,)", re.IGNORECASE)
 ANSWERED = re.compile(
-    r"(?:(?:So|Thus|Therefore|Hence),? )?[*]{0,2}(?P<name>Yes|No)[*]{0,2}(?:[.,:;!][*]{0,2}| [-\u2013\u2014]) (?P<rest>.+)",
+    r"(?:(?:So|Thus|Therefore|Hence),? )?[*]{0,2}(?P<name>Yes|No)[*]{0,2}(?:[.,:;!][*]{0,2}"
+    r"| [-\u2013\u2014]) (?P<rest>.+)",
     re.IGNORECASE | re.DOTALL,
 )
 REVERSED = re.compile(

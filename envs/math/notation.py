@@ -97,7 +97,8 @@ RATIO = re.compile(r"[0-9]+ ?: ?[0-9]+")
 IN_RATIO = re.compile(r"^\s*([0-9]+) to ([0-9]+)\s*$")
 ROOT_LABEL = re.compile(r"\s*([A-Za-z](?:_\{?[0-9]\}?)?)\s*=")
 NUMERAL = re.compile(
-    r"(?P<digits>[0-9A-Fa-f]+)\s*(?:_\s*\{?\s*|\((?:in )?base |in base )(?P<base>[0-9]+|[a-z]+)\s*[})]?"
+    r"(?P<digits>[0-9A-Fa-f]+)\s*(?:_\s*\{?\s*|\((?:in )?base |in base )(?P<base>[0-9]+"
+    r"|[a-z]+)\s*[})]?"
 )
 
 
@@ -189,8 +190,8 @@ def with_named_sets(text: str) -> str:
 
 
 def in_brackets_of(truth: str, answer: str) -> str:
-    r"""`answer` with the brackets of `truth`: `1, 3 \text{ and } 7` as `\{1,3,7\}`, `x = 4, y = 7` as
-    `(4,7)`, `\langle 1,2 \rangle` as a column; others unchanged.
+    r"""`answer` with the brackets of `truth`: `1, 3 \text{ and } 7` as `\{1,3,7\}`, `x = 4, y = 7`
+    as `(4,7)`, `\langle 1,2 \rangle` as a column; others unchanged.
     """
     column, angled = COLUMN.fullmatch(truth), ANGLED.fullmatch(answer.strip("$ "))
     if column is not None and angled is not None:

@@ -16,7 +16,8 @@ UNDERSCORED = re.compile(r"(?<![\w.])[0-9]{1,3}(?:_[0-9]{3})+(?![\w.])")
 """`1_000_000`, as programming languages group digits."""
 DECIMALS = re.compile(r",[0-9]{1,2}(?![0-9,])")
 DRESS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox|underline)"
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname"
+    r"|boldsymbol|bf|rm|unit|boxed|fbox|underline)"
     r" ?\{([^{}]*)\}"
 )
 MEASURED = re.compile(r"\\(?:SI|qty) ?\{([^{}]*)\} ?\{([^{}]*)\}")
@@ -27,7 +28,8 @@ PLAIN = (
     (re.compile(r"[\u2010-\u2013\u2212\ufe63]"), "-"),
     (
         re.compile(
-            r"\\[,;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])|[\u00a0\u2000-\u200a\u202f\u3000]"
+            r"\\[,;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])"
+            r"|[\u00a0\u2000-\u200a\u202f\u3000]"
         ),
         " ",
     ),

@@ -1,5 +1,5 @@
-r"""Words and values of a sentence that make its number no final answer: `So far`, `half`, `maybe`, or
-another value stated before it.
+r"""Words and values of a sentence that make its number no final answer: `So far`, `half`, `maybe`,
+or another value stated before it.
 
 Words of the question are harmless: `The original price was $40` answers a question for it.
 """
@@ -20,7 +20,8 @@ from envs.math.vocabulary import CHANGING, HEDGES, NUMERALS, WORDS, words
 
 DIGITS = re.compile(r"[0-9][0-9.,]*")
 DOUBT = re.compile(
-    r"\b(?:maybe|perhaps|possibly|either|unsure|guess|might|could|probably|uncertain|not sure|cannot (?:say|tell))\b",
+    r"\b(?:maybe|perhaps|possibly|either|unsure|guess|might|could|probably|uncertain|not sure"
+    r"|cannot (?:say|tell))\b",
     re.IGNORECASE,
 )
 PROVISIONAL = words(
@@ -43,7 +44,8 @@ HARMLESS = re.compile(
 is a month, and `the weight of one box is` says of what.
 """
 STATED = re.compile(
-    r"\b(?:is|are|was|were|has|have|had|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}(-?[0-9][0-9.,]*+)(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
+    r"\b(?:is|are|was|were|has|have|had"
+    r"|equals) (?:[a-z]+ ){0,3}[$\\(]{0,3}(-?[0-9][0-9.,]*+)(?!\s*[-+*/\u00d7\u00f7=^0-9.])",
     re.IGNORECASE,
 )
 """A value that is stated before the last one."""
@@ -55,7 +57,8 @@ OPERATED = re.compile(
 
 ABOUT_ANSWER = re.compile(
     r"\b(?:the|this|that|my|our) (?:[a-z]+ )?(?:answer|question|puzzle|problem) "
-    r"(?:has|have|had|requires?|needs?|takes?|took|contains?|consists?|lies?|involves?|uses?|depends?|asks?|says?)\b",
+    r"(?:has|have|had|requires?|needs?|takes?|took|contains?|consists?|lies?|involves?|uses?"
+    r"|depends?|asks?|says?)\b",
     re.IGNORECASE,
 )
 """`The answer has 17 digits` says something of an answer, and does not give it."""

@@ -45,7 +45,8 @@ SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
 BELOW_ZERO = re.compile(r"(?<=[a-zCF\u00b0]) below (?:zero|0)$", re.IGNORECASE)
 """`5 degrees below zero`"""
 RATE = re.compile(
-    r"(?:\b(?:per|each|every|an?)\b|/) ?(?P<per>[A-Za-z]+)|\b(?P<adverb>each|apiece|hourly|daily|weekly|monthly|yearly)\b",
+    r"(?:\b(?:per|each|every|an?)\b|/) ?(?P<per>[A-Za-z]+)"
+    r"|\b(?P<adverb>each|apiece|hourly|daily|weekly|monthly|yearly)\b",
     re.IGNORECASE,
 )
 POWER = re.compile(r"\^ ?\{? ?([23])|\b(?:square|cubic)\b", re.IGNORECASE)

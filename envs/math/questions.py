@@ -50,8 +50,10 @@ ENDS_OF_A_NOUN = ORDINARY_VERBS | words(
     """
 )
 DIFFERENCE = re.compile(
-    rf"\b(?:{'|'.join(sorted(COMPARATIVES))}|than|compared?|differ\w*|exceed\w*|missing|short|still|left"
-    r"|remain\w*|(?:in|de)crease\w*|change\w*|raise\w*|rise|rose|fall|fell|drop\w*|grow|grew|gain\w*|lose|lost"
+    rf"\b(?:{'|'.join(sorted(COMPARATIVES))}|than|compared?|differ\w*|exceed\w*|missing|short|still"
+    rf"|left"
+    r"|remain\w*|(?:in|de)crease\w*|change\w*|raise\w*|rise|rose|fall|fell|drop\w*|grow|grew"
+    r"|gain\w*|lose|lost"
     r"|sav(?:e|es|ed|ing)|by (?:how|what)|additional\w*|another)\b",
     re.IGNORECASE,
 )
@@ -79,7 +81,8 @@ ASKS_FOR_A_TOTAL = re.compile(
     r"\b(?:total|altogether|in all|combined|together|overall)\b", re.IGNORECASE
 )
 ASKS_FOR_A_RATE = re.compile(
-    r"\b(?:per|each|every|apiece|average|mean|rate|speed|fast|velocity|pace|density|wage|hourly|daily|weekly|monthly|yearly|single|one)\b",
+    r"\b(?:per|each|every|apiece|average|mean|rate|speed|fast|velocity|pace|density|wage|hourly"
+    r"|daily|weekly|monthly|yearly|single|one)\b",
     re.IGNORECASE,
 )
 PERIODS = words("second minute hour day week month year")
@@ -95,7 +98,8 @@ IN_UNIT = re.compile(
     re.IGNORECASE,
 )
 PERCENTAGE = re.compile(
-    r"\b(?:what|which|how many|as an?|in|the|find)\s+(?:[a-z]+\s+)?per ?cent(?:age)?\b|\bwhat\s+\\?%",
+    r"\b(?:what|which|how many|as an?|in|the|find)\s+(?:[a-z]+\s+)?per ?cent(?:age)?\b"
+    r"|\bwhat\s+\\?%",
     re.IGNORECASE,
 )
 LAST_SENTENCE = re.compile(r"(?:^|[.!?]\s+)([^\s](?:[^.!?]|[.!?](?=\S))*[.!?]*\s*)$")

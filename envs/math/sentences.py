@@ -17,10 +17,12 @@ SENTENCE_END = re.compile(
     r"[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+"
     r"(?=[a-z] ?= |\([^()]*\)[.\s]*$"
     r"|(?:[$*_(]|\\[(\[] ?)*(?:\\(?:(?:f|frame)?box|blacksquare|square\b|qed)|[0-9]+\*\*|\Z)"
-    rf"|[*_(]*[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f{CAPITALS}])|\u3002|\n|</think>"
+    rf"|[*_(]*[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f{CAPITALS}])|\u3002|\n"
+    rf"|</think>"
 )
 RETRACTING = words(
-    "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "
+    "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm "
+    "hm unless scratch ignore "
     "disregard but however although though rather edit never"
 )
 NO_FURTHER = re.compile(
@@ -28,20 +30,26 @@ NO_FURTHER = re.compile(
 )
 RETRACTION = re.compile(
     r"(?:\b(?:is|was|be|are|am|looks|seems)(?:n't)?|['\u2019]s) (?:\w+ )?"
-    r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
+    r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain"
+    r"|a mistake)\b"
     r"|\b(?:not|n't) (?:\w+ )?(?:sure|certain|confident|right|correct)\b|\bi (?:\w+ )?guess"
-    r"|\b(?:cannot|can['\u2019]?t|can not|could ?n[o'\u2019]t) (?:possibly |actually )?be (?:right|correct|true|the|so|it)\b"
-    r"|\b(?:does|do|did)(?: not|n['\u2019]t) (?:work|hold|fit|check|match|satisfy|add up|make sense|solve)\b"
+    r"|\b(?:cannot|can['\u2019]?t|can not|could ?n[o'\u2019]t) (?:possibly |actually )?be (?:right"
+    r"|correct|true|the|so|it)\b"
+    r"|\b(?:does|do|did)(?: not|n['\u2019]t) (?:work|hold|fit|check|match|satisfy|add up|make sense"
+    r"|solve)\b"
     r"|\bfails?\b|\bcontradict\w*"
     r"|\b(?:is|was|['\u2019]s) (?:not|n['\u2019]t) (?:a solution|the answer|valid|possible|it)\b"
     r"|\bisn['\u2019]t (?:a solution|the answer|valid|possible|it)\b"
-    r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
+    r"|\b(?:should|could|might|may) (?:\w+ )?(?:be"
+    r"|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
     r"|\b(?:has|have|had|needs?|ought) to be (?:replaced|corrected|revised|changed|discarded)\b"
     r"|\balso possible\b|\banother (?:possible )?answer\b|\b(?:is|was|be|['\u2019]s) "
     r"too (?:low|high|small|large|big|little|few|many|much)\b"
-    r"|\b(?:other|alternative|second|next|real|true) (?:\w+ )?(?:possibility|guess|candidate|answer|option|choice)(?: is|:| (?:w|c)ould be)"
+    r"|\b(?:other|alternative|second|next|real|true) (?:\w+ )?(?:possibility|guess|candidate|answer"
+    r"|option|choice)(?: is|:| (?:w|c)ould be)"
     r"|(?:\bis|['\u2019]s) (?:really|actually|in fact|rather|instead)\b[^.\n]{0,15}?[0-9]"
-    r"|\b(?:just kidding|alternatively)\b|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
+    r"|\b(?:just kidding|alternatively)\b|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b"
+    r"|\blet me (?:re|correct|fix|try)",
     re.IGNORECASE,
 )
 
@@ -59,13 +67,15 @@ CORRECTED = re.compile(
 )
 """`so the correct count is 53`, `192, which is the right answer`."""
 INSTEAD = re.compile(
-    r"(?:^|[,;:] )(?:(?:so|thus|then|hence) )?it(?:['\u2019]s| (?:is|was|must be|has to be|had to be)) "
+    r"(?:^|[,;:] )(?:(?:so|thus|then|hence) )?it(?:['\u2019]s"
+    r"| (?:is|was|must be|has to be|had to be)) "
     r"(?P<other>[^,;]+)$",
     re.IGNORECASE,
 )
 """`It must be 20.`"""
 THEREFORE = re.compile(
-    r"^, (?:and )?(?:so|thus|hence|therefore|meaning|which means)(?: that)?,? (?:he|she|it|they|we|you|i) [a-z]+ "
+    r"^, (?:and )?(?:so|thus|hence|therefore|meaning|which means)(?: that)?,? (?:he|she|it|they|we"
+    r"|you|i) [a-z]+ "
     r"(?P<other>[^,;]+)$",
     re.IGNORECASE,
 )
@@ -74,7 +84,8 @@ EXCLAMATION = re.compile(
     r"(?P<number>(?<![0-9,.])[0-9][0-9,.]*|(?<=[A-Za-z)%$\u20ac]))!+(?P<dress>[*_\s]*)$"
 )
 FACTORIAL = re.compile(
-    r"(?:[0-9)]|\b[nkmr])!(?:\s*(?:[-+/=^}$,.?\\\u00d7\u00b7]|\* ?[0-9(nkmr])|[)0-9]| [a-z]+ )|\b[Ff]actorial"
+    r"(?:[0-9)]|\b[nkmr])!(?:\s*(?:[-+/=^}$,.?\\\u00d7\u00b7]|\* ?[0-9(nkmr])|[)0-9]| [a-z]+ )"
+    r"|\b[Ff]actorial"
 )
 """A factorial in a computation or before a noun: `6! = 720`, `5! ways`."""
 REMAINDER = re.compile(r"\b(?:left|remain\w*|more|fewer|less|than|each|every|per)\b", re.IGNORECASE)
@@ -161,7 +172,7 @@ def _is_replaced(sentence: str, answer: str) -> bool:
 
 
 def contradicts_in_its_clause(clause: str, answer: str) -> bool:
-    """Whether the `clause` after the answer 18 concludes another quantity: `, so she has 20 apples`."""
+    """Whether the `clause` after the answer 18 concludes another quantity: `, so she has 20`."""
     drawn = THEREFORE.match(clause.rstrip(" .$"))
     return (
         drawn is not None

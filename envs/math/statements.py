@@ -34,25 +34,30 @@ from envs.math.vocabulary import (
 
 MAX_PARTS = 6
 OPTION = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))[\s~]*\}?[\s~]*(?=\S)"
+    r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)"
+    r"|([A-J])[).:](?=[ \\}$]))[\s~]*\}?[\s~]*(?=\S)"
 )
 SAME = re.compile(
-    r",? *\((?:or|i\.e\.,?|that is,?|which is|which equals|or equivalently|equivalently|in other words,?|=)? *(?P<inner>[^()]*)\)$"
-    r"|(?:[,;]? +\\?(?:or equivalently|or|i\.e\.,?|that is,?|which is|which equals|aka|equivalently|in other words),? +)(?P<other>.*)$",
+    r",? *\((?:or|i\.e\.,?|that is,?|which is|which equals|or equivalently|equivalently"
+    r"|in other words,?|=)? *(?P<inner>[^()]*)\)$"
+    r"|(?:[,;]? +\\?(?:or equivalently|or|i\.e\.,?|that is,?|which is|which equals|aka|equivalently"
+    r"|in other words),? +)(?P<other>.*)$",
     re.IGNORECASE | re.DOTALL,
 )
 BECAUSE = re.compile(
     r"(?:,? +\(?(?:because|since|having)|, as(?! well))\b.*$", re.IGNORECASE | re.DOTALL
 )
 AFFIRMED = re.compile(
-    r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:(?:final|correct|right|only|unique|real|positive|valid) )*(?:answer|solution)"
+    r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:(?:final|correct|right|only|unique|real"
+    r"|positive|valid) )*(?:answer|solution)"
     r"|is correct|(?:is|are) left(?: over)?|(?:- |\u2014 )?final answer|"
     r"\(final(?: answer)?\)|exactly|only|as required)$",
     re.IGNORECASE,
 )
 DESCRIBED = re.compile(
     r"(?:(?: (?:-|\u2013|\u2014)|,) (?:that is |which is |this is )?(?:the|a|an)\b"
-    r"| (?:-|\u2013|\u2014) that['\u2019]s\b)(?!.*(?:[=;:]|\b(?:is|are|was|were|be|has|have|answers?|results?)\b)).*$",
+    r"| (?:-|\u2013|\u2014) that['\u2019]s\b)(?!.*(?:[=;:]"
+    r"|\b(?:is|are|was|were|be|has|have|answers?|results?)\b)).*$",
     re.DOTALL,
 )
 """` - the sum of the digits of 49`: says what the number is, in words without a verb."""
@@ -60,12 +65,14 @@ REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGN
 EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
 r"""Signs between the sides of an equation; the one in `\sum_{n=1}` does not count."""
 APPROXIMATELY = re.compile(
-    r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\b(?:approximately|approx\.?|about|roughly)(?= [$\\(]{0,3}-?[0-9.])"
+    r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]"
+    r"|\b(?:approximately|approx\.?|about|roughly)(?= [$\\(]{0,3}-?[0-9.])"
     r"|,? (?:which |that )?round(?:s|ed)(?: up| down| off)? to(?= -?[0-9])",
     re.IGNORECASE,
 )
 FIRST_NUMBER = re.compile(
-    r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]"
+    r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR "
+    r"|GBP )? ?-?\.?[0-9]"
 )
 OPERATOR = re.compile(r"(?:[-+*/=\u00d7\u00f7\u00b7\u2212]|\\(?:times|cdot|div))\s*$")
 FACTORS = re.compile(r"\s*(?:[\u00d7\u00b7]|\\(?:times|cdot)(?![a-z])|(?<= )\*(?= ))\s*")
@@ -100,7 +107,8 @@ def without_label(text: str) -> str:
     """
     text = without_markup(text)
     introduction = re.match(
-        r"(?:(?:so|thus|therefore|hence),? +)?(?:(?:the +)?(?:final +|correct +)?answer|it|this|option|choice)(?: *[:=]| +is:?| *$)\s*",
+        r"(?:(?:so|thus|therefore|hence),? +)?(?:(?:the +)?(?:final +|correct +)?answer|it|this"
+        r"|option|choice)(?: *[:=]| +is:?| *$)\s*",
         text,
         re.IGNORECASE,
     )

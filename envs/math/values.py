@@ -1,5 +1,5 @@
-r"""Whether a piece of a closing text is a value, or a label of one: a quantity, a time, a statement,
-mathematics.
+r"""Whether a piece of a closing text is a value, or a label of one: a quantity, a time, a
+statement, mathematics.
 
 Left out: where the piece stands (`envs.math.lone_values`, `envs.math.closing_sentences`).
 """
@@ -20,10 +20,12 @@ CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")
 NUMBER = re.compile(r"[-+$\u20ac\u00a3]{0,2}\.?[0-9\u00bc-\u00be]")
 MATRIX = re.compile(r"\\(?:begin|end)\{(?:[a-z]?matrix|cases)\}")
 JOINT = re.compile(
-    r"(?:(?<=[0-9})$])|(?<=[0-9]i)),? (?:or|and) (?=[$\\(]{0,3}(?:[a-z](?:\([a-z]\))? ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
+    r"(?:(?<=[0-9})$])|(?<=[0-9]i)),? (?:or"
+    r"|and) (?=[$\\(]{0,3}(?:[a-z](?:\([a-z]\))? ?[=<>\u2264\u2265\\]|-?[0-9\\]))"
 )
 MATHEMATICAL = re.compile(
-    r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
+    r"[0-9]|\\(?:pi|infty|frac|sqrt|mathbb|varnothing|emptyset)"
+    r"|[\u03c0\u221e\u00b2\u00b3\u2070-\u209f]|^[a-z]\W"
 )
 LABEL = re.compile(
     r"(?P<label>[A-Za-z][A-Za-z ']{0,80}?)\s*[:=]\s*(?P<value>(?!.*[a-z]\$? ?= ?[-0-9]).*[0-9].*)",
@@ -34,13 +36,16 @@ LABELS = (
     | LINKS
     | words(
         "the final grand overall net result results solution sum product difference quotient "
-        "average mean median revenue number altogether conclusion summary so thus therefore hence simplified "
-        "domain range interval midpoint vertex root roots zeros slope limit derivative integral determinant "
+        "average mean median revenue number altogether conclusion summary so thus therefore hence "
+        "simplified "
+        "domain range interval midpoint vertex root roots zeros slope limit derivative integral "
+        "determinant "
         "inverse gradient center centre radius coordinates ratio probability"
     )
 )
 NO_LABELS = words(
-    "working workings calculation calculations discount loss check verification explanation reason reasoning remark proof"
+    "working workings calculation calculations discount loss check verification explanation reason "
+    "reasoning remark proof"
 )
 MAX_LABEL_WORDS = 6
 TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(?: ?[ap]\.?m\.?)?", re.IGNORECASE)

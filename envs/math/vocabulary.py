@@ -305,7 +305,8 @@ COMPARATIVES = words(
 )
 """Words that make a number a difference: `3 years older`, `5 more pens`."""
 ABOUT_ITSELF = words(
-    "answers fact facts unknown unknowns guess guesses hypothesis hypotheses assumption assumptions "
+    "answers fact facts unknown unknowns guess guesses hypothesis hypotheses assumption "
+    "assumptions "
     "clue clues hint hints"
 )
 """Things that a text counts of itself, and not of its question."""

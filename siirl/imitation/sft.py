@@ -1,10 +1,10 @@
 """Supervised fine-tuning (SFT) of a language model on an environment's questions and answers.
 
 RL from a 0/1 reward needs a model that is sometimes right. A short run on questions of the training
-split ends as soon as the model is right often enough in every task; RL does the rest. Tasks that are
-right often enough are left out meanwhile: a mean over tasks would end with one that is solved and
-another that is never right, and RL can improve neither. It uses RL's engine and scorer with another
-loss: the negative log-likelihood of the answer.
+split ends as soon as the model is right often enough in every task; RL does the rest. Tasks that
+are right often enough are left out meanwhile: a mean over tasks would end with one that is solved
+and another that is never right, and RL can improve neither. It uses RL's engine and scorer with
+another loss: the negative log-likelihood of the answer.
 """
 
 # B row, P prompt token, T response token

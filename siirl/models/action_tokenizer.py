@@ -96,8 +96,8 @@ class ActionTokenizer:
 class ContinuousActions:
     """Maps actions of a Box to numbers and back, linearly in each dimension.
 
-    A dimension with two bounds has the numbers [-1, 1]. Without bounds an action is its number; with
-    one bound the number of the bound is -1 (below) or 1 (above), and distances stay.
+    A dimension with two bounds has the numbers [-1, 1]. Without bounds an action is its number;
+    with one bound the number of the bound is -1 (below) or 1 (above), and distances stay.
     """
 
     low: tuple[float, ...]

@@ -4,16 +4,16 @@ from pathlib import Path
 
 NEWEST_CHECKPOINT = "checkpoints/latest"
 """In a run folder: the pointer that siirl.dag_worker.checkpoint writes."""
+RESUME = "Resume with the same command and trainer.resume"
 
 
 def describe_resume(folder: Path, before: str | None = None) -> str:
     """Describe how to resume a run that ended early, or `before`, the run that it resumed."""
     pointer = folder / NEWEST_CHECKPOINT
     if not pointer.is_file() and before is not None:
-        return f"This run saved no checkpoint\nResume with the same command and trainer.resume={before}"
+        return f"This run saved no checkpoint\n{RESUME}={before}"
     if not pointer.is_file():
         return f"There is no checkpoint yet (trainer.save_freq)\nThe run folder is {folder}"
-    name = pointer.read_text(
-        errors="replace"
-    ).strip()  # the last message must not fail with the disk
-    return f"The last checkpoint is {pointer.parent / name}\nResume with the same command and trainer.resume={folder}"
+    # the last message must not fail with the disk
+    name = pointer.read_text(errors="replace").strip()
+    return f"The last checkpoint is {pointer.parent / name}\n{RESUME}={folder}"

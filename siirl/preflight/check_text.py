@@ -48,7 +48,8 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
 
     Raises:
         ConfigError: A tokenizer without an end token, lengths beyond the model's, an
-            invalid one of the first rows, or a reward function that is unknown or does not take its arguments.
+            invalid one of the first rows, or a reward function that is unknown or does not take its
+            arguments.
         MissingAssetError: No such folder, hub id or file.
         CheckpointError: Truncated or damaged weights.
     """

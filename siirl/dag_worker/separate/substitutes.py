@@ -1,4 +1,4 @@
-"""What a training rank has in place of a colocated rank's loader, collector, validator and rollout."""
+"""A training rank's substitutes for a colocated one's loader, collector, validator and rollout."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -264,7 +264,7 @@ class RobotDataSet:
         return self._inside(pattern, {**words, "video_key": camera})
 
     def _inside(self, pattern: str, words: Mapping[str, Any]) -> Path:
-        """A file of the data set; patterns of a foreign info.json must not lead out of the folder."""
+        """A file of the data set; a pattern of a foreign info.json must not leave the folder."""
         name = WORD.sub(lambda word: str(words[word[1]]).zfill(int(word[2] or 0)), str(pattern))
         path = PurePosixPath(name)
         too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts)

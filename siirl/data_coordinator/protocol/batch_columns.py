@@ -6,8 +6,8 @@ table is kept as it is; `register_column` adds a user's column that runs along t
 """
 
 # B trajectory, T response token, C chunk of actions (one observation each), P prompt token, L
-# instruction word, N camera, H height, W width, J joint (proprioception value), D embedding, K patch
-# of a picture, V value of a patch
+# instruction word, N camera, H height, W width, J joint (proprioception value), D embedding, K
+# patch of a picture, V value of a patch
 
 from dataclasses import dataclass
 from enum import Enum

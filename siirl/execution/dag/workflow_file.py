@@ -9,8 +9,8 @@
 A node without `func` gets the stage of its type and role; one with a stage as `func` has the type,
 role and columns of that stage, as in `Pipeline.add_node`. `pipeline_id` defaults to the file's
 name, `description` to an empty text. Any other content is a ConfigError that names the file and the
-place in it; `FILE_KEYS` and `NODE_KEYS` have the keys and their types. Whether names exist and nodes
-fit each other is checked when the graph is built.
+place in it; `FILE_KEYS` and `NODE_KEYS` have the keys and their types. Whether names exist and
+nodes fit each other is checked when the graph is built.
 """
 
 import reprlib

@@ -1,8 +1,8 @@
 """Ends the command if its Ray is lost and nothing else would end it: two threads.
 
-`ClusterWatch`: Ray has died and the main thread is stuck in Ray's C++. Calls of Ray (placing or ending
-an actor) wait for a dead GCS until Ray's C++ ends the process after a minute, without a message.
-Left out: the usual case, in which the main thread detects it and raises
+`ClusterWatch`: Ray has died and the main thread is stuck in Ray's C++. Calls of Ray (placing or
+ending an actor) wait for a dead GCS until Ray's C++ ends the process after a minute, without a
+message. Left out: the usual case, in which the main thread detects it and raises
 (`siirl.execution.scheduler.vitals`).
 
 `StoppedWatch`: a process of the command's own Ray is stopped (SIGSTOP) and not continued. A stopped

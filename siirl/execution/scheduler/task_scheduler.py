@@ -139,8 +139,8 @@ class TaskScheduler:
 def estimate_graph_model_params(graph: TaskGraph) -> int:
     """Parameters of the models that a graph runs; each (role, agent group) counts once.
 
-    A skipped node runs none. They are read from `node.config["model_parameters"]`; if no node has that key, the result is the
-    number of models.
+    A skipped node runs none. They are read from `node.config["model_parameters"]`; if no node has
+    that key, the result is the number of models.
     """
     sizes: dict[tuple[NodeRole, int], int] = {}
     for node in graph.nodes.values():

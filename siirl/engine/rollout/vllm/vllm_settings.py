@@ -35,8 +35,8 @@ Measured: 5e-7 in float32 and 6e-3 in bfloat16.
 """
 GIB = 1 << 30
 BATCHED_TOKENS = 2048  # of a pass, vLLM's default for a CPU; more if one text may be longer
-# Share of a GPU that must be free when vLLM starts, 92 % by default. Training holds its weights there
-# by then; the memory of vLLM itself is stated (kv_cache_gib), and planned with
+# Share of a GPU that must be free when vLLM starts, 92 % by default. Training holds its weights
+# there by then; the memory of vLLM itself is stated (kv_cache_gib), and planned with
 # (siirl.preflight.rank_memory).
 LEAST_FREE_SHARE = 0.01
 # vLLM's code for: the model's length, or the length that fits into the key-value memory
