@@ -101,7 +101,7 @@ def put_to_group(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     return NodeOutput(batch=batch)
 
 
-@stage(NodeType.GET_FROM_BUFFER)
+@stage(NodeType.GET_FROM_BUFFER, provides=None)  # the columns of the rows that the group sends
 def get_from_group(*, context: StageContext) -> NodeOutput:
     """Take this rank's rows of the step, or of a refill, from the group that rolls out."""
     return context.require_exchange().get(step=context.step, prompts=context.drawn_prompts)

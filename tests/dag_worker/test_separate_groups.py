@@ -60,7 +60,8 @@ nodes:
   - {{node_id: fewer, node_type: CUSTOM, func: "{OWN}:drop_first", group: rollout, dependencies: [rollout_actor]}}
   - {{node_id: all, node_type: CUSTOM, func: "{OWN}:note", group: rollout, dependencies: [rollout_actor]}}
   - {{node_id: meet, node_type: CUSTOM, func: "{OWN}:check", group: rollout, dependencies: [fewer, all]}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [meet]}}
+  - {{node_id: after, node_type: CUSTOM, func: "{OWN}:same", group: train, dependencies: [meet]}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [after]}}
   - {{node_id: advantages, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}}
   - {{node_id: actor_train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [advantages]}}
 """
@@ -90,6 +91,10 @@ def check(batch):
     rows = batch["noted"][0].item()
     assert len(batch) == rows - rows // 4  # a sibling branch dropped one of four
     assert torch.equal(batch["own_number"], 2 * (batch["index"] + 1))
+    return batch
+
+
+def same(batch):
     return batch
 
 

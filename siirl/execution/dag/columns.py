@@ -36,17 +36,22 @@ class Columns:
 
 
 def columns(
-    *, requires: Iterable[str] = (), provides: Iterable[str] = (), optional: Iterable[str] = ()
+    *,
+    requires: Iterable[str] = (),
+    provides: Iterable[str] | None = (),
+    optional: Iterable[str] = (),
 ) -> Callable[[Function], Function]:
     """Decorate a node's function with the columns that it reads and those that it adds.
 
     Args:
         requires: Columns that it always reads.
-        provides: Columns that it adds.
+        provides: Columns that it adds; None: unknown until it has run.
         optional: Columns that it reads if the batch has them; a graph without them is accepted.
     """
     declared = Columns(
-        requires=column_set(requires), provides=column_set(provides), optional=column_set(optional)
+        requires=column_set(requires),
+        provides=None if provides is None else column_set(provides),
+        optional=column_set(optional),
     )
 
     def declare(function: Function) -> Function:

@@ -44,7 +44,7 @@ def stage(
     only_forward_compute: bool = False,
     moves_rows: bool = False,
     requires: Iterable[str] = (),
-    provides: Iterable[str] = (),
+    provides: Iterable[str] | None = (),
     optional: Iterable[str] = (),
     start: Start | None = None,
 ) -> Callable[[Function], Function]:
