@@ -140,11 +140,12 @@ def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) ->
     That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
     in the reward needs its own column, and importance weights are the ratio of the two.
     """
-    return (
-        algorithm.use_kl_in_reward
-        or actor.importance.level is not None
-        or actor.loss == "decoupled"
-    )
+    return algorithm.use_kl_in_reward or weighs_tokens(actor)
+
+
+def weighs_tokens(actor: ActorArguments) -> bool:
+    """Whether the loss has importance weights: old log-probs over those of rollout."""
+    return actor.importance.level is not None or actor.loss == "decoupled"
 
 
 def needs_video(reward: RewardArguments) -> bool:

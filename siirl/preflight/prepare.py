@@ -30,6 +30,7 @@ from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.given import value_at
+from siirl.params.model_args import ActorArguments
 from siirl.params.refusals import refuse
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.check_embodied import (
@@ -257,20 +258,25 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
 
     Raises:
         ConfigError: No earlier node provides a column: GAE without a critic's values, or a KL loss
-            without the reference's log-probs.
+            without the reference's log-probs, or importance weights without old log-probs.
     """
     for node in graph.get_nodes():
         own = config_of_group(config, node.agent_group)
         if node.node_role is NodeRole.ADVANTAGE:
             node.require(_columns_of_estimator(own.algorithm))
         elif node.node_role is NodeRole.ACTOR and not node.only_forward_compute:
-            node.require(["ref_log_prob"] if own.actor_rollout_ref.actor.use_kl_loss else [])
+            node.require(_columns_of_loss(own.actor_rollout_ref.actor))
     graph.check_columns()
 
 
 def _columns_of_estimator(algorithm: AlgorithmArguments) -> list[str]:
     parameters = inspect.signature(ADVANTAGES[algorithm.adv_estimator]).parameters
     return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+
+
+def _columns_of_loss(actor: ActorArguments) -> list[str]:
+    read = {"ref_log_prob": actor.use_kl_loss, "old_log_probs": sizes.weighs_tokens(actor)}
+    return [name for name, reads in read.items() if reads]
 
 
 def _without_videos(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> list[str]:

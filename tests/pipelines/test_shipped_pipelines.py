@@ -151,6 +151,8 @@ def test_a_rollout_without_a_column_of_the_reward_is_refused_with_the_nodes_that
         (["algorithm.adv_estimator=gae"], "calculate_advantages", "values"),
         (["algorithm.adv_estimator=remax"], "calculate_advantages", "reward_baselines"),
         (["actor_rollout_ref.actor.use_kl_loss=true"], "actor_train", "ref_log_prob"),
+        (["actor_rollout_ref.actor.loss=decoupled"], "actor_train", "old_log_probs"),
+        (["actor_rollout_ref.actor.importance.level=token"], "actor_train", "old_log_probs"),
     ],
 )
 def test_columns_that_a_stage_reads_because_of_a_setting_are_required_before_the_start(
