@@ -178,7 +178,7 @@ class LiftArm(Arm):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """See `gymnasium.Env.reset`; robosuite draws from NumPy's global generator."""
         kept = np.random.get_state()
-        np.random.seed(seed)
+        np.random.seed(_words(seed))
         try:
             gripper = self.env.robots[0].gripper
             gripper.current_action = np.zeros(gripper.dof)  # a reset keeps it otherwise
@@ -231,6 +231,13 @@ class LiftArm(Arm):
     def _state(self) -> NDArray[Any]:
         names = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
         return np.concatenate([self._raw[name] for name in names])
+
+
+def _words(seed: int | None) -> int | list[int] | None:
+    """The seed for NumPy's global generator, which takes larger numbers as words of 32 bits."""
+    if seed is None or seed < 1 << 32:
+        return seed
+    return [seed >> low & 0xFFFFFFFF for low in range(0, seed.bit_length(), 32)]
 
 
 def expert(task: str) -> Callable[[Environment], Vector]:

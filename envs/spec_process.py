@@ -26,7 +26,8 @@ from envs.worker_pool import (
 
 logger = logging.getLogger(__name__)
 
-# imports from a cold disk take a minute; simulators are built at the first reset, not here
+# imports from a cold disk take a minute; simulators are built at the first reset, not here. Waits
+# for a core do not count: a loaded machine must not refuse an intact environment.
 DEADLINE_S = 120.0
 PATIENCE_S = 10.0  # before the user is notified of the wait
 SHIPPED = "envs."  # package of the shipped environments
@@ -73,10 +74,18 @@ def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> En
 def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
     """Cached: a command checks, plans and starts with the same environment."""
     settings = WorkerSettings(
-        "envs.spec_child:describe", num_workers=1, deadline_s=DEADLINE_S, shows_errors=True
+        "envs.spec_child:describe",
+        num_workers=1,
+        deadline_s=DEADLINE_S,
+        excludes_waits=True,
+        shows_errors=True,
     )
     pool = WorkerPool(settings)
-    waits = ("Waiting for the constructor of %s, for at most %g s.", name, DEADLINE_S)
+    waits = (
+        "Waiting for the constructor of %s, for at most %g s. Waits for a core do not count.",
+        name,
+        DEADLINE_S,
+    )
     notice = threading.Timer(PATIENCE_S, logger.warning, waits)
     notice.daemon = True
     notice.start()

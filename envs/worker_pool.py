@@ -24,6 +24,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from envs.arguments import checked_deadline
@@ -58,6 +59,10 @@ class WorkerSettings:
     """Maximum number of processes and of concurrent calls; further calls wait."""
     deadline_s: float = 10.0
     """Wall time of a call in seconds, after which its process is killed."""
+    excludes_waits: bool = False
+    """Whether time in which a process waits for a core does not count: a busy machine does not
+    shorten its deadlines.
+    """
     cpu_s: float = 0.0
     """Processor time of a call in seconds, after which the kernel ends it; 0: no limit. A busy
     machine does not shorten it.
@@ -235,10 +240,10 @@ class _Worker:
         Raises:
             WorkerKilled: The answer is late, incomplete, too long or invalid, or the process ended.
         """
-        end = time.monotonic() + deadline_s
+        end = time.monotonic() + deadline_s - self._waited_s()
         received = bytearray()
         while not received.endswith(b"\n"):
-            left_s = end - time.monotonic()
+            left_s = end + self._waited_s() - time.monotonic()
             if left_s <= 0:
                 raise WorkerKilled(f"no answer within {deadline_s:g} s")
             ready = self._wait(left_s, writing=bool(line))
@@ -262,6 +267,18 @@ class _Worker:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
+
+    def _waited_s(self) -> float:
+        """Seconds for which the main thread was ready to run and had no core; counted at the end
+        of each such wait.
+        """
+        if not self._settings.excludes_waits:
+            return 0.0
+        try:
+            waited_ns = Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]
+        except (OSError, IndexError):  # the process has ended, or the kernel does not count
+            return 0.0
+        return int(waited_ns) / 1e9
 
     def _wait(self, left_s: float, *, writing: bool) -> set[int]:
         waiting = select.poll()

@@ -113,7 +113,7 @@ class MCPTools(Toolset):
             if error.code != CONNECTION_CLOSED:
                 raise ToolError(str(error)) from error
             self._drop()
-            raise ToolStopped("its server died; it restarts with the next call") from error
+            raise ToolStopped(self._server.end(one_line(error))) from error
         except (ValidationError, RuntimeError) as error:  # the answer is no MCP
             self._drop()
             raise ToolError(

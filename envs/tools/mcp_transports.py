@@ -115,6 +115,10 @@ class Process:
     def __str__(self) -> str:
         return " ".join([self.command, *self.args])
 
+    def end(self, reported: str) -> str:
+        """How a connection ended, of which the client reports `reported`, for the model."""
+        return "its server died; it restarts with the next call"
+
     def transport(self) -> Transport:
         """A transport that starts it."""
         supervisor, *supervised = [*SUPERVISOR, self.command, *self.args]
@@ -137,6 +141,15 @@ class Address:
 
     def __str__(self) -> str:
         return self.url
+
+    def end(self, reported: str) -> str:
+        """How a connection ended, of which the client reports `reported`, for the model."""
+        cause = (
+            f"its result exceeds {MAX_EVENT_BYTES >> 20} MiB"
+            if str(MAX_EVENT_BYTES) in reported
+            else f"the connection to its server ended ({reported})"
+        )
+        return f"{cause}; the next call connects again"
 
     def transport(self) -> Transport:
         """A transport to it."""

@@ -18,7 +18,7 @@ from siirl.params.parser import parse_config
 
 ROBOTICS = pytest.mark.skipif(
     importlib.util.find_spec("gymnasium_robotics") is None,
-    reason="gymnasium-robotics is not installed (pip install --no-deps gymnasium-robotics)",
+    reason="gymnasium-robotics is not installed (docs/environments.md has the command)",
 )
 ROBOSUITE = pytest.mark.skipif(
     importlib.util.find_spec("robosuite") is None, reason="robosuite is not installed"
@@ -77,6 +77,22 @@ def test_a_picture_may_be_larger_than_mujocos_own_buffer(preset, numbers):
     observation, _ = asyncio.run(environment.reset(seed=0))
     asyncio.run(environment.close())
     assert observation[IMAGES].shape == (1, 648, 648, 3)
+
+
+@pytest.mark.parametrize(("preset", "numbers"), ARMS)
+def test_seeds_of_more_than_32_bits_are_different_episodes(preset, numbers):
+    environment = arm(preset)
+
+    async def first_picture(seed: int):
+        return (await environment.reset(seed=seed))[0][IMAGES]
+
+    async def pictures():
+        return [await first_picture(seed) for seed in (2**32 - 1, 2**32, 2**64, 2**32)]
+
+    last, first, far, again = asyncio.run(pictures())
+    asyncio.run(environment.close())
+    assert (first == again).all()
+    assert all((first != other).any() for other in (last, far))
 
 
 @pytest.mark.parametrize("preset", ["fetch_reach", "robosuite_lift"])

@@ -79,6 +79,15 @@ def test_sleeper_is_killed_at_its_deadline_and_replaced(workers):
     assert call(pool, 0) is None
 
 
+def test_waits_for_a_core_may_be_excluded_from_a_deadline(workers):
+    assert call(workers("wait_for_a_core", deadline_s=4.0, excludes_waits=True), 7.0) is None
+
+
+def test_a_sleeper_is_killed_although_waits_for_a_core_are_excluded(workers):
+    with pytest.raises(WorkerKilled, match=r"no answer within 0\.3 s"):
+        call(workers("sleep", deadline_s=0.3, excludes_waits=True), 600)
+
+
 def test_power_tower_is_ended_by_its_processor_time(workers):
     pool = workers("power_tower", cpu_s=0.5, deadline_s=600.0)
     with pytest.raises(WorkerKilled, match=r"more than 0\.5 s of processor time"):

@@ -3,6 +3,8 @@ run.
 """
 
 import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -27,6 +29,18 @@ def raise_lookup(value: Any) -> None:
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def wait_for_a_core(seconds: float) -> None:
+    """Runs at low priority on a core that another process takes for as long."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    busy = f"import time; print(); e = time.monotonic() + {seconds}\nwhile time.monotonic() < e: 0"
+    with subprocess.Popen([sys.executable, "-uc", busy], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        os.nice(19)  # the kernel counts a wait when it ends: those of SCHED_IDLE last seconds
+        while other.poll() is None:
+            pass
 
 
 def power_tower(_: Any) -> int:

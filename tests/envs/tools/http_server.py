@@ -17,8 +17,10 @@ LONG = 10 << 20  # characters
 class PlainHttpServer:
     """Listens on a free port; `sessions` counts handshakes, `tokens` has what clients sent."""
 
-    def __init__(self, *, streams: bool = False, token: str | None = None) -> None:
-        self.streams, self.token = streams, token
+    def __init__(
+        self, *, streams: bool = False, token: str | None = None, long: int = LONG
+    ) -> None:
+        self.streams, self.token, self.long = streams, token, long
         self.sessions = 0
         self.tokens: set[str | None] = set()
 
@@ -104,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         match params["name"]:
             case "long":
-                return _text("x" * LONG)
+                return _text("x" * self.server_state.long)
             case "wait":
                 time.sleep(5)
             case "fail":

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from envs.tools.mcp_server import MCPTools
+from envs.tools.mcp_transports import MAX_EVENT_BYTES
 from envs.tools.tool_env import ToolEnv
-from envs.tools.toolset import ToolError, ToolsMissing
+from envs.tools.toolset import ToolError, ToolsMissing, ToolStopped
 from tests.envs.tools.http_server import LONG, PlainHttpServer
 
 
@@ -36,6 +37,16 @@ def test_ten_mebibytes_are_a_result(streams: bool) -> None:
     with PlainHttpServer(streams=streams) as server:
         text = with_tools(lambda tools: tools.call("long", {}), server, deadline_s=600.0)
     assert len(text) == LONG
+
+
+def test_a_result_over_the_limit_of_an_event_is_an_error_at_once_that_names_the_limit() -> None:
+    async def play(tools: MCPTools) -> str:
+        with pytest.raises(ToolStopped, match=r"result exceeds 64 MiB; the next call connects"):
+            await tools.call("long", {})
+        return await tools.call("greet", {})
+
+    with PlainHttpServer(streams=True, long=MAX_EVENT_BYTES) as server:
+        assert with_tools(play, server, deadline_s=600.0) == "hello"
 
 
 def test_the_token_of_a_file_is_sent(tmp_path: Path) -> None:
