@@ -5,9 +5,14 @@ other results on two ranks than on one. `siirl.engine.training.collectives` impl
 with processes.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import torch
+
+from siirl.errors import TensorError
+
+Found = TypeVar("Found")
 
 
 class Ranks(Protocol):
@@ -45,3 +50,15 @@ class OneRank:
 
 
 ALONE = OneRank()
+
+
+def together(kernel: Callable[[], Found], *, ranks: Ranks) -> Found:
+    """`kernel()`; if one rank refuses its numbers, all ranks raise, so that none waits for it."""
+    try:
+        found = kernel()
+    except TensorError:
+        ranks.sum(torch.ones(()))
+        raise
+    if float(ranks.sum(torch.zeros(()))):
+        raise TensorError("The numbers of another rank are refused; its own message names the row.")
+    return found

@@ -1,6 +1,6 @@
 """Names and arguments of the advantage estimators, read from source to avoid importing torch.
 
-A new estimator is a function in `siirl/algos/advantages/estimators.py` under
+A new estimator is a function in a file of `siirl/algos/advantages/` under
 `@register_adv_est("name")`: the choices of `algorithm.adv_estimator`, the keys that it reads and
 the columns that it needs follow from there.
 """
@@ -9,7 +9,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-SOURCE = Path(__file__).parent.parent / "algos" / "advantages" / "estimators.py"
+FOLDER = Path(__file__).parent.parent / "algos" / "advantages"
 DECORATOR = "register_adv_est"
 
 
@@ -33,7 +33,11 @@ def estimators_in(source: str) -> dict[str, frozenset[str]]:
     return found
 
 
-ESTIMATORS: Mapping[str, frozenset[str]] = estimators_in(SOURCE.read_text())
+ESTIMATORS: Mapping[str, frozenset[str]] = {
+    name: arguments
+    for file in sorted(FOLDER.glob("*.py"))
+    for name, arguments in estimators_in(file.read_text()).items()
+}
 """Arguments by name of the estimator."""
 
 

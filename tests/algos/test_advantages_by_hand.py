@@ -17,10 +17,12 @@ from siirl.algos.advantages import (
     rloo_advantage,
     whiten_advantages,
 )
-from siirl.algos.advantages.estimators import (
-    compute_gae_advantage_return,
+from siirl.algos.advantages.gae import compute_gae_advantage_return
+from siirl.algos.advantages.group_relative import (
     compute_grpo_outcome_advantage,
     compute_opo_outcome_advantage,
+)
+from siirl.algos.advantages.reinforce import (
     compute_reinforce_plus_plus_baseline_outcome_advantage,
     compute_reinforce_plus_plus_outcome_advantage,
     compute_remax_outcome_advantage,

@@ -25,10 +25,19 @@ from siirl.algos import (
     log_probs,
     masked,
     overlong,
+    ranks,
     ratios,
     trajectories,
 )
-from siirl.algos.advantages import estimators, group_relative, pass_at_k, token_level
+from siirl.algos.advantages import (
+    ADVANTAGES,
+    gae,
+    group_relative,
+    pass_at_k,
+    reinforce,
+    samples,
+    whitening,
+)
 from siirl.algos.policy_losses import POLICY_LOSSES, covariance
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.errors import ConfigError, TensorError
@@ -84,24 +93,30 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     group_relative.gpg_advantage: GROUP_RELATIVE,
     group_relative.cpgd_advantage: GROUP_RELATIVE,
     pass_at_k.pass_at_k_advantage: GROUP_RELATIVE,
-    token_level.gae_advantage: {**TOKEN_LEVEL, "values_BT": NUMBERS_BT, "lam": 0.9},
-    token_level.discounted_returns: TOKEN_LEVEL,
-    token_level.whiten_advantages: {"advantages_BT": NUMBERS_BT, "mask_BT": MASK_BT},
-    token_level.decision_starts: {"value_mask": MASK_BT, "response_mask": MASK_BT},
-    token_level.gae_of_decisions: {
+    gae.gae_advantage: {**TOKEN_LEVEL, "values_BT": NUMBERS_BT, "lam": 0.9},
+    reinforce.discounted_returns: TOKEN_LEVEL,
+    samples.gather_samples: {
+        "rewards_BT": NUMBERS_BT,
+        "mask_BT": MASK_BT,
+        "index": GROUP_B,
+        "ranks": ranks.ALONE,
+    },
+    whitening.whiten_advantages: {"advantages_BT": NUMBERS_BT, "mask_BT": MASK_BT},
+    gae.decision_starts: {"value_mask": MASK_BT, "response_mask": MASK_BT},
+    gae.gae_of_decisions: {
         **TOKEN_LEVEL,
         "values_BT": NUMBERS_BT,
         "value_mask_BT": MASK_BT,
         "lam": 0.9,
     },
-    estimators.compute_gae_advantage_return: {
+    gae.compute_gae_advantage_return: {
         **{name: OUTCOME[name] for name in ("token_level_rewards", "response_mask")},
         **{"values": NUMBERS_BT, "gamma": 0.9, "lam": 0.9, "value_mask": MASK_BT},
     },
     **{
         function: arguments(function, {**OUTCOME, "reward_baselines": NUMBERS_B})
-        for name, function in vars(estimators).items()
-        if name.endswith("_outcome_advantage")
+        for function in ADVANTAGES.values()
+        if function.__name__.endswith("_outcome_advantage")
     },
     groups.group_ids: {"index": GROUP_B},
     groups.group_statistics: {"values_B": NUMBERS_B, "group_B": GROUP_B},

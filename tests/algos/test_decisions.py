@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from ragged import QUICK, SEEDS, ragged
 
-from siirl.algos.advantages.token_level import decision_starts, gae_advantage, gae_of_decisions
+from siirl.algos.advantages.gae import decision_starts, gae_advantage, gae_of_decisions
 from siirl.errors import TensorError
 
 # One row: a chunk of two tokens, a chunk of three whose last was not executed, padding.

@@ -13,7 +13,9 @@ from siirl.algos.call import named_arguments, register_in
 from siirl.algos.tensor_checks import require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
-Estimator = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Result = tuple[torch.Tensor, torch.Tensor]
+"""Advantages and returns [B, T]."""
+Estimator = Callable[..., Result]
 Index = torch.Tensor | NDArray[np.generic]
 
 ADVANTAGES: dict[str, Estimator] = {}
@@ -90,9 +92,7 @@ def reads_reward_at_finish(name: str) -> bool:
     return _estimator(name) in REWARD_AT_FINISH
 
 
-def estimate_advantages(
-    *, name: str, available: Mapping[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def estimate_advantages(*, name: str, available: Mapping[str, Any]) -> Result:
     """Advantages and returns [B, T] of the estimator `name`.
 
     Args:

@@ -2,18 +2,21 @@
 
 Three rules are common. A group of one has advantage 0. A group whose rewards are equal up to
 rounding, or differ by less than `min_group_spread`, has advantage 0. Computations are in float64
-for any dtype of rewards. Left out: tokens and ranks (`siirl.algos.advantages.estimators`), pass@k
-(`siirl.algos.advantages.pass_at_k`).
+for any dtype of rewards. Formulas come first, the estimators that apply them to tokens and ranks
+(`siirl.algos.advantages.samples`) after them. Left out: pass@k (`siirl.algos.advantages.pass_at_k`).
 """
 
-# B sample of all ranks
+# B sample of all ranks, T token
 
 import math
 
 import torch
 
+from siirl.algos.advantages.advantage_registry import Index, Result, register_adv_est
+from siirl.algos.advantages.samples import gather_samples
 from siirl.algos.groups import GroupStatistics, group_statistics, group_sum
-from siirl.algos.tensor_checks import require_counts, require_same_shape
+from siirl.algos.ranks import ALONE, Ranks
+from siirl.algos.tensor_checks import as_bool_mask, require_counts, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
@@ -220,3 +223,132 @@ def cpgd_advantage(
     return _zero_if_equal(
         advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
     )
+
+
+@register_adv_est("grpo")
+def compute_grpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`grpo_advantage` of each sample's summed reward, at all of its tokens."""
+    samples = gather_samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = grpo_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
+        epsilon=epsilon,
+        normalize_by_std=norm_adv_by_std_in_grpo,
+        min_group_spread=min_group_spread,
+    )
+    return samples.at_tokens(advantages_B)
+
+
+@register_adv_est("dr_grpo")
+def compute_dr_grpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """Dr. GRPO: `grpo_advantage` without the deviation; its other half is
+    `loss_agg_mode=seq-mean-token-sum-norm`.
+    """
+    samples = gather_samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = grpo_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
+        normalize_by_std=False,
+        min_group_spread=min_group_spread,
+    )
+    return samples.at_tokens(advantages_B)
+
+
+@register_adv_est("rloo")
+def compute_rloo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`rloo_advantage` of each sample's summed reward, at all of its tokens."""
+    samples = gather_samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = rloo_advantage(
+        rewards_B=samples.rewards_B, group_B=samples.group_B, min_group_spread=min_group_spread
+    )
+    return samples.at_tokens(advantages_B)
+
+
+@register_adv_est("opo")
+def compute_opo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`opo_advantage` of each sample's summed reward; lengths are counted in kept tokens."""
+    samples = gather_samples(token_level_rewards, response_mask, index, ranks=ranks)
+    length_B, _ = ranks.gather_rows(as_bool_mask(response_mask).sum(-1))
+    advantages_B = opo_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
+        length_B=length_B,
+        min_group_spread=min_group_spread,
+    )
+    return samples.at_tokens(advantages_B)
+
+
+@register_adv_est("gpg")
+def compute_gpg_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    f_norm: float = 1.0,
+    alpha: float | None = None,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`gpg_advantage` of each sample's summed reward; alpha counts the samples of all ranks."""
+    samples = gather_samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = gpg_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
+        f_norm=f_norm,
+        alpha=alpha,
+        min_group_spread=min_group_spread,
+    )
+    return samples.at_tokens(advantages_B)
+
+
+@register_adv_est("cpgd")
+def compute_cpgd_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    epsilon: float = 1e-6,
+    weight_factor_in_cpgd: str = "STD_weight",
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`cpgd_advantage` of each sample's summed reward; its loss is `actor.loss=cpgd`."""
+    samples = gather_samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = cpgd_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
+        weighting=weight_factor_in_cpgd,
+        epsilon=epsilon,
+        min_group_spread=min_group_spread,
+    )
+    return samples.at_tokens(advantages_B)

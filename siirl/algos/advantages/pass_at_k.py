@@ -7,12 +7,15 @@ estimate with a baseline that excludes the sample (arXiv 2505.15201, equation 33
 enumerating subsets.
 """
 
-# B sample of all ranks
+# B sample of all ranks, T token
 
 import torch
 
+from siirl.algos.advantages.advantage_registry import Index, Result, register_adv_est
 from siirl.algos.advantages.group_relative import check_epsilon
+from siirl.algos.advantages.samples import gather_samples
 from siirl.algos.groups import group_statistics
+from siirl.algos.ranks import ALONE, Ranks
 from siirl.errors import ConfigError
 
 
@@ -101,3 +104,28 @@ def _share_below(
         torch.lgamma(rest + 1) - torch.lgamma(last - others + 1)
     )
     return torch.where(possible_B, logarithm.exp(), 0.0)
+
+
+@register_adv_est("grpo_passk")
+def compute_grpo_passk_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    *,
+    pass_k: int | None = None,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`pass_at_k_advantage` of each sample's summed reward, at all of its tokens."""
+    samples = gather_samples(token_level_rewards, response_mask, index, ranks=ranks)
+    advantages_B = pass_at_k_advantage(
+        rewards_B=samples.rewards_B,
+        group_B=samples.group_B,
+        k=pass_k,
+        normalize_by_std=norm_adv_by_std_in_grpo,
+        epsilon=epsilon,
+        min_group_spread=min_group_spread,
+    )
+    return samples.at_tokens(advantages_B)

@@ -1,4 +1,4 @@
-"""Advantages of single tokens: discounted sums over later tokens, and whitening over the batch.
+"""Generalised advantage estimation, over tokens or over decisions of several tokens.
 
 Tokens that the mask excludes (tool output, padding) are skipped: the next token is the next one
 that the policy chose. Results are exact under padding on either side.
@@ -11,17 +11,18 @@ decision's advantage. Each token of a text is its own decision.
 
 # B sample, T token
 
+import functools
+
 import torch
 
-from siirl.algos.masked import masked_moments, masked_whiten
-from siirl.algos.ranks import ALONE, Ranks
+from siirl.algos.advantages.advantage_registry import Result, register_adv_est
+from siirl.algos.advantages.whitening import whiten_advantages
+from siirl.algos.ranks import ALONE, Ranks, together
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
-from siirl.errors import ConfigError, TensorError, UnknownNameError
+from siirl.errors import ConfigError, TensorError
 
 CACHED_ELEMENTS = 1 << 18  # 1 MiB of float32 for each of the half dozen tensors on the way
 BLOCK = 64  # tokens of a matrix product: less is many small products, more is more arithmetic
-
-WHITENINGS = ("unbiased", "biased", "mean", "none")
 
 
 def gae_advantage(
@@ -72,38 +73,6 @@ def gae_advantage(
     return advantages_BT, returns_BT
 
 
-def with_bootstrap(
-    *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, bootstrap_B: torch.Tensor, gamma: float
-) -> torch.Tensor:
-    """Rewards [B, T], plus `gamma * V` of the state behind each row at its last kept token.
-
-    `delta = r + gamma * V' - V` then holds there too, for a row that was cut or truncated: V
-    estimates the rewards to come. It is 0 for an episode that terminated.
-
-    Args:
-        rewards_BT: Rewards of tokens.
-        mask_BT: 1 where the policy chose the token.
-        bootstrap_B: V of the state behind the last decision, float [B].
-        gamma: Discount from one decision to the next.
-
-    Raises:
-        TensorError: A value that is not finite, or of a row without kept tokens.
-    """
-    require_axes(1, bootstrap_values=bootstrap_B)
-    require_finite(bootstrap_values=bootstrap_B)
-    kept_BT = as_bool_mask(mask_BT)
-    require_same_shape(bootstrap_values=bootstrap_B, rows_of_response_mask=kept_BT.any(-1))
-    homeless_B = ~kept_BT.any(-1) & (bootstrap_B != 0)
-    if bool(homeless_B.any()):
-        row = int(homeless_B.nonzero()[0])
-        raise TensorError(
-            f"bootstrap_values is {float(bootstrap_B[row])} in row {row}, which has no kept token "
-            "to add it to: drop the row."
-        )
-    last_BT = kept_BT & (kept_BT.flip(1).cumsum(1).flip(1) == 1)
-    return rewards_BT + last_BT * (gamma * bootstrap_B)[:, None]
-
-
 def _rows_at_a_time(values_BT: torch.Tensor) -> list[slice]:
     """On a CPU a few rows, so that intermediate tensors stay in the cache; elsewhere all."""
     rows = (
@@ -142,79 +111,6 @@ def _gae_of_rows(
     return advantages, advantages + values, lost
 
 
-def _refuse_inputs(
-    rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor
-) -> None:
-    """Raise for the first invalid input, with its position."""
-    require_finite(mask=kept_BT, token_level_rewards=rewards_BT, values=values_BT)
-    require_rewards_at_kept_tokens(rewards_BT, kept_BT)
-
-
-def require_rewards_at_kept_tokens(rewards_BT: torch.Tensor, kept_BT: torch.Tensor) -> None:
-    """Raise TensorError for a reward where the mask (bool) is 0: it would be lost silently."""
-    lost_BT = ~kept_BT & (rewards_BT != 0)
-    if bool(lost_BT.any()):
-        row, token = lost_BT.nonzero()[0].tolist()
-        raise TensorError(
-            f"token_level_rewards has a reward at row {row}, token {token}, where response_mask is "
-            "0: put it at a kept token."
-        )
-
-
-def discounted_returns(
-    *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float
-) -> torch.Tensor:
-    """`G_t = r_t + gamma * G_{t+1}` over the kept tokens: GAE with values 0 and lambda 1.
-
-    Raises the errors of `gae_advantage`.
-    """
-    returns_BT, _ = gae_advantage(
-        rewards_BT=rewards_BT,
-        values_BT=torch.zeros_like(rewards_BT),
-        mask_BT=mask_BT,
-        gamma=gamma,
-        lam=1.0,
-    )
-    return returns_BT
-
-
-def whiten_advantages(
-    advantages_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    *,
-    how: str = "unbiased",
-    ranks: Ranks = ALONE,
-) -> torch.Tensor:
-    """Standardise advantages over the kept tokens of all ranks; 0 where the mask is 0.
-
-    Args:
-        advantages_BT: One number a token.
-        mask_BT: 1 at the tokens that count.
-        how: `unbiased`: variance with n - 1 (verl); `biased`: with n (OpenRLHF); `mean`: subtract
-            the mean only; `none`.
-        ranks: The ranks over which mean and variance are taken.
-
-    Raises:
-        UnknownNameError: Another `how`.
-        TensorError: Shapes that differ, or advantages of any rank that are not finite.
-    """
-    if how not in WHITENINGS:
-        raise UnknownNameError.of(kind="adv_whitening", name=how, known=WHITENINGS)
-    require_same_shape(advantages=advantages_BT, response_mask=mask_BT)
-    kept_BT = as_bool_mask(mask_BT)
-    if how == "none":
-        require_finite(mask=kept_BT, advantages=advantages_BT)
-        return torch.where(kept_BT, advantages_BT, torch.zeros_like(advantages_BT))
-    if how == "mean":
-        mean, _, _ = masked_moments(advantages_BT, kept_BT, ranks=ranks, name="advantages")
-        return torch.where(
-            kept_BT, advantages_BT - mean.to(advantages_BT.dtype), torch.zeros_like(advantages_BT)
-        )
-    return masked_whiten(
-        advantages_BT, kept_BT, unbiased=how == "unbiased", ranks=ranks, name="advantages"
-    )
-
-
 def _moved(numbers_BT: torch.Tensor, from_BT: torch.Tensor, to_BT: torch.Tensor) -> torch.Tensor:
     """Move the numbers kept by one mask to the positions kept by another; 0 elsewhere.
 
@@ -243,6 +139,25 @@ def _discounted_sums(deltas_BT: torch.Tensor, decay: float) -> torch.Tensor:
         carried = (decay ** (width - steps).to(torch.float64)).to(deltas_BT.dtype)
         sums[:, :-1].addcmul_(first_of_block[:, 1:, None], carried)
     return sums.reshape(rows, blocks * width)[:, :tokens]
+
+
+def _refuse_inputs(
+    rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor
+) -> None:
+    """Raise for the first invalid input, with its position."""
+    require_finite(mask=kept_BT, token_level_rewards=rewards_BT, values=values_BT)
+    require_rewards_at_kept_tokens(rewards_BT, kept_BT)
+
+
+def require_rewards_at_kept_tokens(rewards_BT: torch.Tensor, kept_BT: torch.Tensor) -> None:
+    """Raise TensorError for a reward where the mask (bool) is 0: it would be lost silently."""
+    lost_BT = ~kept_BT & (rewards_BT != 0)
+    if bool(lost_BT.any()):
+        row, token = lost_BT.nonzero()[0].tolist()
+        raise TensorError(
+            f"token_level_rewards has a reward at row {row}, token {token}, where response_mask is "
+            "0: put it at a kept token."
+        )
 
 
 def decision_starts(*, value_mask: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
@@ -313,3 +228,85 @@ def gae_of_decisions(
     return tuple(
         torch.where(kept_BT, x.gather(1, start_BT), zeros_BT) for x in (advantages_BT, returns_BT)
     )  # type: ignore[return-value]
+
+
+def with_bootstrap(
+    *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, bootstrap_B: torch.Tensor, gamma: float
+) -> torch.Tensor:
+    """Rewards [B, T], plus `gamma * V` of the state behind each row at its last kept token.
+
+    `delta = r + gamma * V' - V` then holds there too, for a row that was cut or truncated: V
+    estimates the rewards to come. It is 0 for an episode that terminated.
+
+    Args:
+        rewards_BT: Rewards of tokens.
+        mask_BT: 1 where the policy chose the token.
+        bootstrap_B: V of the state behind the last decision, float [B].
+        gamma: Discount from one decision to the next.
+
+    Raises:
+        TensorError: A value that is not finite, or of a row without kept tokens.
+    """
+    require_axes(1, bootstrap_values=bootstrap_B)
+    require_finite(bootstrap_values=bootstrap_B)
+    kept_BT = as_bool_mask(mask_BT)
+    require_same_shape(bootstrap_values=bootstrap_B, rows_of_response_mask=kept_BT.any(-1))
+    homeless_B = ~kept_BT.any(-1) & (bootstrap_B != 0)
+    if bool(homeless_B.any()):
+        row = int(homeless_B.nonzero()[0])
+        raise TensorError(
+            f"bootstrap_values is {float(bootstrap_B[row])} in row {row}, which has no kept token "
+            "to add it to: drop the row."
+        )
+    last_BT = kept_BT & (kept_BT.flip(1).cumsum(1).flip(1) == 1)
+    return rewards_BT + last_BT * (gamma * bootstrap_B)[:, None]
+
+
+@register_adv_est("gae")
+def compute_gae_advantage_return(
+    token_level_rewards: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    value_mask: torch.Tensor | None = None,
+    bootstrap_values: torch.Tensor | None = None,
+    adv_whitening: str = "unbiased",
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`gae_advantage`, or with `value_mask` `gae_of_decisions`, whitened over the kept tokens of
+    all ranks, as PPO implementations do.
+
+    Rows with `bootstrap_values` get the value of the state after their last decision
+    (`with_bootstrap`). Returns are not whitened.
+    """
+
+    def rewards() -> torch.Tensor:
+        if bootstrap_values is None:
+            return token_level_rewards
+        return with_bootstrap(
+            rewards_BT=token_level_rewards,
+            mask_BT=response_mask,
+            bootstrap_B=bootstrap_values,
+            gamma=gamma,
+        )
+
+    kernel = (
+        gae_advantage
+        if value_mask is None
+        else functools.partial(gae_of_decisions, value_mask_BT=value_mask)
+    )
+    advantages_BT, returns_BT = together(
+        lambda: kernel(
+            rewards_BT=rewards(),
+            values_BT=values,
+            mask_BT=response_mask,
+            gamma=gamma,
+            lam=lam,
+        ),
+        ranks=ranks,
+    )
+    return whiten_advantages(
+        advantages_BT, response_mask, how=adv_whitening, ranks=ranks
+    ), returns_BT
