@@ -38,6 +38,15 @@ Observation = Any
 Info = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, Info]
 
+LARGEST_REWARD = 1e15
+"""Of a step, in size: squares of an episode's return stay finite in float32."""
+
+
+def is_reward(value: Any) -> bool:
+    """Whether `value` is a finite number that training can use as a reward."""
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    return is_number and bool(abs(value) <= LARGEST_REWARD)
+
 
 @dataclass(frozen=True)
 class EnvSpec:

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs.base import EnvSpec, Observation, acting_agents
+from envs.base import LARGEST_REWARD, EnvSpec, Observation, acting_agents, is_reward
 
 
 def check_spec(spec: EnvSpec) -> None:
@@ -50,8 +50,8 @@ def check_step(spec: EnvSpec, result: Any) -> None:
     rewards = [reward] if spec.num_agents == 1 else reward
     for value in rewards:
         require(
-            isinstance(value, (int, float)) and np.isfinite(value),
-            f"a reward must be a finite float, got {value!r}",
+            isinstance(value, (int, float)) and is_reward(value),
+            f"a reward must be a finite float of at most {LARGEST_REWARD:g}, got {value!r}",
         )
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         require(

@@ -13,7 +13,6 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import math
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from envs.arguments import checked_action, checked_seed, read_options
 from envs.base import (
     INSTRUCTION,
+    LARGEST_REWARD,
     Environment,
     EnvSpec,
     EpisodeFailed,
@@ -38,6 +38,7 @@ from envs.base import (
     Info,
     Misbehaved,
     StepResult,
+    is_reward,
 )
 from envs.gymnasium_pictures import as_rgb, fitted
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
@@ -132,10 +133,10 @@ class GymnasiumEnv(Environment):
         truncated = self._flag(truncated, "truncated")
         self._ended = terminated or truncated
         reward = self._number(reward)
-        if not math.isfinite(reward):
+        if not is_reward(reward):
             raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step "
-                f"{self._step}."
+                f"{self._step}; a reward is finite and at most {LARGEST_REWARD:g} in size."
             )
         return self._read(observation), reward, terminated, truncated, self._info(raw)
 

@@ -22,7 +22,6 @@ import functools
 import importlib
 import inspect
 import json
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -33,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.arguments import check_heldout_share, checked_choice, checked_seed, read_options
-from envs.base import Environment, EpisodeFailed, Info, StepResult
+from envs.base import Environment, EpisodeFailed, Info, StepResult, is_reward
 from envs.math.generators import SPLITS, held_out
 from envs.mistakes import describe_error
 from envs.text import (
@@ -156,8 +155,8 @@ class VerifiersEnv(Environment):
         state = self._conversation.state()
         self._conversation = None
         reward = state.get("reward")
-        if not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise self._failed(f"its rubric returned {reward!r}, which is no number")
+        if not isinstance(reward, int | float) or not is_reward(reward):
+            raise self._failed(f"its rubric returned {reward!r}, which is no usable number")
         info = {
             "task": self._id,
             "success": float(reward) >= self._success_at,

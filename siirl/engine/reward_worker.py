@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from envs.base import LARGEST_REWARD, is_reward
 from envs.mistakes import user_code
 from siirl.user_numbers import as_float
 
@@ -108,7 +109,7 @@ def checked(result: Any) -> dict[str, float]:
 
     Raises:
         TypeError: Not a number, or a dict without `score`.
-        ValueError: NaN or infinity.
+        ValueError: NaN, infinity, or more than `LARGEST_REWARD` in size.
     """
     if isinstance(result, Mapping):
         if "score" not in result:
@@ -128,8 +129,11 @@ def _score(value: Any) -> float:
         raise TypeError(
             f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'"
         )
-    if not math.isfinite(number):
-        raise ValueError(f"it returned {number}, which is not a score")
+    if not is_reward(number):
+        raise ValueError(
+            f"it returned {number}, which is not a score: finite, and at most "
+            f"{LARGEST_REWARD:g} in size"
+        )
     return number
 
 

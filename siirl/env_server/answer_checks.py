@@ -4,14 +4,13 @@ The checks are cheap enough for every chunk. Each function returns a description
 or None. Bounds of a `Box` are not checked: intact simulators overshoot them.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from envs.base import EnvSpec
+from envs.base import LARGEST_REWARD, EnvSpec, is_reward
 
 
 def fault_of_reset(result: Any, *, spec: EnvSpec) -> str | None:
@@ -116,9 +115,11 @@ def _fault_of_rewards(reward: Any, *, spec: EnvSpec) -> str | None:
             f"reward is {_shown(reward)} instead of one entry for each of {spec.num_agents} agents"
         )
     for entry in reward if spec.num_agents > 1 else [reward]:
-        is_number = isinstance(entry, float | int | np.floating | np.integer)
-        if not is_number or not math.isfinite(entry):
-            return f"reward is {_shown(entry)} instead of a finite number"
+        if not is_reward(entry):
+            return (
+                f"reward is {_shown(entry)} instead of a finite number of at most "
+                f"{LARGEST_REWARD:g} in size"
+            )
     return None
 
 

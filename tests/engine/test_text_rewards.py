@@ -237,7 +237,10 @@ def test_a_batched_function_gets_lists(make):
                 (0, 1), "many: TypeError: it returned float, and 2 samples need a list of 2 scores"
             ),
         ),
-        (("a", "nan"), {1: "many: it returned nan, which is not a score"}),
+        (
+            ("a", "nan"),
+            {1: "many: it returned nan, which is not a score: finite, and at most 1e+15 in size"},
+        ),
     ],
 )
 def test_a_list_of_the_wrong_length_fails_all_samples_and_a_bad_entry_fails_one(
@@ -502,8 +505,15 @@ def test_what_is_no_number_is_no_score(score):
     assert "it returned" in judged({"score": score})["failed"]
 
 
+def test_a_score_whose_square_exceeds_float32_is_no_score():
+    assert "which is not a score" in judged(1e300)["failed"]
+    assert judged(-1e15) == {"score": -1e15}
+
+
 def test_a_score_below_the_range_of_floats_is_described_with_its_sign():
-    assert judged(-(10**400)) == {"failed": "it returned -inf, which is not a score"}
+    assert judged(-(10**400)) == {
+        "failed": "it returned -inf, which is not a score: finite, and at most 1e+15 in size"
+    }
 
 
 def test_a_user_class_that_is_not_a_reward_manager_is_refused():

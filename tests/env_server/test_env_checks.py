@@ -43,8 +43,10 @@ def test_an_observation_must_have_exactly_the_keys_of_its_space(observation):
     assert "instead of a dict with" in (fault_of_reset((observation, {}), spec=SPEC) or "")
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "1", np.zeros(2)])
-def test_a_reward_must_be_a_finite_number(reward):
+@pytest.mark.parametrize(
+    "reward", [float("nan"), float("inf"), 1e300, -1.1e15, 10**400, None, "1", np.zeros(2)]
+)
+def test_a_reward_must_be_a_finite_number_whose_square_float32_holds(reward):
     assert "instead of a finite number" in (
         fault_of_step((GOOD, reward, False, False, INFO), spec=SPEC, num_actions=8) or ""
     )

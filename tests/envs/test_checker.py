@@ -140,7 +140,7 @@ def numpy_flag(good):
     return Broken
 
 
-@breaks("a reward must be a finite float, got nan")
+@breaks(r"a reward must be a finite float of at most 1e\+15, got nan")
 def nan_reward(good):
     class Broken(good):
         async def step(self, action):

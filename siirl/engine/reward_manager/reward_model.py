@@ -6,12 +6,12 @@ make the same number of passes, since each pass gathers weights.
 """
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from envs.base import is_reward
 from envs.text import Message
 from siirl.engine.reward_manager.reward_contract import EpisodeOutcomes
 from siirl.engine.reward_manager.text_parts import MODEL_COLUMNS, PartScores, column_of
@@ -109,7 +109,7 @@ class RewardModel:
             # without rows left: a dummy pass for the other ranks
             values = self.forward([tokens[row] for row in some] or [[self.pad_id]])
             for row, value in zip(some, values, strict=False):
-                if math.isfinite(value):
+                if is_reward(value):
                     scores.value[row] = value
                 else:
                     scores.failed[row] = f"the reward model returned {value}"

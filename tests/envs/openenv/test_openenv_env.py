@@ -208,6 +208,7 @@ def test_the_token_of_a_file_is_sent_with_every_request(tmp_path: Any) -> None:
         (None, "The server at URL did not answer 'step' within 2 s"),
         (observed("much"), "reward is 'much' instead of a finite number or null"),
         (observed(10**400), "instead of a finite number or null"),
+        (observed(1e300), "instead of a finite number or null (at most 1e+15 in size)"),
         (observed(1.0, done="yes"), "done is 'yes' instead of true or false"),
         ({"type": "observation", "data": {}}, "observation is None instead of an object"),
         ({"type": "result", "data": {}}, "instead of {type: 'observation', data: {…}}"),
