@@ -23,7 +23,7 @@ from envs.libero.libero_env import LiberoEnv
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
-from siirl.engine.rollout.workflow import EpisodeRequest, run_episodes
+from siirl.engine.rollout.workflow import EpisodeRequest, Trajectory
 from siirl.env_server.pool import EnvPool
 
 REUSED = "libero"
@@ -271,16 +271,20 @@ class Pool(Contender):
         self._pool.stats()
         self._engine.take_stats()
         begin = time.perf_counter()
-        result = self._loop.run_until_complete(run_episodes(self._workflow, self._engine, requests))
+        trajectories = self._loop.run_until_complete(self._episodes(requests))
         wall_s = time.perf_counter() - begin
         self.busy = {
             "simulators": self._pool.stats()["env/busy_share"],
             "policy": self._engine.take_stats()["busy_s"] / wall_s,
         }
-        rows = [trajectory.row for trajectory in result.trajectories]
+        rows = [trajectory.row for trajectory in trajectories]
         return Outcome(
             sum(row["finish_step"] for row in rows), len(rows), sum(row["complete"] for row in rows)
         )
+
+    async def _episodes(self, requests: Sequence[EpisodeRequest]) -> list[Trajectory]:
+        run = self._workflow.arun_episode
+        return await asyncio.gather(*(run(self._engine, request) for request in requests))
 
     def processes(self) -> list[int]:
         """See `Contender.processes`; this one where the servers are in it."""

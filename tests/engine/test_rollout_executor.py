@@ -11,7 +11,7 @@ import pytest
 from scripted_text import ScriptedEngine
 
 from siirl.engine.rollout.inference_engine import InferenceEngine
-from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory, run_episodes
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.errors import ConfigError, SimulationFailed
 
 
@@ -47,35 +47,32 @@ class Sleepy(RolloutWorkflow):
         return Trajectory(row={"uid": data.uid})
 
 
-def test_trajectories_come_in_the_order_of_the_requests_and_not_of_arrival():
-    result = asyncio.run(run_episodes(Sleepy(), None, [request(i) for i in range(3)]))
+def test_trajectories_come_in_the_order_of_the_requests_and_not_of_arrival(inference):
+    result = inference.rollout_batch([request(i) for i in range(3)], Sleepy())
     assert [trajectory.row["uid"] for trajectory in result.trajectories] == ["0", "1", "2"]
 
 
-def test_a_failed_simulation_is_reported_beside_the_others():
-    result = asyncio.run(run_episodes(Sleepy(failing=[1]), None, [request(i) for i in range(3)]))
+def test_a_failed_simulation_is_reported_beside_the_others(inference):
+    result = inference.rollout_batch([request(i) for i in range(3)], Sleepy(failing=[1]))
     assert [trajectory.row["uid"] for trajectory in result.trajectories] == ["0", "2"]
     assert [(failed.uid, str(reason)) for failed, reason in result.failed] == [
         ("1", "the server died three times")
     ]
 
 
-def test_any_other_error_ends_the_batch_and_cancels_the_rest():
+def test_any_other_error_ends_the_batch_and_cancels_the_rest(inference):
     workflow = Sleepy(breaking=[2])
     with pytest.raises(ValueError, match="a bug"):
-        asyncio.run(run_episodes(workflow, None, [request(i) for i in range(3)]))
+        inference.rollout_batch([request(i) for i in range(3)], workflow)
     assert sorted(workflow.cancelled) == ["0", "1"]
 
 
-def test_each_episode_is_counted_when_it_is_done():
+def test_each_episode_is_counted_when_it_is_done(inference):
     done = []
-    asyncio.run(
-        run_episodes(
-            Sleepy(failing=[0]),
-            None,
-            [request(i) for i in range(3)],
-            on_done=lambda request: done.append(request.uid),
-        )
+    inference.rollout_batch(
+        [request(i) for i in range(3)],
+        Sleepy(failing=[0]),
+        on_done=lambda request: done.append(request.uid),
     )
     assert done == ["2", "1", "0"]
 
@@ -203,6 +200,14 @@ class Wrong(RolloutWorkflow):
 
     async def arun_episode(self, engine, data):
         return [1]
+
+
+def test_a_batch_and_submitted_episodes_share_the_number_that_runs_at_once(inference):
+    workflow = Answering()
+    for number in range(3):
+        inference.submit((number, 9), workflow)
+    inference.rollout_batch([(3, 1), (4, 1)], workflow)
+    assert workflow.most_running == inference.at_once == 3
 
 
 def test_error_of_a_later_episode_ends_all_at_once(inference):

@@ -4,8 +4,9 @@ import asyncio
 
 from scripted_text import ByteTokenizer, ScriptedEngine
 
+from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.text_workflow import TextWorkflow
-from siirl.engine.rollout.workflow import EpisodeRequest, run_episodes
+from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 
 ROW = {
@@ -38,7 +39,9 @@ def play(script, *, env="math", arguments=None, requests=None, interrupting=None
     async def episodes():
         async with EnvPool(env, arguments or {}, 1, 4, cluster="local", deadline_s=600) as pool:
             workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), **lengths | settings)
-            running = asyncio.ensure_future(run_episodes(workflow, engine, requests or [request()]))
+            inference = InferenceEngine(engine)
+            inference.advance_on(asyncio.get_running_loop())
+            running = asyncio.ensure_future(inference.episodes(requests or [request()], workflow))
             if interrupting:
                 await interrupting(engine)
             return await running

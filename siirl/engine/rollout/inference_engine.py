@@ -32,19 +32,19 @@ from siirl.engine.rollout.acting import ActRequest, ActResponse
 from siirl.engine.rollout.engine import RolloutEngine
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
 from siirl.engine.rollout.workflow import (
-    Accept,
     Outcome,
     RolloutResult,
     RolloutWorkflow,
-    accepted,
-    run_episode,
-    run_episodes,
+    Trajectory,
+    trajectories_of,
 )
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed
 from siirl.interrupts import STOP
 
 Result = TypeVar("Result")
+Accept = Callable[[Sequence[Trajectory]], bool]
+"""Decides from the trajectories of one episode whether to accept it."""
 
 # Episodes at once without environments: fills a batch and bounds the memory of keys and values.
 AT_ONCE = 64
@@ -149,8 +149,7 @@ class InferenceEngine:
     def submit(self, data: Any, workflow: RolloutWorkflow) -> None:
         """Add an episode; it advances while another method waits for episodes."""
         self.engine.expect(episodes=1, at_once=self.at_once)
-        episode = run_episode(workflow, self.engine, data, permits=self._permits)
-        task = self.loop.create_task(episode)
+        task = self.loop.create_task(self._run_episode(data, workflow))
         task.add_done_callback(self._episode_ended)  # also if it is cancelled before it began
         self._submitted.append(_Submitted(data, task))
 
@@ -196,30 +195,46 @@ class InferenceEngine:
         Rejected episodes are not replaced. If the process receives a stop signal, the episodes are
         cancelled, and the result has only `broken_off`.
         """
+        episodes = self.episodes(data, workflow, should_accept=should_accept, on_done=on_done)
+        return self._run_until_stop(episodes) or RolloutResult(broken_off=STOP.number or 0)
+
+    async def episodes(
+        self,
+        data: Sequence[Any],
+        workflow: RolloutWorkflow,
+        *,
+        should_accept: Accept | None = None,
+        on_done: Callable[[Any], None] = lambda data: None,
+    ) -> RolloutResult:
+        """Run an episode for each entry of `data`, beside those of other calls.
+
+        `at_once` bounds all of them together. Any error but SimulationFailed cancels the other
+        episodes of this call and is raised.
+
+        Args:
+            data: Passed to `arun_episode`, an entry an episode.
+            workflow: Runs an episode.
+            should_accept: Decides by an episode's trajectories; None accepts all.
+            on_done: Called with each entry when its episode is over.
+        """
         self.engine.expect(episodes=len(data), at_once=self.at_once)
 
         def done(entry: Any) -> None:
             self._episode_ended(entry)
             on_done(entry)
 
-        episodes = run_episodes(
-            workflow,
-            self.engine,
-            data,
-            at_once=self.at_once,
-            should_accept=should_accept,
-            on_done=done,
-        )
-        return self._run_until_stop(episodes) or RolloutResult(broken_off=STOP.number or 0)
-
-    async def episodes(self, data: Sequence[Any], workflow: RolloutWorkflow) -> RolloutResult:
-        """Run an episode for each entry of `data`, beside those of other calls; `at_once` bounds
-        all of them together.
-        """
-        self.engine.expect(episodes=len(data), at_once=self.at_once)
-        return await run_episodes(
-            workflow, self.engine, data, permits=self._permits, on_done=self._episode_ended
-        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._run_episode(entry, workflow, on_done=done))
+                    for entry in data
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        result = RolloutResult()
+        for entry, task in zip(data, tasks, strict=True):
+            result.add(entry, _accepted(task.result(), should_accept))
+        return result
 
     def prepare_batch(
         self,
@@ -259,6 +274,22 @@ class InferenceEngine:
                 break
             num_accepted += _add_outcome(result, self._next(None), should_accept)
         return result
+
+    async def _run_episode(
+        self,
+        data: Any,
+        workflow: RolloutWorkflow,
+        *,
+        on_done: Callable[[Any], None] = lambda data: None,
+    ) -> Outcome:
+        """Run one episode when a permit is free; a failed simulation is a result."""
+        try:
+            async with self._permits:
+                return trajectories_of(workflow, await workflow.arun_episode(self.engine, data))
+        except SimulationFailed as failure:
+            return failure
+        finally:
+            on_done(data)
 
     def _episode_ended(self, _: Any) -> None:
         self.engine.episode_ended()
@@ -341,8 +372,15 @@ def _silence_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
         loop.default_exception_handler(context)
 
 
+def _accepted(outcome: Outcome, should_accept: Accept | None) -> Outcome:
+    """`outcome`, or no trajectories if `should_accept` rejects them; None accepts all."""
+    if isinstance(outcome, SimulationFailed) or not outcome or should_accept is None:
+        return outcome
+    return outcome if should_accept(outcome) else []
+
+
 def _add_outcome(result: RolloutResult, entry: _Submitted, should_accept: Accept | None) -> bool:
     """Add a finished episode to `result`; whether it was accepted."""
-    outcome = accepted(entry.task.result(), should_accept)
+    outcome = _accepted(entry.task.result(), should_accept)
     result.add(entry.data, outcome)
     return not isinstance(outcome, SimulationFailed) and bool(outcome)

@@ -1,5 +1,6 @@
 """Episodes as coroutines: `EpisodeRequest` in, `Trajectory` out, run by
-`RolloutWorkflow.arun_episode(engine, data)`; many at once by `run_episodes`.
+`RolloutWorkflow.arun_episode(engine, data)`; many at once by
+`siirl.engine.rollout.inference_engine.InferenceEngine`.
 
 The workflows of the two domains are `embodied_workflow` and `text_workflow`. In both an episode
 requests an action from the engine and passes it to its environment until the episode is over.
@@ -8,8 +9,7 @@ share a forward pass.
 """
 
 import abc
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,6 @@ class RolloutWorkflow(abc.ABC):
         """Run one episode; returns its trajectories, or None if the episode is rejected."""
 
 
-Accept = Callable[[Sequence[Trajectory]], bool]
-"""Decides from the trajectories of one episode whether to accept it."""
 Outcome = list[Trajectory] | SimulationFailed
 """Result of an episode: its trajectories (none if rejected), or why its simulation failed."""
 
@@ -143,73 +141,3 @@ def trajectories_of(workflow: RolloutWorkflow, returned: Any) -> list[Trajectory
                 f"them, or None; got {got}."
             )
     return trajectories
-
-
-async def run_episode(
-    workflow: RolloutWorkflow,
-    engine: Any,
-    data: Any,
-    *,
-    permits: asyncio.Semaphore,
-    on_done: Callable[[Any], None] = lambda data: None,
-) -> Outcome:
-    """Run one episode when `permits` allows it, then call `on_done`.
-
-    A failed simulation is a result; any other error is raised.
-    """
-    try:
-        async with permits:
-            return trajectories_of(workflow, await workflow.arun_episode(engine, data))
-    except SimulationFailed as failure:
-        return failure
-    finally:
-        on_done(data)
-
-
-def accepted(outcome: Outcome, should_accept: Accept | None) -> Outcome:
-    """`outcome`, or no trajectories if `should_accept` rejects them; None accepts all."""
-    if isinstance(outcome, SimulationFailed) or not outcome or should_accept is None:
-        return outcome
-    return outcome if should_accept(outcome) else []
-
-
-async def run_episodes(
-    workflow: RolloutWorkflow,
-    engine: Any,
-    requests: Sequence[Any],
-    *,
-    at_once: int | None = None,
-    permits: asyncio.Semaphore | None = None,
-    should_accept: Accept | None = None,
-    on_done: Callable[[Any], None] = lambda request: None,
-) -> RolloutResult:
-    """Run all `requests` concurrently; `on_done` is called after each.
-
-    Any error but SimulationFailed ends the batch: the other episodes are cancelled, and the error
-    is raised.
-
-    Args:
-        workflow: Runs an episode.
-        engine: Passed to the workflow.
-        requests: Passed to `arun_episode` as data, one per episode.
-        at_once: Episodes that may run at the same time; None: limited by the workflow's pool.
-        permits: Bounds episodes over several calls, instead of `at_once`.
-        should_accept: Decides by an episode's trajectories; None accepts all.
-        on_done: Called with each request when its episode is over.
-    """
-    permits = permits or asyncio.Semaphore(at_once or len(requests) or 1)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    run_episode(workflow, engine, request, permits=permits, on_done=on_done)
-                )
-                for request in requests
-            ]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    result = RolloutResult()
-    for request, task in zip(requests, tasks, strict=True):
-        result.add(request, accepted(task.result(), should_accept))
-    return result
