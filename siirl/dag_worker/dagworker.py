@@ -27,7 +27,7 @@ from siirl.dag_worker.colocated_buffer import ColocatedBuffer
 from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
-from siirl.dag_worker.metric_worker import MetricWorker, plain_record
+from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.rewards import place_rewards
 from siirl.dag_worker.step_trace import traced_step
@@ -269,7 +269,9 @@ class DAGWorker:
         for number, group in self.groups.groups.items():
             group.context.collector.write_recordings({})
             version = {"policy/version": float(group.context.weights.version)}
-            self._record(number, version | held_bytes(group.context))
+            self.metrics.record(
+                version | held_bytes(group.context), prefix=self.groups.prefix(number)
+            )
         self.groups.end_step()
         self._before = None
         STOP.hold(False)
@@ -305,7 +307,7 @@ class DAGWorker:
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         place_rewards(output.batch, before=batch)
-        self._record(node.agent_group, output.metrics)
+        self.metrics.record(output.metrics, prefix=self.groups.prefix(node.agent_group))
         self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - begin})
         return output
 
@@ -318,13 +320,6 @@ class DAGWorker:
                 "run a graph's nodes in the same order."
             )
 
-    def _record(self, group: int, metrics: Any) -> None:
-        """Keep the metrics of an agent group, with its prefix."""
-        prefix = self.groups.prefix(group)
-        if prefix:
-            metrics = {f"{prefix}{name}": value for name, value in plain_record(metrics).items()}
-        self.metrics.record(metrics)
-
     def _prompts(self, group: int, more: int = 0) -> TensorDict:
         """This rank's prompts of the step for an agent group, or of `more` additional ones."""
         context = self.groups.of(group).context
@@ -333,7 +328,7 @@ class DAGWorker:
             context.round += 1
             context.drawn_prompts += more
         prompts = loader.draw(more or context.config.data.train_batch_size)
-        self._record(group, loader.metrics())
+        self.metrics.record(loader.metrics(), prefix=self.groups.prefix(group))
         return Samples2Dict([Sample(task.columns()) for task in prompts])
 
     def _evaluate(self) -> Iterator[Event]:
@@ -346,7 +341,7 @@ class DAGWorker:
                     found = group.validator.evaluate(
                         step=self.global_steps, greedy=greedy, record=not greedy
                     )
-                    self._record(number, found)
+                    self.metrics.record(found, prefix=self.groups.prefix(number))
         self.metrics.record({"time/evaluation_s": time.perf_counter() - begin})
         self._evaluation_due = False
 

@@ -45,9 +45,13 @@ class MetricWorker:
         self._warned: set[str] = set()
         self._warnings: list[str] = []
 
-    def record(self, metrics: Any) -> None:
-        """Keep `metrics`, a mapping from names to numbers, until the end of the step."""
-        self._records.append(plain_record(metrics))
+    def record(self, metrics: Any, *, prefix: str = "") -> None:
+        """Keep `metrics`, a mapping from names to numbers, until the end of the step.
+
+        `prefix` precedes their names: that of an agent group.
+        """
+        record = plain_record(metrics)
+        self._records.append({f"{prefix}{name}": value for name, value in record.items()})
 
     @property
     def records(self) -> tuple[Record, ...]:

@@ -5,13 +5,17 @@ calls there, checks that the results agree, and then makes the failed call. The 
 again. An episode that cannot be replayed fails, unless its reset failed: then it starts anew.
 """
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import numpy as np
 
 from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
 from siirl.env_server import answer_checks
-from siirl.env_server.episode_record import Call, EpisodeRecord, difference, own_actions, sample
+from siirl.env_server.replay_samples import difference, sample
 from siirl.env_server.server import Request
 from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.tally import Tally
@@ -21,6 +25,47 @@ from siirl.occupation import OCCUPATION
 logger = logging.getLogger(__name__)
 
 UNREPLAYABLE = "its server failed, and the environment's spec says replayable=False"
+
+
+class Call(NamedTuple):
+    """An answered call of an episode, for replay."""
+
+    method: Literal["reset", "step_chunk"]
+    arguments: tuple[Any, ...]
+    outcome: Any
+    """Sample of the result, for comparison."""
+
+
+@dataclass
+class EpisodeRecord:
+    """One episode of one slot."""
+
+    seed: int
+    options: dict[str, Any]
+    calls: list[Call] = field(default_factory=list)
+    """Calls answered so far, `reset` first."""
+    generation: int | None = None
+    """Generation of the server that runs this episode; None before the first call."""
+    faults: int = 0
+    """Server failures charged to this episode."""
+    ended: bool = False
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of actions executed so far."""
+        return max(0, len(self.calls) - 1)
+
+    def add(
+        self,
+        method: Literal["reset", "step_chunk"],
+        arguments: tuple[Any, ...],
+        result: tuple[Any, ...],
+    ) -> None:
+        """Record an answered call, and whether it ended the episode."""
+        self.calls.append(Call(method, arguments, sample(result[:-1])))
+        if method == "step_chunk":
+            _, _, terminated, truncated, _ = result
+            self.ended = bool(terminated or truncated)
 
 
 class Slot:
@@ -217,3 +262,8 @@ class Slot:
         )
         logger.error(message)
         raise SimulationFailed(message)
+
+
+def own_actions(actions: Any) -> Any:
+    """A copy of a chunk, so that later changes by the caller do not affect the record."""
+    return actions.copy() if isinstance(actions, np.ndarray) else copy.deepcopy(list(actions))

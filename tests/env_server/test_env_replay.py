@@ -5,13 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from siirl.env_server.episode_record import (
-    SAMPLE_SIZE,
-    EpisodeRecord,
-    difference,
-    own_actions,
-    sample,
-)
+from siirl.env_server.replay_samples import SAMPLE_SIZE, difference, sample
+from siirl.env_server.slot import EpisodeRecord, own_actions
 
 
 @given(hnp.arrays(st.sampled_from([np.uint8, np.float32, np.int64]), hnp.array_shapes(max_side=40)))

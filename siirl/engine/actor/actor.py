@@ -12,6 +12,7 @@ log-probs differ by more than rounding is stopped (`require_agreement`).
 
 # B row (trajectory), T token
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -125,8 +126,11 @@ class Actor:
             for number, rows in enumerate(parts):
                 # The weights are those of rollout only before the first step.
                 acted = epoch == 0 and number == 0
-                loss = self.loss.of_micro_batch(
-                    old_column=old_column, gap=acted, version=policy_version
+                loss = functools.partial(
+                    self.loss.of_micro_batch,
+                    old_column=old_column,
+                    gap=acted,
+                    version=policy_version,
                 )
                 steps.append(self._step(columns[rows], loss, old_column))
         if self.observe is not None:

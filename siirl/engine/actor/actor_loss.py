@@ -9,7 +9,7 @@ refuses every wrong configuration when it is made.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -194,71 +194,73 @@ class ActorLoss:
         )
 
     def of_micro_batch(
-        self, *, old_column: str | None, gap: bool, version: int | None
-    ) -> Callable[[TokenScores, TensorDict], LossSum]:
-        """The loss function for the engine.
+        self,
+        scores: TokenScores,
+        rows: TensorDict,
+        *,
+        old_column: str | None,
+        gap: bool,
+        version: int | None,
+    ) -> LossSum:
+        """The loss of a micro-batch as a sum, for `TrainEngine.train_batch`.
 
         Args:
+            scores: Of the current weights, with gradient.
+            rows: The micro-batch.
             old_column: Column of old log-probs; None: the current ones, detached.
             gap: Whether the weights are those of rollout, so that training and rollout log-probs
                 can be compared.
             version: Version of these weights; rows of other versions are left out of the
                 comparison. None: no row is left out.
         """
-
-        def loss(scores: TokenScores, rows: TensorDict) -> LossSum:
-            kept_BT = as_bool_mask(rows["response_mask"])
-            log_probs_BT = scores.log_probs_BT
-            old_BT = (
-                log_probs_BT.detach()
-                if old_column is None
-                else rows[old_column].to(log_probs_BT.dtype)
-            )
-            # Check log-probs first, so that a user's loss is not blamed for the model's.
-            log_ratio_BT = log_ratio(
-                log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
-            )
-            available = self._arguments(rows, log_probs_BT, old_BT, kept_BT)
-            result = policy_loss(name=self.name, available=available)
-            tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}
-            if self.weighted:
-                tokens_BT["importance_weight"] = available["importance_weights_BT"]
-            loss_BT = result.loss_BT - self.config.entropy_coef * scores.entropy_BT
-            if self.uses_kl:
-                tokens_BT["kl_loss"] = kl_estimate(
-                    log_probs_BT=log_probs_BT,
-                    ref_log_probs_BT=rows["ref_log_prob"],
-                    mask_BT=kept_BT,
-                    name=self.config.kl_loss_type,
-                )
-                loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
-            maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
-            sums = {
-                f"actor/{name}": torch.where(kept_BT, value.detach(), 0.0).sum()
-                for name, value in tokens_BT.items()
-            }
-            if gap and "rollout_log_probs" in rows:
-                gap_BT, compared_BT = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
-                maxima[LARGEST_GAP] = gap_BT.max()
-                sums |= {MEAN_GAP: gap_BT.sum(), COMPARED: compared_BT.sum()}
-            aggregated = functools.partial(
-                aggregate_loss,
+        kept_BT = as_bool_mask(rows["response_mask"])
+        log_probs_BT = scores.log_probs_BT
+        old_BT = (
+            log_probs_BT.detach() if old_column is None else rows[old_column].to(log_probs_BT.dtype)
+        )
+        # Check log-probs first, so that a user's loss is not blamed for the model's.
+        log_ratio_BT = log_ratio(
+            log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
+        )
+        available = self._arguments(rows, log_probs_BT, old_BT, kept_BT)
+        result = policy_loss(name=self.name, available=available)
+        tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}
+        if self.weighted:
+            tokens_BT["importance_weight"] = available["importance_weights_BT"]
+        loss_BT = result.loss_BT - self.config.entropy_coef * scores.entropy_BT
+        if self.uses_kl:
+            tokens_BT["kl_loss"] = kl_estimate(
+                log_probs_BT=log_probs_BT,
+                ref_log_probs_BT=rows["ref_log_prob"],
                 mask_BT=kept_BT,
-                mode=self.aggregation,
-                denominator=1.0,
-                horizon=self.horizon,
+                name=self.config.kl_loss_type,
             )
-            return LossSum(
-                loss=aggregated(loss_BT=loss_BT),
-                sums={
-                    "tokens": kept_BT.sum(),
-                    "pg_loss": aggregated(loss_BT=result.loss_BT),
-                    **sums,
-                },
-                maxima=maxima,
-            )
-
-        return loss
+            loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
+        maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
+        sums = {
+            f"actor/{name}": torch.where(kept_BT, value.detach(), 0.0).sum()
+            for name, value in tokens_BT.items()
+        }
+        if gap and "rollout_log_probs" in rows:
+            gap_BT, compared_BT = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
+            maxima[LARGEST_GAP] = gap_BT.max()
+            sums |= {MEAN_GAP: gap_BT.sum(), COMPARED: compared_BT.sum()}
+        aggregated = functools.partial(
+            aggregate_loss,
+            mask_BT=kept_BT,
+            mode=self.aggregation,
+            denominator=1.0,
+            horizon=self.horizon,
+        )
+        return LossSum(
+            loss=aggregated(loss_BT=loss_BT),
+            sums={
+                "tokens": kept_BT.sum(),
+                "pg_loss": aggregated(loss_BT=result.loss_BT),
+                **sums,
+            },
+            maxima=maxima,
+        )
 
     def _importance_weights(
         self, rows: TensorDict, old_BT: torch.Tensor, kept_BT: torch.Tensor

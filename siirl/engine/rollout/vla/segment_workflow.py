@@ -29,7 +29,7 @@ from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
-from siirl.env_server.episode_record import difference, sample
+from siirl.env_server.replay_samples import difference, sample
 from siirl.env_server.slot import Slot
 from siirl.errors import SimulationFailed
 

@@ -1,15 +1,13 @@
-"""Record of an episode for its replay: seed, options, action chunks, and samples of the results.
+"""Small samples of an environment's results, and their comparison after a replay.
 
 A replay requires that seed and actions determine the episode. `difference` checks this: it compares
-the replayed results with a small sample of the first ones, because keeping every image would cost
-more than the simulation.
+the replayed results with samples of the first ones, because keeping every image would cost more
+than the simulation.
 """
 
-import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,52 +17,6 @@ IMAGE_TOLERANCE = 8  # of 255 levels: graphics drivers of two nodes round differ
 # Processors of two nodes round differently too; a diverged episode differs by more.
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-5
-
-
-class Call(NamedTuple):
-    """An answered call of an episode, for replay."""
-
-    method: Literal["reset", "step_chunk"]
-    arguments: tuple[Any, ...]
-    outcome: Any
-    """Sample of the result, for comparison."""
-
-
-@dataclass
-class EpisodeRecord:
-    """One episode of one slot."""
-
-    seed: int
-    options: dict[str, Any]
-    calls: list[Call] = field(default_factory=list)
-    """Calls answered so far, `reset` first."""
-    generation: int | None = None
-    """Generation of the server that runs this episode; None before the first call."""
-    faults: int = 0
-    """Server failures charged to this episode."""
-    ended: bool = False
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks of actions executed so far."""
-        return max(0, len(self.calls) - 1)
-
-    def add(
-        self,
-        method: Literal["reset", "step_chunk"],
-        arguments: tuple[Any, ...],
-        result: tuple[Any, ...],
-    ) -> None:
-        """Record an answered call, and whether it ended the episode."""
-        self.calls.append(Call(method, arguments, sample(result[:-1])))
-        if method == "step_chunk":
-            _, _, terminated, truncated, _ = result
-            self.ended = bool(terminated or truncated)
-
-
-def own_actions(actions: Any) -> Any:
-    """A copy of a chunk, so that later changes by the caller do not affect the record."""
-    return actions.copy() if isinstance(actions, np.ndarray) else copy.deepcopy(list(actions))
 
 
 def sample(value: Any) -> Any:
