@@ -89,7 +89,7 @@ def own_outcomes(batch: TensorDict, *, ranks: Collectives) -> EpisodeOutcomes:
         },
         response_length_B=None
         if attention_mask is None
-        else attention_mask[:, -batch["responses"].shape[1] :].sum(dim=1).long().numpy(),
+        else attention_mask[:, -batch["response_mask"].shape[1] :].sum(dim=1).long().numpy(),
         graded_B=None if "graded" not in batch.keys() else batch["graded"].numpy(),
         total=int(ranks.sum(torch.tensor(float(rows)))),
     )

@@ -213,9 +213,9 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
     reasons = ", ".join(
         f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items()
     )
-    return "Policy not updated: rewards within each group were identical" + (
-        f" ({reasons})" if reasons else ""
-    )
+    left = metrics.get("reward/score") != [] and not metrics.get("advantage/abs_mean")
+    cause = "rewards within each group were identical" if left else "no trajectory was left"
+    return f"Policy not updated: {cause}" + (f" ({reasons})" if reasons else "")
 
 
 def stage_line(metrics: Mapping[str, Reduced], *, room: int = 80) -> str:

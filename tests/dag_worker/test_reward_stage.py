@@ -77,7 +77,6 @@ def batch(*responses, first: int = 0) -> TensorDict:
             "index": torch.zeros(count, dtype=torch.int64),
             "complete": torch.tensor([True, False, False])[:count],
             "env_return": torch.zeros(count),
-            "responses": torch.zeros((count, 3), dtype=torch.int64),
             "response_mask": torch.tensor(MASK)[:count],
             "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])[
                 :count

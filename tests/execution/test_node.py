@@ -64,6 +64,12 @@ def test_other_results_are_refused():
         compute_node(lambda batch: None).run(batch={})
 
 
+@pytest.mark.parametrize("more", [-1, 1.5, None])
+def test_only_a_whole_number_of_further_prompts_is_accepted(more):
+    with pytest.raises(InvariantError, match=rf"'under_test' returned more_prompts={more}: return"):
+        compute_node(lambda batch: NodeOutput(batch, more_prompts=more)).run(batch={})
+
+
 def test_node_without_function_passes_the_batch_on():
     batch = {"a": 1}
     assert compute_node(None).run(batch=batch).batch is batch

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral
 from operator import methodcaller
 from typing import Any
 
@@ -294,6 +295,12 @@ class Node:
             raise InvariantError(
                 f"{describe(function)} of {self.label} returned {type(output.batch).__name__}. "
                 "Return NodeOutput(batch=..., metrics=...) or the batch."
+            )
+        more = output.more_prompts
+        if not isinstance(more, Integral) or more < 0:
+            raise InvariantError(
+                f"{describe(function)} of {self.label} returned more_prompts={more!r}: return a "
+                "whole number, 0 for none."
             )
         return output
 
