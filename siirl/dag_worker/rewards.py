@@ -14,6 +14,7 @@ their row, which keeps the row's sum.
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager, RewardScores
 from siirl.engine.reward_manager.text_parts import TEXT_COLUMNS
 from siirl.engine.training.collectives import Collectives
-from siirl.errors import TensorError, TooManyFailures
+from siirl.errors import InvariantError, TensorError, TooManyFailures
 from siirl.reporting.metrics import Unusable, Value
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ def score_rows(
         scores = reward.score(outcomes)
     else:
         outcomes, scores = started
+    _require_unique(outcomes.uid_B)
     uids = texts(batch, "uid") if len(batch) else []
     reasons = {outcomes.uid_B[position]: reason for position, reason in scores.failed.items()}
     seen = {
@@ -165,6 +167,15 @@ def score_rows(
         metrics={**plain_record(scores.metrics), **others},
         reward_by_uid=by_uid,
     )
+
+
+def _require_unique(uids: Sequence[str]) -> None:
+    [(uid, count)] = Counter(uids).most_common(1) or [("", 0)]
+    if count > 1:
+        raise InvariantError(
+            f"{count} rows have the uid {uid!r}, by which rewards are given to rows. A node before "
+            "the reward changed the column uid, or repeated rows: repeat them after the reward."
+        )
 
 
 def columns_of_parts(

@@ -21,7 +21,7 @@ from siirl.engine.reward_manager import TextRewardManager
 from siirl.engine.reward_manager.embodied_rewards import SuccessReward
 from siirl.engine.reward_manager.text_parts import EnvironmentPart, PartScores
 from siirl.engine.training.collectives import OneProcess
-from siirl.errors import TooManyFailures
+from siirl.errors import InvariantError, TooManyFailures
 from siirl.execution.dag import load_workflow_file
 from siirl.params import SiiRLArguments
 from siirl.params.reward_args import RewardPart
@@ -97,6 +97,13 @@ def test_the_weighted_score_is_at_the_last_token():
         output.batch["token_level_rewards"].tolist() == output.batch["token_level_scores"].tolist()
     )
     assert output.metrics["reward/failed"] == 0.0
+
+
+def test_two_rows_with_one_uid_are_refused():
+    rows = batch("3", "5", "7")
+    rows["uid"] = NonTensorStack("a", "b", "a")
+    with pytest.raises(InvariantError, match=r"2 rows have the uid 'a'.*changed the column uid"):
+        compute_reward(batch=rows, context=context())
 
 
 def test_step_rewards_keep_their_place_and_the_rest_of_the_reward_is_at_the_end():

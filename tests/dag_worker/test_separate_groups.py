@@ -11,7 +11,7 @@ from siirl.dag_worker import stages
 from siirl.dag_worker.manifest import STATE_FILE, resolve_checkpoint
 from siirl.dag_worker.separate import training_side
 from siirl.data_coordinator.protocol.batch import select_rows, texts
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, InvariantError
 from tests.dag_worker.one_process import run, untimed
 from tests.dag_worker.two_groups import TwoGroups, run_groups
 
@@ -113,6 +113,31 @@ def test_a_stream_runs_the_nodes_before_and_after_its_rollouts(tmp_path):
     job = branches(tmp_path, *PAIR, "trainer.max_staleness=1")
     steps = run_groups(tmp_path / "run", job)
     assert [step.metrics["actor/updates"] > 0 for step in steps if step.step] == [True, True]
+
+
+def moves_index(batch):
+    batch["index"] = batch["index"] + 1000
+    return batch
+
+
+def raises_version(batch):
+    batch["policy_version"] = batch["policy_version"] + 7
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("moves_index", r"prompt with index 100\d, and the prompts that are run have \[\d\]"),
+        ("raises_version", "policy_version=7, which never acted on this rank"),
+    ],
+)
+def test_rows_of_no_running_prompt_or_version_are_refused(tmp_path, function, words):
+    job = branches(tmp_path, *PAIR, "trainer.max_staleness=1")
+    file = tmp_path / "own.yaml"
+    file.write_text(file.read_text().replace(f"{OWN}:check", f"{OWN}:{function}"))
+    with pytest.raises(InvariantError, match=words):
+        run_groups(tmp_path / "run", job)
 
 
 def rolls_out(batch, context):

@@ -23,13 +23,18 @@ from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt
 from siirl.engine.rollout.workflow import RolloutResult
-from siirl.errors import ConfigError, TooManyFailures
+from siirl.errors import ConfigError, InvariantError, TooManyFailures
 from siirl.execution.dag import Node, NodeOutput, TaskGraph
 from siirl.interrupts import Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.reporting.metrics import Value
 
 REPORT_EVERY_S = 1.0  # in stream mode: counts over shorter times are noise
+
+KEEP = (
+    "A node of your own in the group 'rollout' puts out rows of its input, with the columns index, "
+    "uid and policy_version as they are."
+)
 
 Entry = tuple[Prompt, SampleInfo, Any, int]
 """See `Exchange.put`."""
@@ -182,7 +187,7 @@ class PromptRunner:
         """Keep the rows of each prompt for the training ranks; PUT_TO_BUFFER nodes call it."""
         rows: dict[int, list[Sample]] = {group: [] for group in self._prompts}
         for sample in Dict2Samples(batch) if len(batch) else ():
-            rows[int(sample.columns["index"])].append(sample)
+            rows[self._prompt_of(sample.columns)].append(sample)
         prompts, self._prompts = self._prompts, {}
         for group, samples in rows.items():
             self._entries.append(self._entry(prompts[group], samples))
@@ -196,10 +201,26 @@ class PromptRunner:
         reference = self.line.store(columns_of(samples)) if samples else None
         return prompt, info, reference, self.copies.step if step is None else step
 
+    def _prompt_of(self, columns: Mapping[str, Any]) -> int:
+        """Key in `_prompts` of the prompt of a row."""
+        index = int(columns["index"])
+        if index not in self._prompts:
+            raise InvariantError(
+                f"A row belongs to the prompt with index {index}, and the prompts that are run "
+                f"have {sorted(self._prompts)}. {KEEP}"
+            )
+        return index
+
     def _step_of(self, columns: Mapping[str, Any]) -> int:
         """Training step behind the oldest weights that acted in a row."""
         player = int(columns.get("agent_group", self.group))
-        return self.copies.step_of(player, int(columns["policy_version"]))
+        version = int(columns["policy_version"])
+        try:
+            return self.copies.step_of(player, version)
+        except KeyError:
+            raise InvariantError(
+                f"A row has policy_version={version}, which never acted on this rank. {KEEP}"
+            ) from None
 
     def _take_entries(self) -> list[Entry]:
         entries, self._entries = self._entries, []
