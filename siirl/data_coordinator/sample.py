@@ -21,7 +21,7 @@ from siirl.data_coordinator.protocol.batch import extents_of
 from siirl.data_coordinator.protocol.batch_columns import Layout, column
 from siirl.data_coordinator.protocol.padding import RAGGED, Extent, row_extents
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.errors import InvariantError
+from siirl.errors import ConfigError, InvariantError
 
 __all__ = ["Dict2Samples", "Sample", "SampleInfo", "Samples2Dict", "row_infos"]
 
@@ -237,6 +237,12 @@ def _pad(name: str, values: Sequence[Any], places: Places) -> torch.Tensor:
 
 def _stack(name: str, values: Sequence[Any]) -> torch.Tensor:
     arrays = [_with_torch_dtype(column(name).array(value, name=name)) for value in values]
+    if arrays[0].dtype == object:
+        raise ConfigError(
+            f"Column {name!r} has a {type(values[0]).__name__} in each row. Columns that pass "
+            "between processes have numbers, arrays or strings: encode it, for example with "
+            "json.dumps."
+        )
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise InvariantError(

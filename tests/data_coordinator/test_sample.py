@@ -208,3 +208,9 @@ def test_bfloat16_comes_back_as_float32():
         batch_size=[1],
     )
     assert Samples2Dict(Dict2Samples(batch))["video_embedding"].dtype is torch.float32
+
+
+def test_a_column_of_other_objects_is_refused_with_its_name():
+    samples = [Sample({"uid": name, "notes": {"hint": 3}}) for name in ("a", "b")]
+    with pytest.raises(ConfigError, match=r"Column 'notes' has a dict in each row\..*json\.dumps"):
+        Samples2Dict(samples)
