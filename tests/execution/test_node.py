@@ -1,12 +1,13 @@
 """A node calls its function by name, on a copy of the batch, and checks columns at both ends."""
 
 import pickle
+import sys
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from siirl.errors import ConfigError, InvariantError
+from siirl.errors import ConfigError, InvariantError, RunFailed
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeStatus, NodeType, columns
 
 
@@ -68,6 +69,11 @@ def test_other_results_are_refused():
 def test_only_a_whole_number_of_further_prompts_is_accepted(more):
     with pytest.raises(InvariantError, match=rf"'under_test' returned more_prompts={more}: return"):
         compute_node(lambda batch: NodeOutput(batch, more_prompts=more)).run(batch={})
+
+
+def test_a_function_that_exits_fails_the_run():
+    with pytest.raises(RunFailed, match=r"node 'under_test' called ended with sys\.exit\(3\)"):
+        compute_node(lambda batch: sys.exit(3)).run(batch={})
 
 
 def test_node_without_function_passes_the_batch_on():

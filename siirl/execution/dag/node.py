@@ -17,7 +17,7 @@ from numbers import Integral
 from operator import methodcaller
 from typing import Any
 
-from siirl.errors import ConfigError, InvariantError
+from siirl.errors import ConfigError, InvariantError, RunFailed
 from siirl.execution.dag.columns import Columns, column_set, declared_columns
 from siirl.execution.dag.function_names import (
     arguments_for,
@@ -249,6 +249,12 @@ class Node:
             self.status = NodeStatus.FAILED
             error.add_note(f"(while {self.label} ran)")
             raise
+        except SystemExit as error:  # it would end the run without a word
+            self.status = NodeStatus.FAILED
+            raise RunFailed(
+                f"A function that {self.label} called ended with sys.exit({error.code!r}): raise "
+                "an error instead, which says why."
+            ) from error
         self.status = NodeStatus.COMPLETED
 
     def _check_filter(self, filter_plugin: Callable[..., bool]) -> None:
