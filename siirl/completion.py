@@ -22,8 +22,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.command_help import described
 from siirl.params.config_groups import OPTIONAL_GROUPS, options
-from siirl.params.exit_status import REFUSED, end, end_without_reader
-from siirl.params.refusals import REFUSALS
+from siirl.params.exit_status import exit_status
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
 
@@ -200,18 +199,16 @@ def _fill(template: str, parts: Mapping[str, str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the script of the named shell; return the exit status: 0 done, 2 refused."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if {"--help", "-h"} & set(words):
-            print(described(__doc__, "siirl.completion"), flush=True)
-        elif len(words) != 1:
-            raise ConfigError("Which shell? Type: siirl completion bash, zsh or fish.")
-        else:
-            print(script(words[0]), end="", flush=True)
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except BrokenPipeError:
-        return end_without_reader()
-    return 0
+    return exit_status(lambda: _print(words), what="the completion")
+
+
+def _print(words: Sequence[str]) -> None:
+    if {"--help", "-h"} & set(words):
+        print(described(__doc__, "siirl.completion"), flush=True)
+    elif len(words) != 1:
+        raise ConfigError("Which shell? Type: siirl completion bash, zsh or fish.")
+    else:
+        print(script(words[0]), end="", flush=True)
 
 
 def command() -> None:

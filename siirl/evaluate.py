@@ -17,16 +17,14 @@ import sys
 from collections.abc import Sequence
 
 from siirl import interrupts
-from siirl.errors import SiirlError, UnknownNameError
+from siirl.errors import UnknownNameError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
+from siirl.params.exit_status import exit_status
 from siirl.params.own_words import Word, split_words
 from siirl.params.paths import named_policy, usable_path
-from siirl.params.refusals import REFUSALS
-from siirl.params.terminal_lines import say
 
 WORDS = {
     "checkpoint": Word(
@@ -45,33 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(words):
         print(help_of_words(__doc__, "siirl.evaluate", WORDS), flush=True)
         return 0
-    try:
-        note_repeated(words)
-        own, words = split_words(words, WORDS)
-        checkpoint, actions, resume = (own[name] for name in WORDS)
-        if actions not in ACTIONS:
-            raise UnknownNameError.of(kind="value of actions=", name=actions, known=ACTIONS)
-        policy = named_policy(checkpoint)
-        before = usable_path(resume, key="resume") if resume else None
-        # slow: imports torch; Ctrl-C works meanwhile
-        from siirl.jobs.evaluation import evaluate
-
-        evaluate(policy, words, kinds=ACTIONS[actions], resume=before)
-    except REFUSALS as error:
-        return _end(REFUSED, str(error))
-    except SiirlError as error:
-        return _end(FAILED, f"the evaluation failed: {error}")
-    except KeyboardInterrupt as interrupt:
-        return _end(interrupted(interrupt), "interrupted")
-    except BrokenPipeError:
-        return end_without_reader()
-    return 0
+    # the notes of a run folder describe how to resume training
+    return exit_status(lambda: _evaluate(words), what="the evaluation", notes=False)
 
 
-def _end(status: int, sentence: str) -> int:
-    """Print the error without the run folder's notes, which describe how to resume training."""
-    say(f"siirl: {sentence}")
-    return status
+def _evaluate(words: list[str]) -> None:
+    note_repeated(words)
+    own, words = split_words(words, WORDS)
+    checkpoint, actions, resume = (own[name] for name in WORDS)
+    if actions not in ACTIONS:
+        raise UnknownNameError.of(kind="value of actions=", name=actions, known=ACTIONS)
+    policy = named_policy(checkpoint)
+    before = usable_path(resume, key="resume") if resume else None
+    # slow: imports torch; Ctrl-C works meanwhile
+    from siirl.jobs.evaluation import evaluate
+
+    evaluate(policy, words, kinds=ACTIONS[actions], resume=before)
 
 
 def command() -> None:

@@ -42,11 +42,10 @@ from siirl.params.command_help import argument_parser, integer, path_flag
 from siirl.params.command_line import note_repeated
 from siirl.params.documents import is_count, read_object
 from siirl.params.env_args import LARGEST_PICTURE
-from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.exit_status import FAILED, exit_status
 from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
-from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 from siirl.reporting.agent_folders import hint, run_of_recordings
 from siirl.reporting.console import cell, narrow_table
@@ -77,36 +76,32 @@ Outcome = tuple[bool | None, int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     flags = _parser().parse_intermixed_args(argv)
-    try:
-        _check_read(flags)
-        _fill_in(flags)
-        check_frames(flags)
-        note_repeated(flags.overrides)
-        if flags.lerobot is not None and flags.uid is not None and "=" in flags.uid:
-            flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]  # all episodes
-        rows = recorded(flags.folder)
-        if flags.lerobot is not None:
-            from siirl.jobs.recorded_data_set import write_recorded  # pyarrow takes a while
+    failures = (SiirlError, OSError, ValueError, RuntimeError)
+    return exit_status(lambda: _run(flags), what="the replay", failures=failures)
 
-            return write_recorded(flags, rows, recording_of=recording_of)
-        if flags.uid is None:
-            show(rows)
-            return 0
-        return replay(
-            flags.folder,
-            _find(rows, flags.uid),
-            flags.overrides,
-            FrameRequest(flags.every, flags.size),
-            flags.output,
-        )
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except BrokenPipeError:
-        return end_without_reader()
-    except (SiirlError, OSError, ValueError, RuntimeError) as error:
-        return end(FAILED, f"the replay failed: {error}", error)
-    except KeyboardInterrupt as interrupt:
-        return end(interrupted(interrupt), "interrupted", interrupt)
+
+def _run(flags: argparse.Namespace) -> int:
+    _check_read(flags)
+    _fill_in(flags)
+    check_frames(flags)
+    note_repeated(flags.overrides)
+    if flags.lerobot is not None and flags.uid is not None and "=" in flags.uid:
+        flags.uid, flags.overrides = None, [flags.uid, *flags.overrides]  # all episodes
+    rows = recorded(flags.folder)
+    if flags.lerobot is not None:
+        from siirl.jobs.recorded_data_set import write_recorded  # pyarrow takes a while
+
+        return write_recorded(flags, rows, recording_of=recording_of)
+    if flags.uid is None:
+        show(rows)
+        return 0
+    return replay(
+        flags.folder,
+        _find(rows, flags.uid),
+        flags.overrides,
+        FrameRequest(flags.every, flags.size),
+        flags.output,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,15 +17,13 @@ import sys
 from collections.abc import Sequence
 
 from siirl import interrupts
-from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.exit_status import exit_status
 from siirl.params.own_words import Word, split_words, whole_number
 from siirl.params.paths import named_policy
-from siirl.params.refusals import REFUSALS
 
 WORDS = {
     "checkpoint": Word("", "policy folder, checkpoint, or run folder", "PATH"),
@@ -41,23 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(words):
         print(help_of_words(__doc__, "siirl.reward_check", WORDS), flush=True)
         return 0
-    try:
-        note_repeated(words)
-        own, words = split_words(words, WORDS)
-        steps = whole_number("steps", own["steps"], least=1, most=MOST_STEPS)
-        policy = named_policy(own["checkpoint"])
-        from siirl.jobs.reward_ranking import check_reward  # slow: imports torch
+    return exit_status(lambda: _check(words), what="the check")
 
-        check_reward(policy, words, steps=steps)
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except SiirlError as error:
-        return end(FAILED, f"the check failed: {error}", error)
-    except KeyboardInterrupt as interrupt:
-        return end(interrupted(interrupt), "interrupted", interrupt)
-    except BrokenPipeError:
-        return end_without_reader()
-    return 0
+
+def _check(words: list[str]) -> None:
+    note_repeated(words)
+    own, words = split_words(words, WORDS)
+    steps = whole_number("steps", own["steps"], least=1, most=MOST_STEPS)
+    policy = named_policy(own["checkpoint"])
+    from siirl.jobs.reward_ranking import check_reward  # slow: imports torch
+
+    check_reward(policy, words, steps=steps)
 
 
 def command() -> None:

@@ -27,11 +27,10 @@ from siirl.interrupts import STOP, leave
 from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.exit_status import exit_status
 from siirl.params.own_words import Word, split_words, whole_number
 from siirl.params.paths import usable_path
 from siirl.params.printable import printable
-from siirl.params.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from envs.base import EnvSpec
@@ -102,20 +101,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(words):
         print(help_of_words(__doc__, "siirl.serve", WORDS), flush=True)
         return 0
-    try:
-        note_repeated(words)
-        own, words = split_words(words, WORDS)
-        if not any(word.startswith(("env=", "env.name=")) for word in words):
-            raise ConfigError("No environment given. Set env=NAME: siirl serve env=math port=8000.")
-        serve(Place.of(own), words)
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except (SiirlError, OSError) as error:
-        return end(FAILED, f"the server failed: {error}", error)
-    except KeyboardInterrupt as interrupt:
-        return end(interrupted(interrupt), "interrupted", interrupt)
-    except BrokenPipeError:
-        return end_without_reader()
+    return exit_status(lambda: _serve(words), what="the server", failures=(SiirlError, OSError))
+
+
+def _serve(words: list[str]) -> int:
+    note_repeated(words)
+    own, words = split_words(words, WORDS)
+    if not any(word.startswith(("env=", "env.name=")) for word in words):
+        raise ConfigError("No environment given. Set env=NAME: siirl serve env=math port=8000.")
+    serve(Place.of(own), words)
     return 0 if STOP.number is None else 128 + STOP.number
 
 

@@ -11,14 +11,12 @@ import sys
 from collections.abc import Sequence
 
 from siirl import interrupts, program
-from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_line import Action, CommandLine, note_repeated, read_command_line
-from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.exit_status import exit_status
 from siirl.params.help import commented, help_text
 from siirl.params.parser import Parsed, parse, to_yaml
-from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say, text_columns
 from siirl.params.threads import short_waits
 
@@ -27,17 +25,8 @@ USAGE = "[group=option ...] [key=value ...]: train a policy (default: the demo)"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name) and return the exit status."""
-    try:
-        _run(read_command_line(sys.argv[1:] if argv is None else argv))
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except SiirlError as error:
-        return end(FAILED, f"the run failed: {error}", error)
-    except KeyboardInterrupt as interrupt:
-        return end(interrupted(interrupt), "interrupted", interrupt)
-    except BrokenPipeError:
-        return end_without_reader()
-    return 0
+    words = sys.argv[1:] if argv is None else argv
+    return exit_status(lambda: _run(read_command_line(words)), what="the run")
 
 
 def _run(command: CommandLine) -> None:

@@ -24,10 +24,9 @@ from siirl.interrupts import leave
 from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser, integer, path_flag, real
 from siirl.params.command_line import note_repeated
-from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
+from siirl.params.exit_status import exit_status
 from siirl.params.model_args import LARGEST_RATE
 from siirl.params.parser import parse_config
-from siirl.params.refusals import REFUSALS
 
 # One environment in this process collects the demonstrations.
 ALONE = (
@@ -43,32 +42,26 @@ ALONE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
-    flags = _parser().parse_intermixed_args(arguments)
-    try:
-        check_places(flags)
-        note_repeated(flags.overrides)
-        config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides, *ALONE])
-        if config.actor_rollout_ref.model.lora.rank > 0:
-            raise ConfigError(
-                "actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, "
-                "and train with it."
-            )
-        # slow: imports torch; Ctrl-C works meanwhile
-        from siirl.imitation.warm_starts import warm_start
+    words = sys.argv[1:] if arguments is None else arguments
+    flags = _parser().parse_intermixed_args(words)
+    command = f"siirl warm-start {shlex.join(words)}"
+    failures = (SiirlError, OSError)
+    return exit_status(lambda: _run(flags, command), what="the warm start", failures=failures)
 
-        warm_start(
-            flags,
-            config,
-            command="siirl warm-start "
-            + shlex.join(sys.argv[1:] if arguments is None else arguments),
+
+def _run(flags: argparse.Namespace, command: str) -> None:
+    check_places(flags)
+    note_repeated(flags.overrides)
+    config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides, *ALONE])
+    if config.actor_rollout_ref.model.lora.rank > 0:
+        raise ConfigError(
+            "actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, and "
+            "train with it."
         )
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except (SiirlError, OSError) as error:
-        return end(FAILED, f"the warm start failed: {error}", error)
-    except KeyboardInterrupt as interrupt:
-        return end(interrupted(interrupt), "interrupted", interrupt)
-    return 0
+    # slow: imports torch; Ctrl-C works meanwhile
+    from siirl.imitation.warm_starts import warm_start
+
+    warm_start(flags, config, command=command)
 
 
 def check_places(flags: argparse.Namespace) -> None:

@@ -13,7 +13,8 @@ import pytest
 from envs.registry import env_spec
 from siirl.dag_worker.manifest import FORMAT, fingerprint
 from siirl.models.policy_loader import build_policy, save_policy
-from siirl.train import REFUSED, main
+from siirl.params.exit_status import REFUSED
+from siirl.train import main
 
 NO_TORCH = """
 import sys
