@@ -132,7 +132,7 @@ def test_a_task_that_cannot_be_taught_is_refused_with_a_message(tmp_path, capsys
         ),
         (
             ("env.tasks=[reach]", "actor_rollout_ref.model.options={depth: 3}"),
-            "unexpected keyword argument 'depth'",
+            "Unknown option (actor_rollout_ref.model.options) 'depth'",
         ),
         (
             (

@@ -18,8 +18,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from siirl.params.exit_status import FAILED, REFUSED
 from siirl.preflight.plan_text import ROWS_BEFORE_START
-from siirl.train import FAILED, REFUSED, main
+from siirl.train import main
 
 JOB = ["env=math", "pipeline=grpo"]
 SHIPPED = Path(__file__).parents[2] / "assets" / "tiny_lm"

@@ -14,10 +14,11 @@ import torch
 from pyarrow import parquet
 
 from siirl.evaluate import main as evaluate
+from siirl.params.exit_status import REFUSED
 from siirl.params.paths import find
 from siirl.report import main as report
 from siirl.reporting.rollout_files import read_rollouts
-from siirl.train import REFUSED, main
+from siirl.train import main
 
 JOB = (
     "env=math", "pipeline=grpo", "cluster=local", "data.train_batch_size=8", "data.max_response_length=6", "actor_rollout_ref.rollout.n=4",

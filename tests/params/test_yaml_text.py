@@ -2,8 +2,9 @@
 
 import pytest
 
+from siirl.params.exit_status import REFUSED
 from siirl.params.yaml_text import MOST_VALUES, check_expansion
-from siirl.train import REFUSED, main
+from siirl.train import main
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 10)

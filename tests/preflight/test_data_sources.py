@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from siirl.errors import ConfigError
+from siirl.params.exit_status import REFUSED
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
 from siirl.preflight.check_text import check_data_sources
-from siirl.train import REFUSED, main
+from siirl.train import main
 
 
 def check(*sources: list[str] | None, rows: set[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from envs import spec_process
 from envs.registry import env_spec
-from siirl.train import REFUSED, main
+from siirl.params.exit_status import REFUSED
+from siirl.train import main
 
 GYM = ("--plan", "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1")
 POLICY = "actor_rollout_ref.model.policy"

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siirl.train import REFUSED, main
+from siirl.params.exit_status import REFUSED
+from siirl.train import main
 
 GYM = ("pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1")
 SRPO = ("env=custom", "env.name=filmed_env:FilmedEnv")
