@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import pickle
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from envs.spec_process import SHIPPED
 
 
 async def describe(argument: Mapping[str, str]) -> dict[str, str]:
-    """Return the pickled spec or a failure code of `envs.spec_process.FAILURES`.
+    """Return the pickled, compressed spec or a failure code of `envs.spec_process.FAILURES`.
 
     The argument is described at `user_env_spec`.
     """
@@ -40,4 +41,5 @@ async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes:
             f"Environment {name!r} has a spec of type {type(spec).__name__}; "
             "it must be an envs.base.EnvSpec."
         )
-    return pickle.dumps(spec)
+    # bounds of a Box are arrays, almost always of one number
+    return zlib.compress(pickle.dumps(spec), level=1)

@@ -10,6 +10,7 @@ import functools
 import logging
 import pickle
 import threading
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,8 +113,8 @@ def _read(answer: Any, *, name: str) -> bytes:
     match answer:
         case {"spec": str(encoded)}:
             try:
-                return base64.b64decode(encoded, validate=True)
-            except ValueError as error:
+                return zlib.decompress(base64.b64decode(encoded, validate=True))
+            except (ValueError, zlib.error) as error:
                 raise _something_else(name, str(error)) from error
         case {"failure": str(failure), "message": str(message)} if failure in FAILURES:
             raise FAILURES[failure](message)

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import ActorHandleNotFoundError
+from ray.exceptions import ActorHandleNotFoundError, RayTaskError, TaskCancelledError
 from ray.util import get_node_ip_address
 
 from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
@@ -324,6 +324,11 @@ class RayTransport:
             return RuntimeError(RAY_WAS_SHUT_DOWN)
         await asyncio.wait({self._serving}, timeout=REASON_S)
         reported = self._serving.exception() if self._serving.done() else None
+        if isinstance(reported, TaskCancelledError):  # Ray's word for an interrupt
+            return ConnectionError("its process raised KeyboardInterrupt")
+        if isinstance(reported, RayTaskError):  # begins with the actor and ends with the exception
+            last_line = str(reported).rstrip().rpartition("\n")[2]
+            return ConnectionError(f"its process raised {last_line}")
         return reported if isinstance(reported, Exception) else error
 
 

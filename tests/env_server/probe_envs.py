@@ -232,6 +232,15 @@ class InterruptedEnv(WalkEnv):
         return await super().reset(seed=seed, options=options)
 
 
+class RaisesInterruptEnv(WalkEnv):
+    """Raises in its reset what a server takes for Ctrl-C, and which ends its process."""
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        raise KeyboardInterrupt
+
+
 class GatedEnv(WalkEnv):
     """Waits in a step with the action 1 until the file `gate` exists."""
 

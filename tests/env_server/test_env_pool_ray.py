@@ -131,6 +131,16 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
     assert any("is replaced: died (The actor died" in record.message for record in caplog.records)
 
 
+def test_an_interrupt_within_a_process_is_named():
+    async def episode():
+        async with make_pool("probe_envs:RaisesInterruptEnv", num_servers=1, max_replays=0) as pool:
+            return (await run_episodes(pool, [0]))[0]
+
+    failed = asyncio.run(episode())
+    assert isinstance(failed, SimulationFailed)
+    assert "its process raised KeyboardInterrupt." in str(failed)
+
+
 SLOW_FAULTS = ("die", "leave", "stop", "unpicklable", "unreadable")
 
 

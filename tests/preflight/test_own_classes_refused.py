@@ -225,10 +225,14 @@ def test_an_environment_that_cannot_be_made_is_refused(
         (f"{FLOOD}b'{{\"result\": 7}}\\n')", f"answered {SOMETHING_ELSE} (7)"),
         (
             f'{FLOOD}b\'{{"result": {{"spec": "AAAA"}}}}\\n\')',
+            f"answered {SOMETHING_ELSE} (Error -3 while decompressing",
+        ),
+        (
+            f'{FLOOD}b\'{{"result": {{"spec": "eAFzdHR0BAACjgEF"}}}}\\n\')',
             f"answered {SOMETHING_ELSE} (UnpicklingError",
         ),
         (
-            f'{FLOOD}b\'{{"result": {{"spec": "gARLBy4="}}}}\\n\')',
+            f'{FLOOD}b\'{{"result": {{"spec": "eAFrYPFm1wMAA7IBBQ=="}}}}\\n\')',
             f"answered {SOMETHING_ELSE} (an object of type int)",
         ),
         (
@@ -301,6 +305,17 @@ def test_a_module_that_ends_the_process_when_it_is_imported_is_refused(module, c
     name = module("import os\nos._exit(5)\n")
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert "it ended with status 5" in capsys.readouterr().err
+
+
+def test_a_spec_with_bounds_of_many_megabytes_is_read(module) -> None:
+    """Four cameras of 1280 x 720 pixels, whose bounds have 22 MB."""
+    name = module(
+        f"{HOSTILE_ENV}        import gymnasium\n        pictures = gymnasium.spaces.Box(0, 255, (4, 720, 1280, 3), 'uint8')"
+        "\n        space = gymnasium.spaces.Dict({'images': pictures})\n        self.spec = "
+        "dataclasses.replace(still.spec, observation_space=space)\n"
+    )
+    spec = env_spec(f"{name}:Env")
+    assert spec.observation_space["images"].shape == (4, 720, 1280, 3)
 
 
 def test_an_environments_spec_is_read_once(module, tmp_path: Path) -> None:
