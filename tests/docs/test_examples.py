@@ -146,7 +146,10 @@ def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
     """
     echo = folder / "python"
     echo.write_text('#!/bin/sh\n[ "$1" = -c ] && echo token || printf "%s\\n" "$@"\n')
-    address = '#!/bin/sh\ncase "$*" in *host*) echo 10.0.0.1;; esac\n'  # not of `ray start`
+    address = (
+        '#!/bin/sh\ncase "$*" in *host*) echo 10.0.0.1;; *"ray start"*) '
+        f'echo "$RAY_worker_niceness" >> {folder}/niceness;; esac\n'
+    )
     for name in ("srun", "sleep"):
         (folder / name).write_text(address)
     # more than a pipe holds: a reader that stops after a line would end the script
@@ -176,6 +179,7 @@ def test_the_batch_script_places_groups_over_nodes(
     assert (config.cluster.address, config.trainer.nnodes) == ("10.0.0.1:6379", 3)
     assert config.dag.groups == groups
     assert config.trainer.max_staleness == (2 if groups else 0)
+    assert set((tmp_path / "niceness").read_text().split()) == {"0"}
 
 
 def test_the_solver_and_the_checker_keep_the_contract() -> None:
