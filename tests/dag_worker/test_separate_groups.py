@@ -33,7 +33,15 @@ CARTPOLE = (
 PAIR = ("trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
 THREE = ("trainer.n_gpus_per_node=3", "dag.groups={rollout: 2, train: 1}")
 FIXED = "trainer.deterministic=true"
-LEARNT = ("actor/", "reward/", "val/", "advantage/")
+LEARNT = (
+    "actor/",
+    "reward/",
+    "val/",
+    "advantage/",
+    "rollout/success",
+    "rollout/sums",
+    "env/failed",
+)
 
 
 def learnt(steps):

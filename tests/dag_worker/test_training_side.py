@@ -77,7 +77,7 @@ def line() -> Iterator[ReferenceLine]:
     ledger = RolloutLedger(batch=BATCH, max_staleness=0, ranks=1, streaming=False)
     line = ReferenceLine(Exchange({0: Edge(ledger=ledger, node="get")}), loop)
     line.call("publish", 0, Weights(step=0, version=0, buckets=(), checksum=0))
-    line.call("open", 0, 0, 0, None, [])
+    line.call("open", 0, 0, 0, None, [], [])
     line.call("step_done", 0)
     yield line
     loop.call_soon_threadsafe(loop.stop)

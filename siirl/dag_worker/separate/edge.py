@@ -38,6 +38,8 @@ class Edge:
         self._taken: list[tuple[Lease, list[Finished]]] = []
         self._reports: list[tuple[int, int, Report]] = []
         """Rollout rank, step and report."""
+        self._told: list[tuple[int, int, Report]] = []
+        """Those that a step has taken which is not done."""
         self._rewards = dict.fromkeys(range(ledger.ranks), NOTHING)
         self._puts = 0
         self._discarded = 0
@@ -48,8 +50,10 @@ class Edge:
         position: int,
         state: Mapping[str, Any] | None,
         rows: Sequence[tuple[SampleInfo, Any]],
+        reports: Sequence[tuple[int, int, Report]],
     ) -> None:
         """Let rollouts begin; see `Exchange.open`."""
+        self._reports = list(reports)
         if state is None:
             self.ledger.version, self.ledger.position = version, position
             self.ledger.used = self.ledger.used_before = version * self.ledger.batch
@@ -87,7 +91,7 @@ class Edge:
         self.ledger.step_done(step)
         for lease, _ in self._taken:
             self.coordinator.acknowledge(lease.lease_id)
-        self._taken = []
+        self._taken, self._told = [], []
 
     def add_rewards(self, step: int, rewards: Mapping[str, float]) -> None:
         """Keep the rewards of a step's samples for every rollout rank."""
@@ -102,7 +106,7 @@ class Edge:
         return not self.ledger.streaming and self.ledger.due_until(last)
 
     def state(self) -> dict[str, Any]:
-        """The ledger, and metadata and references of all rows that wait to be used."""
+        """The ledger, metadata and references of all rows that wait to be used, and reports."""
         unused = [entry for _, prompts in self._taken for entry in prompts]
         waiting = self._lease(list(self.ledger.finished))
         leases = [lease for lease, _ in self._taken] + ([waiting] if waiting else [])
@@ -116,7 +120,11 @@ class Edge:
         if waiting:
             self.coordinator.release(waiting.holder)
         ledger = self.ledger.state_dict(unused)
-        return {"ledger": ledger, "rows": [rows[number] for number, _, _ in ledger["finished"]]}
+        return {
+            "ledger": ledger,
+            "rows": [rows[number] for number, _, _ in ledger["finished"]],
+            "reports": [*self._told, *self._reports],
+        }
 
     # Rollout side
 
@@ -198,4 +206,5 @@ class Edge:
         if not self.ledger.streaming:
             due = sorted((entry for entry in due if entry[1] <= step), key=lambda entry: entry[0])
         self._reports = [entry for entry in self._reports if entry not in due]
+        self._told += due
         return [(rank, report) for rank, _, report in due]

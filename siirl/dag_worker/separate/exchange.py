@@ -56,6 +56,7 @@ class Exchange:
         position: int,
         state: Mapping[str, Any] | None,
         rows: Sequence[tuple[SampleInfo, Any]],
+        reports: Sequence[tuple[int, int, Report]],
     ) -> None:
         """Let the rollouts of an agent group begin.
 
@@ -66,8 +67,9 @@ class Exchange:
             state: The ledger's state from a checkpoint; None for a new run, or one that was
                 colocated before.
             rows: Metadata and reference of each prompt that waited to be used.
+            reports: Rollout rank, step and report of what was not reported yet.
         """
-        self.edges[group].open(version, position, state, rows)
+        self.edges[group].open(version, position, state, rows, reports)
         await self._notify()
 
     async def publish(self, group: int, weights: Weights) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Finished, Prompt
-from siirl.reporting.metrics import Value
+from siirl.reporting.metrics import Unusable, Value, Weighted
 
 LOST = object()
 """Result of fetching an object whose owner died."""
@@ -94,6 +94,24 @@ class Report:
     episodes: int = 0
     failed: tuple[str, ...] = ()
     """Reasons of the episodes that could not be simulated."""
+
+    def packed(self) -> tuple[dict[str, Any], int, list[str]]:
+        """The report as plain data, for a checkpoint."""
+        metrics = {
+            name: tuple(value) if isinstance(value, Weighted | Unusable) else value
+            for name, value in self.metrics.items()
+        }
+        return metrics, self.episodes, list(self.failed)
+
+    @classmethod
+    def unpacked(cls, metrics: Mapping[str, Any], episodes: int, failed: Sequence[str]) -> "Report":
+        """The report that was packed."""
+        kinds = {1: Unusable, 2: Weighted}
+        values = {
+            name: kinds[len(value)](*value) if isinstance(value, tuple) else value
+            for name, value in metrics.items()
+        }
+        return cls(values, episodes, tuple(failed))
 
 
 @dataclass(frozen=True)

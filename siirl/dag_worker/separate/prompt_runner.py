@@ -12,6 +12,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from siirl.dag_worker.dataflow import Dataflow
+from siirl.dag_worker.metric_worker import plain_record
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.separate.edge import PROMPT
 from siirl.dag_worker.separate.line import Line, Report
@@ -243,7 +244,7 @@ class PromptRunner:
         idle, self.idle_s = self.idle_s / max(seconds, 1e-9), 0.0
         metrics: dict[str, Value] = {"group/rollout/idle_share": min(1.0, idle)}
         for record in (*self._metrics, more):
-            metrics |= record
+            metrics |= plain_record(record)
         report = Report(metrics, self._episodes, tuple(self._failed))
         self._metrics, self._episodes, self._failed = [], 0, []
         return report

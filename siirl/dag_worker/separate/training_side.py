@@ -209,7 +209,8 @@ class TrainingSide:
             rows_of_prompt = {"tokens": info.sum_tokens, "rows": columns}
             found.setdefault("kept", []).append(rows_of_prompt)
         ledger = ledger | {"finished": kept, "pending": sorted([*ledger["pending"], *again])}
-        return {"ledger": ledger, "rows": found.get("kept", [])}
+        reports = [(rank, step, *report.packed()) for rank, step, report in found["reports"]]
+        return {"ledger": ledger, "rows": found.get("kept", []), "reports": reports}
 
     def open(self, *, step: int, position: int, state: Mapping[str, Any] | None) -> None:
         """Let the rollouts begin; called on rank 0."""
@@ -220,7 +221,11 @@ class TrainingSide:
                 info = SampleInfo(sum_tokens=kept["tokens"], dict_info={PROMPT: number})
                 stored = self.rollouts.line.store(kept["rows"]) if kept["rows"] else None
                 rows.append((info, stored))
-        self.call("open", step, position, ledger, rows)
+        reports = [
+            (rank, step_of_report, Report.unpacked(*packed))
+            for rank, step_of_report, *packed in (state or {}).get("reports", ())
+        ]
+        self.call("open", step, position, ledger, rows, reports)
 
 
 class RolloutsOfRun:
