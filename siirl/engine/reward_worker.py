@@ -1,7 +1,7 @@
 """Calls a user's reward function in a worker process of `envs.worker_pool`.
 
 The pool starts its processes with `module:function`. Here the function's name encodes the whole
-reference, so that the user's module is imported at the start of the process, under the start
+reference. The user's module is therefore imported at the start of the process, under the start
 deadline, and its errors are reported before the first sample. This module imports nothing heavy,
 and checks all results of the function.
 """

@@ -204,7 +204,7 @@ class Actor:
 
         AdamW would otherwise move the weights by its momentum and shrink them by its decay, without
         a reason in the data. Rows without advantage (groups that were all right or all wrong) count
-        in the denominator, and are left out of the passes if they have no gradient.
+        in the denominator. They are left out of the passes if they have no gradient.
         """
         other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
         advantage_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
@@ -285,11 +285,11 @@ def require_agreement(metrics: Mapping[str, float], settings: ActorRolloutRefArg
     The check uses the mean over tokens, which does not depend on the number of tokens. The maximum
     is a metric and grows with that number: of 7000 tokens in bfloat16 one was off by 0.05 in a
     sound run. Other frameworks log such numbers and do not stop: TRL the mean and the largest
-    difference (`sampling/sampling_logp_difference`), verl the probability differences
-    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL, prime-rl that KL
-    (`mismatch_kl`), NeMo RL the mean of `exp |difference|` (`token_mult_prob_error`), AReaL the
-    importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which in
-    bfloat16 moves the mean less than rounding does; the maximum shows it.
+    difference (`sampling/sampling_logp_difference`), and verl the probability differences
+    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL. Likewise prime-rl
+    that KL (`mismatch_kl`), NeMo RL the mean of `exp |difference|` (`token_mult_prob_error`), AReaL
+    the importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which
+    in bfloat16 moves the mean less than rounding does; the maximum shows it.
     """
     gap = metrics.get(MEAN_GAP, 0.0)
     bound = log_prob_gap_bound(settings, on_gpu=torch.cuda.is_available())
@@ -308,7 +308,7 @@ def log_prob_gap_bound(settings: ActorRolloutRefArguments, *, on_gpu: bool) -> f
     Measured on the shipped model: 5e-7 in float32. In bfloat16: 1e-3 to 3e-3 if one module acts and
     trains by the same kernels, and 9e-3 to 2e-2 if one side has bfloat16 weights (vLLM) and the
     other casts in the forward pass. On an H200 the same bfloat16 weights, four layers of Qwen2.5-7B
-    with random weights, differ by 1e-2 under two kernels of attention; there text acts by one and
+    with random weights, differ by 1e-2 under two kernels of attention. There text acts by one and
     trains by the other, and compiled blocks have kernels of their own. Errors for comparison: a
     temperature of 0.9 instead of 1.0 gives 3e-2 to 6e-2, an off-by-one position 1.9, weights that
     are one step old 0.4 at lr 2e-4 and 1.6e-2 at lr 1e-5. Smaller steps are detectable in float32
@@ -334,8 +334,8 @@ def next_rate_factor(factor: float, *, kl: float, target: float) -> float:
     The effect of a rate depends on the policy: a rate that hardly moves a broad distribution
     overshoots with a sharp one. So the factor rises while the KL between the acting and the trained
     policy is under half the target, and falls while it is above twice the target (Schulman et al.
-    2017, arXiv 1707.06347, section 4, applied there to a penalty; to the rate as in Rudin et al.
-    2022, arXiv 2109.11978). If the schedule lowers the rate, the target falls with it.
+    2017, arXiv 1707.06347, section 4, which applies it to a penalty). Rudin et al. 2022, arXiv
+    2109.11978, apply it to the rate. If the schedule lowers the rate, the target falls with it.
     """
     if kl > 2 * target:
         return max(factor / RATE_STEP, 1 / LARGEST_RATE_FACTOR)

@@ -1,7 +1,7 @@
 """Critic: the update of a value model in any domain: epochs, mini-batches, one clipped loss.
 
 A value belongs to a decision, and a decision is one token of text or a whole chunk of a robot's
-actions. `decisions` selects the token of each decision, which the column `value_mask` marks: the
+actions. `decisions` selects the token of each decision, which the column `value_mask` marks. The
 loss is the mean over these tokens of the whole mini-batch, over all ranks.
 """
 

@@ -4,7 +4,7 @@ The head starts at zero: random values would add noise to the first advantages a
 gradients through the trunk.
 
 With `normalize_returns` the head predicts returns in deviations from their running mean (`mean`,
-`std`), and is rescaled whenever these move, so that no value changes (PopArt: van Hasselt et al.
+`std`). It is rescaled whenever these move, so that no value changes (PopArt: van Hasselt et al.
 2016, arXiv 1602.07714, equation 9). Only the first returns move all values, from 0 to their mean.
 """
 

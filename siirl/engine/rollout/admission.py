@@ -1,8 +1,8 @@
 """Admission queue of a text engine: which requests wait, and when they join a batch.
 
-By default requests join as they arrive. In lockstep mode they join in rounds: only when every
-episode that can run is waiting, in the order of their uids, and the next round only when all of
-them are answered. The rows of a forward pass then do not depend on timing.
+By default requests join as they arrive. In lockstep mode they join in rounds, in the order of their
+uids. A round begins when every episode that can run is waiting and all requests of the last round
+are answered. The rows of a forward pass then do not depend on timing.
 """
 
 import asyncio

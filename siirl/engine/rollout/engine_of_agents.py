@@ -1,10 +1,10 @@
 """Engines of several agent groups that act in one environment.
 
 Each request goes to the engine of the group that plays its agent. In deterministic mode the rounds
-span all engines: they begin when every episode that can run has a request waiting at any of them,
-and the next round when all are answered. Each engine sees the requests of a round as episodes that
-begin and end with it, so its own rounds are whole. Left out: weights, which each group's own sync
-hands to its engine.
+span all engines. A round begins when every episode that can run has a request waiting at any of
+them and all requests of the last round are answered. Each engine sees the requests of a round as
+episodes that begin and end with it, so its own rounds are whole. Left out: weights, which each
+group's own sync hands to its engine.
 """
 
 import asyncio

@@ -11,9 +11,9 @@
 `with` calls `initialize` and `destroy`.
 
 The names are those of AReaLite's design document. Two differences are deliberate. Results come in
-the order of submission, because the first to finish are the short ones, and a step that trained on
-those would favour short episodes. Episodes advance only while a method of this class waits for one,
-so weights may change between two calls without locks.
+the order of submission: the first to finish are the short ones, and a step that trained on those
+would favour short episodes. Episodes advance only while a method of this class waits for one, so
+weights may change between two calls without locks.
 
 Episodes that could not be simulated are reported as failed and never scored. Episodes that the
 workflow rejects are reported as rejected.

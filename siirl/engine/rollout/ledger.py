@@ -7,9 +7,10 @@ used under its number in the stream of prompts, so every sample is accounted for
 
     started = running + returned + finished + used + discarded
 
-Two ways to hand out prompts: a stream (`next_prompts`), to any rank that has room; and blocks
-(`next_block`), a fixed share of each step for each rank, independent of timing. Pure: no Ray, no
-clock. Left out: the rows (siirl.data_coordinator), and their transport (siirl.dag_worker.separate).
+There are two ways to hand out prompts. A stream (`next_prompts`) gives them to any rank that has
+room. Blocks (`next_block`) are a fixed share of each step for each rank, independent of timing.
+Pure: no Ray, no clock. Left out: the rows (siirl.data_coordinator), and their transport
+(siirl.dag_worker.separate).
 """
 
 from collections.abc import Iterable, Sequence

@@ -38,7 +38,7 @@ def mini_batch_rows(
     """Row indices of this rank in each mini-batch.
 
     Every rank gets the same number of lists; some may be empty. The rows of all ranks are cut
-    evenly into the fewest parts of at most `rows`: 40 rows in mini-batches of 32 make two of 20,
+    evenly into the fewest parts of at most `rows`. 40 rows in mini-batches of 32 make two of 20,
     because a small remainder would be a noisy step.
 
     Args:

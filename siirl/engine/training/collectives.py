@@ -216,7 +216,7 @@ def leave(ranks: OneProcess | GroupOfProcesses) -> None:
     """End torch.distributed in this process, and the threads that serve it.
 
     A group ends its threads when the last reference to it is dropped. A group that lives until the
-    interpreter exits can abort the process: a thread that then needs the GIL, to free the last
+    interpreter exits can abort the process. A thread that then needs the GIL, to free the last
     message, is made to exit in the middle of a destructor.
     """
     if isinstance(ranks, GroupOfProcesses):

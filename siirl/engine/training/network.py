@@ -2,8 +2,8 @@
 
 Ranks of one machine meet in a file of a private folder and use the loopback. Ranks of several
 machines meet at a port of rank 0, and use the network that leads there. By default torch's store
-listens on all interfaces, and gloo on the address of the machine's host name: on Debian and Ubuntu
-that is 127.0.1.1 (/etc/hosts), so that remote ranks connect to their own machine and are refused.
+listens on all interfaces, and gloo on the address of the machine's host name. On Debian and Ubuntu
+that is 127.0.1.1 (/etc/hosts): remote ranks would connect to their own machine and be refused.
 """
 
 import datetime

@@ -1,7 +1,7 @@
 """AdamW for a module: which weights decay, and optimiser state under the names of the weights.
 
 Decay pulls matrices towards zero. Biases, scales of normalisation layers and looked-up embeddings
-do not decay, as in the training of GPT-2 and LLaMA: a scale that shrinks changes the function of
+do not decay, as in the training of GPT-2 and LLaMA. A scale that shrinks changes the function of
 the layer, not how well it generalises. State is saved by name, not by number, so that it fits a
 module on any number of ranks.
 """

@@ -6,8 +6,8 @@
 
 Each rank writes the parts that it holds, and reads the parts that it needs: no tensor is gathered,
 and the number of ranks may change in between. Writing has three steps. `stage` plans with the other
-ranks and copies; `write_parts` needs neither the other ranks nor the tensors, so a thread does it
-while training goes on; `write_metadata` joins the results of all ranks.
+ranks and copies. `write_parts` needs neither the other ranks nor the tensors, so a thread does it
+while training goes on. `write_metadata` joins the results of all ranks.
 
 Reading runs no code from a file: DCP pickles its metadata, so only DCP's own classes are admitted.
 """

@@ -1,7 +1,7 @@
 """TrainEngine: trains one module with its optimiser and schedule, on one rank or several.
 
 The engine is blind to algorithm and domain. A *scorer* turns the module and a micro-batch into
-numbers of each token (`ScoringEngine`); a *loss* turns those into a sum; a *weight* is the
+numbers of each token (`ScoringEngine`), and a *loss* turns those into a sum. A *weight* is the
 denominator, counted over all rows of all ranks before the first backward pass. So the gradient does
 not depend on how rows are cut into micro-batches or spread over ranks. A rank with fewer rows, or
 none, joins the collective calls of the others with dummy passes that add nothing.

@@ -3,7 +3,7 @@ itself.
 
 Every pass continues all running requests by one token. Finished requests leave at once and waiting
 ones join. The prompts of joiners are prefilled in one pass, each distinct prompt once, without its
-last token; the next pass takes that token together with the newest tokens of the other rows, so
+last token. The next pass takes that token together with the newest tokens of the other rows, so
 that tokens are drawn in one place.
 
 A pass is synchronous. Between two passes the event loop runs other tasks, so environments answer

@@ -1,8 +1,8 @@
 """Key-value cache of running sequences, one slot each, as a transformers `Cache`.
 
 Slots are preallocated, and every row writes at its own position. So sequences of different lengths
-decode together, rows leave and join between two passes, and no token causes an allocation.
-transformers' own caches append to all rows alike; its paged cache needs one packed row of all
+decode together, rows leave and join between two passes, and no token causes an allocation. The
+caches of transformers append to all rows alike; its paged cache needs one packed row of all
 sequences and a kernel for it.
 
 Left out: linear attention and other states that are not keys and values; such models need another
@@ -220,8 +220,8 @@ def attend_rounded(
 
     Follows FlashAttention (arXiv 2205.14135): scores are sums in float32, and weights are rounded
     before the division by their sum. So log-probs of the shipped model differ from those of
-    training by 1.5e-3 in the mean, as much as training differs from itself in other micro-batches;
-    with rounded scores and divided weights they differed by 5.7e-3.
+    training by 1.5e-3 in the mean, as much as training differs from itself in other micro-batches.
+    With rounded scores and divided weights they differed by 5.7e-3.
     """
     with torch.autocast(query.device.type, enabled=False):
         scores = wide_product(query, key.transpose(1, 2)).mul_(scaling).add_(bias)

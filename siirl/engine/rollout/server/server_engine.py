@@ -2,8 +2,8 @@
 
 The server holds a copy of the weights, on this machine or another, and batches requests as they
 arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks verify them:
-a checksum over the bits that arrived, the log-probs of a fixed text, and a label that the workers
-lose when they are restarted, compared before and after each rollout.
+a checksum over the bits that arrived, the log-probs of a fixed text, and a label. The workers lose
+the label when they are restarted; it is compared before and after each rollout.
 
 A request without a usable answer costs its episode, which counts as failed and is never scored. If
 the server no longer answers, the other episodes of the rollout fail at once. If it did not take the

@@ -2,7 +2,7 @@
 process and the server's workers.
 
 A group lives for one sync, so a restarted server needs no special case. The run listens at its
-address towards the server; once all have connected, its ports drop further packets, and a
+address towards the server. Once all have connected, its ports drop further packets, and a
 connection that is not a member's ends the sync (`siirl.engine.training.port_guard`). Left out:
 NCCL. Weights of a GPU pass through host memory.
 """

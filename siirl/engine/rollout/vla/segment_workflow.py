@@ -3,7 +3,7 @@
 An episode that runs at the end of a segment continues in the next one with the new weights; after
 one that ends, the next episode starts in the same segment. A segment gives one training row for
 each part of an episode in it. A row has the state behind its last decision, whose value estimates
-the rewards to come: the episode was cut or truncated there, unless it terminated (Schulman et al.
+the rewards to come. The episode was cut or truncated there, unless it terminated (Schulman et al.
 2017, arXiv 1707.06347, section 5).
 
 A running episode is kept as seed and actions. `park` gives its environment to other episodes, and

@@ -1,7 +1,7 @@
 """Writes rows of new weights straight into the parameters of vLLM's model.
 
 vLLM's loaders take whole tensors and know which part of which parameter each is. A loader is called
-once with a tensor on the meta device, and the copies that it would make are recorded; rows then go
+once with a tensor on the meta device, and the copies that it would make are recorded. Rows then go
 there as they arrive, so that no tensor exists twice.
 
 On a CPU vLLM packs the matrix of a linear layer and drops the original. Such a layer is unpacked
