@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 PLACEHOLDER = "<image>"
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -114,6 +114,10 @@ class PictureSource:
                         "store a smaller one"
                     )
                 return _in_rgb(picture)
+        except UnidentifiedImageError as error:  # whose text has an address in memory
+            raise ValueError(
+                f"{self.name} is no readable picture; known formats: {', '.join(FORMATS)}"
+            ) from error
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(
                 f"{self.name} is no readable picture ({error}); known formats: {', '.join(FORMATS)}"

@@ -94,7 +94,7 @@ def test_one_question_about_two_pictures_is_two_questions():
     ("images", "text", "told"),
     [
         (["gone.png"], "<image>?", r"there is no file .*gone\.png"),
-        ([{"bytes": "AAAA"}], "<image>?", "no readable picture"),
+        ([{"bytes": "AAAA"}], "<image>?", "is no readable picture; known formats: PNG"),
         ([{"bytes": "?"}], "<image>?", "no base64"),
         (["notes.txt"], "<image>?", r"notes\.txt is no readable picture"),
         (["cut.png"], "<image>?", r"cut\.png is no readable picture"),

@@ -235,7 +235,9 @@ def test_a_separate_evaluation_data_set_is_the_held_out_split(package):
 
 
 def test_an_environment_that_is_not_installed_is_named_with_its_remedy(package):
-    with pytest.raises(ValueError, match=r"env.id=no-such cannot be loaded.*Install its package"):
+    with pytest.raises(
+        ValueError, match=r"env.id=no-such cannot be loaded.*[^.]\. Install its package"
+    ):
         make_env("verifiers", id="no-such")
 
 
