@@ -7,7 +7,7 @@ from siirl.params.parser import known_keys
 from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 
 # Read by every job, or by every job of the key's domain. Those whose value alone may be wrong there
-# are refused by siirl.preflight.config_checks, critic_checks, domain_checks, or by the loss
+# are refused by siirl.preflight.config_checks, critic_checks, environment_checks, or by the loss
 # (clip_ratio_low, _high, _c and loss_options), the environment, the grader.
 OF_GROUPS = {
     "algorithm": "adv_estimator use_kl_in_reward overlong.penalty overlong.buffer",

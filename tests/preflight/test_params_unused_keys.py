@@ -14,7 +14,7 @@ READ_WHERE_JUDGED = {
     "trainer.gpu_memory_gib": "preflight/machine.py",
     # of the documents' two values one is refused: nothing to choose
     "actor_rollout_ref.actor.strategy": "params/model_args.py",
-    "actor_rollout_ref.rollout.name": "preflight/domain_checks.py",
+    "actor_rollout_ref.rollout.name": "preflight/environment_checks.py",
     # these three become the parts of a reward, which alone are passed on
     "custom_reward_function.path": "params/reward_args.py",
     "custom_reward_function.name": "params/reward_args.py",
