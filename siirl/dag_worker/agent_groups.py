@@ -27,6 +27,7 @@ from siirl.params import SiiRLArguments
 from siirl.params.agents import config_of_group, owners
 
 AGENTS = "agents"  # in the state of a checkpoint
+ROLLOUTS = "rollouts"  # prompts under way, and rows that wait, of a run with rollout ranks
 REDISTRIBUTION = "redistribution"  # one for all groups
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
@@ -172,7 +173,20 @@ class AgentGroups:
             )
         leftovers = {REDISTRIBUTION: state.get(REDISTRIBUTION, {})}
         for group, entry in self.groups.items():
-            entry.load_state(states[group] | leftovers)
+            own = states[group] if self.rollouts else self._after_stream(group, states, state)
+            entry.load_state(own | leftovers)
+
+    def _after_stream(
+        self, group: int, states: Mapping[int, Any], state: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """State of a group that draws the prompts after those that a stream had started: rollout
+        ranks finished them in another order, so that it had used later ones, and not all before.
+        """
+        own, rollouts = states[group], state.get(ROLLOUTS, {})
+        ledger = rollouts.get(AGENTS, {group: rollouts}).get(group, {}).get("ledger", {})
+        if not ledger.get("streaming"):
+            return own
+        return own | {"loader": own["loader"] | {"position": ledger["position"]}}
 
     def close(self) -> None:
         """Close every group; safe to call twice."""

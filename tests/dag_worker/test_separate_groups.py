@@ -9,6 +9,7 @@ import torch
 
 from siirl.dag_worker import stages
 from siirl.dag_worker.manifest import STATE_FILE, resolve_checkpoint
+from siirl.dag_worker.plain_state import read_state
 from siirl.dag_worker.separate import training_side
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.errors import ConfigError, InvariantError
@@ -215,6 +216,17 @@ def test_a_resumed_run_accounts_for_every_prompt_that_was_started(tmp_path):
     assert (
         totals["started"] == second.exchange.edges[0].ledger.position
     )  # none twice, none left out
+
+
+def test_colocated_ranks_resume_after_the_prompts_that_a_stream_had_started(tmp_path):
+    job = (*SUMS, "trainer.val_episodes=0")
+    stream = ("trainer.max_staleness=2", *PAIR, "trainer.total_steps=2")
+    run_groups(tmp_path / "first", (*job, *stream))
+    saved = read_state(resolve_checkpoint(tmp_path / "first") / STATE_FILE)
+    resume = f"trainer.resume={tmp_path / 'first'}"
+    run(tmp_path / "rest", (*job, resume, "trainer.total_steps=3", "cluster=local"))
+    rest = read_state(resolve_checkpoint(tmp_path / "rest") / STATE_FILE)
+    assert rest["loader"]["position"] == saved["rollouts"]["ledger"]["position"] + 8
 
 
 NOTED = f"""

@@ -86,6 +86,52 @@ def test_a_resumed_ledger_starts_again_what_ran_and_keeps_what_had_finished():
     assert other.totals() == book.totals()
 
 
+def after_one_step(**options) -> dict:
+    """State of a run that used prompts 0 to 3, and has four prompts on the way."""
+    book = ledger(**options)
+    started = (
+        book.next_prompts(0, 100, acting=0)
+        if book.streaming
+        else [*(book.next_block(0) or []), *(book.next_block(0) or [])]
+    )
+    finish_all(book, 0, started[:6])  # two of the next four
+    book.take(4, step=1)
+    book.step_done(1)
+    return book.state_dict()
+
+
+@pytest.mark.parametrize(("batch", "more"), [(4, 4), (8, 12), (2, 0), (3, 2)])
+def test_a_stream_that_resumes_with_another_batch_keeps_the_bound_of_that_batch(batch, more):
+    """Two finished and two running prompts wait; one version behind permits two batches."""
+    book = ledger(batch=batch)
+    book.load_state_dict(after_one_step())
+    assert len(book.next_prompts(0, 100, acting=1)) == 2 + more
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch": 2}, {"max_staleness": 0}], ids=["another batch", "weights too old"]
+)
+def test_blocks_that_do_not_fit_run_again(options):
+    book = ledger(streaming=False, **options)
+    book.load_state_dict(after_one_step(streaming=False, max_staleness=1))
+    assert [prompt.number for prompt in book.next_block(0)] == [4, 5, 6, 7][: book.batch]
+    assert book.totals()["used"] == 4
+
+
+def test_blocks_discard_what_a_stream_had_on_the_way():
+    book = ledger(streaming=False)
+    book.load_state_dict(after_one_step())
+    assert [prompt.number for prompt in book.next_block(0)] == [8, 9, 10, 11]
+    assert book.totals() == {"started": 12, "running": 4, "finished": 0, "used": 4, "discarded": 4}
+
+
+def test_a_stream_goes_on_with_what_blocks_had_on_the_way():
+    book = ledger()
+    book.load_state_dict(after_one_step(streaming=False))
+    assert list(book.finished) == [4, 5]
+    assert [prompt.number for prompt in book.next_prompts(0, 3, acting=1)] == [6, 7, 8]
+
+
 def test_a_checkpoint_that_loses_a_prompt_is_refused():
     book = ledger()
     book.next_prompts(0, 3, acting=0)

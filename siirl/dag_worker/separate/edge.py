@@ -53,13 +53,14 @@ class Edge:
         reports: Sequence[tuple[int, int, Report]],
     ) -> None:
         """Let rollouts begin; see `Exchange.open`."""
-        self._reports = list(reports)
         if state is None:
             self.ledger.version, self.ledger.position = version, position
             self.ledger.used = self.ledger.used_before = version * self.ledger.batch
         else:
             self.ledger.load_state_dict(dict(state))
-            self._put([info for info, _ in rows], [ref for _, ref in rows])
+            kept = [row for row in rows if row[0].dict_info[PROMPT] in self.ledger.finished]
+            self._put([info for info, _ in kept], [ref for _, ref in kept])
+            self._reports = list(reports) if len(kept) == len(rows) else []
         self.opened = True
 
     # Training side

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from siirl.dag_worker.agent_groups import AGENTS, ROLLOUTS
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.separate.edge import PROMPT
 from siirl.dag_worker.separate.line import LOST, Line, Report, Taken
@@ -36,10 +37,6 @@ from siirl.reporting.metrics import Value, Weighted
 
 VERSIONS = "policy_versions"
 """Column of the version of each token; a robot's chunk has one for all its tokens."""
-STATE = "rollouts"
-"""Key of a checkpoint's state: prompts under way, and rows that wait to be used."""
-AGENTS = "agents"
-"""Key in it, if the run has several agent groups: that of each."""
 
 
 class TrainingSide:
@@ -261,7 +258,7 @@ class RolloutsOfRun:
         self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
     ) -> None:
         """See `SeparateRollouts`."""
-        states = self._of_groups({} if resumed is None else resumed.get(STATE, {}))
+        states = self._of_groups({} if resumed is None else resumed.get(ROLLOUTS, {}))
         for group, side in self.sides.items():
             state = states.get(group)
             if state is not None:  # each rank measures how old its own rows are
@@ -280,7 +277,7 @@ class RolloutsOfRun:
                 own = side.state(complete=complete) if side.draws else {}
                 states[group] = own | {"versions": dict(side.publisher.steps_of_versions)}
         states = ranks.broadcast_object(states)
-        return {STATE: {AGENTS: states} if len(self.sides) > 1 else states[min(states)]}
+        return {ROLLOUTS: {AGENTS: states} if len(self.sides) > 1 else states[min(states)]}
 
     def _of_groups(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         if not state:

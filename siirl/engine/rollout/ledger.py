@@ -82,13 +82,15 @@ class RolloutLedger:
         """Prompts by number, in the order of arrival."""
         self.blocks: dict[int, list[list[int]]] = {}
         """Numbers of each step that is not done: its batch, and its refills."""
+        self._surplus = 0
+        """Prompts that steps with another batch used beyond `batch` for each."""
 
     # Starting
 
     def room(self, acting: int) -> int:
         """Prompts that a rank may start now whose weights are those of step `acting`."""
         version = min(self.version, acting)
-        bound = (self.max_staleness + version + 1) * self.batch + self.refills
+        bound = (self.max_staleness + version + 1) * self.batch + self.refills + self._surplus
         waiting = len(self.running) + len(self.returned) + len(self.finished)
         return max(0, bound - self.used - waiting)
 
@@ -142,7 +144,7 @@ class RolloutLedger:
 
     def _step_of_next(self) -> int:
         """Steps are numbered as if all prompts were used in the order of their start."""
-        ahead = self.started - self.discarded - self.refills + self.used_before
+        ahead = self.started - self.discarded - self.refills - self._surplus + self.used_before
         return max(self.version, ahead // self.batch) + 1
 
     # Finishing
@@ -248,15 +250,12 @@ class RolloutLedger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint: running prompts start again, finished ones wait to be used.
 
+        A run in blocks discards what a stream had under way. It runs the blocks of a run in blocks
+        again if they have another size, or weights that are too old.
+
         Raises:
-            CheckpointError: The counts do not add up, or the run handed out prompts otherwise.
+            CheckpointError: The counts do not add up.
         """
-        if state["streaming"] != self.streaming:
-            raise CheckpointError(
-                f"The checkpoint's rollouts ran with streaming={state['streaming']}, and this run "
-                f"has {self.streaming}: resume with the same actor_rollout_ref.rollout.mode, "
-                "trainer.max_staleness and trainer.deterministic."
-            )
         self.version, self.position = state["version"], state["position"]
         self.started, self.used = state["started"], state["used"]
         self.used_before, self.discarded = state["used_before"], state["discarded"]
@@ -270,8 +269,34 @@ class RolloutLedger:
             for number, step, version in state["finished"]
         }
         self.running = {}
+        self._surplus = self.used - self.refills - self.version * self.batch
+        if self.streaming:
+            self.blocks = {}
+        elif state["streaming"]:
+            self.discarded += len(self.returned) + len(self.finished)
+            self.returned, self.finished = [], {}
+        elif not self._fits():
+            self._forget_blocks()
         totals = self.totals()
         if totals["started"] != sum(totals.values()) - totals["started"]:
             raise CheckpointError(
                 f"The checkpoint's rollouts do not add up: {totals}. Resume from an earlier one."
             )
+
+    def _fits(self) -> bool:
+        """Whether the blocks that are not done have the size and the weights that this run gives
+        them.
+        """
+        return all(len(batch) == self.batch for batch, *_ in self.blocks.values()) and all(
+            entry.prompt.step - 1 - entry.version <= self.max_staleness
+            for entry in self.finished.values()
+        )
+
+    def _forget_blocks(self) -> None:
+        """Go back to the first prompt that no step has used."""
+        sizes = [[len(part) for part in parts] for parts in self.blocks.values()]
+        count = sum(map(sum, sizes))
+        self.position -= count
+        self.started -= count
+        self.refills -= sum(sum(refills) for _, *refills in sizes)
+        self.blocks, self.returned, self.finished = {}, [], {}
