@@ -196,7 +196,7 @@ def run_protocol(
                     _request(task, task_id, state, kind=kind, seed=seed) for state in missing
                 ]
                 kept = _KeptAtOnce(rollout.workflow, task=task, kind=kind, keep=keep)
-                result = rollout.inference.rollout_batch(requests, kept, on_done=on_done)
+                result = rollout.rollout_batch(requests, kept, on_done=on_done)
                 check_failures(
                     result,
                     episodes=len(requests),

@@ -107,13 +107,12 @@ def test_recorded_log_probs_are_those_of_training_over_several_turns(make, model
 
 def test_interrupted_episodes_continue_with_what_they_had_and_lose_no_log_prob(make, model):
     rollout = make(env="scripted_text:ThreeTurnsEnv", max_response_length=60)
-    inference = rollout.inference
     for request in requests(4):
-        inference.submit(request, rollout.workflow)
-    inference.loop.run_until_complete(until(lambda: rollout.engine.counts.tokens >= 20))
+        rollout.submit(request, rollout.workflow)
+    rollout.loop.run_until_complete(until(lambda: rollout.engine.counts.tokens >= 20))
     before = rollout.engine.take_stats()["tokens"]
-    inference.update_weights(1).result()
-    trajectories = inference.wait(4).trajectories
+    rollout.update_weights(1).result()
+    trajectories = rollout.wait(4).trajectories
     after = rollout.engine.take_stats()["tokens"]
     assert before >= 20
     assert after > 0

@@ -59,7 +59,7 @@ class NoPolicy:
 def played(player: Player, file: Path, **arguments: object) -> list[PublishedEpisode]:
     arguments = {"kinds": ["argmax"], "states": 4} | arguments
     with InferenceEngine(NoPolicy()) as inference:
-        rollout = SimpleNamespace(workflow=player, inference=inference)
+        rollout = SimpleNamespace(workflow=player, rollout_batch=inference.rollout_batch)
         return run_protocol(
             rollout=rollout, tasks=TASKS, seed=0, file=file, description=DESCRIPTION, **arguments
         )
@@ -145,7 +145,7 @@ def test_episodes_with_other_placements_are_not_mixed_in(tmp_path: Path) -> None
     )
     file = tmp_path / "episodes.jsonl"
     with InferenceEngine(NoPolicy()) as inference:
-        rollout = SimpleNamespace(workflow=Player(), inference=inference)
+        rollout = SimpleNamespace(workflow=Player(), rollout_batch=inference.rollout_batch)
         earlier = {name: value for name, value in description.items() if name != "placements"}
         run_protocol(
             rollout=rollout,

@@ -101,7 +101,7 @@ class PromptRunner:
         """Prompts to ask for: one group waits while the others have all environments."""
         rollout, context = self.parts.rollout, self.parts.context
         n = context.config.actor_rollout_ref.rollout.n
-        return max(0, -(-rollout.inference.at_once // n) + 1 - len(self.running))
+        return max(0, -(-rollout.at_once // n) + 1 - len(self.running))
 
     def start(self, prompt: Prompt) -> None:
         """Start a prompt beside those that run."""

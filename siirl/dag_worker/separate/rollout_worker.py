@@ -86,10 +86,10 @@ class RolloutWorker:
             )
             for group in self.graph.agent_groups()
         }
-        first, *others = [runner.parts.rollout.inference for runner in self._runners.values()]
+        first, *others = [runner.parts.rollout for runner in self._runners.values()]
         self._loop = first.loop
-        for engine in others:
-            engine.advance_on(self._loop)
+        for rollout in others:
+            rollout.advance_on(self._loop)
         for runner in self._runners.values():
             runner.parts.rollout.start()
         if self.on_start is not None:

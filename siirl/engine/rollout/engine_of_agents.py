@@ -136,5 +136,4 @@ def assign_engines(
     """
     assert isinstance(rollout.workflow, TextWorkflow)
     rollout.engine = EngineOfAgents([engine for engine, _ in players], lockstep=lockstep)
-    rollout.inference.engine = rollout.engine
     rollout.workflow.tokenizers = {agent: own for agent, (_, own) in enumerate(players)}

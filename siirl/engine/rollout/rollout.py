@@ -19,8 +19,10 @@ from siirl.interrupts import Interrupted
 from siirl.occupation import OCCUPATION
 
 
-class Rollout:
-    """Runs episodes on one rank's environments; call `start` before and `close` after.
+class Rollout(InferenceEngine):
+    """Runs the episodes of one workflow on one rank's environments.
+
+    Call `start` before and `close` after.
 
     Args:
         pool: The environments.
@@ -28,20 +30,20 @@ class Rollout:
         workflow: Runs an episode.
     """
 
+    pool: EnvPool
+
     def __init__(self, *, pool: EnvPool, engine: RolloutEngine, workflow: RolloutWorkflow) -> None:
-        self.pool = pool
-        self.engine = engine
+        super().__init__(engine, pool=pool)
         self.workflow = workflow
-        self.inference = InferenceEngine(engine, pool=pool)
 
     def start(self) -> None:
         """Start the environments."""
-        self.inference.initialize()
+        self.initialize()
 
     def close(self) -> None:
         """End the environments and release the model; safe to call twice."""
         with OCCUPATION.doing("closes the environments"):
-            self.inference.destroy()
+            self.destroy()
         self.engine.close()
 
     def generate(
@@ -68,14 +70,14 @@ class Rollout:
         """
         begin = time.perf_counter()
         self.pool.stats()  # restarts the counts
-        result = self.inference.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
+        result = self.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
         stats = self.take_stats(seconds=time.perf_counter() - begin)
         self.engine.rest()
         return result, stats
 
     async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
         """Run episodes beside those of other calls, with what a reward needs, as with `embed`."""
-        return await self.inference.episodes(requests, self.workflow)
+        return await self.episodes(requests, self.workflow)
 
     def take_stats(self, *, seconds: float) -> dict[str, float]:
         """Counts of engine and environments since the last call, which was `seconds` ago."""

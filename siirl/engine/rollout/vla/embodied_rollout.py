@@ -94,7 +94,7 @@ class EmbodiedRollout(Rollout):
         Segments that are under way give their environments to the episodes of other workflows.
         """
         if self.segments is not None and workflow is not self.segments:
-            self.inference.loop.run_until_complete(self.segments.park())
+            self.loop.run_until_complete(self.segments.park())
         self.workflow.streams = self.recorder_stream | (self.encoder_stream if embed else {})
         with one_thread():
             result, stats = super().generate(
@@ -108,15 +108,15 @@ class EmbodiedRollout(Rollout):
 
     def close(self) -> None:
         """See `Rollout.close`."""
-        if self.segments is not None and not self.inference.loop.is_closed():
-            self.inference.loop.run_until_complete(self.segments.park())
+        if self.segments is not None and not self.loop.is_closed():
+            self.loop.run_until_complete(self.segments.park())
         super().close()
 
     async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
         """See `Rollout.generate_beside`."""
         workflow = copy.copy(self.workflow)
         workflow.streams = self.recorder_stream | self.encoder_stream
-        result = await self.inference.episodes(requests, workflow)
+        result = await self.episodes(requests, workflow)
         if self.encoder is not None and result.trajectories:
             self._embed(result, self.encoder)
         return result
