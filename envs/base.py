@@ -247,8 +247,8 @@ class EpisodeFailed(RuntimeError):
 
 
 class Misbehaved(RuntimeError):
-    """Code of a user's environment broke its contract; the message names the place, so reports
-    leave the traceback out.
+    """Code or server of a user's environment broke its contract; the message names the place, so
+    reports leave the traceback out.
     """
 
 

@@ -32,6 +32,7 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
+from envs.base import Misbehaved
 from envs.mistakes import one_line
 from envs.server_address import authorization, is_loopback
 from envs.text import shortened
@@ -45,7 +46,7 @@ TOO_BIG = 1009  # close code of RFC 6455, section 7.4.1
 REFUSED_STATUS = (401, 403)
 
 
-class ServerFault(RuntimeError):
+class ServerFault(Misbehaved):
     """The server vanished, was late, or sent an answer outside the protocol."""
 
 

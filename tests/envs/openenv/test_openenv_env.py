@@ -11,6 +11,7 @@ from envs.base import EpisodeFailed
 from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
 from envs.openenv.session import ServerFault
+from siirl.env_server.server import Raised
 from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, error, observed
 
 Message = dict[str, Any]
@@ -301,9 +302,11 @@ def test_a_server_without_a_free_session_names_the_remedy() -> None:
         asyncio.run(first_step(server, connect_deadline_s=SHORT_S))
 
 
-def test_a_fault_of_a_replayable_environment_is_one_of_the_server() -> None:
-    with ScriptedServer(after_reset(CLOSE)) as server, pytest.raises(ServerFault):
+def test_a_fault_of_a_replayable_environment_is_one_of_the_server_without_a_traceback() -> None:
+    with ScriptedServer(after_reset(CLOSE)) as server, pytest.raises(ServerFault) as fault:
         asyncio.run(first_step(server, replayable=True))
+    assert Raised.of(fault.value).trace == ""
+    assert Raised.of(fault.value).summary.endswith("went away during 'step'")
 
 
 def test_an_environment_without_a_server_is_refused_at_once() -> None:
