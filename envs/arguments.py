@@ -29,10 +29,12 @@ def read_options(
     `further` names the environment's additional options.
 
     Raises:
-        ValueError: An unknown option or task, a frame stream that is not a FrameRequest, or frames
-            of an environment without images.
+        ValueError: An unknown option or task, a row that the environment refuses, a frame stream
+            that is not a FrameRequest, or frames of an environment without images.
     """
     options = options or {}
+    if options.get("row") is not None and "row" not in further and spec.check_row is not None:
+        spec.check_row(options["row"])  # says why the environment asks no rows
     known = ("task", "frames", *further)
     for name in options:
         if name not in known:

@@ -139,8 +139,6 @@ class ReasoningGymEnv(Environment):
     ) -> tuple[Any, Info]:
         """See `Environment.reset`; options are `task` and `split`."""
         options = options or {}
-        if options.get("row") is not None:
-            refuse_row(options["row"])
         seed = checked_seed(seed)
         read_options(options, spec=self.spec, further=("split",))
         split = checked_choice("split", options.get("split", self._split), SPLITS)

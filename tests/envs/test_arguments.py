@@ -1,5 +1,7 @@
 """Actions and options: accepted values, and the message for others."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -62,6 +64,18 @@ def test_bad_discrete_action_is_refused(action):
 
 def test_first_task_and_no_frames_by_default():
     assert read_options(None, spec=SPEC) == ("left", {})
+
+
+def refuse(row):
+    raise ValueError("no rows here")
+
+
+def test_an_environment_without_rows_refuses_one_with_its_own_sentence():
+    without_rows = dataclasses.replace(SPEC, check_row=refuse)
+    with pytest.raises(ValueError, match="no rows here"):
+        read_options({"row": {"prompt": "1+1="}}, spec=without_rows)
+    with pytest.raises(ValueError, match="Unknown reset option 'row'"):
+        read_options({"row": {"prompt": "1+1="}}, spec=SPEC)
 
 
 def test_frames_must_be_requests():
