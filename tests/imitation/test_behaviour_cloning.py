@@ -1,10 +1,14 @@
 """Rows of behaviour cloning from demonstrations."""
 
 import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict
 
-from siirl.imitation.behaviour_cloning import CloningData, Demonstration
+from envs.base import PROPRIOCEPTION, EnvSpec
+from siirl.imitation.behaviour_cloning import CloningData, Demonstration, clone
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.policy import Policy
+from siirl.models.policy_loader import build_policy
 
 
 class ReadingPolicy(Policy):
@@ -32,3 +36,21 @@ def test_each_row_has_the_instruction_of_its_step_and_the_last_action_is_repeate
     rows = CloningData.from_demonstrations([shown], ReadingPolicy())
     assert rows.instruction_ids.tolist() == [[4], [5]]
     assert rows.actions.tolist() == [[[0.0], [1.0]], [[1.0], [1.0]]]
+
+
+@pytest.mark.parametrize("updates", [1, 9, 10, 11])
+def test_a_policy_is_cloned_by_any_number_of_updates(updates):
+    space = Dict({PROPRIOCEPTION: Box(-1, 1, (3,), np.float32)})
+    spec = EnvSpec("walk", ("walk",), space, Box(-1, 1, (1,), np.float32), max_episode_steps=2)
+    policy = build_policy("tiny_vla", path=None, spec=spec, seed=0, options={"width": 4})
+    shown = Demonstration(
+        task="walk",
+        seed=0,
+        pixel_values=np.zeros((2, 0), np.uint8),
+        proprioception=np.zeros((2, 3), np.float32),
+        instructions=("", ""),
+        actions=np.array([[0.0], [1.0]], np.float32),
+    )
+    data = CloningData.from_demonstrations([shown], policy)
+    fits = list(clone(policy, data, steps=updates, batch_rows=2, learning_rate=1e-3, seed=0))
+    assert len(fits) == updates
