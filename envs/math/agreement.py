@@ -47,15 +47,18 @@ DECIMAL_PLACES = 6  # of an answer that may be a rounded fraction, as in math-ve
 NEAR = Fraction(1, 10**5)  # and how near it must be, relative to the truth
 LISTED = re.compile(r"[0-9],(?![0-9]{3}(?![0-9]))")
 NO_NUMBER = re.compile(
-    r"[<>?'\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."
+    r"[<>?'`\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."
     r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])"
-    r"|[0-9] +[0-9]|\\\{"
+    r"|[0-9]\s+[0-9]|\\\{"
     r"|[0-9] +[a-z] +[0-9]"  # a word of another language: `3 e 5`
     r"|^ *[*/^]|[-+*/^] *$|[\x00-\x08\x0e-\x1f\x7f]"  # no operand; control characters
 )
 TIMES = re.compile(r"(?<=[0-9)]) ?(?:x ?(?=[0-9(])|(?=\())")
 FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])")
 """A letter at a number is a variable or a unit that is no known one: `42h`."""
+POWER = re.compile(r"([0-9]{1,4})\^(?:([0-9])|\{([0-9]{1,2})\})")
+ONE_LETTER = re.compile(r"[0-9\s]*[A-Za-z][0-9\s]*")
+"""A multiple of a variable, of i or of e: no whole number but 0. `1e3` is read as a number."""
 
 
 def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Comparison, ...]:
@@ -309,16 +312,28 @@ def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
     except NoExpression:
         pass
     expression = without_units(part)
+    value = number.value
+    power = POWER.fullmatch(expression)
+    if power is not None:
+        return int(power[1]) ** int(power[2] or power[3]) == value
     if (
         FREE_LETTER.search(COMMAND.sub(" ", expression))
+        or (value and value.denominator == 1 and ONE_LETTER.fullmatch(expression))
         or NO_NUMBER.search(expression)
+        or _is_open(expression)
         or not is_mathematics(expression, truth="")
     ):
         return False
-    value = number.value
     return Comparison(
         f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
         if value.denominator > 1
         else str(value),
         in_latex(expression),
+    )
+
+
+def _is_open(expression: str) -> bool:
+    """Whether a bracket has no partner: `4(0`."""
+    return any(
+        expression.count(pair[0]) != expression.count(pair[1]) for pair in ("()", "[]", "{}")
     )

@@ -211,12 +211,23 @@ def test_plain_numbers_need_no_worker():
     grader = Grader(num_workers=1, cpu_s=1.0)
     assert grade(grader, "#### 46", "46").correct
     assert not grade(grader, "#### 46.5", "46").correct
+    assert grade(grader, "#### 2^{10}", "1024").correct
+    assert grade(grader, "#### 4^3", "64").correct
     assert grader._workers is None
 
 
-@pytest.mark.parametrize("text", ["/64", "64+", "6\x014", "64\x7f", "\x0464"])
-def test_a_missing_operand_and_control_characters_are_wrong_and_need_no_worker(grader, text):
-    """A tiny model writes them, and a process of 59 MB would start for one."""
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("/64", "64+"),  # a missing operand
+        *("6\x014", "64\x7f", "\x0464", "6\r4"),
+        *("k64", "6G4", "i64", "64e", "L"),  # a variable, i or e
+        *("6(4", "[64", "6}4", "6`4"),
+        *("6^4", "2^{05}"),
+    ],
+)
+def test_what_only_a_tiny_model_writes_is_wrong_and_needs_no_worker(grader, text):
+    """A process of 59 MB would start for one such answer."""
     own = Grader(num_workers=1, cpu_s=1.0)
     assert grade(own, text, "64", style="whole").verdict == WRONG
     assert own._workers is None
