@@ -40,3 +40,14 @@ def test_a_buffer_that_two_nodes_fill_is_refused():
     )
     with pytest.raises(ConfigError, match="2 nodes before it fill"):
         check_buffers(graph)
+
+
+@pytest.mark.parametrize(
+    ("readers", "words"), [([], "0 nodes.*none"), (["a", "b"], "2 nodes.*a, b")]
+)
+def test_rows_that_no_node_or_two_nodes_would_take_are_refused(readers, words):
+    pipeline = Pipeline("p").add_node("put", passes, node_type=NodeType.PUT_TO_BUFFER)
+    for name in readers:
+        pipeline.add_node(name, passes, ["put"], node_type=NodeType.GET_FROM_BUFFER)
+    with pytest.raises(ConfigError, match=f"'put' .* fills buffer 'buffer', from which {words}"):
+        check_buffers(pipeline.build())

@@ -1,6 +1,8 @@
-"""The buffer that a PUT_TO_BUFFER or GET_FROM_BUFFER node names; each must be filled before it is
-read.
+"""The buffer that a PUT_TO_BUFFER or GET_FROM_BUFFER node names; each is filled by one node, and
+read by one after it.
 """
+
+from collections.abc import Collection
 
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeType
@@ -16,20 +18,14 @@ def buffer_of(node: Node) -> str:
 
 
 def check_buffers(graph: TaskGraph) -> None:
-    """Refuse a GET_FROM_BUFFER node unless exactly one node before it fills its buffer.
+    """Refuse a node whose buffer is not filled by one node and taken by one after it.
 
     Raises:
         ConfigError: Names the node, its buffer and the remedy.
     """
-    for node in graph.get_nodes():
-        if node.node_type is not NodeType.GET_FROM_BUFFER:
-            continue
-        before = [graph.nodes[name] for name in graph.get_ancestors(node.node_id)]
-        filling = [
-            other.node_id
-            for other in before
-            if other.node_type is NodeType.PUT_TO_BUFFER and buffer_of(other) == buffer_of(node)
-        ]
+    for node in _of_type(graph, NodeType.GET_FROM_BUFFER):
+        before = graph.get_ancestors(node.node_id)
+        filling = _of_buffer(graph, before, NodeType.PUT_TO_BUFFER, buffer_of(node))
         if len(filling) != 1:
             raise ConfigError(
                 f"Node {node.node_id!r} of graph {graph.graph_id!r} takes from buffer "
@@ -37,3 +33,24 @@ def check_buffers(graph: TaskGraph) -> None:
                 f"({', '.join(filling) or 'none'}). Let it depend on one PUT_TO_BUFFER node with "
                 f"the same name: config: {{{NAME}: NAME}}."
             )
+    for node in _of_type(graph, NodeType.PUT_TO_BUFFER):
+        after = [other for other in graph.nodes if node.node_id in graph.get_ancestors(other)]
+        taking = _of_buffer(graph, after, NodeType.GET_FROM_BUFFER, buffer_of(node))
+        if len(taking) != 1:
+            raise ConfigError(
+                f"Node {node.node_id!r} of graph {graph.graph_id!r} fills buffer "
+                f"{buffer_of(node)!r}, from which {len(taking)} nodes after it take "
+                f"({', '.join(taking) or 'none'}). Let one GET_FROM_BUFFER node with the same "
+                f"name depend on it: config: {{{NAME}: NAME}}."
+            )
+
+
+def _of_type(graph: TaskGraph, node_type: NodeType) -> list[Node]:
+    return [node for node in graph.get_nodes() if node.node_type is node_type]
+
+
+def _of_buffer(
+    graph: TaskGraph, names: Collection[str], node_type: NodeType, buffer: str
+) -> list[str]:
+    nodes = _of_type(graph, node_type)
+    return [node.node_id for node in nodes if node.node_id in names and buffer_of(node) == buffer]
