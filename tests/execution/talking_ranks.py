@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Iterator
 
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
+from siirl.execution.scheduler.launch import run_on_ray
 from siirl.execution.scheduler.placement import Layout
+from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 
 UNTIL_RAY_HAS_READ_S = 3.0  # its log monitor looks at the files several times a second
 
