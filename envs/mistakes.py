@@ -23,11 +23,18 @@ def user_code(
 
 
 def describe_error(error: BaseException) -> str:
-    """Format an exception of user code in one line, with the source line that raised it."""
+    """Format an exception of user code, with the source line that raised it."""
+    described = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error}"  # its text has file and line
+        return described  # its text has file and line
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+    return f"{described} ({last.filename}, line {last.lineno})"
+
+
+def text_of(error: BaseException, *, most: int = 2000) -> str:
+    """The first `most` characters of the error's message; of user code, it may raise or be long."""
+    text = str(traceback.TracebackException(type(error), error, None))  # reads it in any case
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def one_line(error: BaseException, *, most: int = 160) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info, Misbehaved
+from envs.mistakes import text_of
 from envs.registry import make_env
 
 
@@ -43,14 +44,14 @@ class Raised(NamedTuple):
     def of(cls, error: BaseException) -> "Raised":
         """Describe `error`."""
         if isinstance(error, Misbehaved):
-            return cls(kind="fault", summary=str(error).rstrip("."), trace="")
+            return cls(kind="fault", summary=text_of(error).rstrip("."), trace="")
         trace = "\n" + "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
             return cls(kind="mistake", summary=str(error), trace=trace)
         kind: Literal["episode", "fault"] = (
             "episode" if isinstance(error, EpisodeFailed) else "fault"
         )
-        return cls(kind=kind, summary=f"{type(error).__name__}: {error}", trace=trace)
+        return cls(kind=kind, summary=f"{type(error).__name__}: {text_of(error)}", trace=trace)
 
 
 class Answers(NamedTuple):

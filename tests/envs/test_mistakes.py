@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.mistakes import one_line
+from envs.mistakes import describe_error, one_line
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,30 @@ from envs.mistakes import one_line
 )
 def test_a_message_is_one_line_of_visible_characters(message, line):
     assert one_line(OSError(message)) == line
+
+
+class Unreadable(Exception):
+    """Its text raises."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def described(error: BaseException) -> str:
+    with pytest.raises(type(error)) as raised:
+        raise error
+    return describe_error(raised.value).partition(f" ({__file__}, line ")[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "description"),
+    [
+        (OSError("disk full"), "OSError: disk full"),
+        (SystemExit(), "SystemExit"),
+        (Unreadable(), "Unreadable: <exception str() failed>"),
+        (RuntimeError("y" * 5_000_000), f"RuntimeError: {'y' * 2000}…"),
+    ],
+    ids=["plain", "empty", "unreadable", "long"],
+)
+def test_an_exception_of_a_user_is_described_whatever_its_text_is(error, description):
+    assert described(error) == description
