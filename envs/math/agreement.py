@@ -51,11 +51,14 @@ NO_NUMBER = re.compile(
     r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])"
     r"|[0-9]\s+[0-9]|\\\{"
     r"|[0-9] +[a-z] +[0-9]"  # a word of another language: `3 e 5`
-    r"|^ *[*/^]|[-+*/^] *$|[\x00-\x08\x0e-\x1f\x7f]"  # no operand; control characters
+    r"|\\[0-9]|[!%]\s*[0-9]"  # a command without a name; no operator between two numbers
+    r"|^ *[*/^!%]|[-+*/^] *$|[\x00-\x08\x0e-\x1f\x7f]"  # no operand; control characters
 )
 TIMES = re.compile(r"(?<=[0-9)]) ?(?:x ?(?=[0-9(])|(?=\())")
-FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])")
-"""A letter at a number is a variable or a unit that is no known one: `42h`."""
+FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])|(?<![A-Za-z])[abdfghj-wyz](?=[0-9])")
+"""A letter at a number is a variable or a unit that is no known one: `42h`, `3+a4`; `x4` may be a
+product.
+"""
 POWER = re.compile(r"([0-9]{1,4})\^(?:([0-9])|\{([0-9]{1,2})\})")
 ONE_LETTER = re.compile(r"[0-9\s]*[A-Za-z][0-9\s]*")
 """A multiple of a variable, of i or of e: no whole number but 0. `1e3` is read as a number."""

@@ -219,10 +219,11 @@ def test_plain_numbers_need_no_worker():
 @pytest.mark.parametrize(
     "text",
     [
-        *("/64", "64+"),  # a missing operand
+        *("/64", "64+", "!64", "%64"),  # a missing operand
+        *("6!4", "6%4"),  # a missing operator
         *("6\x014", "64\x7f", "\x0464", "6\r4"),
-        *("k64", "6G4", "i64", "64e", "L"),  # a variable, i or e
-        *("6(4", "[64", "6}4", "6`4"),
+        *("k64", "6G4", "i64", "64e", "L", "6+a4"),  # a variable, i or e
+        *("6(4", "[64", "6}4", "6`4", "\\64"),
         *("6^4", "2^{05}"),
     ],
 )
