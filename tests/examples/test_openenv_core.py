@@ -62,8 +62,8 @@ class Tools(MCPEnvironment):
         super().__init__(server)
     def reset(self, seed=None, episode_id=None, **_):
         return Observation()
-    def step(self, action, timeout_s=None, **_):
-        result = super().step(action, timeout_s)
+    async def step_async(self, action, timeout_s=None, **_):
+        result = await super().step_async(action, timeout_s)
         result.reward = 0.5
         return result
     def _step_impl(self, action, timeout_s=None, **_):
