@@ -105,8 +105,10 @@ class TrainingArguments:
         0,
         "Training steps by which the weights of a sample may be behind; rollouts run ahead by as "
         "many, on separate ranks (dag.groups). 0: each step waits for its rollouts.",
-        why="0 is on-policy; AReaL takes 4 to 8 (arXiv 2505.24298, section 7.4)",
+        why="0 is on-policy; AReaL takes 4 to 8 (arXiv 2505.24298, section 7.4). A checkpoint of a "
+        "schedule waits for the rollouts of as many further steps",
         minimum=0,
+        maximum=64,
     )
     critic_warmup: int = option(
         0,

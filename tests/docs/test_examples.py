@@ -147,7 +147,8 @@ def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
     echo = folder / "python"
     echo.write_text('#!/bin/sh\n[ "$1" = -c ] && echo token || printf "%s\\n" "$@"\n')
     address = (
-        '#!/bin/sh\ncase "$*" in *host*) echo 10.0.0.1;; *"ray start"*) '
+        '#!/bin/sh\ncase "$*" in *"hostname -I") echo 10.0.0.1 fd00::1;; '
+        '*hostname*) echo 127.0.0.1;; *"ray start"*) '
         f'echo "$RAY_worker_niceness" >> {folder}/niceness;; esac\n'
     )
     for name in ("srun", "sleep"):

@@ -55,3 +55,10 @@ def test_groups_that_name_no_ranks_are_refused(groups, sentence):
 )
 def test_settings_that_need_other_ranks_are_refused(words, sentence):
     assert sentence in problems(*words)
+
+
+def test_a_lag_whose_checkpoints_wait_for_an_unending_schedule_is_refused():
+    two = ("dag.groups={rollout:1,train:1}", "trainer.deterministic=true")
+    assert problems(*two, "trainer.max_staleness=64") == ""
+    with pytest.raises(SiirlError, match=r"max_staleness=1795720030 .* must be at most 64"):
+        problems(*two, "trainer.max_staleness=1795720030")
