@@ -83,6 +83,8 @@ class AgentGroups:
     """Groups that draw prompts and play episodes; the others train on rows of these."""
     rollouts: SeparateRollouts | None = None
     """The ranks that roll out; None: this rank does."""
+    dropped_prompts: int = 0
+    """Prompts that the resumed run had started as a stream, and that this run leaves out."""
 
     @property
     def first(self) -> WorkerComponents:
@@ -122,6 +124,7 @@ class AgentGroups:
         for components in self.groups.values():
             context = components.context
             context.step, context.round = step, 0
+            context.refills.clear()
             context.drawn_prompts = context.config.data.train_batch_size
         if self.rollouts is not None:
             self.rollouts.begin_step(step)
@@ -186,6 +189,7 @@ class AgentGroups:
         ledger = rollouts.get(AGENTS, {group: rollouts}).get(group, {}).get("ledger", {})
         if not ledger.get("streaming"):
             return own
+        self.dropped_prompts += len(ledger["pending"]) + len(ledger["finished"])
         return own | {"loader": own["loader"] | {"position": ledger["position"]}}
 
     def close(self) -> None:

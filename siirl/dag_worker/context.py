@@ -1,6 +1,7 @@
 """StageContext: the objects of this rank that stages use."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from siirl.engine.reward_manager import RewardManager
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import ConfigError
+from siirl.execution.dag import Node
 from siirl.params import SiiRLArguments
 
 
@@ -52,6 +54,19 @@ class StageContext:
     """Number of refills that a node has requested in this step."""
     drawn_prompts: int = 0
     """Prompts drawn in this step so far, over all ranks."""
+    refills: Counter[str] = field(default_factory=Counter)
+    """Refills of this step, by the id of the node that requested them."""
+
+    def count_refill(self, node: Node) -> None:
+        """Count a request for more prompts; ConfigError if the node requested too many."""
+        self.refills[node.node_id] += 1
+        most = self.config.algorithm.filter.max_refills
+        if self.refills[node.node_id] > most:
+            raise ConfigError(
+                f"Node {node.node_id!r} still requests more prompts after {most} refills in step "
+                f"{self.step}, and algorithm.filter.max_refills={most} permits no more: return "
+                "more_prompts=0 when the rows suffice or the refills are used up, or raise the key."
+            )
 
     def require_critic(self) -> Critic:
         """The critic; ConfigError if the run has none."""

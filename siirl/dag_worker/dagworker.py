@@ -31,7 +31,7 @@ from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.rewards import place_rewards
 from siirl.dag_worker.step_trace import traced_step
-from siirl.data_coordinator.protocol.batch import shallow_copy
+from siirl.data_coordinator.protocol.batch import check_shapes, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
@@ -181,6 +181,11 @@ class DAGWorker:
                 self.groups, checkpoint.state, folder=checkpoint.folder, graph=self.taskgraph
             )
             self.global_steps = self._saved = checkpoint.step
+            if dropped := self.groups.dropped_prompts:
+                self.metrics.warn(
+                    f"{dropped} prompts are left out: rollout ranks had started them at step "
+                    f"{checkpoint.step}, and colocated ranks begin after them."
+                )
             self._evaluation_due = (
                 checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
             )
@@ -298,12 +303,15 @@ class DAGWorker:
             output = node.run(
                 batch=batch,
                 copy=shallow_copy,
+                check_output=check_shapes,
                 config=context.config,
                 context=context,
                 process_group=self.ranks.group,
                 agent_group=node.agent_group,
                 started=started,
             )
+        if output.more_prompts:
+            context.count_refill(node)
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         place_rewards(output.batch, before=batch)

@@ -71,6 +71,11 @@ class MetricWorker:
         warnings, self._warnings = tuple(self._warnings), []
         return warnings
 
+    def warn(self, sentence: str) -> None:
+        """Report a sentence about the run, if this rank reports."""
+        if self._warns:
+            self._warnings.append(sentence)
+
     def _warn(self, sentences: dict[str, str]) -> None:
         for name, sentence in sentences.items():
             if name not in self._warned:

@@ -95,7 +95,8 @@ class FilterArguments:
     max_refills: int = option(
         4,
         "Rounds in which pipeline=dapo rolls out further prompts to replace dropped groups; "
-        "after them it trains on the groups it has.",
+        "after them it trains on the groups it has. A node of your own that requests more in a "
+        "step ends the run.",
         why="if half the groups pass, two rounds fill a step; five rounds without any mean a "
         "task that is too hard or solved",
         minimum=0,

@@ -2,12 +2,19 @@
 command.
 """
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tensordict import TensorDict
 
+from siirl.errors import SiirlError
+from siirl.execution.dag import NodeOutput
 from siirl.reporting.jsonl import read_rows
 from siirl.train import main
+from tests.dag_worker.one_process import run
 
 WORKFLOW = """
 nodes:
@@ -101,3 +108,39 @@ def test_the_configuration_of_such_a_run_is_read_back(
     capsys.readouterr()
     assert main(["--plan", "--config", str(run / "config.yaml")]) == 0
     assert "own.yaml: rollout_actor -> " in capsys.readouterr().out
+
+
+def narrow(batch: TensorDict) -> TensorDict:
+    batch["response_mask"] = batch["response_mask"][:, :-1]
+    return batch
+
+
+def without_rows(batch: TensorDict) -> TensorDict:
+    return TensorDict(dict(batch.items()), batch_size=[])
+
+
+def insatiable(batch: TensorDict) -> NodeOutput:
+    return NodeOutput(batch=batch, more_prompts=1)
+
+
+@pytest.mark.parametrize(
+    ("function", "words", "sentence"),
+    [
+        (narrow, (), r"differ in width: .*'response_mask': 3,.*\(while .*'mine'"),
+        (without_rows, (), r"batch_size=\[\], which does not name .*\(while .*'mine'"),
+        (insatiable, (), "Node 'mine' still requests more prompts after 4 refills in step 1"),
+        (insatiable, ("algorithm.filter.max_refills=1",), "max_refills=1 permits no more"),
+    ],
+)
+def test_a_node_that_would_break_the_step_is_named(
+    tmp_path: Path, function: Callable[..., Any], words: tuple[str, ...], sentence: str
+) -> None:
+    node = f"""
+  - {{node_id: mine, node_type: CUSTOM, func: "{__name__}:{function.__name__}",
+     node_role: DYNAMIC_SAMPLING, dependencies: [rollout_actor]}}"""
+    (tmp_path / "own.yaml").write_text(WORKFLOW.replace("[rollout_actor]", "[mine]") + node + "\n")
+    graph = f"dag.workflow_file={tmp_path / 'own.yaml'}"
+    with pytest.raises(SiirlError) as error:
+        run(tmp_path / "run", (*ENVIRONMENTS["math"], graph, *SMALL, *words))
+    told = " ".join([str(error.value), *getattr(error.value, "__notes__", ())])
+    assert re.search(sentence, told), told

@@ -224,9 +224,14 @@ def test_colocated_ranks_resume_after_the_prompts_that_a_stream_had_started(tmp_
     run_groups(tmp_path / "first", (*job, *stream))
     saved = read_state(resolve_checkpoint(tmp_path / "first") / STATE_FILE)
     resume = f"trainer.resume={tmp_path / 'first'}"
-    run(tmp_path / "rest", (*job, resume, "trainer.total_steps=3", "cluster=local"))
+    [step] = run(tmp_path / "rest", (*job, resume, "trainer.total_steps=3", "cluster=local"))
     rest = read_state(resolve_checkpoint(tmp_path / "rest") / STATE_FILE)
-    assert rest["loader"]["position"] == saved["rollouts"]["ledger"]["position"] + 8
+    position = saved["rollouts"]["ledger"]["position"]
+    assert rest["loader"]["position"] == position + 8
+    assert step.warnings == (
+        f"{position - 2 * 8} prompts are left out: rollout ranks had started them at step 2, and "
+        "colocated ranks begin after them.",
+    )
 
 
 NOTED = f"""

@@ -19,7 +19,7 @@ from siirl.dag_worker.separate.line import Line, Report
 from siirl.dag_worker.separate.published_weights import SecondCopies
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.training_side import columns_of
-from siirl.data_coordinator.protocol.batch import shallow_copy
+from siirl.data_coordinator.protocol.batch import check_shapes, shallow_copy
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt
@@ -170,6 +170,7 @@ class PromptRunner:
             output = node.run(
                 batch=batch,
                 copy=shallow_copy,
+                check_output=check_shapes,
                 config=self.parts.context.config,
                 context=self.parts.context,
                 process_group=None,

@@ -125,6 +125,20 @@ def check_unique_uids(batch: TensorDict) -> None:
         )
 
 
+def check_shapes(batch: TensorDict) -> None:
+    """Refuse a batch whose one axis is not that of its rows, or whose columns differ in width.
+
+    Raises:
+        InvariantError: Names the columns.
+    """
+    if len(batch.batch_size) != 1:
+        raise InvariantError(
+            f"A batch has batch_size={list(batch.batch_size)}, which does not name its number of "
+            "rows: return TensorDict(columns, batch_size=[rows])."
+        )
+    Extent.of_shapes(tensor_shapes(batch))
+
+
 def tensor_shapes(batch: TensorDict) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensor columns."""
     return {

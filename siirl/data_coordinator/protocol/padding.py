@@ -126,7 +126,11 @@ def _tokens_per_chunk(padded: Extent) -> int:
 
 
 def _common_width(shapes: Shapes, layout: Layout) -> int:
-    widths = {name: shape[1] for name, shape in shapes.items() if column(name).layout is layout}
+    widths = {
+        name: shape[1] if len(shape) > 1 else 0
+        for name, shape in shapes.items()
+        if column(name).layout is layout
+    }
     if len(set(widths.values())) > 1:
         raise InvariantError(
             f"Columns along the axis {layout.value!r} differ in width: {widths}. All belong to the "

@@ -199,13 +199,19 @@ class Node:
         )
 
     def run(
-        self, *, batch: Any, copy: Callable[[Any], Any] = methodcaller("copy"), **available: Any
+        self,
+        *,
+        batch: Any,
+        copy: Callable[[Any], Any] = methodcaller("copy"),
+        check_output: Callable[[Any], object] = lambda batch: None,
+        **available: Any,
     ) -> NodeOutput:
         """Call the function on a shallow copy of `batch`.
 
         Args:
             batch: The columns so far (TensorDict or dict).
             copy: Makes the copy; the batch's own method may be slow.
+            check_output: Raises an error about the batch that the function returned.
             available: `config`, `context`, `process_group`, `agent_group` and further arguments;
                 the function gets those that it has parameters for, and `node`.
 
@@ -237,6 +243,7 @@ class Node:
                         raise
             output = self._as_output(result, self.executable)
             self._check_output(output, before=before)
+            check_output(output.batch)
         return output
 
     @contextmanager
