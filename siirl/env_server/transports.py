@@ -5,6 +5,7 @@ Ray is imported only if it is used.
 """
 
 import asyncio
+import logging
 import os
 import pkgutil
 from collections.abc import Coroutine, Mapping, Sequence
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
 from siirl.env_server.server import Answered, EnvServer, Raised, Request
 from siirl.errors import UnknownNameError
+
+logger = logging.getLogger(__name__)
 
 TRANSPORTS: dict[str, str] = {
     "local": "siirl.env_server.transports:LocalTransport",
@@ -70,6 +73,9 @@ class LocalTransport:
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._shut = False
+        self._env_name = env_kwargs.get("id", env_name)  # of a collection, such as env=gymnasium
+        self._folder, self._identity = os.getcwd(), os.stat(".")
+        self._told_folder = False
 
     def open(self) -> "asyncio.Future[Raised | None]":
         """See `Transport.open`."""
@@ -92,7 +98,23 @@ class LocalTransport:
             self.shut()
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.get_running_loop().create_task(coroutine)
+        task = asyncio.get_running_loop().create_task(self._and_go_back(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _and_go_back(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Await `coroutine`, and undo its change of the working directory."""
+        try:
+            return await coroutine
+        finally:
+            if not os.path.samestat(os.stat("."), self._identity):
+                os.chdir(self._folder)
+                if not self._told_folder:
+                    logger.warning(
+                        "Environment %r changed the working directory, which is %s again: with "
+                        "cluster=local the run writes its files relative to it.",
+                        self._env_name,
+                        self._folder,
+                    )
+                self._told_folder = True

@@ -1,8 +1,10 @@
 """Checks of the models of a job of VLA policies: policy, actions, video encoder, demonstrations."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
@@ -19,6 +21,8 @@ from siirl.params.paths import find
 from siirl.params.references import check_call, is_reference, load_reference
 from siirl.params.reward_args import RewardArguments
 from siirl.params.weight_files import parameters_in
+from siirl.preflight.machine import total_memory_bytes
+from siirl.preflight.memory import size_text
 
 POLICY = "actor_rollout_ref.model.policy"
 # parameters: smaller policies are also built before the start, which takes at most a second
@@ -50,15 +54,20 @@ def check_policy(
         if large:
             return
     place += f" actor_rollout_ref.model.options={as_text(model.options)}"
+    build = partial(
+        build_policy,
+        model.policy,
+        path=path,
+        spec=spec,
+        seed=config.trainer.seed,
+        options=model.options,
+        weights=not large,
+    )
     try:
-        policy = build_policy(
-            model.policy,
-            path=path,
-            spec=spec,
-            seed=config.trainer.seed,
-            options=model.options,
-            weights=not large,
-        )
+        if path is None and not own:
+            with torch.device("meta"):
+                _check_size(build(), spec, place=place, env_name=config.env.name)
+        policy = build()
         if path is not None:
             policy.check_options(spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)
@@ -81,6 +90,18 @@ def check_policy(
         if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
             raise
         raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
+
+
+def _check_size(policy: nn.Module, spec: EnvSpec, *, place: str, env_name: str) -> None:
+    """Raise ConfigError if the weights of `policy` do not fit into the memory of this machine."""
+    needed = sum(each.numel() * each.element_size() for each in policy.parameters())
+    if needed > total_memory_bytes():
+        raise ConfigError(
+            f"{place}: for the observations of env={env_name}, {spec.observation_space}, its "
+            f"weights take {size_text(needed)}, and this machine has "
+            f"{size_text(total_memory_bytes())} of memory. Make the observations smaller: by "
+            "env.kwargs, or gymnasium.wrappers.ResizeObservation around the environment."
+        )
 
 
 def check_actions(

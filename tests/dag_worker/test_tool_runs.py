@@ -29,7 +29,7 @@ def test_a_run_whose_tool_server_does_not_start_names_its_command_and_its_except
     told = str(stopped.value)
     assert told.startswith(
         "4 of 4 episodes could not be simulated, more than env.max_failed_share=0.05 allows. The "
-        "first: 'sums-6' with seed"
+        "first: 'sums-6': The episode with seed"
     )
     assert (
         f"The MCP server '{sys.executable} -S {tmp_path}/my_tools.py' did not start: MCPError: "

@@ -43,10 +43,18 @@ def words_of(ranks, failures_by_rank):
 
 def test_exactly_the_share_continues_and_one_more_stops():
     check_failures(failed(1), episodes=20, max_failed_share=SHARE, ranks=OneProcess())
-    expected = r"2 of 20 episodes .* env.max_failed_share=0.05 allows. The first: 'push' with seed 0: the server died three times"
+    expected = r"2 of 20 episodes .* env.max_failed_share=0.05 allows. The first: 'push': the server died three times"
     with pytest.raises(TooManyFailures, match=expected) as stopped:
         check_failures(failed(2), episodes=20, max_failed_share=SHARE, ranks=OneProcess())
     assert isinstance(stopped.value.__cause__, SimulationFailed)
+
+
+def test_only_the_reason_names_a_seed():
+    """A segment's request may have another seed than the episode that failed in it."""
+    result = failed(1)
+    result.failed[0] = (result.failed[0][0], SimulationFailed("The episode with seed 7 died."))
+    with pytest.raises(TooManyFailures, match=r"'push': The episode with seed 7 died.$"):
+        check_failures(result, episodes=1, max_failed_share=SHARE, ranks=OneProcess())
 
 
 def test_a_step_without_episodes_continues():

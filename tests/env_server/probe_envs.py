@@ -195,6 +195,14 @@ class FaultyStartEnv(FaultyEnv):
         return await super().reset(seed=seed, options=options)
 
 
+class WanderingEnv(WalkEnv):
+    """Changes the working directory in each step."""
+
+    async def step(self, action: Any) -> StepResult:
+        os.chdir("elsewhere")
+        return await super().step(action)
+
+
 class Unreadable:
     """Can be pickled, and raises a ValueError when it is unpickled."""
 

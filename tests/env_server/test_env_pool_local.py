@@ -464,3 +464,22 @@ def test_an_environment_that_awaits_delays_no_other_of_its_server(tmp_path):
     gate = tmp_path / "gate"
     pool = local_pool("probe_envs:GatedEnv", {"gate": str(gate)}, num_servers=1, envs_per_server=4)
     assert asyncio.run(answers_around_a_gate(pool, gate)) == [0.0, 1.0]
+
+
+def test_a_changed_working_directory_is_undone_and_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    async def episode():
+        pool = local_pool("probe_envs:WanderingEnv", num_servers=1)
+        async with pool, pool.slot() as slot:
+            await slot.reset(seed=1)
+            for _ in range(3):
+                await slot.step_chunk([np.zeros(1, np.float32)])
+                assert os.getcwd() == str(tmp_path)
+
+    asyncio.run(episode())
+    assert [record.getMessage() for record in caplog.records] == [
+        "Environment 'probe_envs:WanderingEnv' changed the working directory, which is "
+        f"{tmp_path} again: with cluster=local the run writes its files relative to it."
+    ]

@@ -13,9 +13,9 @@ from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec
 class FilmedEnv(Environment):
     """Is described and never played."""
 
-    def __init__(self) -> None:
+    def __init__(self, pixels: int = 32) -> None:
         parts = {
-            IMAGES: gymnasium.spaces.Box(0, 255, (1, 32, 32, 3), np.uint8),
+            IMAGES: gymnasium.spaces.Box(0, 255, (1, pixels, pixels, 3), np.uint8),
             PROPRIOCEPTION: gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32),
             INSTRUCTION: gymnasium.spaces.Text(20),
         }

@@ -267,6 +267,21 @@ def test_an_impossible_size_of_the_policy_is_refused(
     assert "must be an integer of at least" in message
 
 
+def test_pictures_too_large_for_a_policy_are_refused_with_the_size_and_the_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """tiny_vla halves a side three times: 250 x 250 places with 64 numbers each are read by 65,536
+    units of float32, which is 1.05 TB.
+    """
+    words = ("model=tiny_vla", "actor_rollout_ref.model.options={width: 65536}")
+    words += ("pipeline=grpo", "reward=success", "env.kwargs={pixels: 2000}")
+    message = refused((*SRPO, *words), capsys)
+    assert "(1, 2000, 2000, 3), uint8" in message
+    assert "its weights take 1" in message
+    assert "Make the observations smaller: by env.kwargs, or gymnasium.wrappers" in message
+    assert "\n" not in message.rstrip()
+
+
 def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(
         ("env=metaworld", "pipeline=grpo", "env.num_servers=2", "env.envs_per_server=10000"), capsys

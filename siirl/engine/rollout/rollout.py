@@ -153,9 +153,8 @@ def check_failures(
         Interrupted: A rank received a stop signal; every rank raises it.
     """
     failed = result.failed
-    first = [
-        f"{request.task!r} with seed {request.seed}: {reason}" for request, reason in failed[:1]
-    ]
+    # the reason names the seed of the episode: a segment's request may have another
+    first = [f"{request.task!r}: {reason}" for request, reason in failed[:1]]
     counts, totals, firsts, broken_off = zip(
         *ranks.gather_objects((len(failed), episodes, first, result.broken_off)), strict=True
     )
