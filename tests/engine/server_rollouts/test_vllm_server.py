@@ -31,7 +31,7 @@ def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_resta
 ) -> None:
     port = free_port()
     model = load_language_model(MODEL)
-    with vllm_server(MODEL, port=port, log=tmp_path / "first.log") as url:
+    with vllm_server(MODEL, port=port, log=tmp_path / "first.log", longest=1024) as url:
         engine = engine_of(
             url, model=model, tokenizer=tokenizer(), deadline_s=600.0, bucket_bytes=1 << 20
         )
@@ -49,14 +49,14 @@ def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_resta
         monkeypatch.setattr(tokenizer(), "stop_ids", frozenset())
 
         async def interrupted():
-            running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=120)))
+            running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=1000)))
             await asyncio.sleep(0.3)
             await asyncio.to_thread(engine.interrupt)
             return await running
 
         partial = asyncio.run(interrupted())
         assert partial.finish_reason == "abort"
-        assert len(partial.tokens) == len(partial.log_probs) < 120
+        assert len(partial.tokens) == len(partial.log_probs) < 1000
         engine.rest()
         assert gap(engine, *REQUESTS) < 1e-4
     with vllm_server(MODEL, port=port, log=tmp_path / "second.log"):
