@@ -91,7 +91,11 @@ STUDIES = {
     ),
     "robots": Study(
         common=("trainer.max_minutes=null",),
-        arms={LOCKSTEP: (), "1": behind(1, DECOUPLED)},
+        arms={
+            LOCKSTEP: (),
+            "1": behind(1, DECOUPLED),
+            "0, two ranks": ("trainer.n_gpus_per_node=2",),
+        },
         targets=(0.7, 0.8),
         steps=60,
     ),
