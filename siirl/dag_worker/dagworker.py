@@ -299,11 +299,16 @@ class DAGWorker:
         context = self.groups.of(node.agent_group).context
         if node.node_type is NodeType.BARRIER_SYNC:
             self._meet_at(node)
+
+        def settle(returned: TensorDict) -> None:
+            place_rewards(returned, before=batch)  # those of a custom node may be wider
+            check_shapes(returned)
+
         with OCCUPATION.doing(f"computes node {node.node_id} of step {self.global_steps}"):
             output = node.run(
                 batch=batch,
                 copy=shallow_copy,
-                check_output=check_shapes,
+                settle=settle,
                 config=context.config,
                 context=context,
                 process_group=self.ranks.group,
@@ -314,7 +319,6 @@ class DAGWorker:
             context.count_refill(node)
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        place_rewards(output.batch, before=batch)
         self.metrics.record(output.metrics, prefix=self.groups.prefix(node.agent_group))
         self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - begin})
         return output

@@ -170,7 +170,7 @@ class PromptRunner:
             output = node.run(
                 batch=batch,
                 copy=shallow_copy,
-                check_output=check_shapes,
+                settle=check_shapes,
                 config=self.parts.context.config,
                 context=self.parts.context,
                 process_group=None,

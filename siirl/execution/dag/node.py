@@ -203,7 +203,7 @@ class Node:
         *,
         batch: Any,
         copy: Callable[[Any], Any] = methodcaller("copy"),
-        check_output: Callable[[Any], object] = lambda batch: None,
+        settle: Callable[[Any], object] = lambda batch: None,
         **available: Any,
     ) -> NodeOutput:
         """Call the function on a shallow copy of `batch`.
@@ -211,7 +211,7 @@ class Node:
         Args:
             batch: The columns so far (TensorDict or dict).
             copy: Makes the copy; the batch's own method may be slow.
-            check_output: Raises an error about the batch that the function returned.
+            settle: Gets the batch that the function returned; may correct or refuse it.
             available: `config`, `context`, `process_group`, `agent_group` and further arguments;
                 the function gets those that it has parameters for, and `node`.
 
@@ -243,7 +243,7 @@ class Node:
                         raise
             output = self._as_output(result, self.executable)
             self._check_output(output, before=before)
-            check_output(output.batch)
+            settle(output.batch)
         return output
 
     @contextmanager
