@@ -62,9 +62,9 @@ COMMON = (
     *("cluster=local", f"data.train_batch_size={PROMPTS}", "data.max_response_length=8"),
     *(f"actor_rollout_ref.rollout.n={ROLLOUTS}", f"env.envs_per_server={PROMPTS * ROLLOUTS}"),
     f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 2}",
-    # the sizes of trainer=laptop_text at half its rate; with a quarter of the samples a step and its
-    # whole rate, training success fell from 65 to 42 % (one seed, 15 steps). The joint solver has
-    # a varying number of updates a step, so the rate does not depend on their planned number
+    # the sizes of trainer=laptop_text at half its rate; with a quarter of the samples a step and
+    # its whole rate, training success fell from 65 to 42 % (one seed, 15 steps). The joint solver
+    # has a varying number of updates a step, so the rate does not depend on their planned number
     *("actor_rollout_ref.actor.optim.lr=1e-4", "actor_rollout_ref.actor.optim.warmup_steps=5"),
     "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup",
     *("trainer.max_minutes=null", "trainer.save_freq=-1", "trainer.save_rollouts=0"),

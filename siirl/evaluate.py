@@ -38,7 +38,10 @@ ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
+    """Run the command.
+
+    Exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted, 141 output closed.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"--help", "-h"} & set(words):
         print(help_of_words(__doc__, "siirl.evaluate", WORDS), flush=True)

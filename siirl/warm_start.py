@@ -41,7 +41,10 @@ ALONE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
+    """Run the command.
+
+    Exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted, 141 output closed.
+    """
     words = sys.argv[1:] if arguments is None else arguments
     flags = _parser().parse_intermixed_args(words)
     command = f"siirl warm-start {shlex.join(words)}"
