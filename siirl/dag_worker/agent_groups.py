@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from envs.mistakes import describe_error
 from siirl.dag_worker import stages
 from siirl.dag_worker.checkpoint import CheckpointManager
-from siirl.dag_worker.components import WorkerComponents
+from siirl.dag_worker.components import Updates, WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.engine.rollout.engine_of_agents import assign_engines
 from siirl.engine.rollout.generation import TextEngine
@@ -23,6 +23,7 @@ from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
+from siirl.execution.dag.task_loader import update_nodes
 from siirl.params import SiiRLArguments
 from siirl.params.agents import config_of_group, owners
 
@@ -260,7 +261,7 @@ def build_groups(
             place=AgentPlace.of(group, run_folder=run_folder, groups=numbers),
             with_critic=any(needs_critic(graph, group=each) for each in (group, *sharing)),
             shares=groups[owner_of[group]] if group in owner_of else None,
-            sharers=[config_of_group(config, each) for each in sharing],
+            updates=_updates(config, graph, groups=(group, *sharing)),
         )
     groups = {number: groups[number] for number in numbers}
     if len(groups) == 1:
@@ -269,6 +270,19 @@ def build_groups(
     assign_seats({group: each.rollout for group, each in groups.items()}, config)
     checkpoints = _together(groups.values(), run_folder, ranks)
     return AgentGroups(groups, checkpoints, drawing, rollouts)
+
+
+def _updates(config: SiiRLArguments, graph: TaskGraph, *, groups: Iterable[int]) -> Updates:
+    """The graph's updates of weights that `groups` share."""
+    of_models = {
+        model: [
+            config_of_group(config, group)
+            for group in groups
+            for _ in update_nodes(graph, (model, group))
+        ]
+        for model in ("policy", "critic")
+    }
+    return Updates(policy=of_models["policy"], critic=of_models["critic"])
 
 
 def assign_seats(rollouts: Mapping[int, Any], config: SiiRLArguments) -> None:

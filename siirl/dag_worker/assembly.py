@@ -4,7 +4,6 @@
 (`siirl.dag_worker.separate.group_components`).
 """
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from siirl.dag_worker.components import (
     Learner,
     RankBuilder,
     Rollouts,
+    Updates,
     WorkerComponents,
     make_kl_controller,
     make_pool,
@@ -56,7 +56,7 @@ def build_components(
     first_step: int,
     with_critic: bool = False,
     shares: WorkerComponents | None = None,
-    sharers: Sequence[SiiRLArguments] = (),
+    updates: Updates | None = None,
 ) -> WorkerComponents:
     """Build all components of a rank that rolls out and trains.
 
@@ -69,8 +69,8 @@ def build_components(
         first_step: First step to run.
         with_critic: Whether the graph has a critic node.
         shares: Components of the agent group whose weights these act with and train.
-        sharers: Configurations of the groups that share these weights; their steps count for the
-            learning rate.
+        updates: Nodes that update these weights, whose steps count for the learning rate; None:
+            one each.
 
     Raises:
         InvariantError: VLA policies that share weights, which `siirl.preflight.agent_checks`
@@ -78,12 +78,12 @@ def build_components(
     """
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
     make = builder_of(config, pool.spec, ranks=ranks, device=device)
-    if (shares is not None or sharers) and not isinstance(make, TextBuilder):
+    if shares is not None and not isinstance(make, TextBuilder):
         raise InvariantError("Agent groups of robots have weights of their own.")
     of_rollouts = _Place(pool=pool, ranks=ranks, folder=place.folder, first_step=first_step)
     if shares is None:
         rollouts, learner, weights = _with_own_weights(
-            make, of_rollouts, with_critic=with_critic, sharers=sharers
+            make, of_rollouts, with_critic=with_critic, updates=updates
         )
     else:
         assert isinstance(make, TextBuilder)
@@ -123,11 +123,11 @@ class _Place(TypedDict):
 
 
 def _with_own_weights(
-    make: RankBuilder, place: _Place, *, with_critic: bool, sharers: Sequence[SiiRLArguments]
+    make: RankBuilder, place: _Place, *, with_critic: bool, updates: Updates | None
 ) -> tuple[Rollouts, Learner, WeightSync]:
     module = make.load()
     rollouts = make.rollouts(make.acting(module), **place)
-    learner = make.learner(module, with_critic=with_critic, sharers=sharers)
+    learner = make.learner(module, with_critic=with_critic, updates=updates)
     weights = WeightSync(
         trained=learner.actor.engine,
         acting=rollouts.acting,

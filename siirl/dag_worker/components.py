@@ -163,6 +163,18 @@ def make_kl_controller(control: KLCtrlArguments) -> FixedKLController:
 
 
 @dataclass(frozen=True)
+class Updates:
+    """The nodes that update the weights of an agent group; each takes the optimiser steps of its
+    own group's configuration.
+    """
+
+    policy: Sequence[SiiRLArguments]
+    """Configuration of the agent group of each node that updates the policy."""
+    critic: Sequence[SiiRLArguments]
+    """The same for the critic."""
+
+
+@dataclass(frozen=True)
 class Learner:
     """Trained weights, with the objects that update and score them."""
 
@@ -224,8 +236,11 @@ class RankBuilder(abc.ABC):
         """A policy without adapters: that of `path`, or of the job."""
 
     @abc.abstractmethod
-    def critic(self) -> Critic:
-        """The critic: a value head on a separate copy of the initial policy."""
+    def critic(self, updates: Sequence[SiiRLArguments]) -> Critic:
+        """The critic: a value head on a separate copy of the initial policy.
+
+        See `Updates.critic`.
+        """
 
     @abc.abstractmethod
     def longest_response(self, module: Any) -> int:
@@ -247,25 +262,23 @@ class RankBuilder(abc.ABC):
         """Groups of rows that stay together in a micro-batch; None: each row alone."""
         return None
 
-    def learner(
-        self, module: Any, *, with_critic: bool, sharers: Sequence[SiiRLArguments] = ()
-    ) -> Learner:
-        """Build actor, critic and reference to train `module`; see `engine` for the sharers."""
-        actor = self.actor(self.engine(module, trained=True, sharers=sharers))
-        critic = self.critic() if with_critic else None
+    def learner(self, module: Any, *, with_critic: bool, updates: Updates | None = None) -> Learner:
+        """Build actor, critic and reference to train `module`; `updates` None: by one node each."""
+        updates = updates or Updates(policy=[self.config], critic=[self.config])
+        actor = self.actor(self.engine(module, trained=True, updates=updates.policy))
+        critic = self.critic(updates.critic) if with_critic else None
         return Learner(module, actor, critic, self.reference(actor, module))
 
     def engine(
-        self, module: Any, *, trained: bool, sharers: Sequence[SiiRLArguments] = ()
+        self, module: Any, *, trained: bool, updates: Sequence[SiiRLArguments] = ()
     ) -> TrainEngine[TokenScores]:
         """Build the engine of a policy, with an optimizer if it is trained.
 
-        Agent groups that share it (`sharers`) take optimiser steps of their own.
+        See `Updates.policy`.
         """
         settings, total_steps = self.config.actor_rollout_ref, self.config.trainer.total_steps
         steps = sum(
-            sizes.optimiser_steps_per_step(each.data, each.actor_rollout_ref)
-            for each in (self.config, *sharers)
+            sizes.optimiser_steps_per_step(each.data, each.actor_rollout_ref) for each in updates
         )
         return TrainEngine(
             module=module,

@@ -1,6 +1,6 @@
 """Builds the critic of a rank, for VLA policies and language models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from siirl.engine.training.batch_loss import Scorer
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.execution.dag import NodeRole, TaskGraph
-from siirl.params import SiiRLArguments, sizes
+from siirl.params import SiiRLArguments
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update
 
 
@@ -30,6 +30,7 @@ def needs_critic(graph: TaskGraph, *, group: int | None = None) -> bool:
 def make_critic(
     config: SiiRLArguments,
     *,
+    updates: Sequence[SiiRLArguments],
     trunk: nn.Module,
     feature_size: int,
     scorer: Scorer[torch.Tensor],
@@ -45,6 +46,7 @@ def make_critic(
 
     Args:
         config: The job.
+        updates: See `siirl.dag_worker.components.Updates`.
         trunk: A copy of the policy without its head, used only by the critic: `PolicyFeatures` or a
             language model.
         feature_size: Size D of the trunk's features.
@@ -59,8 +61,7 @@ def make_critic(
     """
     settings, total_steps = config.critic, config.trainer.total_steps
     update = critic_update(settings, config.actor_rollout_ref.actor)
-    samples = sizes.samples_per_step(config.data, config.actor_rollout_ref.rollout)
-    steps = critic_steps_per_step(update, samples=samples)
+    steps = sum(critic_steps_per_step(each) for each in updates)
     model = ValueModel(
         trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns
     )

@@ -83,11 +83,12 @@ class TextBuilder(RankBuilder):
             weights=self.ranks.group is None,
         )
 
-    def critic(self) -> Critic:
+    def critic(self, updates: Sequence[SiiRLArguments]) -> Critic:
         """See `RankBuilder`; one row per agent."""
         trunk = without_head(self.initial(self.config.critic.path))
         return make_critic(
             self.config,
+            updates=updates,
             trunk=trunk,
             feature_size=trunk.config.get_text_config().hidden_size,
             scorer=text_value_scorer,

@@ -26,10 +26,10 @@ def critic_update(critic: CriticArguments, actor: ActorArguments) -> CriticUpdat
     )
 
 
-def critic_steps_per_step(update: CriticUpdate, *, samples: int) -> int:
-    """Optimiser steps of the critic in a training step of `samples` samples
-    (`siirl.params.sizes.samples_per_step`).
-    """
+def critic_steps_per_step(config: SiiRLArguments) -> int:
+    """Optimiser steps of the critic in one update of a training step."""
+    update = critic_update(config.critic, config.actor_rollout_ref.actor)
+    samples = sizes.samples_per_step(config.data, config.actor_rollout_ref.rollout)
     return samples // update.prompts_per_mini_batch * update.epochs
 
 

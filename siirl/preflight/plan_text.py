@@ -118,6 +118,8 @@ def _render_ranks(plan: Plan) -> str:
 
 
 def _render_environments(plan: Plan) -> str:
+    if plan.episodes_of is not None:
+        return f"none: it acts in the episodes of agent {plan.episodes_of}"
     number = plan.num_servers * plan.envs_per_server
     found = f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {number}"
     alone = plan.cluster == "local" and number > 1
@@ -165,16 +167,23 @@ def _render_step(plan: Plan) -> str:
             f"{plan.prompts * plan.decisions} decisions, across the ends of episodes"
         )
     factors = [counted(plan.prompts, "prompt"), counted(plan.group_size, "rollout")]
-    factors += [counted(plan.agents, "agent")] if plan.agents > 1 else []
-    return f"{' x '.join(factors)} = {plan.trajectories} trajectories"
+    if plan.agents != 1:
+        factors.append(counted(plan.agents, "role" if plan.varies else "agent"))
+    return f"{' x '.join(factors)} = {_at_most(plan)}{plan.trajectories} trajectories"
+
+
+def _at_most(*plans: Plan) -> str:
+    """Prefix of a number that is smaller if an agent has no turn in an episode."""
+    return "at most " if any(plan.varies for plan in plans) else ""
 
 
 def _render_update(plan: Plan) -> str:
     if not plan.pipeline.trains:
         return "none: no node of this graph trains a model, so the weights stay as they are"
     passes = f"{plan.update.epochs} passes over " if plan.update.epochs > 1 else ""
+    nodes = f"{plan.update.nodes} nodes x " if plan.update.nodes > 1 else ""
     batches = (
-        f"{counted(plan.update.mini_batches, 'mini-batch', 'es')} of "
+        f"{nodes}{counted(plan.update.mini_batches, 'mini-batch', 'es')} of "
         f"{plan.update.trajectories_per_mini_batch} "
         f"{'trajectories' if plan.decisions is None else 'decisions'}"
     )
@@ -190,7 +199,8 @@ def _render_update(plan: Plan) -> str:
             micro_batches = (
                 f"a rank takes micro-batches of at most {counted(budget, unit)} for each"
             )
-    return f"{passes}{batches} = {counted(plan.optimiser_steps, 'optimiser step')}; {micro_batches}"
+    steps = f"{_at_most(plan)}{counted(plan.optimiser_steps, 'optimiser step')}"
+    return f"{passes}{batches} = {steps}; {micro_batches}"
 
 
 def _render_length(plan: Plan) -> str:
@@ -211,10 +221,11 @@ def _render_length(plan: Plan) -> str:
         return f"steps until {' or '.join(bounds)}; evaluations of {episodes}"
     bound = f", at most {' or '.join(bounds)}" if bounds else ""
     agents = [own for _, own in plan.agents_of_run] or [plan]
-    work = f"{plan.length.steps * sum(own.trajectories for own in agents)} trajectories"
+    trajectories = plan.length.steps * sum(own.trajectories for own in agents)
+    work = f"{_at_most(*agents)}{trajectories} trajectories"
     if plan.pipeline.trains:
         updates = plan.length.steps * sum(own.optimiser_steps for own in agents)
-        work += f", {counted(updates, 'optimiser step')}"
+        work += f", {_at_most(*agents)}{counted(updates, 'optimiser step')}"
     return (
         f"{counted(plan.length.steps, 'step')}{bound}: {work}; "
         f"{counted(plan.length.evaluations or 0, 'evaluation')} of {episodes}"

@@ -49,9 +49,10 @@ from siirl.preflight.machine import (
     machine_problems,
     total_memory_bytes,
 )
+from siirl.preflight.make_plan import make_plan, together
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
-from siirl.preflight.plan import Machine, Plan, make_plan, together
+from siirl.preflight.plan import Machine, Plan
 from siirl.reporting.config_difference import read_config
 from siirl.reporting.metric_writers import check_loggers
 from siirl.reporting.run_folder import CONFIG_FILE
@@ -100,7 +101,16 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
             *warnings_of(own, own_spec),
             *([] if is_text(own_spec) else _without_videos(own.env, own.trainer, own_spec)),
         ]
-        plans[group] = _plan(own, own_spec, graph, group=group, begins=begins, groups=groups)
+        player = graph.playing_group(group)
+        plans[group] = _plan(
+            own,
+            own_spec,
+            graph,
+            group=group,
+            begins=begins,
+            groups=groups,
+            player=None if player == group else (player, config_of_group(config, player)),
+        )
     plan = together(plans, shared=owners(config.agents))
     return PreparedJob(graph=graph, plan=plan, warnings=tuple(dict.fromkeys(warnings)))
 
@@ -134,8 +144,9 @@ def _plan(
     group: int,
     begins: str | None,
     groups: tuple[GroupPlan, ...],
+    player: tuple[int, SiiRLArguments] | None,
 ) -> Plan:
-    """The plan of a job, or of an agent group, that fits this machine."""
+    """The plan of a job, or of an agent group, that fits this machine; see `make_plan`."""
     machine = Machine(
         free_memory_bytes=free_memory_bytes(),
         cores=len(os.sched_getaffinity(0)),
@@ -154,6 +165,7 @@ def _plan(
         begins=begins,
         groups=groups,
         group=group,
+        episodes_of=player,
     )
     refuse(gpu_problems(config, spec, gpu_bytes=machine.gpu_bytes))
     refuse(

@@ -70,7 +70,9 @@ def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
 
 
 def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """Records of one rank and step, with rates, durations and shares of several rounds merged."""
+    """Records of one rank and step, with what several nodes or rounds recorded of a rate, duration,
+    share or total merged.
+    """
     records = list(records)
     several: dict[str, Any] = {}
     for name, values in _by_name(records).items():
@@ -188,6 +190,7 @@ _MERGE: dict[Reduction, Callable[[Sequence[Any]], float]] = {
     Reduction.RATE: _mean,
     Reduction.RANK_MEAN: _mean,
     Reduction.DURATION: _sum,
+    Reduction.TOTAL: _sum,
 }
 
 _REDUCE: dict[Reduction, Callable[[Sequence[Any]], Reduced | None]] = {
@@ -199,5 +202,6 @@ _REDUCE: dict[Reduction, Callable[[Sequence[Any]], Reduced | None]] = {
     Reduction.MAX: lambda values: float(max(values)),
     Reduction.MIN: lambda values: float(min(values)),
     Reduction.LAST: lambda values: float(values[-1]),
+    Reduction.TOTAL: lambda values: float(values[-1]),
     Reduction.DISTRIBUTION: lambda values: [float(item) for part in values for item in part],
 }

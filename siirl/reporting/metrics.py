@@ -62,6 +62,8 @@ class Reduction(enum.Enum):
     MIN = "minimum"
     LAST = "the latest"
     """Values that are already global, hence equal on every rank."""
+    TOTAL = "sum over nodes, equal on every rank"
+    """Global counts of a node, of which a step may have several, such as updates of one policy."""
     DISTRIBUTION = "all values"
     """The values of all ranks one after another; shown as quantiles and as a histogram."""
 
@@ -106,12 +108,14 @@ METRICS: dict[str, Metric] = {
     "actor/grad_norm": Metric(_LAST, "norm of the whole gradient before clipping"),
     "actor/lr": Metric(_LAST, "learning rate"),
     "actor/skipped_updates": Metric(
-        _LAST, "optimiser steps that were skipped because their gradient was not finite"
+        Reduction.TOTAL, "optimiser steps that were skipped because their gradient was not finite"
     ),
     "actor/weights_unchanged": Metric(
         _LAST, "1 where updates were applied and the acting weights are the same as before, else 0"
     ),
-    "actor/updates": Metric(_LAST, "optimiser steps of this step; 0 without a training signal"),
+    "actor/updates": Metric(
+        Reduction.TOTAL, "optimiser steps of this step; 0 without a training signal"
+    ),
     # The critic's update: global already, too.
     "critic/vf_loss": Metric(
         _LAST, "value loss; with critic.normalize_returns in deviations of the returns, squared"
@@ -119,9 +123,9 @@ METRICS: dict[str, Metric] = {
     "critic/vf_clipfrac": Metric(_LAST, "share of values that were clipped"),
     "critic/grad_norm": Metric(_LAST, "norm of the critic's gradient before clipping"),
     "critic/lr": Metric(_LAST, "learning rate of the critic"),
-    "critic/updates": Metric(_LAST, "optimiser steps of the critic in this step"),
+    "critic/updates": Metric(Reduction.TOTAL, "optimiser steps of the critic in this step"),
     "critic/skipped_updates": Metric(
-        _LAST,
+        Reduction.TOTAL,
         "optimiser steps of the critic that were skipped because their gradient was not finite",
     ),
     "critic/value_mean": Metric(_LAST, "mean value of a decision, before the update"),

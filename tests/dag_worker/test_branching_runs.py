@@ -31,6 +31,15 @@ nodes:
 ANOTHER_ENTRY = """
   - {node_id: watched, node_type: CUSTOM, func: "tests.dag_worker.test_branching_runs:count_prompts"}
 """
+TWO_UPDATES = """
+nodes:
+  - {node_id: rollout_actor, node_type: ENV_INTERACT}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [rollout_actor]}
+  - {node_id: one, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
+  - {node_id: train_one, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [one]}
+  - {node_id: other, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
+  - {node_id: train_other, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [other]}
+"""
 # The rest of the guide's workflow, which it leaves to its reader.
 TO_THE_END = """
   - {node_id: advantages, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [function_reward]}
@@ -102,6 +111,18 @@ def test_a_node_without_dependencies_beside_the_chain_does_not_end_the_run(job) 
     steps = job(BRANCHES + ANOTHER_ENTRY)
     assert [step["rollout/episodes"] for step in steps] == [16.0] * 3
     assert [step["actor/updates"] for step in steps] == [1.0] * 3
+
+
+def test_two_updates_of_a_policy_are_two_optimiser_steps_and_meet_in_one_sync(job) -> None:
+    falling = (
+        "actor_rollout_ref.actor.use_kl_loss=false",
+        "actor_rollout_ref.actor.optim.scheduler=linear",
+    )
+    two = job(TWO_UPDATES, *falling)
+    twice = job(None, *falling, "actor_rollout_ref.actor.ppo_epochs=2")
+    assert [step["actor/updates"] for step in two] == [2.0] * 3
+    assert [step["policy/version"] for step in two] == [2.0, 4.0, 6.0]
+    assert [step["actor/lr"] for step in two] == [step["actor/lr"] for step in twice]
 
 
 def test_the_kl_of_grpos_reward_is_measured_before_it(job) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from siirl.errors import ConfigError
-from siirl.execution.dag import NodeRole, NodeType, Pipeline
+from siirl.execution.dag import Node, NodeRole, NodeType, Pipeline
 from siirl.execution.dag.builtin_pipelines import PIPELINES, grpo_pipeline
 from siirl.execution.dag.job_graph import check_one_policy, sync_at_the_end
 
@@ -47,6 +47,29 @@ def test_each_agents_policy_gets_its_own():
         "sync_weights_0": (0, ["update_0"]),
         "sync_weights_1": (1, ["update_1"]),
     }
+
+
+def test_a_policy_that_two_branches_update_gets_one_sync_which_does_not_join_their_rows():
+    pipeline = Pipeline("p").add_node("rollout_actor", passes)
+    for branch in ("a", "b"):
+        pipeline.add_node(f"{branch}_adv", passes, ["rollout_actor"], provides=["advantages"])
+        pipeline.add_node(
+            f"{branch}_update",
+            passes,
+            [f"{branch}_adv"],
+            node_type=NodeType.MODEL_TRAIN,
+            node_role=NodeRole.ACTOR,
+            provides=[],
+        )
+    graph = pipeline.build()
+    assert added(graph) == {"sync_weights": (0, ["a_update", "b_update"])}
+    graph.check_columns()
+    assert graph.get_sources("sync_weights") == ["a_update"]
+    later = graph.copy()
+    later.nodes["a_update"].provides = later.nodes["b_update"].provides = frozenset({"loss"})
+    later.add_node(Node("after", NodeType.COMPUTE, dependencies=["sync_weights"]))
+    with pytest.raises(ConfigError, match=r"'sync_weights' .* both wrote the column"):
+        later.check_columns()
 
 
 def test_a_sync_before_the_update_does_not_count():

@@ -181,8 +181,7 @@ def test_the_plan_has_the_critics_steps_and_warm_up():
             "trainer.critic_warmup=3",
         ]
     )
-    update = critic_update(config.critic, config.actor_rollout_ref.actor)
-    assert critic_steps_per_step(update, samples=12) == 4
+    assert critic_steps_per_step(config) == 4
     assert describe_critic(config) == (
         "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it "
         "alone (trainer.critic_warmup)"

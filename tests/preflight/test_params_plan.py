@@ -17,7 +17,8 @@ from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
 from siirl.preflight.machine import GIB
-from siirl.preflight.plan import Machine, Plan, make_plan
+from siirl.preflight.make_plan import make_plan
+from siirl.preflight.plan import Machine, Plan
 from siirl.preflight.plan_text import render
 from siirl.preflight.rank_memory import RankMemory
 from tests.preflight.camera_spec import SPEC

@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from envs.text import text_spec
 from siirl.params.parser import parse_config
-from siirl.preflight.plan import Machine, make_plan
+from siirl.preflight.make_plan import make_plan
+from siirl.preflight.plan import Machine
 from siirl.preflight.plan_text import render
 from siirl.preflight.server_checks import server_problems
 from tests.engine.inference_servers import Faults, serving

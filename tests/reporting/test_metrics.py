@@ -70,10 +70,10 @@ def test_each_reduction_of_two_ranks() -> None:
 
 def test_rounds_of_a_step_follow_each_other_on_a_rank_and_ranks_work_side_by_side() -> None:
     one = [
-        {"env/steps_per_s": 10.0, "time/generate_s": 2.0, "env/steps": 20},
-        {"env/steps_per_s": 20.0, "time/generate_s": 1.0, "env/steps": 20},
+        {"env/steps_per_s": 10.0, "time/generate_s": 2.0, "env/steps": 20, "actor/updates": 1.0},
+        {"env/steps_per_s": 20.0, "time/generate_s": 1.0, "env/steps": 20, "actor/updates": 2.0},
     ]
-    other = [{"env/steps_per_s": 5.0, "time/generate_s": 2.5, "env/steps": 1}]
+    other = [{"env/steps_per_s": 5.0, "time/generate_s": 2.5, "env/steps": 1, "actor/updates": 3.0}]
     worker = MetricWorker(gather=lambda records: [records, other])
     for record in one:
         worker.record(record)
@@ -81,6 +81,7 @@ def test_rounds_of_a_step_follow_each_other_on_a_rank_and_ranks_work_side_by_sid
         "env/steps_per_s": 15.0 + 5.0,
         "time/generate_s": 3.0,
         "env/steps": 41.0,
+        "actor/updates": 1.0 + 2.0,  # both ranks took part in the same three
     }
 
 

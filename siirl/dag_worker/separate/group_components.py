@@ -6,7 +6,7 @@ colocated ranks (`siirl.dag_worker.assembly`).
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -17,6 +17,7 @@ from siirl.dag_worker.agent_groups import AgentPlace, assign_seats
 from siirl.dag_worker.assembly import builder_of, with_weights_of
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
+    Updates,
     WorkerComponents,
     compute_dtype,
     make_kl_controller,
@@ -78,7 +79,7 @@ def build_training(
     first_step: int,
     with_critic: bool = False,
     shares: WorkerComponents | None = None,
-    sharers: Sequence[SiiRLArguments] = (),
+    updates: Updates | None = None,
     rollouts: RolloutsOfRun,
 ) -> WorkerComponents:
     """Components of an agent group on a training rank.
@@ -88,7 +89,7 @@ def build_training(
     spec = describe_env(config)
     make = builder_of(config, spec, ranks=ranks, device=device)
     if shares is None:
-        learner = make.learner(make.load(), with_critic=with_critic, sharers=sharers)
+        learner = make.learner(make.load(), with_critic=with_critic, updates=updates)
         dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
         publisher = WeightPublisher(
             group=place.group,

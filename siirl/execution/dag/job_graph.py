@@ -9,7 +9,7 @@ the configuration.
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
 from siirl.execution.dag.task_graph import TaskGraph
-from siirl.execution.dag.task_loader import trained_models
+from siirl.execution.dag.task_loader import trained_models, update_nodes
 
 NO_KL = "no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)"
 ON_POLICY = "the log-probs of acting serve as the old ones"
@@ -141,7 +141,7 @@ def sync_at_the_end(graph: TaskGraph) -> None:
         group for model, group in trained_models(graph.get_nodes()) if model == "policy"
     )
     for group in groups:
-        updates = [node for node in graph.get_nodes() if _updates(node, group)]
+        updates = update_nodes(graph, ("policy", group))
         late = [node.node_id for node in updates if not _is_synced(graph, node)]
         if late:
             graph.add_node(
@@ -156,14 +156,9 @@ def sync_at_the_end(graph: TaskGraph) -> None:
             )
 
 
-def _updates(node: Node, group: int) -> bool:
-    return node.skip_reason is None and ("policy", group) in trained_models([node])
-
-
 def _is_synced(graph: TaskGraph, node: Node) -> bool:
     return any(
-        other.node_type is NodeType.BARRIER_SYNC
-        and other.node_role is NodeRole.ROLLOUT
+        other.syncs_weights
         and other.agent_group == node.agent_group
         and node.node_id in graph.get_ancestors(other.node_id)
         for other in graph.nodes.values()

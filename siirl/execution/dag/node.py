@@ -134,6 +134,11 @@ class Node:
         return f"node {self.node_id!r}"
 
     @property
+    def syncs_weights(self) -> bool:
+        """Whether it gives an agent group's new weights to what acts with them."""
+        return self.node_type is NodeType.BARRIER_SYNC and self.node_role is NodeRole.ROLLOUT
+
+    @property
     def executable(self) -> Callable[..., Any] | None:
         """The function, imported on first access; UnknownNameError or ConfigError if the name is
         invalid.

@@ -128,6 +128,17 @@ class TaskGraph:
         """Agent groups of the nodes, ascending."""
         return tuple(sorted({node.agent_group for node in self.nodes.values()}))
 
+    def playing_group(self, group: int) -> int:
+        """The agent group whose episodes `group` trains on: itself, if one of its nodes gets the
+        prompts; else the lowest that leads to its nodes.
+        """
+        entries = {node.node_id: node.agent_group for node in self.get_entry_nodes()}
+        if group in entries.values():
+            return group
+        own = [node_id for node_id, node in self.nodes.items() if node.agent_group == group]
+        before = set[str]().union(*(self.get_ancestors(node_id) for node_id in own))
+        return min(entries[node_id] for node_id in before & entries.keys())
+
     def get_entry_nodes(self) -> list[Node]:
         """Nodes without dependencies."""
         return [node for node_id, node in self.nodes.items() if not self.rev_adj[node_id]]
@@ -155,10 +166,14 @@ class TaskGraph:
     def get_sources(self, node_id: str) -> list[str]:
         """Ids of the nodes whose output `node_id` gets: its dependencies.
 
-        None for a DATA_LOAD node, which gets the prompts and only runs after its dependencies.
+        None for a DATA_LOAD node, which gets the prompts and only runs after its dependencies. One
+        for a weight sync at the end of the graph, which reads no rows: its dependencies are updates
+        of one policy, possibly on rows that cannot be joined.
         """
-        loads = self.nodes[node_id].node_type is NodeType.DATA_LOAD
-        return [] if loads else self.rev_adj[node_id]
+        node, before = self.nodes[node_id], self.rev_adj[node_id]
+        if node.node_type is NodeType.DATA_LOAD:
+            return []
+        return before[:1] if node.syncs_weights and not self.adj[node_id] else before
 
     def get_writers(self, node_id: str) -> set[str]:
         """Ids of all nodes that the rows of `node_id` have passed."""

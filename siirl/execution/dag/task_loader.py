@@ -80,6 +80,15 @@ def trained_models(nodes: list[Node]) -> set[Model]:
     }
 
 
+def update_nodes(graph: TaskGraph, model: Model) -> list[Node]:
+    """Nodes that run and change the weights of `model`, in topological order."""
+    return [
+        node
+        for node in graph.get_nodes()
+        if node.skip_reason is None and model in trained_models([node])
+    ]
+
+
 def used_models(nodes: list[Node]) -> set[Model]:
     """Models that these nodes use or train."""
     return {

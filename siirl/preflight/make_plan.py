@@ -1,0 +1,299 @@
+"""Computes the plan of a run, or of each agent group of one.
+
+Memory (`siirl.preflight.memory`) and time are estimates. Left out: checks
+(`siirl.preflight.config_checks`); a plan requires a configuration that passed them.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from envs.base import EnvSpec
+from siirl.execution.dag import TaskGraph
+from siirl.execution.dag.drawing import drawn
+from siirl.execution.dag.task_loader import trained_models, update_nodes
+from siirl.params import sizes
+from siirl.params.agents import rows_per_episode
+from siirl.params.dag_args import DagArguments
+from siirl.params.data_args import DataArguments
+from siirl.params.domains import SERVER
+from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
+from siirl.params.server_args import ServerArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.params.weight_files import learnt_tasks
+from siirl.preflight.duration import estimated_minutes
+from siirl.preflight.group_placement import GroupPlan
+from siirl.preflight.memory import disk_bytes, training_memory
+from siirl.preflight.plan import (
+    LengthPlan,
+    Machine,
+    Needs,
+    PipelinePlan,
+    Plan,
+    UpdatePlan,
+    listed,
+)
+from siirl.preflight.rank_memory import rank_memory
+
+
+def make_plan(
+    config: SiiRLArguments,
+    graph: TaskGraph,
+    spec: EnvSpec,
+    *,
+    machine: Machine,
+    loss: str,
+    critic: str | None = None,
+    begins: str | None = None,
+    groups: Sequence[GroupPlan] = (),
+    group: int = 0,
+    episodes_of: tuple[int, SiiRLArguments] | None = None,
+) -> Plan:
+    """Compute the plan of a run, or of an agent group.
+
+    Args:
+        config: A configuration that passed the checks.
+        graph: The pipeline.
+        spec: The environment's spec.
+        machine: This machine.
+        loss: The resolved policy loss in words.
+        critic: The critic's update in words; None without a critic.
+        begins: Checkpoint and step of a resumed run, in words.
+        groups: Resource groups (`siirl.preflight.group_placement.place`).
+        group: The agent group.
+        episodes_of: The agent group whose episodes it trains on, and that group's configuration;
+            None: it plays its own.
+    """
+    length = _length(config.trainer, config.data, tasks=len(spec.tasks))
+    rollout = config.actor_rollout_ref.rollout
+    playing = config if episodes_of is None else episodes_of[1]
+    group_size = playing.actor_rollout_ref.rollout.n
+    agents = config.env.played_by.count(group) if spec.agent_names else spec.num_agents
+    return Plan(
+        pipeline=_pipeline(graph, name=_graph_name(config.dag), group=group),
+        weights=config.actor_rollout_ref.model.path or "new",
+        env=config.env.name,
+        tasks=spec.tasks,
+        roles=tuple(zip(spec.agent_names, config.env.played_by, strict=False)),
+        task_sampling=config.data.task_sampling,
+        ranks=sizes.ranks(config.trainer),
+        machines=config.trainer.nnodes,
+        cluster=config.cluster.address or config.cluster.mode,
+        num_servers=sizes.servers(
+            config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)
+        ),
+        envs_per_server=config.env.envs_per_server,
+        prompts=playing.data.train_batch_size,
+        group_size=group_size,
+        decisions=rollout.n_steps,
+        agents=agents,
+        varies=bool(spec.agent_names),
+        episodes_of=None if episodes_of is None else episodes_of[0],
+        update=_update(
+            config.actor_rollout_ref,
+            ranks=sizes.training_ranks(config.trainer, config.dag),
+            rows=sizes.samples_per_step(playing.data, rollout) * group_size * agents,
+            agents=rows_per_episode(spec),
+            nodes=len(update_nodes(graph, ("policy", group))),
+            loss=loss,
+            critic=critic,
+        ),
+        groups=tuple(groups),
+        max_staleness=config.trainer.max_staleness,
+        streams=sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout),
+        begins=begins,
+        start=_start(config.actor_rollout_ref.model, config.trainer, spec),
+        length=length,
+        machine=machine,
+        needs=_needs(
+            config,
+            spec,
+            machine,
+            length,
+            models=1 if critic is None else 2,
+            plays=episodes_of is None,
+        ),
+        ungraded=spec.leaves_ungraded,
+        servers=rollout.server.urls if rollout.name == SERVER else (),
+        way_of_weights=_way_of_weights(rollout.server),
+    )
+
+
+def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
+    """The plan of a run from those of its agent groups.
+
+    Args:
+        plans: By agent group.
+        shared: For each group that acts with another group's weights, that group.
+    """
+    if len(plans) == 1:
+        return next(iter(plans.values()))
+    first = plans[min(plans)]
+    memory = list(first.needs.memory_parts)
+    agents = []
+    for group, plan in sorted(plans.items()):
+        if plan is not first:
+            memory += _memory_of_agent(group, plan, shares=group in shared)
+        if group in shared:
+            plan = dataclasses.replace(plan, weights=f"those of agent {shared[group]}")
+        agents.append((f"agent {group}", plan))
+    own = [plan.needs for group, plan in plans.items() if group not in shared]
+    minutes = [plan.needs.minutes for plan in plans.values()]
+    trains = any(plan.pipeline.trains for plan in plans.values())
+    return dataclasses.replace(
+        first,
+        pipeline=dataclasses.replace(first.pipeline, trains=trains),
+        needs=dataclasses.replace(
+            first.needs,
+            memory_parts=tuple(memory),
+            disk_bytes=sum(needs.disk_bytes for needs in own),
+            minutes=None if None in minutes else sum(minute or 0.0 for minute in minutes),
+        ),
+        agents_of_run=tuple(agents),
+    )
+
+
+def _memory_of_agent(group: int, plan: Plan, *, shares: bool) -> list[tuple[str, float]]:
+    """Additional memory of an agent group; a group that shares weights adds no policy, and one that
+    plays no episodes no environments.
+    """
+    of_run = ("workers", "Ray", *(("environments",) if plan.episodes_of is not None else ()))
+    return [
+        (f"agent {group}'s {name}", size)
+        for name, size in plan.needs.memory_parts
+        if name not in of_run and not (shares and name.startswith("policy"))
+    ]
+
+
+def _pipeline(graph: TaskGraph, *, name: str, group: int) -> PipelinePlan:
+    nodes = graph.get_nodes()
+    running = [node for node in nodes if node.skip_reason is None]
+    own = [node for node in running if node.agent_group == group]
+    return PipelinePlan(
+        name=name,
+        nodes=tuple(node.node_id for node in running),
+        paths=drawn(graph),
+        skipped=tuple((node.node_id, node.skip_reason) for node in nodes if node.skip_reason),
+        trains=bool(trained_models(own)),
+    )
+
+
+def _way_of_weights(server: ServerArguments) -> str:
+    if server.weights == "collective":
+        return "by a collective"
+    return f"through {server.weights_folder or 'memory of this machine'}"
+
+
+def _update(
+    policy: ActorRolloutRefArguments,
+    *,
+    ranks: int,
+    rows: int,
+    agents: int,
+    nodes: int,
+    loss: str,
+    critic: str | None,
+) -> UpdatePlan:
+    """The update on `ranks` ranks that train.
+
+    Args:
+        policy: The group's policy.
+        ranks: Those that train.
+        rows: Most rows of a step.
+        agents: Rows of an episode that count as one in a mini-batch.
+        nodes: Nodes that update the policy.
+        loss: See `make_plan`.
+        critic: See `make_plan`.
+    """
+    actor = policy.actor
+    rows_per_mini_batch = sizes.trajectories_per_mini_batch(policy) * agents
+    return UpdatePlan(
+        nodes=nodes,
+        epochs=actor.ppo_epochs,
+        mini_batches=-(-rows // rows_per_mini_batch),
+        trajectories_per_mini_batch=rows_per_mini_batch,
+        micro_batches=sizes.micro_batches_per_mini_batch(policy, ranks=ranks, agents=agents),
+        micro_batch_size=actor.micro_batch_size,
+        micro_batch_tokens=actor.micro_batch_tokens,
+        micro_batch_chunks=actor.micro_batch_chunks,
+        loss=loss,
+        critic=critic,
+    )
+
+
+def _length(trainer: TrainingArguments, data: DataArguments, *, tasks: int) -> LengthPlan:
+    return LengthPlan(
+        steps=trainer.total_steps,
+        max_minutes=trainer.max_minutes,
+        file_epochs=trainer.total_epochs if data.train_files else None,
+        val_episodes=trainer.val_episodes * trainer.val_samples * tasks,
+        evaluations=_evaluations(trainer),
+    )
+
+
+def _needs(
+    config: SiiRLArguments,
+    spec: EnvSpec,
+    machine: Machine,
+    length: LengthPlan,
+    *,
+    models: int,
+    plays: bool,
+) -> Needs:
+    """Needs of a group; one that does not play (`plays`) records no videos."""
+    on_gpu = machine.gpu_bytes is not None
+    return Needs(
+        memory_parts=training_memory(config, spec, models=models, on_gpu=on_gpu),
+        rank_memory=rank_memory(config, spec) if on_gpu else None,
+        disk_bytes=disk_bytes(
+            config.trainer,
+            config.actor_rollout_ref.model,
+            models=models,
+            trajectories=plays
+            * sizes.trajectories_per_step(config.data, config.actor_rollout_ref.rollout),
+            val_episodes=plays * length.val_episodes,
+            evaluations=length.evaluations,
+        ),
+        minutes=estimated_minutes(
+            config,
+            spec,
+            cores=machine.cores,
+            val_episodes=length.val_episodes * (length.evaluations or 0),
+            speed=machine.speed,
+        ),
+    )
+
+
+def _graph_name(dag: DagArguments) -> str:
+    if dag.own_graph is None:
+        return str(dag.pipeline)
+    if dag.pipeline is None:
+        return dag.own_graph
+    return f"{dag.own_graph} (defaults of pipeline={dag.pipeline})"
+
+
+def _start(model: ModelArguments, trainer: TrainingArguments, spec: EnvSpec) -> str | None:
+    path = model.path
+    known = () if path is None or trainer.resume is not None else learnt_tasks(path)
+    others = [task for task in spec.tasks if task not in known]
+    if not known or not others:
+        return None
+    trained_on = f"{path} was trained on {listed(known)}"
+    unseen = (
+        "on none of this run's tasks"
+        if len(others) == len(spec.tasks)
+        else f"not on {listed(others)}"
+    )
+    return (
+        f"WARNING: {trained_on}, {unseen}: expect almost no success there, or train weights "
+        "for them with siirl warm-start"
+    )
+
+
+def _evaluations(trainer: TrainingArguments) -> int | None:
+    """Number of evaluations; None if the number of steps is open."""
+    if trainer.total_steps is None:
+        return None
+    if trainer.val_episodes == 0:
+        return 0
+    between = (trainer.total_steps - 1) // trainer.test_freq if trainer.test_freq > 0 else 0
+    return int(trainer.val_before_train) + between + 1
