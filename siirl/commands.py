@@ -146,25 +146,22 @@ def main(argv: Sequence[str]) -> int:
     """Handle a line without a subcommand, and return the exit status."""
     from siirl.params.exit_status import (  # imports envs, which `script` checks first
         REFUSED,
-        end,
-        end_without_reader,
+        exit_status,
     )
 
-    first = argv[0] if argv else None
-    if first is None:
+    if not argv:
         print(help_text(), file=sys.stderr)
         return REFUSED
-    try:
-        if first in ("--help", "-h"):
-            print(help_text(), flush=True)
-            return 0
-        if first == "--version":
-            print(f"siirl {__version__}", flush=True)
-            return 0
-    except BrokenPipeError:
-        return end_without_reader()
-    error = _unknown(first)
-    return end(REFUSED, str(error), error)
+    return exit_status(lambda: _answer(argv[0]))
+
+
+def _answer(word: str) -> None:
+    if word in ("--help", "-h"):
+        print(help_text())
+    elif word == "--version":
+        print(f"siirl {__version__}")
+    else:
+        raise _unknown(word)
 
 
 def _unknown(word: str) -> UnknownNameError:

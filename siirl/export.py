@@ -16,41 +16,42 @@ from collections.abc import Sequence
 from siirl import interrupts
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser, cannot_write, path_flag, real
-from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
+from siirl.params.command_help import argument_parser, path_flag, real
+from siirl.params.exit_status import exit_status
 from siirl.params.paths import find_model
-from siirl.params.refusals import REFUSALS
 
 MOST_GB = 1e6
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; exit status: 0 done, 1 failed, 2 refused, 129, 130 or 143 stopped."""
+    """Run the command line.
+
+    Exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted, 141 output closed.
+    """
     flags = _parser().parse_args(argv)
-    try:
-        import torch  # slow; Ctrl-C works meanwhile
+    return exit_status(
+        lambda: _write(flags),
+        what="the export",
+        failures=(SiirlError, ValueError),
+        place=f"--output {flags.output}",
+    )
 
-        from siirl.jobs.hub_folder import write_hub_folder
 
-        folder = write_hub_folder(
-            find_model(flags.run, key="RUN"),
-            flags.output,
-            dtype=None if flags.dtype is None else getattr(torch, flags.dtype),
-            most_bytes=round(flags.file_gb * 1e9),
-            licence=flags.license,
-            base=None if flags.base is None else find_model(flags.base, key="--base"),
-        )
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except OSError as error:
-        return end(FAILED, cannot_write(f"--output {flags.output}", error), error)
-    except (SiirlError, ValueError) as error:
-        return end(FAILED, f"the export failed: {error}", error)
-    except KeyboardInterrupt as interrupt:
-        return end(interrupted(interrupt), "interrupted", interrupt)
+def _write(flags: argparse.Namespace) -> None:
+    import torch  # slow; Ctrl-C works meanwhile
+
+    from siirl.jobs.hub_folder import write_hub_folder
+
+    folder = write_hub_folder(
+        find_model(flags.run, key="RUN"),
+        flags.output,
+        dtype=None if flags.dtype is None else getattr(torch, flags.dtype),
+        most_bytes=round(flags.file_gb * 1e9),
+        licence=flags.license,
+        base=None if flags.base is None else find_model(flags.base, key="--base"),
+    )
     print(f"Wrote {folder}. Read {folder / 'README.md'}, then: hf upload OWNER/NAME {folder}")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,9 +24,8 @@ from rich.console import Console
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser, cannot_write, integer, path_flag
-from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader
-from siirl.params.refusals import REFUSALS
+from siirl.params.command_help import argument_parser, integer, path_flag
+from siirl.params.exit_status import exit_status
 from siirl.reporting.agent_folders import folders_of_agents, hint
 from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
 from siirl.reporting.report_page import read_run, with_earlier, write_report
@@ -38,7 +37,10 @@ SHOWN_ROLLOUTS = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; exit status: 0 done, 1 no place to write, 2 nothing to read."""
+    """Run the command line.
+
+    Exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted, 141 output closed.
+    """
     parser = argument_parser(__doc__, "siirl.report")
     parser.add_argument(
         "folders",
@@ -70,17 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--count", type=integer, help=f"maximum number of rollouts to print ({SHOWN_ROLLOUTS})"
     )
     flags = parser.parse_args(argv)
-    try:
-        _run(flags)
-    except BrokenPipeError:
-        return end_without_reader()
-    except REFUSALS as error:
-        return end(REFUSED, str(error), error)
-    except OSError as error:
-        return end(FAILED, cannot_write(_place(flags), error), error)
-    except (SiirlError, ValueError) as error:
-        return end(FAILED, str(error), error)
-    return 0
+    return exit_status(lambda: _run(flags), failures=(SiirlError, ValueError), place=_place(flags))
 
 
 def _run(flags: argparse.Namespace) -> None:

@@ -4,41 +4,60 @@ Left out: signal handlers (`siirl.interrupts`).
 """
 
 import os
+import select
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from siirl.errors import SiirlError
 from siirl.interrupts import Interrupted
+from siirl.params.command_help import cannot_write
 from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 
 FAILED, REFUSED = 1, 2
 
 
+OUTPUTS = (1, 2)  # descriptors of stdout and stderr
+
+
 def exit_status(
     run: Callable[[], int | None],
     *,
-    what: str,
+    what: str | None = None,
     failures: tuple[type[Exception], ...] = (SiirlError,),
+    place: str | None = None,
     notes: bool = True,
 ) -> int:
     """Run a command; returns its exit status, after printing why it did not succeed.
 
+    A closed output, as by `head`, ends a command without a message: 128 + SIGPIPE. Another broken
+    pipe is an error like others.
+
     Args:
         run: The command; may return a status, None is 0.
-        what: Subject of the message about a failure, for example `the run`.
+        what: Subject of the message about a failure, for example `the run`; None if the failure's
+            message is a whole sentence.
         failures: Exceptions whose message is enough for a user; others keep their traceback.
+        place: What the command writes, for example `--output FILE`; an OSError is then a failure to
+            write there.
         notes: Whether the notes attached to an error are printed.
     """
+    caught: tuple[type[Exception], ...] = (*failures, OSError)
     try:
-        return run() or 0
+        status = run()
+        print(end="", flush=True)
+        return status or 0
     except REFUSALS as error:
         return end(REFUSED, str(error), error if notes else None)
-    except BrokenPipeError:
-        return end_without_reader()
-    except failures as error:
-        return end(FAILED, f"{what} failed: {error}", error if notes else None)
+    except caught as error:
+        if isinstance(error, BrokenPipeError) and (closed := without_reader(OUTPUTS)):
+            return end_without_reader(closed)
+        if isinstance(error, OSError) and place is not None:
+            return end(FAILED, cannot_write(place, error), error if notes else None)
+        if not isinstance(error, failures):
+            raise
+        subject = "" if what is None else f"{what} failed: "
+        return end(FAILED, f"{subject}{error}", error if notes else None)
     except KeyboardInterrupt as interrupt:
         return end(interrupted(interrupt), "interrupted", interrupt if notes else None)
 
@@ -57,8 +76,16 @@ def interrupted(interrupt: KeyboardInterrupt) -> int:
     return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)
 
 
-def end_without_reader() -> int:
-    """Silence the output after its reader, such as `head`, has closed it; returns 128 + SIGPIPE."""
-    # Python's final flush writes there
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def without_reader(outputs: Sequence[int]) -> list[int]:
+    """Those descriptors among `outputs` whose reader has closed the pipe, socket or terminal."""
+    state = select.poll()
+    for output in outputs:
+        state.register(output, 0)
+    return [output for output, event in state.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+
+
+def end_without_reader(outputs: Sequence[int]) -> int:
+    """Silence `outputs`, whose reader has closed them; returns 128 + SIGPIPE."""
+    for output in outputs:  # Python's final flush writes there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return 128 + signal.SIGPIPE

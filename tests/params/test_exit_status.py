@@ -1,12 +1,24 @@
 """The exit status of a command, and its last message."""
 
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import Interrupted
 from siirl.params.exit_status import exit_status
+
+OTHER_PIPE = BrokenPipeError(32, "Broken pipe")
+PRINTING = """
+import sys
+from siirl import interrupts
+from siirl.params.exit_status import exit_status
+interrupts.listen()
+interrupts.leave(exit_status(lambda: print("a line", file=sys.{output}), what="the run"))
+"""
 
 
 def raising(error: BaseException):
@@ -42,3 +54,37 @@ def test_an_error_of_the_program_keeps_its_traceback():
     with pytest.raises(ValueError, match="a bug"):
         exit_status(raising(ValueError("a bug")), what="the run")
     assert exit_status(raising(ValueError("a bug")), what="the run", failures=(ValueError,)) == 1
+
+
+def test_a_broken_pipe_that_is_not_the_output_is_an_error_like_others(capsys):
+    with pytest.raises(BrokenPipeError):
+        exit_status(raising(OTHER_PIPE), what="the run")
+    assert exit_status(raising(OTHER_PIPE), what="the server", failures=(OSError,)) == 1
+    sentence = "siirl: the server failed: [Errno 32] Broken pipe\n"
+    assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize("output", ["stdout", "stderr"])
+def test_a_command_whose_output_is_closed_ends_silently_with_status_141(output):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, output: closed}
+        program = PRINTING.format(output=output)
+        done = subprocess.run([sys.executable, "-c", program], **pipes, check=False)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert not done.stdout and not done.stderr
+
+
+def test_an_error_of_the_file_system_names_the_place_that_was_to_be_written(capsys):
+    full = OSError(28, "No space left on device", "out/model.bin")
+    assert exit_status(raising(full), what="the export", place="--output out") == 1
+    assert capsys.readouterr().err == (
+        "siirl: --output out cannot be written: No space left on device (out/model.bin). "
+        "Choose another place.\n"
+    )
+
+
+def test_a_failure_without_a_subject_is_a_whole_sentence(capsys):
+    assert exit_status(raising(SiirlError("The page is too large."))) == 1
+    assert capsys.readouterr().err == "siirl: The page is too large.\n"
