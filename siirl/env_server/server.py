@@ -11,6 +11,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -112,9 +113,13 @@ class EnvServer:
     async def close(self) -> None:
         """Close every environment, even if some raise."""
         hosted, self._hosted = self._hosted, []
-        await asyncio.gather(
-            *(entry.environment.close() for entry in hosted), return_exceptions=True
-        )
+        closing = [entry.environment.close() for entry in hosted]
+        try:
+            await asyncio.gather(*closing, return_exceptions=True)
+        finally:  # a signal may end the process before all have begun
+            for coroutine in closing:
+                if getcoroutinestate(coroutine) == CORO_CREATED:
+                    coroutine.close()
 
     async def _make(self) -> None:
         self._hosted = [
