@@ -22,10 +22,11 @@ import math
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -365,3 +366,17 @@ def _write(text: str, *, to: int = 2) -> None:
     # The terminal may have been closed, which is what SIGHUP reports, or the pipe's reader ended.
     with suppress(OSError):
         os.write(to, text.encode())
+
+
+def start_apart(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a process that a terminal's Ctrl-C does not reach: this command finishes its work, and
+    needs the process for it.
+
+    The process is in a group of its own. Between its start and that, SIGINT is blocked, in this
+    thread for the moment and in the process for good.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, process_group=0, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 
 import pytest
 
@@ -264,3 +265,28 @@ def test_a_command_that_two_threads_end_gives_the_reason_once_though_cleaning_up
     )
     said = "Cleaning up failed: OSError: [Errno 39] Directory not empty"
     assert (done.returncode, done.stderr) == (1, f"siirl: a rank waits\n{said}\nouter\n")
+
+
+STARTS_MANY = """
+import signal, subprocess, sys
+from siirl.interrupts import start_apart
+signal.signal(signal.SIGINT, lambda *_: None)  # as a command that finishes what it does
+print("starts", flush=True)
+ends = {start_apart(["true"]).wait() for _ in range(300)}
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end would take its default
+print(ends, flush=True)
+"""
+
+
+def test_ctrl_c_reaches_no_process_that_is_started_apart_not_even_while_it_starts():
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTS_MANY],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "starts\n"
+    while process.poll() is None:  # a terminal sends it to the whole group of the command
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+    assert (process.stdout.read(), process.returncode) == ("{0}\n", 0)

@@ -11,7 +11,6 @@ does not depend on batches: it takes frames and a `VideoSample`.
 # N frame, H height, W width
 
 import json
-import subprocess
 import urllib.parse
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from subprocess import PIPE
 from typing import Any, NamedTuple
 
 import imageio_ffmpeg
@@ -28,6 +28,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs.base import Frames
 from siirl.errors import SiirlError
+from siirl.interrupts import start_apart
 from siirl.reporting.jsonl import JsonlFile, read_values
 
 VIDEOS_FOLDER = "videos"
@@ -301,18 +302,12 @@ def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second
         "mp4",
         str(unfinished),
     ]
-    done = subprocess.run(
-        command,
-        input=images_NHWC.tobytes(),
-        capture_output=True,
-        check=False,
-        process_group=0,  # Ctrl-C is for the command, which finishes the video
-    )
-    if done.returncode != 0:
+    with start_apart(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as ffmpeg:
+        _, said = ffmpeg.communicate(images_NHWC.tobytes())
+    if ffmpeg.returncode != 0:
         unfinished.unlink(missing_ok=True)
         raise OSError(
-            f"ffmpeg ended with {done.returncode}: "
-            f"{done.stderr.decode(errors='replace').strip()[-500:]}"
+            f"ffmpeg ended with {ffmpeg.returncode}: {said.decode(errors='replace').strip()[-500:]}"
         )
     unfinished.replace(file)
 

@@ -7,14 +7,15 @@ TensorBoard keeps ten pictures of a name; videos/ has them all.
 
 import html
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
+from subprocess import DEVNULL, PIPE
 
 import imageio_ffmpeg
 import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from siirl.errors import SiirlError
+from siirl.interrupts import start_apart
 from siirl.reporting.metrics import Reduced, finite
 from siirl.reporting.recorder import look_for_ffmpeg
 from siirl.reporting.writer_contract import Cell, RunDescription, RunWriter, Table, Video
@@ -115,20 +116,15 @@ def _animation(video: Video) -> Summary.Image:
         *(imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-threads", "1", "-i", str(video.file)),
         *("-vf", filters, "-r", "10", "-f", "gif", "-"),
     ]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        process_group=0,  # Ctrl-C is for the command, which finishes the video
-    )
-    if done.returncode != 0:
+    with start_apart(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE) as ffmpeg:
+        picture, said = ffmpeg.communicate()
+    if ffmpeg.returncode != 0:
         raise SiirlError(
             f"The video {video.file} cannot be shown in TensorBoard: "
-            f"{done.stderr.decode(errors='replace').strip()[-500:]}. Leave tensorboard out of "
+            f"{said.decode(errors='replace').strip()[-500:]}. Leave tensorboard out of "
             "trainer.logger, or record no videos: trainer.record_episodes=0 "
             "trainer.record_val_episodes=0."
         )
     # GIF89a: width and height follow the six bytes of the signature, little-endian.
-    width, height = (int.from_bytes(done.stdout[at : at + 2], "little") for at in (6, 8))
-    return Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=done.stdout)
+    width, height = (int.from_bytes(picture[at : at + 2], "little") for at in (6, 8))
+    return Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=picture)

@@ -8,6 +8,8 @@ import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
+from siirl.interrupts import start_apart
+
 
 def _last_line(said: bytes) -> str:
     """The last line of ffmpeg's output."""
@@ -64,10 +66,7 @@ class VideoFile:
             *("-i", str(self.file.absolute()), "-an", "-fps_mode", "passthrough", *scale),
             *("-f", "rawvideo", "-pix_fmt", "rgb24", "-"),
         ]
-        # in a group of its own: Ctrl-C is for the command, which ends it
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
-        )
+        return start_apart(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def _frame(self) -> NDArray[np.uint8]:
         assert self._process is not None and self._process.stdout is not None

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from siirl.interrupts import start_apart
+
 PROGRAM = (
     "import sys; from pathlib import Path; sys.path[:] = {path!r}; from "
     "siirl.execution.scheduler.exit_report import wait_and_report; "
@@ -40,12 +42,8 @@ def exit_report(
         before: `trainer.resume` of that run.
     """
     words = [sentence, killed, str(traces), str(run_folder or ""), before or ""]
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(path=sys.path), *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        process_group=0,  # a terminal's Ctrl-C must not reach it
-    )
+    command = [sys.executable, "-c", PROGRAM.format(path=sys.path), *words]
+    child = start_apart(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
