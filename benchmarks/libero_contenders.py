@@ -82,7 +82,7 @@ class AsPublishedLiberoEnv(PublishedStepLiberoEnv, RebuiltLiberoEnv):
 
 
 class RestingEnv(PlainEnv):
-    """A `PlainEnv` for lockstep loops: after the end of its episode it rests until all are reset."""
+    """A `PlainEnv` for lockstep loops: after its episode it rests until all are reset."""
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None

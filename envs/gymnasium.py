@@ -354,8 +354,8 @@ def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
         )
     if not isinstance(returned[-1], Mapping):
         raise Misbehaved(
-            f"Gymnasium environment {name!r} returned {returned[-1]!r} as the info of {form}, which "
-            "is a dict."
+            f"Gymnasium environment {name!r} returned {returned[-1]!r} as the info of {form}, "
+            "which is a dict."
         )
     return tuple(returned)
 

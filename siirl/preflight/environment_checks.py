@@ -65,7 +65,7 @@ def _reward_of(
     reward: RewardArguments, dag: DagArguments, environment: EnvArguments, spec: EnvSpec
 ) -> Iterator[SiirlError]:
     srpo, name = dag.shipped_graph == SRPO, reward.name
-    cause = "pipeline=embodied_srpo" if srpo else f"reward.name={name}"
+    cause = f"pipeline={SRPO}" if srpo else f"reward.name={name}"
     env = f"env={environment.name}" + (f" env.id={environment.id}" if environment.id else "")
     other_graph = "" if dag.own_graph else "pipeline=grpo "
     remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"

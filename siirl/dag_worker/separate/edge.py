@@ -60,6 +60,7 @@ class Edge:
             self.ledger.load_state_dict(dict(state))
             kept = [row for row in rows if row[0].dict_info[PROMPT] in self.ledger.finished]
             self._put([info for info, _ in kept], [ref for _, ref in kept])
+            # reports of dropped rows go with them: no step trains on those episodes
             self._reports = list(reports) if len(kept) == len(rows) else []
         self.opened = True
 

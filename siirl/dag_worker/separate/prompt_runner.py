@@ -235,7 +235,7 @@ class PromptRunner:
         if result.broken_off:
             raise Interrupted(result.broken_off)
         self._episodes += episodes
-        self._failed += [f"{request.task!r}: {reason}" for request, reason in result.failed]
+        self._failed += result.reasons()
 
     def _report(self, more: dict[str, Value]) -> Report:
         seconds, self._reported_at = since(self._reported_at), time.perf_counter()

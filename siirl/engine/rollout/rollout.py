@@ -153,11 +153,8 @@ def check_failures(
         Interrupted: A rank received a stop signal; every rank raises it.
     """
     failed = result.failed
-    # the reason names the seed of the episode: a segment's request may have another
-    first = [f"{request.task!r}: {reason}" for request, reason in failed[:1]]
-    counts, totals, firsts, broken_off = zip(
-        *ranks.gather_objects((len(failed), episodes, first, result.broken_off)), strict=True
-    )
+    own = (len(failed), episodes, result.reasons()[:1], result.broken_off)
+    counts, totals, firsts, broken_off = zip(*ranks.gather_objects(own), strict=True)
     if any(broken_off):
         raise Interrupted(max(broken_off))
     if sum(counts) <= max_failed_share * sum(totals):

@@ -123,6 +123,11 @@ class RolloutResult:
         else:
             self.rejected.append(data)
 
+    def reasons(self) -> list[str]:
+        """Task and reason of each episode that could not be simulated."""
+        # the reason names the seed of the episode: a segment's request may have another
+        return [f"{request.task!r}: {reason}" for request, reason in self.failed]
+
 
 def trajectories_of(workflow: RolloutWorkflow, returned: Any) -> list[Trajectory]:
     """The value returned by `arun_episode` as a list; empty if the episode was rejected.
