@@ -24,7 +24,7 @@ from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.task_loader import update_nodes
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import config_of_group, owners
 
 AGENTS = "agents"  # in the state of a checkpoint
@@ -177,21 +177,25 @@ class AgentGroups:
             )
         leftovers = {REDISTRIBUTION: state.get(REDISTRIBUTION, {})}
         for group, entry in self.groups.items():
-            own = states[group] if self.rollouts else self._after_stream(group, states, state)
+            own = states[group]
+            position = self._after_stream(group, state)
+            if position is not None and self.rollouts is None:
+                own = own | {"loader": own["loader"] | {"position": position}}
             entry.load_state(own | leftovers)
 
-    def _after_stream(
-        self, group: int, states: Mapping[int, Any], state: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """State of a group that draws the prompts after those that a stream had started: rollout
+    def _after_stream(self, group: int, state: Mapping[str, Any]) -> int | None:
+        """Position of a group that draws the prompts after those that a stream had started: rollout
         ranks finished them in another order, so that it had used later ones, and not all before.
+        None if no stream had started any, or this run streams as well.
         """
-        own, rollouts = states[group], state.get(ROLLOUTS, {})
+        rollouts, config = state.get(ROLLOUTS, {}), self.groups[group].context.config
         ledger = rollouts.get(AGENTS, {group: rollouts}).get(group, {}).get("ledger", {})
-        if not ledger.get("streaming"):
-            return own
+        if not ledger.get("streaming") or sizes.streams(
+            config.trainer, config.dag, config.actor_rollout_ref.rollout
+        ):
+            return None
         self.dropped_prompts += len(ledger["pending"]) + len(ledger["finished"])
-        return own | {"loader": own["loader"] | {"position": ledger["position"]}}
+        return int(ledger["position"])
 
     def close(self) -> None:
         """Close every group; safe to call twice."""

@@ -182,9 +182,12 @@ class DAGWorker:
             )
             self.global_steps = self._saved = checkpoint.step
             if dropped := self.groups.dropped_prompts:
+                successor = (
+                    "colocated ranks begin" if self.rollouts is None else "a schedule begins"
+                )
                 self.metrics.warn(
                     f"{dropped} prompts are left out: rollout ranks had started them at step "
-                    f"{checkpoint.step}, and colocated ranks begin after them."
+                    f"{checkpoint.step}, and {successor} after them."
                 )
             self._evaluation_due = (
                 checkpoint.evaluation_due and self.config.trainer.val_episodes > 0

@@ -234,6 +234,21 @@ def test_colocated_ranks_resume_after_the_prompts_that_a_stream_had_started(tmp_
     )
 
 
+def test_a_schedule_says_how_many_prompts_of_a_stream_it_leaves_out(tmp_path):
+    job = (*SUMS, *PAIR, "trainer.max_staleness=2", "trainer.val_episodes=0")
+    run_groups(tmp_path / "first", (*job, "trainer.total_steps=2"))
+    saved = read_state(resolve_checkpoint(tmp_path / "first") / STATE_FILE)
+    resume = f"trainer.resume={tmp_path / 'first'}"
+    left_out = saved["rollouts"]["ledger"]["position"] - 2 * 8
+    [schedule] = run_groups(tmp_path / "a", (*job, resume, FIXED, "trainer.total_steps=3"))
+    [stream] = run_groups(tmp_path / "b", (*job, resume, "trainer.total_steps=3"))
+    assert schedule.warnings == (
+        f"{left_out} prompts are left out: rollout ranks had started them at step 2, and a "
+        "schedule begins after them.",
+    )
+    assert stream.warnings == ()
+
+
 NOTED = f"""
 nodes:
   - {{node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT}}
