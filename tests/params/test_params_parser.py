@@ -1,6 +1,4 @@
-"""Command line and files to a configuration: accepted forms, precedence, and
-messages of refusals.
-"""
+"""Command line to a configuration: accepted forms, precedence, and messages of refusals."""
 
 import pickle
 import re
@@ -9,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.errors import ConfigError
 from siirl.params import SiiRLArguments
 from siirl.params.config_groups import options
-from siirl.params.parser import known_keys, parse, parse_config, to_tree, to_yaml
-
-
-def refusal(*overrides: str, config_file: Path | None = None) -> str:
-    """The message with which a command line is refused."""
-    with pytest.raises((ConfigError, MissingAssetError)) as caught:
-        parse(overrides, config_file=config_file)
-    return str(caught.value)
+from siirl.params.parser import known_keys, parse_config
+from tests.params.refused import refusal
 
 
 def test_no_arguments_give_the_demo_job() -> None:
@@ -158,6 +150,16 @@ def test_hydra_and_omegaconf_stop_at_the_parser(repository: Path) -> None:
         "compose.py",
         "parser.py",
     ]
+
+
+def test_parse_config_leaves_the_schema_as_it_was() -> None:
+    parse_config(["env.kwargs.a=1", "actor_rollout_ref.model.options.b=2"])
+    assert SiiRLArguments().env.kwargs == {}
+
+
+def test_no_reason_of_a_default_points_to_a_document_that_no_reader_has() -> None:
+    for place, key in known_keys({}).items():
+        assert not re.search(r"\bguide\b|\bthe design\b", key.metadata["why"]), place
 
 
 # Refusals
@@ -307,214 +309,3 @@ def test_two_options_of_one_group_are_refused() -> None:
     assert "pipeline is chosen twice, grpo and embodied_srpo" in refusal(
         "pipeline=grpo", "pipeline=embodied_srpo"
     )
-
-
-# Files
-
-
-def test_a_file_wins_over_groups_and_the_command_line_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("pipeline: grpo\ntrainer:\n  seed: 3\n  total_steps: 9\n")
-    config = parse_config(["trainer.seed=4"], config_file=file)
-    assert (config.dag.pipeline, config.trainer.seed, config.trainer.total_steps) == ("grpo", 4, 9)
-
-
-def test_a_group_of_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(to_yaml(parse_config()))
-    config = parse_config(["env=gymnasium", "env.id=CartPole-v1"], config_file=file)
-    assert config.env.constructor_kwargs() == {"id": "CartPole-v1"}
-
-
-def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("trainer:\n  total_step: 3\n")
-    assert f"Unknown key 'trainer.total_step' ({file})" in refusal(config_file=file)
-
-
-@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])
-def test_a_file_that_holds_no_keys_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(content)
-    assert str(file) in refusal(config_file=file)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert "there is no such file" in refusal(config_file=tmp_path / "nowhere.yaml")
-    assert "is a folder: name a file in it" in refusal(config_file=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (
-            "trainer: {a: [\n",
-            "expected the node content, but found '<stream end>' (line 2, column 1).",
-        ),
-        ("trainer:\n  seed: 1\n  seed: 2\n", "found duplicate key seed (line 3, column 3)."),
-    ],
-)
-def test_a_file_that_is_not_yaml_is_refused_in_one_line(
-    tmp_path: Path, content: str, fault: str
-) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(content)
-    refused = refusal(config_file=file)
-    assert f"{file} cannot be read: {fault}" in refused
-    assert "\n" not in refused
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"],
-        ["env.kwargs={a: 1, b: [x, null]}", "algorithm.adv_estimator=gspo"],
-    ],
-)
-def test_the_printed_configuration_reads_back_as_the_same(
-    tmp_path: Path, overrides: list[str]
-) -> None:
-    config = parse_config(overrides)
-    file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(config))
-    again = parse(config_file=file)
-    assert again.config == config
-    assert again.notices == ()
-
-
-def test_an_open_mapping_of_a_file_replaces_what_a_group_set(tmp_path: Path) -> None:
-    first = parse_config(["actor_rollout_ref.model.options={bins: 32}"])
-    file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(first).replace("bins: 32", "width: 8"))
-    assert parse_config(config_file=file).actor_rollout_ref.model.options == {"width": 8}
-
-
-def test_derived_keys_are_not_printed_and_are_filled_in() -> None:
-    config = parse_config(["pipeline=grpo"])
-    assert "workflow_type" not in to_tree(config)["algorithm"]
-    assert (config.algorithm.workflow_type, config.actor_rollout_ref.model.model_type) == (
-        "DEFAULT",
-        "embodied",
-    )
-    assert parse_config(["env=math", "pipeline=grpo"]).actor_rollout_ref.model.model_type == "text"
-
-
-# Old names
-
-
-@pytest.mark.parametrize(
-    ("workflow_type", "pipeline"), [("DEFAULT", "grpo"), ("EMBODIED", "embodied_srpo")]
-)
-def test_workflow_type_is_the_pipeline(workflow_type: str, pipeline: str) -> None:
-    parsed = parse([f"algorithm.workflow_type={workflow_type}"])
-    assert (parsed.config.dag.pipeline, parsed.config.algorithm.workflow_type) == (
-        pipeline,
-        workflow_type,
-    )
-    assert parsed.notices == (
-        f"algorithm.workflow_type={workflow_type} (command line) is read as pipeline={pipeline}.",
-    )
-
-
-def test_an_old_name_that_contradicts_a_new_one_is_refused() -> None:
-    assert "pipeline is chosen twice" in refusal(
-        "algorithm.workflow_type=DEFAULT", "pipeline=embodied_srpo"
-    )
-
-
-def test_an_unknown_workflow_type_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match="Known: DAPO, DEFAULT, EMBODIED"):
-        parse(["algorithm.workflow_type=DEFUALT"])
-
-
-def test_gspo_is_grpos_advantage_with_gspos_loss() -> None:
-    config = parse_config(["algorithm.adv_estimator=gspo"])
-    assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.loss) == ("grpo", "gspo")
-
-
-def test_an_old_name_is_reported_once() -> None:
-    assert len(parse(["actor_rollout_ref.model.model_type=embodied"] * 2).notices) == 1
-
-
-@pytest.mark.parametrize("key", ["env", "env.name"])
-def test_the_old_name_of_the_metaworld_environment_is_read(key: str) -> None:
-    parsed = parse([f"{key}=mujoco"])
-    assert parsed.config.env.name == "metaworld"
-    assert parsed.notices == (f"{key}=mujoco (command line) is read as {key}=metaworld.",)
-
-
-def test_old_keys_of_the_trajectory_reward_are_read() -> None:
-    parsed = parse(["reward.window=9", "reward.bank_size=7", "reward.eps_scale=1.5"])
-    reward = parsed.config.reward
-    assert (reward.failure_window, reward.success_bank_size, reward.dbscan_eps_scale) == (9, 7, 1.5)
-    assert parsed.notices[0] == "reward.window (command line) is read as reward.failure_window."
-
-
-def test_old_keys_in_a_file_are_read(tmp_path: Path) -> None:
-    (tmp_path / "old.yaml").write_text("env: {name: mujoco}\nreward: {min_samples: 3}\n")
-    config = parse(config_file=tmp_path / "old.yaml").config
-    assert (config.env.name, config.reward.dbscan_min_samples) == ("metaworld", 3)
-
-
-@pytest.mark.parametrize(("old", "new"), [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3")])
-def test_old_names_of_kl_estimators(old: str, new: str) -> None:
-    config = parse_config(
-        [f"algorithm.kl_penalty={old}", f"actor_rollout_ref.actor.kl_loss_type={old}"]
-    )
-    assert (config.algorithm.kl_penalty, config.actor_rollout_ref.actor.kl_loss_type) == (new, new)
-
-
-def test_parse_config_leaves_the_schema_as_it_was() -> None:
-    parse_config(["env.kwargs.a=1", "actor_rollout_ref.model.options.b=2"])
-    assert SiiRLArguments().env.kwargs == {}
-
-
-def test_questions_in_files_are_those_of_math_where_no_environment_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("data:\n  train_files: [questions.jsonl]\n")
-    for parsed in (parse(config_file=file), parse(["data.train_files=[questions.jsonl]"])):
-        assert parsed.config.env.name == "math"
-        assert parsed.config.actor_rollout_ref.model.policy == "causal_lm"
-        assert "without env= is read as env=math" in parsed.notices[-1]
-    named = parse(["data.train_files=[questions.jsonl]", "env=sandbox"])
-    assert (named.config.env.name, named.notices) == ("sandbox", ())
-    again = tmp_path / "again.yaml"
-    again.write_text(to_yaml(named.config))
-    assert parse(config_file=again).config == named.config
-
-
-def test_a_file_of_an_older_run_with_an_argument_of_the_environment_given_twice_is_read_as_it_was(
-    tmp_path: Path,
-) -> None:
-    """The environment of such a run got the value in env.kwargs."""
-    file = tmp_path / "config.yaml"
-    file.write_text(
-        to_yaml(parse_config(["env=gymnasium", "env.id=CartPole-v1", "env.max_episode_steps=5"]))
-    )
-    twice = file.read_text().replace(
-        "  kwargs: {}\n", "  kwargs: {max_episode_steps: 3, sutton_barto_reward: true}\n"
-    )
-    assert "max_episode_steps: 5" in twice and "max_episode_steps: 3" in twice
-    file.write_text(twice)
-    parsed = parse([], config_file=file)
-    assert parsed.config.env.constructor_kwargs() == {
-        "id": "CartPole-v1",
-        "max_episode_steps": 3,
-        "sutton_barto_reward": True,
-    }
-    (notice,) = parsed.notices
-    assert notice.startswith(
-        f"env.kwargs.max_episode_steps=3 ({file}) is read as env.max_episode_steps"
-    )
-    assert (
-        parse(["env.max_episode_steps=7"], config_file=file).config.env.constructor_kwargs()[
-            "max_episode_steps"
-        ]
-        == 7
-    )
-
-
-def test_no_reason_of_a_default_points_to_a_document_that_no_reader_has() -> None:
-    for place, key in known_keys({}).items():
-        assert not re.search(r"\bguide\b|\bthe design\b", key.metadata["why"]), place
