@@ -84,10 +84,11 @@ def estimated_minutes(
     *,
     cores: int,
     val_episodes: int,
+    done: int = 0,
     speed: float = 1.0,
 ) -> float | None:
-    """Minutes of training and of `val_episodes` evaluation episodes on `cores` CPU cores of
-    `speed` (`measured_speed`).
+    """Minutes of training after `done` steps and of `val_episodes` evaluation episodes, on `cores`
+    CPU cores of `speed` (`measured_speed`).
 
     None without a comparable measurement: answers to prompts of files may be of any length.
     """
@@ -108,7 +109,7 @@ def estimated_minutes(
         * cost.update
         / min(cores, sizes.training_ranks(config.trainer, config.dag))
     )
-    trajectories = trainer.total_steps * sizes.trajectories_per_step(
+    trajectories = (trainer.total_steps - done) * sizes.trajectories_per_step(
         config.data, config.actor_rollout_ref.rollout
     )
     training = trajectories * (episode + update) / speed / 60

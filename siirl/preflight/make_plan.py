@@ -24,6 +24,7 @@ from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import disk_bytes, training_memory
 from siirl.preflight.plan import (
+    Beginning,
     LengthPlan,
     Machine,
     Needs,
@@ -43,7 +44,7 @@ def make_plan(
     machine: Machine,
     loss: str,
     critic: str | None = None,
-    begins: str | None = None,
+    begins: Beginning | None = None,
     groups: Sequence[GroupPlan] = (),
     group: int = 0,
     episodes_of: tuple[int, SiiRLArguments] | None = None,
@@ -57,13 +58,14 @@ def make_plan(
         machine: This machine.
         loss: The resolved policy loss in words.
         critic: The critic's update in words; None without a critic.
-        begins: Checkpoint and step of a resumed run, in words.
+        begins: Where a run with `trainer.resume` begins.
         groups: Resource groups (`siirl.preflight.group_placement.place`).
         group: The agent group.
         episodes_of: The agent group whose episodes it trains on, and that group's configuration;
             None: it plays its own.
     """
-    length = _length(config.trainer, config.data, tasks=len(spec.tasks))
+    done = 0 if begins is None else begins.step
+    length = _length(config.trainer, config.data, done=done, tasks=len(spec.tasks))
     rollout = config.actor_rollout_ref.rollout
     playing = config if episodes_of is None else episodes_of[1]
     group_size = playing.actor_rollout_ref.rollout.n
@@ -220,13 +222,16 @@ def _update(
     )
 
 
-def _length(trainer: TrainingArguments, data: DataArguments, *, tasks: int) -> LengthPlan:
+def _length(
+    trainer: TrainingArguments, data: DataArguments, *, done: int, tasks: int
+) -> LengthPlan:
     return LengthPlan(
         steps=trainer.total_steps,
+        done=done if trainer.total_steps is None else min(done, trainer.total_steps),
         max_minutes=trainer.max_minutes,
         file_epochs=trainer.total_epochs if data.train_files else None,
         val_episodes=trainer.val_episodes * trainer.val_samples * tasks,
-        evaluations=_evaluations(trainer),
+        evaluations=_evaluations(trainer, done=done),
     )
 
 
@@ -251,12 +256,14 @@ def _needs(
             trajectories=plays
             * sizes.trajectories_per_step(config.data, config.actor_rollout_ref.rollout),
             val_episodes=plays * length.val_episodes,
+            done=length.done,
             evaluations=length.evaluations,
         ),
         minutes=estimated_minutes(
             config,
             spec,
             cores=machine.cores,
+            done=length.done,
             val_episodes=length.val_episodes * (length.evaluations or 0),
             speed=machine.speed,
         ),
@@ -289,11 +296,13 @@ def _start(model: ModelArguments, trainer: TrainingArguments, spec: EnvSpec) -> 
     )
 
 
-def _evaluations(trainer: TrainingArguments) -> int | None:
-    """Number of evaluations; None if the number of steps is open."""
+def _evaluations(trainer: TrainingArguments, *, done: int) -> int | None:
+    """Number of evaluations after `done` steps; None if the number of steps is open."""
     if trainer.total_steps is None:
         return None
     if trainer.val_episodes == 0:
         return 0
-    between = (trainer.total_steps - 1) // trainer.test_freq if trainer.test_freq > 0 else 0
-    return int(trainer.val_before_train) + between + 1
+    last = trainer.total_steps - 1  # that may have one between two steps
+    every = trainer.test_freq if trainer.test_freq > 0 else trainer.total_steps
+    between = last // every - min(done, last) // every
+    return int(trainer.val_before_train and done == 0) + between + 1

@@ -314,6 +314,7 @@ def disk_bytes(
     models: int,
     trajectories: int,
     val_episodes: int,
+    done: int,
     evaluations: int | None,
 ) -> float:
     """Bytes of checkpoints, videos and logs.
@@ -324,9 +325,10 @@ def disk_bytes(
         models: 2 with a critic, else 1.
         trajectories: Of a step.
         val_episodes: Of one evaluation.
-        evaluations: Of the run; None if its number of steps is open.
+        done: Steps that a resumed run has completed already.
+        evaluations: Those still to come; None if the number of steps is open.
     """
-    steps = _steps_at_most(trainer)
+    steps = _steps_at_most(trainer, done=done)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
     # the oldest is deleted after the newest is written
     checkpoints = min(written, KEPT_CHECKPOINTS + 1)
@@ -340,9 +342,9 @@ def disk_bytes(
     return checkpoints * parameters * weights + videos * VIDEO_BYTES + LOG_BYTES
 
 
-def _steps_at_most(trainer: TrainingArguments) -> int:
-    """Upper bound of the run's steps; 0 if only max_minutes bounds it."""
-    steps = trainer.total_steps or 0
+def _steps_at_most(trainer: TrainingArguments, *, done: int) -> int:
+    """Upper bound of the steps after `done`; 0 if only max_minutes bounds them."""
+    steps = max(0, (trainer.total_steps or 0) - done)
     return (
         steps
         if trainer.max_minutes is None

@@ -64,16 +64,30 @@ class UpdatePlan:
 
 
 @dataclass(frozen=True)
+class Beginning:
+    """Where a run begins that sets `trainer.resume`."""
+
+    words: str
+    """Checkpoint and step; or that there is none, and the run is new."""
+    step: int = 0
+    """Steps that are completed already."""
+
+
+@dataclass(frozen=True)
 class LengthPlan:
     """When a run ends, and how often it is evaluated."""
 
     steps: int | None
+    """Of the whole run."""
+    done: int
+    """Those that a resumed run has completed already."""
     max_minutes: float | None
     file_epochs: int | None
     """Passes over the prompt files; None without files."""
     val_episodes: int
     """Episodes of one evaluation, over all tasks."""
     evaluations: int | None
+    """Those still to come; None if the number of steps is open."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +138,8 @@ class Plan:
     max_staleness: int
     streams: bool
     """Whether episodes are started continuously."""
-    begins: str | None
-    """Checkpoint and step that a resumed run continues from; None for a new run."""
+    begins: Beginning | None
+    """None without `trainer.resume`."""
     start: str | None
     """Warning about tasks that the initial weights were not trained on; None if there is none."""
     length: LengthPlan

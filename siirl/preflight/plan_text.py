@@ -36,7 +36,7 @@ def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
         *((f"group {group.name}", _render_group(group)) for group in plan.groups),
         *([("staleness", _render_staleness(plan))] if plan.groups else []),
         *_lines_of_agents(plan),
-        *([("begins", plan.begins)] if plan.begins is not None else []),
+        *([("begins", plan.begins.words)] if plan.begins is not None else []),
         ("length", _render_length(plan)),
         (
             "memory",
@@ -221,13 +221,17 @@ def _render_length(plan: Plan) -> str:
         return f"steps until {' or '.join(bounds)}; evaluations of {episodes}"
     bound = f", at most {' or '.join(bounds)}" if bounds else ""
     agents = [own for _, own in plan.agents_of_run] or [plan]
-    trajectories = plan.length.steps * sum(own.trajectories for own in agents)
+    left = plan.length.steps - plan.length.done
+    trajectories = left * sum(own.trajectories for own in agents)
     work = f"{_at_most(*agents)}{trajectories} trajectories"
     if plan.pipeline.trains:
-        updates = plan.length.steps * sum(own.optimiser_steps for own in agents)
+        updates = left * sum(own.optimiser_steps for own in agents)
         work += f", {_at_most(*agents)}{counted(updates, 'optimiser step')}"
+    steps = counted(plan.length.steps, "step")
+    if plan.length.done:
+        steps = f"{left} of {steps}"
     return (
-        f"{counted(plan.length.steps, 'step')}{bound}: {work}; "
+        f"{steps}{bound}: {work}; "
         f"{counted(plan.length.evaluations or 0, 'evaluation')} of {episodes}"
     )
 

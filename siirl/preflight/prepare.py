@@ -52,7 +52,7 @@ from siirl.preflight.machine import (
 from siirl.preflight.make_plan import make_plan, together
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
-from siirl.preflight.plan import Machine, Plan
+from siirl.preflight.plan import Beginning, Machine, Plan
 from siirl.reporting.config_difference import read_config
 from siirl.reporting.metric_writers import check_loggers
 from siirl.reporting.run_folder import CONFIG_FILE
@@ -142,7 +142,7 @@ def _plan(
     graph: TaskGraph,
     *,
     group: int,
-    begins: str | None,
+    begins: Beginning | None,
     groups: tuple[GroupPlan, ...],
     player: tuple[int, SiiRLArguments] | None,
 ) -> Plan:
@@ -176,11 +176,11 @@ def _plan(
     return plan
 
 
-def check_resume(config: SiiRLArguments) -> str | None:
+def check_resume(config: SiiRLArguments) -> Beginning | None:
     """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
 
     Returns:
-        Checkpoint and step that the run continues from, in words; None for a new run.
+        Where the run begins; None without `trainer.resume`.
 
     Raises:
         ConfigError: The folder holds no checkpoint, or one of a finished run or of another model.
@@ -196,8 +196,9 @@ def check_resume(config: SiiRLArguments) -> str | None:
         return (
             None
             if wanted is None
-            else f"new run: trainer.resume={wanted} found no checkpoint of "
-            f"{trainer.experiment_name}"
+            else Beginning(
+                f"new run: trainer.resume={wanted} found no checkpoint of {trainer.experiment_name}"
+            )
         )
     checkpoint = resolve_checkpoint(folder)
     _require_its_model(config, checkpoint.parent.parent, place=f"trainer.resume={wanted}")
@@ -210,7 +211,7 @@ def check_resume(config: SiiRLArguments) -> str | None:
             "trainer.total_steps, or evaluate the policy: siirl evaluate "
             f"checkpoint={folder}"
         )
-    return f"after step {step} of {folder}"
+    return Beginning(f"after step {step} of {folder}", step)
 
 
 def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None:

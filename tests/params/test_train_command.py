@@ -238,7 +238,8 @@ def test_the_plan_names_the_step_at_which_a_resumed_run_begins(
     three_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--plan", *GYM, f"trainer.resume={three_steps}", "trainer.total_steps=4"]) == 0
-    assert f"begins after step 3 of {three_steps} " in one_line(capsys.readouterr().out)
+    plan = one_line(capsys.readouterr().out)
+    assert f"begins after step 3 of {three_steps} length 1 of 4 steps" in plan
     assert (
         main(["--plan", *GYM, "trainer.resume=auto", f"trainer.output_dir={tmp_path / 'other'}"])
         == 0

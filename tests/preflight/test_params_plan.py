@@ -18,7 +18,7 @@ from siirl.params.parser import parse_config
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
 from siirl.preflight.machine import GIB
 from siirl.preflight.make_plan import make_plan
-from siirl.preflight.plan import Machine, Plan
+from siirl.preflight.plan import Beginning, Machine, Plan
 from siirl.preflight.plan_text import render
 from siirl.preflight.rank_memory import RankMemory
 from tests.preflight.camera_spec import SPEC
@@ -75,7 +75,11 @@ MACHINE = Machine(free_memory_bytes=64e9, cores=2)
 
 
 def plan_of(
-    overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None, spec: EnvSpec = SPEC
+    overrides: Sequence[str] = (),
+    *,
+    job_graph: TaskGraph | None = None,
+    spec: EnvSpec = SPEC,
+    begins: Beginning | None = None,
 ) -> Plan:
     return make_plan(
         parse_config([*JOB, *overrides]),
@@ -83,6 +87,7 @@ def plan_of(
         spec,
         machine=MACHINE,
         loss="vanilla, token-mean",
+        begins=begins,
     )
 
 
@@ -330,6 +335,25 @@ def test_a_text_without_room_beside_its_topic_stands_below_it() -> None:
     assert max(map(len, lines)) <= 44
     at = lines.index("  tasks")
     assert lines[at + 1] == "    metaworld: a, b"
+
+
+def test_a_resumed_run_counts_and_estimates_the_steps_that_are_left() -> None:
+    words = ["env=metaworld", "trainer.val_episodes=0", "trainer.save_freq=1"]
+    whole, rest = plan_of(words), plan_of(words, begins=Beginning("after step 12", step=12))
+    assert whole.needs.minutes is not None
+    assert rest.needs.minutes == pytest.approx(whole.needs.minutes * 8 / 20)
+    assert rest.needs.disk_bytes < whole.needs.disk_bytes
+    # 8 steps of 96 trajectories and 4 optimiser steps
+    text = one_line(render(rest))
+    assert "length 8 of 20 steps: 768 trajectories, 32 optimiser steps" in text
+
+
+def test_the_evaluations_of_a_resumed_run_are_those_after_its_checkpoint() -> None:
+    def left(step: int) -> int | None:
+        return plan_of(begins=Beginning("", step=step)).length.evaluations
+
+    # before the first step, after steps 5, 10 and 15, and after the last
+    assert [left(step) for step in (0, 4, 5, 19, 20)] == [5, 4, 3, 1, 1]
 
 
 def test_a_slower_machine_takes_longer() -> None:
