@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
@@ -48,6 +47,7 @@ from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
 from siirl.params.terminal_lines import say
 from siirl.reporting.agent_folders import hint, run_of_recordings
+from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import cell, narrow_table
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.reporting.run_folder import CONFIG_FILE
@@ -226,7 +226,7 @@ def show(rows: Sequence[Row]) -> None:
                 for name in ("uid", "step", "task", "outcome", "environment_steps")
             )
         )
-    Console().print(table)
+    CommandConsole().print(table)
 
 
 def replay(

@@ -19,14 +19,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.command_help import argument_parser, integer, path_flag
 from siirl.params.exit_status import exit_status
 from siirl.reporting.agent_folders import folders_of_agents, hint
+from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
 from siirl.reporting.report_page import read_run, with_earlier, write_report
 from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
@@ -150,7 +149,7 @@ def show_rollouts(
             f"{folder} has no rollouts of step {step}; its steps are {_listed(steps)}."
         )
     found = list(read_rollouts(rollouts, kind=kind, step=step, failures_only=failures_only))
-    console = Console()
+    console = CommandConsole()
     show(found[:count], console)
     console.print(
         f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of "

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -56,6 +55,7 @@ from siirl.preflight.check_text import check_player
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.preflight.ungraded_rows import rate_by_grade
+from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import (
     cell,
     narrow_table,
@@ -146,7 +146,7 @@ def evaluate(
 
 
 def _print_results(folder: Path, tables: Sequence[Table], *, notice: str) -> None:
-    console = Console()
+    console = CommandConsole()
     console.print(*tables, sep="\n")
     if notice:
         console.print(Text(printable(notice), style="bold"))

@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from siirl import interrupts, stacks
@@ -61,6 +60,7 @@ from siirl.preflight.check_embodied import (
 )
 from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
+from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import cell
 from siirl.reporting.progress import Progress
 from siirl.reporting.run_folder import run_folder
@@ -160,7 +160,7 @@ def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> N
             "metrics": dict(metrics),
         }
         (folder / RESULT_FILE).write_text(json.dumps(results, indent=1) + "\n")
-        console = Console()
+        console = CommandConsole()
         console.print(*tables(results), sep="\n")
         console.print(f"results     {folder / RESULT_FILE}", soft_wrap=True)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.text import Text
 
 from siirl import interrupts, stacks
@@ -43,6 +42,7 @@ from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.group_placement import scheduled
 from siirl.preflight.machine import device_slots
+from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
     TEXT_COLUMNS,
@@ -282,7 +282,7 @@ def show_summary(
     run_folder: Path, *, report: Path, evaluated: Sequence[Mapping[str, Any]], limit: str = ""
 ) -> None:
     """Print first and last evaluation on the same held-out episodes, `limit`, and output paths."""
-    console = Console()
+    console = CommandConsole()
     if len(evaluated) > 1:
         ends = {"before": evaluated[0], "after": evaluated[-1]}
         columns = {when: evaluations(metrics) for when, metrics in ends.items()}

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from siirl.params.printable import printable
 from siirl.params.terminal_lines import folded
+from siirl.reporting.command_console import CommandConsole
 
 _BAR_WIDTH = 12  # so that the activity fits beside it in 80 columns
 _RECENT_STEPS = 10
@@ -50,7 +52,7 @@ class Progress:
         lines: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.console = console or Console()
+        self.console = console or CommandConsole()
         self.description = description
         self.total = total
         self.done = done
@@ -170,8 +172,9 @@ class Heartbeat:
             threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._closed.wait(self._every_s):
-            self._progress.beat()
+        with suppress(BrokenPipeError):  # the main thread's next line ends the run
+            while not self._closed.wait(self._every_s):
+                self._progress.beat()
 
     def close(self) -> None:
         """Stop; may be called twice."""

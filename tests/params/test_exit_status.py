@@ -19,6 +19,13 @@ from siirl.params.exit_status import exit_status
 interrupts.listen()
 interrupts.leave(exit_status(lambda: print("a line", file=sys.{output}), what="the run"))
 """
+TABLES = """
+from siirl import interrupts
+from siirl.params.exit_status import exit_status
+from siirl.reporting.command_console import CommandConsole
+interrupts.listen()
+interrupts.leave(exit_status(lambda: CommandConsole().print("a table"), what="the run"))
+"""
 
 
 def raising(error: BaseException):
@@ -64,14 +71,16 @@ def test_a_broken_pipe_that_is_not_the_output_is_an_error_like_others(capsys):
     assert capsys.readouterr().err == sentence
 
 
-@pytest.mark.parametrize("output", ["stdout", "stderr"])
-def test_a_command_whose_output_is_closed_ends_silently_with_status_141(output):
+@pytest.mark.parametrize(
+    ("program", "output"), [(PRINTING, "stdout"), (PRINTING, "stderr"), (TABLES, "stdout")]
+)
+def test_a_command_whose_output_is_closed_ends_silently_with_status_141(program, output):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, output: closed}
-        program = PRINTING.format(output=output)
-        done = subprocess.run([sys.executable, "-c", program], **pipes, check=False)
+        command = [sys.executable, "-c", program.format(output=output)]
+        done = subprocess.run(command, **pipes, check=False)
     assert done.returncode == 128 + signal.SIGPIPE
     assert not done.stdout and not done.stderr
 
