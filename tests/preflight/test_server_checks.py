@@ -15,7 +15,7 @@ from siirl.preflight.plan import Machine
 from siirl.preflight.plan_text import render
 from siirl.preflight.server_checks import server_problems
 from tests.engine.inference_servers import Faults, serving
-from tests.preflight.test_params_plan import graph, one_line
+from tests.preflight.plans import graph, one_line
 
 MODELS, RPC = "/v1/models", "/collective_rpc"
 SOUND = {
