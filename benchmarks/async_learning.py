@@ -95,6 +95,7 @@ STUDIES = {
             LOCKSTEP: (),
             "1": behind(1, DECOUPLED),
             "0, two ranks": ("trainer.n_gpus_per_node=2",),
+            "0, separate ranks": behind(0),
         },
         targets=(0.7, 0.8),
         steps=60,
