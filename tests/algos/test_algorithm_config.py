@@ -1,8 +1,10 @@
 """The names of estimators in siirl.params match the estimators, which it does not import."""
 
 import inspect
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from estimator_cases import SHIPPED
@@ -33,6 +35,36 @@ def not_registered(lam): ...
 """
     arguments = {"token_level_rewards", "response_mask", "index", "gamma", "reward_baselines"}
     assert estimators_in(source) == {"best_of_group": arguments}
+
+
+NEW_FILES = {
+    "advantages/mine.py": """
+from siirl.algos.advantages.advantage_registry import register_adv_est
+
+@register_adv_est("mine")
+def compute_mine(token_level_rewards, response_mask):
+    return token_level_rewards, token_level_rewards
+""",
+    "policy_losses/mine.py": """
+from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
+
+@register_policy_loss("mine")
+def mine_policy_loss(*, log_probs_BT, mask_BT):
+    return PolicyLoss(loss_BT=-log_probs_BT * mask_BT)
+""",
+}
+
+
+def test_a_new_file_of_the_folder_registers_its_estimator_or_loss(
+    tmp_path: Path, repository: Path
+) -> None:
+    for package in ("siirl", "envs", "vjepa", "pipelines"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(repository / package, tmp_path / package, ignore=ignored)
+    for name, source in NEW_FILES.items():
+        (tmp_path / "siirl/algos" / name).write_text(source)
+    code = "from siirl.algos import ADVANTAGES as a, POLICY_LOSSES as l; a['mine'], l['mine']"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 def test_reading_the_estimators_imports_no_torch():

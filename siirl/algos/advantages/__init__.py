@@ -6,10 +6,14 @@ An estimator is a function that returns `(advantages, returns)`, both [B, T] and
 
 A file has the formula, without registry or ranks, and the estimator that applies it to tokens and
 ranks: `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG, CPGD), `pass_at_k`, `gae`, `reinforce`
-(REINFORCE++, ReMax). Configuration and checks read names and signatures from these files.
+(REINFORCE++, ReMax). Every file of this folder is imported, so a new file needs no second line.
+Configuration and checks read names and signatures from these files.
 `siirl.algos.trajectories` turns robot episodes into masks and token rewards, so they need no
 formulas of their own.
 """
+
+import importlib
+import pkgutil
 
 from siirl.algos.advantages.advantage_registry import (
     ADVANTAGES,
@@ -61,3 +65,6 @@ __all__ = [
     "rloo_advantage",
     "whiten_advantages",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

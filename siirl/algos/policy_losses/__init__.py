@@ -1,7 +1,8 @@
 """Policy losses: a loss per token from new and old log-probs and advantages.
 
 `siirl.algos.aggregation` averages tokens. Each family is a file and each loss a function with its
-formula and source; `loss_registry` registers and calls them:
+formula and source; `loss_registry` registers and calls them. Every file of this folder is
+imported:
     clipped_ratio    vanilla, decoupled
     sequence_ratio   gspo, gspo_token, gmpo
     policy_gradient  gpg, cpgd, cispo, sapo
@@ -9,6 +10,9 @@ formula and source; `loss_registry` registers and calls them:
 `siirl.dag_worker.core_algos.register_policy_loss` registers losses in verl's form (four scalars
 from `old_log_prob, log_prob, ...`).
 """
+
+import importlib
+import pkgutil
 
 from siirl.algos.policy_losses.clipped_ratio import decoupled_policy_loss, vanilla_policy_loss
 from siirl.algos.policy_losses.covariance import (
@@ -70,3 +74,6 @@ __all__ = [
     "select_tokens",
     "vanilla_policy_loss",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
