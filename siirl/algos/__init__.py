@@ -8,7 +8,6 @@ are in `siirl.data_coordinator.balance`.
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages, register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
 from siirl.algos.policy_losses import (
-    NATIVE_AGGREGATION,
     POLICY_LOSSES,
     PolicyLoss,
     policy_loss,
@@ -19,7 +18,6 @@ from siirl.data_coordinator.balance import get_seqlen_balanced_partitions, micro
 __all__ = [
     "ADVANTAGES",
     "AGGREGATIONS",
-    "NATIVE_AGGREGATION",
     "POLICY_LOSSES",
     "PolicyLoss",
     "aggregate_loss",

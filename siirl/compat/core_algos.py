@@ -32,10 +32,8 @@ from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
 from siirl.algos.log_probs import token_scores
 from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_whiten
 from siirl.algos.policy_losses import (
-    NATIVE_AGGREGATION,
-    OWN_BOUNDS,
+    LOSS_TRAITS,
     POLICY_LOSSES,
-    SELECTIONS,
     PolicyLoss,
     gspo_policy_loss,
     policy_loss,
@@ -209,7 +207,7 @@ def _bounds(name: str, config: Any) -> dict[str, Any]:
         "clip_ratio_low": config.clip_ratio_low,
         "clip_ratio_high": config.clip_ratio_high,
     }
-    fallback = {} if name in OWN_BOUNDS else dict.fromkeys(set_bounds, config.clip_ratio)
+    fallback = {} if LOSS_TRAITS[name].own_bounds else dict.fromkeys(set_bounds, config.clip_ratio)
     return {**fallback, **{key: value for key, value in set_bounds.items() if value is not None}}
 
 
@@ -251,7 +249,7 @@ def _of_the_documents(name: str) -> PolicyLossFn:
         log_prob: torch.Tensor,
         advantages: torch.Tensor,
         response_mask: torch.Tensor,
-        loss_agg_mode: str = NATIVE_AGGREGATION[name],
+        loss_agg_mode: str = LOSS_TRAITS[name].aggregation,
         config: Any = None,
         rollout_is_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -263,7 +261,7 @@ def _of_the_documents(name: str) -> PolicyLossFn:
             **_bounds(name, config),
             **_options(name, config),
         }
-        if name in SELECTIONS:
+        if LOSS_TRAITS[name].selection is not None:
             alone = {
                 "place_B": torch.arange(len(log_prob)),
                 "generator": torch.Generator(),

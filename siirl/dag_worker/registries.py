@@ -20,7 +20,7 @@ from siirl.algos.filters import (
     register_filter_metric,
 )
 from siirl.algos.kl import KL_ESTIMATORS, KL_NAMES, is_kl_estimator, register_kl_estimator
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, SELECTIONS
+from siirl.algos.policy_losses import LOSS_TRAITS, POLICY_LOSSES
 from siirl.algos.policy_losses import register_policy_loss as register_token_loss
 from siirl.compat.loss_registration import POLICY_LOSS_REGISTRY, register_policy_loss
 from siirl.engine.training.schedules import SCHEDULES, register_schedule
@@ -38,7 +38,7 @@ DOCUMENTS_LOSS = frozenset({"log_prob", "old_log_prob"})
 
 
 def register_loss(name: str) -> Callable[[Any], Any]:
-    """Register a policy loss of either form; a registered loss keeps its aggregation and bounds."""
+    """Register a policy loss of either form; a registered loss keeps its traits."""
 
     def register(function: Any) -> Any:
         known = [
@@ -48,7 +48,8 @@ def register_loss(name: str) -> Callable[[Any], Any]:
             if loss is function
         ]
         if known:
-            _repeat_loss(known[0], name)
+            POLICY_LOSSES[name] = POLICY_LOSSES[known[0]]
+            LOSS_TRAITS[name] = LOSS_TRAITS[known[0]]
         elif callable(function) and DOCUMENTS_LOSS & {*parameters_of(function, kind="policy loss")}:
             register_policy_loss(name)(function)
         else:
@@ -56,15 +57,6 @@ def register_loss(name: str) -> Callable[[Any], Any]:
         return function
 
     return register
-
-
-def _repeat_loss(known: str, name: str) -> None:
-    POLICY_LOSSES[name] = POLICY_LOSSES[known]
-    NATIVE_AGGREGATION[name] = NATIVE_AGGREGATION[known]
-    if known in OWN_BOUNDS:
-        OWN_BOUNDS.add(name)
-    if known in SELECTIONS:
-        SELECTIONS[name] = SELECTIONS[known]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from siirl.params.estimator_names import ESTIMATORS
 from siirl.params.fields import option
+from siirl.params.registered_names import ESTIMATORS
 
 ADV_WHITENINGS = (
     "unbiased",

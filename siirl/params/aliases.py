@@ -11,6 +11,7 @@ from typing import Any
 from siirl.errors import UnknownNameError
 from siirl.params.build import as_text
 from siirl.params.env_args import POOL_KEYS
+from siirl.params.registered_names import LOSSES_WITH_OWN_BOUNDS
 
 WORKFLOW_TYPE = "algorithm.workflow_type"
 MODEL_TYPE = "actor_rollout_ref.model.model_type"
@@ -70,9 +71,6 @@ RENAMED_KEYS = {
 LOSS = "actor_rollout_ref.actor.loss"
 CLIP_RATIO = "actor_rollout_ref.actor.clip_ratio"
 BOUNDS = ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high")
-LOSSES_WITH_OWN_BOUNDS = ("cispo", "gmpo", "gpg", "gspo", "gspo_token", "kl_cov", "sapo")
-"""Losses whose clip bounds differ in scale from PPO's: they override a pipeline's PPO bounds.
-"""
 
 SUITE, TASKS = "env.suite", "env.tasks"
 """Setting a suite without tasks selects all its tasks, not the tasks configured for another suite.

@@ -7,6 +7,7 @@ from siirl.params.algorithm_args import KL_ESTIMATORS, AlgorithmArguments
 from siirl.params.embodied_args import EmbodiedArguments
 from siirl.params.fields import described, option
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
+from siirl.params.registered_names import LOSSES
 from siirl.params.reward_args import OWN_REWARD
 from siirl.params.rollout_args import RolloutArguments
 
@@ -23,21 +24,6 @@ __all__ = [
     "RolloutArguments",
 ]
 
-POLICY_LOSSES = (
-    *(
-        "vanilla",
-        "decoupled",
-        "gspo",
-        "gspo_token",
-        "gmpo",
-        "gpg",
-        "cpgd",
-        "cispo",
-        "sapo",
-        "clip_cov",
-        "kl_cov",
-    ),
-)
 LOSS_AGGREGATIONS = (
     "token-mean",
     "seq-mean-token-sum",
@@ -238,7 +224,7 @@ class ActorArguments:
         why="8 bytes a trained weight to copy there and back in each step",
     )
     loss: str = option(
-        "vanilla", "Policy loss.", why="PPO's clipped ratio", choices=POLICY_LOSSES, plug_in=True
+        "vanilla", "Policy loss.", why="PPO's clipped ratio", choices=LOSSES, plug_in=True
     )
     loss_agg_mode: str | None = option(
         None,

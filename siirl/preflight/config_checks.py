@@ -18,7 +18,6 @@ from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
-from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.model_args import (
     FLAT_SCHEDULES,
     ActorArguments,
@@ -28,6 +27,7 @@ from siirl.params.plug_ins import plug_in_problems
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.references import check_reference, is_reference
+from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS, RewardArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.critic_checks import (

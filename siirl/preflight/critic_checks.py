@@ -13,7 +13,7 @@ from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
-from siirl.params.estimator_names import estimators_taking
+from siirl.params.registered_names import estimators_taking
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments
 

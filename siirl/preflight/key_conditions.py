@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from siirl.params import sizes
 from siirl.params.algorithm_args import FILTERS
-from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.references import is_reference
+from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.reward_args import TEXT_REWARDS
 from siirl.params.schema import value_of
 from siirl.params.training_args import SiiRLArguments

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 
 from siirl.params import sizes
 from siirl.params.algorithm_args import AlgorithmArguments
-from siirl.params.estimator_names import estimators_taking
+from siirl.params.registered_names import estimators_taking
 from siirl.params.reward_args import VIDEO_REWARDS
 from siirl.preflight.key_conditions import (
     CRITIC,

@@ -12,8 +12,8 @@ from estimator_cases import SHIPPED
 from siirl.algos.advantages import ADVANTAGES, CPGD_WEIGHTS, WHITENINGS
 from siirl.compat import core_algos
 from siirl.params import algorithm_args
-from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS, estimators_in
 from siirl.params.parser import parse
+from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS, registrations_in
 from siirl.preflight.key_readers import READERS
 
 
@@ -34,7 +34,10 @@ def compute_best_of_group(token_level_rewards, response_mask, index, /, gamma=1.
 def not_registered(lam): ...
 """
     arguments = {"token_level_rewards", "response_mask", "index", "gamma", "reward_baselines"}
-    assert estimators_in(source) == {"best_of_group": arguments}
+    found = registrations_in(source, decorator="register_adv_est")
+    assert {name: estimator.arguments for name, estimator in found.items()} == {
+        "best_of_group": arguments
+    }
 
 
 NEW_FILES = {
@@ -68,7 +71,7 @@ def test_a_new_file_of_the_folder_registers_its_estimator_or_loss(
 
 
 def test_reading_the_estimators_imports_no_torch():
-    code = "import sys, siirl.params.estimator_names; sys.exit('torch' in sys.modules)"
+    code = "import sys, siirl.params.registered_names; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from siirl.algos.policy_losses import (
-    NATIVE_AGGREGATION,
-    OWN_BOUNDS,
+    LOSS_TRAITS,
     POLICY_LOSSES,
-    SELECTIONS,
     PolicyLoss,
     check_loss_options,
     policy_loss,
@@ -136,16 +134,11 @@ def test_options_of_a_loss_and_of_its_selection_are_taken():
 
 @pytest.fixture
 def registry():
-    before = [
-        (registry, dict(registry)) for registry in (POLICY_LOSSES, NATIVE_AGGREGATION, SELECTIONS)
-    ]
-    own_bounds = set(OWN_BOUNDS)
+    before = [(registry, dict(registry)) for registry in (POLICY_LOSSES, LOSS_TRAITS)]
     yield
     for registry, entries in before:
         registry.clear()
         registry.update(entries)
-    OWN_BOUNDS.clear()
-    OWN_BOUNDS.update(own_bounds)
 
 
 def test_a_loss_with_four_scalars_is_refused_with_the_other_decorator(registry):

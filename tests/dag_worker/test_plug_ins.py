@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from siirl.algos.advantages import estimate_advantages
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, policy_loss
+from siirl.algos.policy_losses import LOSS_TRAITS, POLICY_LOSSES, policy_loss
 from siirl.dag_worker.registries import REGISTRIES, load_plug_ins
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.parser import known_keys, parse_config
@@ -238,7 +238,8 @@ def test_a_registered_loss_keeps_its_aggregation_and_bounds_as_a_reference(own_n
     load("actor_rollout_ref.actor.loss=own_names:loss")
     reference = "own_names:loss"
     assert POLICY_LOSSES[reference] is POLICY_LOSSES["own_loss"]
-    assert (NATIVE_AGGREGATION[reference], reference in OWN_BOUNDS) == ("seq-mean-token-mean", True)
+    traits = LOSS_TRAITS[reference]
+    assert (traits.aggregation, traits.own_bounds) == ("seq-mean-token-mean", True)
 
 
 def test_a_loss_of_the_documents_form_is_known_by_its_arguments(own_names: Path) -> None:

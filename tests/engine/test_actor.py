@@ -5,10 +5,9 @@ import torch
 from tiny_training import largest_difference, make_actor, make_engine, trajectories, weights
 
 from siirl.algos.aggregation import AGGREGATIONS
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES
+from siirl.algos.policy_losses import LOSS_TRAITS, POLICY_LOSSES
 from siirl.compat.core_algos import agg_loss
 from siirl.compat.loss_registration import POLICY_LOSS_REGISTRY, register_policy_loss
-from siirl.engine.actor.actor_loss import TIMES_ADVANTAGE
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 from siirl.reporting.metrics import declaration
 
@@ -95,7 +94,9 @@ def test_a_fully_masked_row_changes_nothing(aggregation):
     assert largest_difference(one.gradients[0], other.gradients[0]) < 1e-6
 
 
-@pytest.mark.parametrize("loss", sorted(TIMES_ADVANTAGE))
+@pytest.mark.parametrize(
+    "loss", [name for name, traits in LOSS_TRAITS.items() if traits.times_advantage]
+)
 @pytest.mark.parametrize("silent", [(1, 4), (0, 1, 2, 3, 4)])
 def test_rows_without_advantage_are_left_out_of_the_passes_and_not_of_the_denominator(loss, silent):
     batch = trajectories(6)
@@ -220,7 +221,7 @@ def test_a_mode_that_needs_the_longest_response_is_refused_without_it():
 def registries():
     before = [
         (registry, dict(registry))
-        for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, NATIVE_AGGREGATION)
+        for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, LOSS_TRAITS)
     ]
     yield
     for registry, entries in before:

@@ -7,8 +7,7 @@ import torch
 from tiny_training import largest_difference, make_actor, make_engine, trajectories
 
 from siirl.algos.policy_losses import (
-    NATIVE_AGGREGATION,
-    OWN_BOUNDS,
+    LOSS_TRAITS,
     POLICY_LOSSES,
     PolicyLoss,
     policy_loss,
@@ -16,12 +15,12 @@ from siirl.algos.policy_losses import (
 from siirl.algos.policy_losses import register_policy_loss as register_own_loss
 from siirl.compat.core_algos import agg_loss
 from siirl.compat.loss_registration import POLICY_LOSS_REGISTRY, register_policy_loss
-from siirl.engine.actor.actor_loss import ActorLoss
+from siirl.engine.actor.actor_loss import ActorLoss, is_built_in
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 from siirl.params import ActorArguments
-from siirl.params.aliases import LOSSES_WITH_OWN_BOUNDS
 from siirl.params.model_args import IMPORTANCE_BOUNDS, IMPORTANCE_LEVELS, ImportanceArguments
 from siirl.params.parser import parse_config
+from siirl.params.registered_names import LOSSES, LOSSES_WITH_OWN_BOUNDS
 
 
 def resolved(*overrides):
@@ -93,14 +92,12 @@ def test_geo_mean_is_gmpo():
 def test_names_in_the_parameters_agree_with_the_registries():
     from siirl.algos.importance import BOUNDS, LEVELS
 
-    built_in = {
-        name for name in OWN_BOUNDS if POLICY_LOSSES[name].__module__.startswith("siirl.algos")
-    }
-    assert set(LOSSES_WITH_OWN_BOUNDS) == built_in
+    assert set(LOSSES) == {*filter(is_built_in, POLICY_LOSSES)}
+    assert {name for name in LOSSES if LOSS_TRAITS[name].own_bounds} == LOSSES_WITH_OWN_BOUNDS
     assert (IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS) == (LEVELS, BOUNDS)
 
 
-@pytest.mark.parametrize("name", sorted(NATIVE_AGGREGATION))
+@pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_is_reachable_by_name(name):
     assert resolved(f"{LOSS}={name}").name == name
 
@@ -170,12 +167,23 @@ def test_weights_of_one_change_nothing():
 def registries():
     before = [
         (registry, dict(registry))
-        for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, NATIVE_AGGREGATION)
+        for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, LOSS_TRAITS)
     ]
     yield
     for registry, entries in before:
         registry.clear()
         registry.update(entries)
+
+
+def test_the_properties_of_a_users_loss_stand_at_its_decorator(registries):
+    @register_own_loss("plain")
+    @register_own_loss("separable", times_advantage=True, token_by_token=True)
+    def my_loss(*, log_probs_BT, advantages_BT):
+        return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT)
+
+    plain, separable = (ActorLoss(ActorArguments(loss=name)) for name in ("plain", "separable"))
+    assert (plain.advantage_only, plain.sums_tokens) == (False, False)
+    assert (separable.advantage_only, separable.sums_tokens) == (True, True)
 
 
 def test_a_loss_of_the_documents_form_gets_importance_weights_as_an_argument(registries):

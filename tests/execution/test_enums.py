@@ -3,7 +3,7 @@ advantage and a loss.
 """
 
 from siirl.execution.scheduler.enums import AdvantageEstimator
-from siirl.params.estimator_names import ESTIMATORS
+from siirl.params.registered_names import ESTIMATORS
 
 
 def test_every_shipped_advantage_has_its_name_in_the_enum():

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from siirl.algos import POLICY_LOSSES
-from siirl.engine.actor.actor_loss import is_built_in
-from siirl.params.aliases import LOSSES_WITH_OWN_BOUNDS
 from siirl.params.parser import parse, to_yaml
 
 ACTOR = "actor_rollout_ref.actor"
@@ -39,8 +36,3 @@ def test_clip_ratio_over_a_runs_configuration_moves_both_bounds(tmp_path: Path) 
     assert parse(config_file=file).config.actor_rollout_ref.actor.clip_ratio_high == 0.28
     actor = parse([f"{ACTOR}.clip_ratio=0.1"], config_file=file).config.actor_rollout_ref.actor
     assert (actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, None, None)
-
-
-def test_losses_with_bounds_of_their_own_are_known_by_name() -> None:
-    assert {name for name in LOSSES_WITH_OWN_BOUNDS if not is_built_in(name)} == set()
-    assert set(LOSSES_WITH_OWN_BOUNDS) <= set(POLICY_LOSSES)

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
-from siirl.params.estimator_names import ESTIMATORS
 from siirl.params.parser import parse, parse_config
+from siirl.params.registered_names import ESTIMATORS
 from siirl.preflight.critic_checks import (
     critic_problems,
     estimator_problems,

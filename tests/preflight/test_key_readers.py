@@ -2,8 +2,8 @@
 
 from siirl.algos import ADVANTAGES
 from siirl.params.env_args import POOL_KEYS
-from siirl.params.estimator_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.parser import known_keys
+from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 
 # Read by every job, or by every job of the key's domain. Those whose value alone may be wrong there

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from siirl.algos.advantages import ESTIMATOR_SETTINGS
 from siirl.params.env_args import POOL_KEYS
-from siirl.params.estimator_names import estimators_taking
 from siirl.params.parser import known_keys
+from siirl.params.registered_names import estimators_taking
 
 # Read where keys are declared and judged, since their only use belongs there.
 READ_WHERE_JUDGED = {

@@ -23,10 +23,8 @@ from siirl.algos.policy_losses.covariance import (
 )
 from siirl.algos.policy_losses.loss_registry import (
     LOSS_ARGUMENTS,
-    NATIVE_AGGREGATION,
-    OWN_BOUNDS,
+    LOSS_TRAITS,
     POLICY_LOSSES,
-    SELECTIONS,
     PolicyLoss,
     check_loss_options,
     policy_loss,
@@ -49,10 +47,8 @@ from siirl.algos.ratios import LOG_RATIO_LIMIT, check_clip, log_ratio
 __all__ = [
     "LOG_RATIO_LIMIT",
     "LOSS_ARGUMENTS",
-    "NATIVE_AGGREGATION",
-    "OWN_BOUNDS",
+    "LOSS_TRAITS",
     "POLICY_LOSSES",
-    "SELECTIONS",
     "PolicyLoss",
     "check_clip",
     "check_loss_options",

@@ -23,7 +23,7 @@ def clipped_loss(
     return torch.maximum(plain_BT, clipped_BT), (clipped_BT > plain_BT).detach()
 
 
-@register_policy_loss("vanilla")
+@register_policy_loss("vanilla", times_advantage=True, token_by_token=True)
 def vanilla_policy_loss(
     *,
     log_probs_BT: torch.Tensor,
@@ -75,7 +75,7 @@ def vanilla_policy_loss(
     )
 
 
-@register_policy_loss("decoupled")
+@register_policy_loss("decoupled", times_advantage=True, token_by_token=True)
 def decoupled_policy_loss(
     *,
     log_probs_BT: torch.Tensor,

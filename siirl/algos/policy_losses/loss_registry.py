@@ -35,17 +35,21 @@ class PolicyLoss:
 PolicyLossFunction = Callable[..., PolicyLoss]
 Selection = Callable[..., torch.Tensor]
 
+
+@dataclass(frozen=True)
+class LossTraits:
+    """Properties of a policy loss that its decorator states."""
+
+    aggregation: str
+    own_bounds: bool
+    times_advantage: bool
+    token_by_token: bool
+    selection: Selection | None
+
+
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
-
-# The aggregation that defines a loss; `loss_agg_mode` overrides it.
-NATIVE_AGGREGATION: dict[str, str] = {}
-
-# Losses without bounds, or with bounds of another scale than PPO's: they ignore the actor's
-# clip_ratio.
-OWN_BOUNDS: set[str] = set()
-
-# By loss: the function that selects tokens of a mini-batch, bool [B, T].
-SELECTIONS: dict[str, Selection] = {}
+LOSS_TRAITS: dict[str, LossTraits] = {}
+"""Of each loss in `POLICY_LOSSES`."""
 
 _BOTH = {
     "old_log_probs_BT": "log-probs of the policy in the ratio's denominator",
@@ -82,16 +86,22 @@ def register_policy_loss(
     *,
     aggregation: str = "token-mean",
     own_bounds: bool = False,
+    times_advantage: bool = False,
+    token_by_token: bool = False,
     selection: Selection | None = None,
 ) -> Callable[[PolicyLossFunction], PolicyLossFunction]:
     """Decorator that registers a policy loss.
 
     Args:
         name: Value of `actor_rollout_ref.actor.loss`.
-        aggregation: The aggregation that defines the loss.
+        aggregation: The aggregation that defines the loss; `loss_agg_mode` overrides it.
         own_bounds: The loss's clip bounds, if it has any, are the defaults of its signature, not
             the actor's clip_ratio.
-        selection: Chooses tokens over a whole mini-batch.
+        times_advantage: A token's loss is its advantage times a finite factor, so the update may
+            leave out rows whose advantages are 0.
+        token_by_token: A token's loss depends on no other token of its row, so a micro-batch may
+            cut rows.
+        selection: Chooses tokens over a whole mini-batch, bool [B, T].
 
     Raises:
         ConfigError: The name is taken by another function, or a function requires an argument that
@@ -105,13 +115,16 @@ def register_policy_loss(
                 "name."
             )
         check_arguments(function, known=LOSS_ARGUMENTS, kind="policy loss")
-        POLICY_LOSSES[name] = function
-        NATIVE_AGGREGATION[name] = aggregation
-        if own_bounds:
-            OWN_BOUNDS.add(name)
         if selection is not None:
             check_arguments(selection, known=SELECTION_ARGUMENTS, kind="selection of a policy loss")
-            SELECTIONS[name] = selection
+        POLICY_LOSSES[name] = function
+        LOSS_TRAITS[name] = LossTraits(
+            aggregation=aggregation,
+            own_bounds=own_bounds,
+            times_advantage=times_advantage,
+            token_by_token=token_by_token,
+            selection=selection,
+        )
         return function
 
     return decorator
@@ -166,10 +179,11 @@ def select_tokens(*, name: str, available: Mapping[str, Any]) -> torch.Tensor:
     """The tokens that the selection of the loss `name` chooses, bool [B, T]; every rank calls it.
 
     Args:
-        name: A loss in `SELECTIONS`.
+        name: A loss with a selection.
         available: Values of `SELECTION_ARGUMENTS` and of the loss's options.
     """
-    selection = SELECTIONS[name]
+    selection = LOSS_TRAITS[name].selection
+    assert selection is not None
     selected_BT = selection(**named_arguments(selection, available, kind="Selection"))
     require_same_shape(response_mask=available["mask_BT"], selected=selected_BT)
     return selected_BT
@@ -177,7 +191,10 @@ def select_tokens(*, name: str, available: Mapping[str, Any]) -> torch.Tensor:
 
 def loss_options(name: str) -> dict[str, Any]:
     """The options of a loss and of its selection, with their defaults."""
-    functions = [(_function(name), LOSS_ARGUMENTS), (SELECTIONS.get(name), SELECTION_ARGUMENTS)]
+    functions = [
+        (_function(name), LOSS_ARGUMENTS),
+        (LOSS_TRAITS[name].selection, SELECTION_ARGUMENTS),
+    ]
     parameters = [
         parameter
         for function, given in functions
@@ -215,14 +232,14 @@ def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
         "mask_BT": zero_11 == 0,
         "selected_BT": zero_11 == 0,
     }
-    if name in SELECTIONS:
+    if LOSS_TRAITS[name].selection is not None:
         alone = {"place_B": torch.zeros(1, dtype=torch.int64), "generator": torch.Generator()}
         select_tokens(name=name, available={**one_token, **alone, **options})
     policy_loss(
         name=name,
         available={
             **one_token,
-            "loss_agg_mode": NATIVE_AGGREGATION[name],
+            "loss_agg_mode": LOSS_TRAITS[name].aggregation,
             "config": None,
             **options,
         },

@@ -15,7 +15,7 @@ from siirl.algos.ratios import check_clip, checked_columns, checked_ratio
 from siirl.errors import ConfigError
 
 
-@register_policy_loss("gpg", own_bounds=True)
+@register_policy_loss("gpg", own_bounds=True, times_advantage=True, token_by_token=True)
 def gpg_policy_loss(
     *, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor
 ) -> PolicyLoss:
@@ -31,7 +31,7 @@ def gpg_policy_loss(
     )
 
 
-@register_policy_loss("cpgd")
+@register_policy_loss("cpgd")  # its drift term has a gradient in every row
 def cpgd_policy_loss(
     *,
     log_probs_BT: torch.Tensor,
@@ -93,7 +93,7 @@ def cpgd_policy_loss(
     )
 
 
-@register_policy_loss("cispo", own_bounds=True)
+@register_policy_loss("cispo", own_bounds=True, times_advantage=True, token_by_token=True)
 def cispo_policy_loss(
     *,
     log_probs_BT: torch.Tensor,
@@ -134,7 +134,13 @@ def cispo_policy_loss(
     )
 
 
-@register_policy_loss("sapo", aggregation="seq-mean-token-mean", own_bounds=True)
+@register_policy_loss(
+    "sapo",
+    aggregation="seq-mean-token-mean",
+    own_bounds=True,
+    times_advantage=True,
+    token_by_token=True,
+)
 def sapo_policy_loss(
     *,
     log_probs_BT: torch.Tensor,

@@ -15,7 +15,9 @@ from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_
 from siirl.algos.ratios import check_clip, checked_ratio
 
 
-@register_policy_loss("gspo", aggregation="seq-mean-token-mean", own_bounds=True)
+@register_policy_loss(
+    "gspo", aggregation="seq-mean-token-mean", own_bounds=True, times_advantage=True
+)
 def gspo_policy_loss(
     *,
     log_probs_BT: torch.Tensor,
@@ -50,7 +52,9 @@ def gspo_policy_loss(
     )
 
 
-@register_policy_loss("gspo_token", aggregation="seq-mean-token-mean", own_bounds=True)
+@register_policy_loss(
+    "gspo_token", aggregation="seq-mean-token-mean", own_bounds=True, times_advantage=True
+)
 def gspo_token_policy_loss(
     *,
     log_probs_BT: torch.Tensor,
@@ -85,7 +89,9 @@ def gspo_token_policy_loss(
     )
 
 
-@register_policy_loss("gmpo", aggregation="seq-mean-token-mean", own_bounds=True)
+@register_policy_loss(
+    "gmpo", aggregation="seq-mean-token-mean", own_bounds=True, times_advantage=True
+)
 def gmpo_policy_loss(
     *,
     log_probs_BT: torch.Tensor,

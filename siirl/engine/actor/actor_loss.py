@@ -20,10 +20,8 @@ from siirl.algos.importance import check_importance, importance_weights
 from siirl.algos.kl import KL_ESTIMATORS, is_kl_estimator, kl_estimate
 from siirl.algos.log_probs import TokenScores
 from siirl.algos.policy_losses import (
-    NATIVE_AGGREGATION,
-    OWN_BOUNDS,
+    LOSS_TRAITS,
     POLICY_LOSSES,
-    SELECTIONS,
     check_clip,
     check_loss_options,
     log_ratio,
@@ -46,13 +44,7 @@ COMPARED = "compared tokens"
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ACTOR = "actor_rollout_ref.actor"
 
-# Each is the advantage times a finite factor. cpgd is not: its drift term has a gradient in every
-# row. Losses that select tokens are not either.
-TIMES_ADVANTAGE = frozenset(
-    {"vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cispo", "sapo"}
-)
-# Losses of a token that depend on no other token of its row, and aggregations that add tokens up.
-OF_ONE_TOKEN = frozenset({"vanilla", "decoupled", "gpg", "cispo", "sapo"})
+# Aggregations that add tokens up.
 SUMS = frozenset({"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})
 
 
@@ -77,9 +69,10 @@ class ActorLoss:
             raise UnknownNameError.of(
                 kind=f"policy loss ({ACTOR}.loss)", name=self.name, known=POLICY_LOSSES
             )
+        self.traits = LOSS_TRAITS[self.name]
         self.clip = _bounds(config)
         check_loss_options(self.name, config.loss_options)
-        self.aggregation = config.loss_agg_mode or NATIVE_AGGREGATION[self.name]
+        self.aggregation = config.loss_agg_mode or self.traits.aggregation
         if self.aggregation not in AGGREGATIONS:
             raise UnknownNameError.of(
                 kind="loss_agg_mode", name=self.aggregation, known=AGGREGATIONS
@@ -110,12 +103,12 @@ class ActorLoss:
     @property
     def selects(self) -> bool:
         """Whether tokens are selected over the whole mini-batch before its first micro-batch."""
-        return self.name in SELECTIONS
+        return self.traits.selection is not None
 
     @property
     def advantage_only(self) -> bool:
         """Whether zero-advantage rows contribute no gradient (no entropy, KL or drift term)."""
-        return self.name in TIMES_ADVANTAGE and self.config.entropy_coef == 0 and not self.uses_kl
+        return self.traits.times_advantage and self.config.entropy_coef == 0 and not self.uses_kl
 
     @property
     def sums_tokens(self) -> bool:
@@ -124,7 +117,7 @@ class ActorLoss:
         Micro-batches may then cut rows (`TrainEngine.train_batch`).
         """
         return (
-            self.name in OF_ONE_TOKEN
+            self.traits.token_by_token
             and self.aggregation in SUMS
             and self.config.importance.level in (None, "token")
         )
@@ -313,7 +306,7 @@ def _bounds(config: ActorArguments) -> dict[str, float | None]:
     given: dict[str, float | None] = {
         name: getattr(config, name) for name in BOUNDS if getattr(config, name) is not None
     }
-    own = config.loss in OWN_BOUNDS
+    own = LOSS_TRAITS[config.loss].own_bounds
     reads = _parameters(config.loss)
     if not is_built_in(config.loss):
         # A pipeline's bounds are for PPO's ratio: a user's loss gets those that it reads.
@@ -363,7 +356,8 @@ def _refuse_unread(
 
 def _parameters(name: str) -> dict[str, Any]:
     """Parameters of the loss and its selection, with defaults."""
-    functions = [POLICY_LOSSES[name], *([SELECTIONS[name]] if name in SELECTIONS else [])]
+    selection = LOSS_TRAITS[name].selection
+    functions = [POLICY_LOSSES[name], *([] if selection is None else [selection])]
     return {
         key: parameter.default
         for function in functions

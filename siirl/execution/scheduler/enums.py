@@ -5,7 +5,7 @@ The registries in siirl.algos decide which names exist; these enums have the doc
 
 from enum import StrEnum
 
-from siirl.params.estimator_names import ESTIMATORS
+from siirl.params.registered_names import ESTIMATORS
 
 GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
 NAMES = {name.upper(): name for name in (*ESTIMATORS, GSPO)}
