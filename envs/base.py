@@ -18,7 +18,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +99,8 @@ class EnvSpec:
     """Seconds after which the environment itself ends its slowest step, by deadlines of its own (of
     tools); 0: it has none. `env.deadline_s` must not be shorter.
     """
+    needs_opengl: bool = False
+    """Whether the simulator renders with MuJoCo; a job then tests OpenGL before it starts."""
     notice: str = ""
     """Caveat for readers of this environment's numbers; metric files, videos and reports show it.
     """
@@ -204,6 +206,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "check_row": (lambda value: value is None or callable(value), "a function, or None"),
     "leaves_ungraded": _FLAG,
     "slowest_step_s": (_is_duration, "a number of seconds, at least 0"),
+    "needs_opengl": _FLAG,
     "notice": (lambda value: isinstance(value, str), "text"),
 }
 """Field of a spec to its check and the expectation that an error message states."""
@@ -259,6 +262,12 @@ class Environment(abc.ABC):
     """
 
     spec: EnvSpec
+
+    asks_questions: ClassVar[bool] = False
+    """Whether tasks are sources of questions: a task is the `data_source` of its questions, and
+    files with questions replace the tasks and their generators. Checks read it of the environments
+    in `envs`.
+    """
 
     @abc.abstractmethod
     async def reset(

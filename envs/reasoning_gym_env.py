@@ -79,6 +79,8 @@ class ScoringFailed(EpisodeFailed):
 class ReasoningGymEnv(Environment):
     """Questions of one generator of reasoning-gym; its name is the only task."""
 
+    asks_questions = True
+
     def __init__(
         self,
         *,

@@ -93,6 +93,17 @@ def env_class(name: str) -> type[Environment]:
     return found
 
 
+def shipped_class(name: str) -> type[Environment] | None:
+    """Return the class of a shipped environment; None for another name, so no user code runs."""
+    return env_class(name) if ENVS.get(name, "").startswith(SHIPPED) else None
+
+
+def asks_questions(name: str) -> bool:
+    """Whether `name` is a shipped environment whose tasks are sources of questions."""
+    shipped = shipped_class(name)
+    return shipped is not None and shipped.asks_questions
+
+
 def make_env(name: str, **kwargs: Any) -> Environment:
     """Make the environment registered as `name` or named by `module:Class`.
 

@@ -157,7 +157,13 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         )
         notice = "; ".join(filter(None, notices))
         return EnvSpec(
-            name, tuple(self._tasks), observation_space, action_space, limit, notice=notice
+            name,
+            tuple(self._tasks),
+            observation_space,
+            action_space,
+            limit,
+            needs_opengl=True,
+            notice=notice,
         )
 
     def _step_limit(self, task: str) -> int:

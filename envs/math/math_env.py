@@ -68,6 +68,8 @@ class MathEnv(Environment):
     graders.
     """
 
+    asks_questions = True
+
     def __init__(
         self,
         *,

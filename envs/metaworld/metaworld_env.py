@@ -162,6 +162,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             observation_space,
             action_space,
             max_episode_steps,
+            needs_opengl=True,
             notice=self._notice,
         )
 

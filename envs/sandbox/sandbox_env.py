@@ -56,6 +56,8 @@ class ProblemSource(Protocol):
 class SandboxEnv(Environment):
     """Programming problems by seed, from generators or files, or by `options={"row": …}`."""
 
+    asks_questions = True
+
     def __init__(
         self,
         tasks: Sequence[str] | None = None,

@@ -49,6 +49,8 @@ _warned: set[str] = set()  # names of tools; many environments share a process
 class ToolEnv(Environment):
     """Questions with tools, over several turns."""
 
+    asks_questions = True
+
     def __init__(
         self,
         *,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 
 from envs.base import EnvSpec
+from envs.registry import asks_questions
 from siirl.dag_worker.text_components import (
     check_engine_shows_pictures,
     make_language_model,
@@ -36,8 +37,6 @@ from siirl.preflight.plan_text import ROWS_BEFORE_START
 # parameters: smaller models are also loaded before the start, which takes a second or two
 LOADED_TWICE = 100_000_000
 MODEL = "actor_rollout_ref.model.path"
-TASKS_ARE_SOURCES = ("math", "sandbox", "tools")
-"""Environments whose tasks are the data sources of their rows."""
 
 
 def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
@@ -68,7 +67,7 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
     if any(part.data_sources for part in parts):
         if prompts:
             check_data_sources(parts, {files.key: files.data_sources() for files in prompts})
-        elif config.env.name in TASKS_ARE_SOURCES:
+        elif asks_questions(config.env.name):
             check_data_sources(parts, {f"env={config.env.name}": set(spec.tasks)})
 
 

@@ -9,6 +9,7 @@ may read any key of its subject. Left out: refusing keys that are set and not re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
+from envs.registry import asks_questions
 from siirl.params import sizes
 from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.registered_names import estimators_taking
@@ -42,7 +43,6 @@ SPREADS = (
 )  # embodied_srpo sets algorithm.min_group_spread for its estimator, dapo's filter reads it
 WITHOUT_TAGS = {"console", "jsonl"}  # loggers that show no tags
 WITHOUT_PROJECTS = {*WITHOUT_TAGS, "tensorboard"}  # and those that sort runs by nothing
-ASKING = ("math", "tools", "sandbox", "reasoning_gym")  # environments with questions as tasks
 NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
@@ -122,7 +122,7 @@ ROWS: tuple[Row, ...] = (
         "env",
         ("tasks",),
         Reader(
-            lambda config: not config.data.train_files or config.env.name not in ASKING,
+            lambda config: not config.data.train_files or not asks_questions(config.env.name),
             "by environments that generate or choose questions, and here data.train_files has "
             "them: leave one of the two out.",
         ),

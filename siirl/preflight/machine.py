@@ -16,7 +16,6 @@ from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.compilers import has_compilers
 from siirl.params.domains import VLLM
-from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments
 from siirl.params.refusals import refuse
 from siirl.params.rollout_args import RolloutArguments
@@ -32,7 +31,6 @@ from siirl.preflight.ray_address import address_problems
 
 GIB = 1 << 30
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
-DRAWING_ENVS = ("metaworld", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
 # compute threads; more than one on a core only take turns, so four are a typing error
@@ -54,7 +52,7 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
     )
     refuse(
         [
-            *machine_problems(config.cluster, config.env),
+            *machine_problems(config.cluster, spec),
             *simulation_problems(config, spec, held, total_memory_bytes=total_memory_bytes()),
         ]
     )
@@ -76,10 +74,10 @@ def require_linux(system: str = sys.platform) -> None:
         )
 
 
-def machine_problems(cluster: ClusterArguments, env: EnvArguments) -> list[SiirlError]:
+def machine_problems(cluster: ClusterArguments, spec: EnvSpec) -> list[SiirlError]:
     """Errors about the cluster's address and OpenGL."""
     problems: list[SiirlError] = [*address_problems(cluster.address)]
-    if env.name in DRAWING_ENVS:
+    if spec.needs_opengl:
         problems += opengl_problems()
     return problems
 

@@ -87,7 +87,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         load_plug_ins(own, graph)
     require_configured_columns(config, graph)
     groups = place(config, graph)
-    refuse(machine_problems(config.cluster, config.env))
+    refuse(machine_problems(config.cluster, spec))
     check_loggers(config.trainer.logger)
     begins = check_resume(config)
     plans: dict[int, Plan] = {}

@@ -6,9 +6,11 @@ or with a style that needs a judge. A run with its own reward function uses such
 their success stays unknown.
 """
 
+import inspect
 from collections.abc import Iterator
 
 from envs.base import EnvSpec
+from envs.registry import shipped_class
 from siirl.errors import ConfigError, SiirlError
 from siirl.params.algorithm_args import FilterArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
@@ -17,9 +19,7 @@ from siirl.params.training_args import SiiRLArguments
 GRADES = ("success", "return")
 """Rewards of text that are the environment's own grade."""
 UNGRADED = "ungraded"
-ASK_UNGRADED = ("math", "tools")
-"""Environments with an argument `ungraded`; for a user's environment, set env.kwargs.
-"""
+"""Argument of a shipped environment; for a user's environment, set env.kwargs."""
 
 
 def grade_of_every_row(reward: RewardArguments, custom: CustomRewardArguments) -> str | None:
@@ -41,9 +41,10 @@ def ask_ungraded_rows(config: SiiRLArguments) -> None:
     from_files = bool(config.data.train_files or kwargs.get("files"))
     if (
         from_files
-        and config.env.name in ASK_UNGRADED
         and UNGRADED not in kwargs
         and grade_of_every_row(config.reward, config.custom_reward_function) is None
+        and (shipped := shipped_class(config.env.name)) is not None
+        and UNGRADED in inspect.signature(shipped).parameters
     ):
         config.env.kwargs = {**kwargs, UNGRADED: True}
 

@@ -8,12 +8,13 @@ read again. Left out: the condition under which a key is read (`siirl.preflight.
 
 from collections.abc import Collection
 
+from envs.registry import asks_questions
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
 from siirl.params.build import as_text
 from siirl.params.schema import Key, keys_of, value_of
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.key_readers import ASKING, READERS, ROBOTS_ONLY
+from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 
 OF_GENERATORS = frozenset({"wording", "num_tests"})
 """Keys of `env.kwargs` that say how an environment generates questions."""
@@ -85,7 +86,8 @@ class SetKeys:
         """Set arguments of the environment's generators, where files have the questions."""
         env = self.config.env
         files = "data.train_files" if self.config.data.train_files else "env.kwargs.files"
-        if env.name not in ASKING or not (self.config.data.train_files or env.kwargs.get("files")):
+        given = self.config.data.train_files or env.kwargs.get("files")
+        if not given or not asks_questions(env.name):
             return {}
         found: dict[str, SiirlError] = {}
         for name in OF_GENERATORS & env.kwargs.keys():

@@ -1,12 +1,14 @@
 """Every registered environment, a user's class and an adapted class pass `check_env`."""
 
+import asyncio
+
 import pytest
 from gymnasium import spaces
 
 from envs.adapter import adapt
 from envs.base import EnvSpec
 from envs.checker import check_env
-from envs.registry import ENVS, make_env
+from envs.registry import ENVS, asks_questions, make_env
 
 CASES = {
     "metaworld": (
@@ -49,6 +51,20 @@ def test_environment_keeps_the_contract(name, arguments, own_module):
 def test_every_registered_environment_is_checked_here():
     elsewhere = {"openenv", "verifiers"}  # tests/envs/openenv, test_verifiers_env.py
     assert set(ENVS) <= {name for name, _ in CASES.values()} | elsewhere
+
+
+@pytest.mark.parametrize("case", ["math: one agent", "tools", "sandbox"])
+def test_a_task_of_questions_is_their_data_source(case):
+    name, arguments = CASES[case]
+    task = arguments["tasks"][1]
+    _, info = asyncio.run(make_env(name, **arguments).reset(seed=3, options={"task": task}))
+    assert asks_questions(name)
+    assert info.get("data_source", info["task"]) == task
+
+
+def test_checks_import_no_code_of_a_user_to_learn_whether_tasks_are_questions():
+    assert not asks_questions("tests_envs_own:CountdownEnv")
+    assert not asks_questions("metaworld")
 
 
 class ThreeValueWalk:

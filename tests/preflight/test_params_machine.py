@@ -1,13 +1,16 @@
 """Refusals for resources that the machine lacks."""
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from envs.registry import env_spec
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
+from siirl.params.cluster_args import ClusterArguments
 from siirl.params.parser import parse_config
 from siirl.preflight.machine import (
     compile_problems,
@@ -15,6 +18,7 @@ from siirl.preflight.machine import (
     device_slots,
     free_memory_bytes,
     has_nvidia_driver,
+    machine_problems,
     offload_problems,
     opengl_problems,
     process_problems,
@@ -115,6 +119,18 @@ def test_free_memory_is_less_than_all_memory() -> None:
 
 def test_opengl_that_draws_is_no_problem() -> None:
     assert opengl_problems() == []
+
+
+def test_opengl_is_tested_for_each_environment_whose_spec_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "vulkan")
+    cluster, math = ClusterArguments(), env_spec("math")
+    own_simulator = dataclasses.replace(math, name="own:Simulator", needs_opengl=True)
+    libero = env_spec("libero", assets="stand_in")
+    for spec in (env_spec("metaworld"), libero, own_simulator):
+        assert "MUJOCO_GL='vulkan'" in str(machine_problems(cluster, spec))
+    assert machine_problems(cluster, math) == []
 
 
 def test_a_missing_library_is_refused_with_the_command_that_installs_it(
