@@ -218,7 +218,7 @@ class DAGWorker:
             self._save_what_is_trained()
             raise
 
-    execute_task_graph = train  # name in the user's documents
+    execute_task_graph = train  # siiRL's name (siirl/compat/README.md)
 
     def _steps(self) -> Iterator[Event]:
         trainer, begin = self.config.trainer, time.monotonic()
