@@ -98,6 +98,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 writers.activity(event.text)
                 continue
             if isinstance(event, Ready):
+                writers.begin()
                 stack.enter_context(interrupts.grace_period(config.trainer.grace_s))
                 continue
             if isinstance(event, Ended):

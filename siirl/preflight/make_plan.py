@@ -141,8 +141,12 @@ def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
     own = [plan.needs for group, plan in plans.items() if group not in shared]
     minutes = [plan.needs.minutes for plan in plans.values()]
     trains = any(plan.pipeline.trains for plan in plans.values())
+    val_episodes = sum(
+        plan.length.val_episodes for plan in plans.values() if plan.episodes_of is None
+    )
     return dataclasses.replace(
         first,
+        length=dataclasses.replace(first.length, val_episodes=val_episodes),
         pipeline=dataclasses.replace(first.pipeline, trains=trains),
         needs=dataclasses.replace(
             first.needs,

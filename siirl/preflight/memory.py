@@ -209,14 +209,24 @@ def simulation_problems(
     ]
 
 
+LESS_SIMULATION = "lower env.num_servers, env.envs_per_server or the number of env.tasks"
+REMEDIES = {
+    "workers": "lower trainer.n_gpus_per_node",
+    "policy": "take a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
+}
+"""What lowers a part of the memory, by a word in its name; else LESS_SIMULATION."""
+
+
 def shortage(parts: Parts, *, free_memory_bytes: float) -> str | None:
     """Warning for a job that needs more memory than is free; None if it fits."""
     needed = total(parts)
     if needed <= free_memory_bytes:
         return None
+    largest = max(parts, key=lambda part: part[1])[0]
+    remedy = next((keys for name, keys in REMEDIES.items() if name in largest), LESS_SIMULATION)
     return (
         f"{size_text(needed)} is more than the free {size_text(free_memory_bytes)} of memory: "
-        "lower env.num_servers, env.envs_per_server or the number of env.tasks."
+        f"{remedy}."
     )
 
 

@@ -1,5 +1,6 @@
 """The plan of a run as text for a terminal."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -53,7 +54,11 @@ def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
         ),
         ("time", _render_time(plan)),
     ]
-    lacking = shortage(plan.needs.memory_parts, free_memory_bytes=plan.machine.free_memory_bytes)
+    elsewhere = plan.cluster not in ("local", "ray")  # on machines of an address
+    lacking = shortage(
+        plan.needs.memory_parts,
+        free_memory_bytes=math.inf if elsewhere else plan.machine.free_memory_bytes,
+    )
     lines += [] if lacking is None else [("WARNING", lacking)]
     width = max(len(name) for name, _ in lines)
     texts = (_hanging(name, value, column=width + 4, columns=columns) for name, value in lines)

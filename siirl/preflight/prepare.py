@@ -14,7 +14,7 @@ from siirl.algos.advantages import ADVANTAGES
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
 from siirl.dag_worker.registries import load_plug_ins
-from siirl.dag_worker.stages import single_decisions
+from siirl.dag_worker.stages import generate, single_decisions
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.reward_manager import check_own_manager
 from siirl.errors import ConfigError
@@ -254,9 +254,31 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         )
         if own.actor_rollout_ref.rollout.n_steps is None:
             skip_single_decisions(graph, group=group)
+        check_one_rollout(graph, group=group)
     sync_at_the_end(graph)
     check_buffers(graph)
     return graph
+
+
+def check_one_rollout(graph: TaskGraph, *, group: int) -> None:
+    """Refuse several nodes that play the prompts of one agent group.
+
+    Raises:
+        ConfigError: Names two of them and the remedy.
+    """
+    found = [
+        node.node_id
+        for node in graph.get_nodes()
+        if node.executable is generate and node.agent_group == group
+    ]
+    if len(found) > 1:
+        raise ConfigError(
+            f"Nodes {found[0]!r} and {found[1]!r} of graph {graph.graph_id!r} both roll out for "
+            f"agent group {group}: a step draws the group's prompts once, so both would play the "
+            "same ones under the same uids. Let both branches depend on one rollout, or give the "
+            "other branch an agent group with the same weights: agent_group=1 on its nodes, and "
+            "agents={0: {}, 1: {shares: 0, data.seed: 1}}."
+        )
 
 
 def skip_single_decisions(graph: TaskGraph, *, group: int) -> None:

@@ -167,6 +167,11 @@ class MetricWriters:
     def _run_writers(self) -> list[RunWriter]:
         return [writer for writer in self._writers if isinstance(writer, RunWriter)]
 
+    def begin(self) -> None:
+        """Start the clock of the time left: policy and simulators are loaded."""
+        for console in self._consoles():
+            console.progress.restart_clock()
+
     def activity(self, text: str) -> None:
         """Show the current activity next to the progress bar."""
         for console in self._consoles():

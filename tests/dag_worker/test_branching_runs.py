@@ -142,6 +142,16 @@ def test_the_distflow_guides_workflow_trains_once_it_ends_in_an_update(job) -> N
     assert [step["policy/version"] for step in steps] == [1.0, 2.0, 3.0]
 
 
+def test_two_rollouts_of_one_policy_are_refused(job) -> None:
+    chain = """
+  - {node_id: play_X, node_type: ENV_INTERACT}
+  - {node_id: reward_X, node_type: COMPUTE, node_role: REWARD, dependencies: [play_X]}
+"""
+    both = "nodes:" + chain.replace("X", "a") + chain.replace("X", "b")
+    with pytest.raises(ConfigError, match=r"'play_a' and 'play_b' .* under the same uids"):
+        job(both, "actor_rollout_ref.actor.use_kl_loss=false")
+
+
 def test_two_rollouts_with_a_common_successor_are_refused(job) -> None:
     two = """
 nodes:

@@ -192,3 +192,16 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
     assert sentence.startswith(
         "3.0 GB is more than the free 2.9 GB of memory: lower env.num_servers"
     )
+
+
+@pytest.mark.parametrize(
+    ("largest", "remedy"),
+    [
+        ("workers", "lower trainer.n_gpus_per_node"),
+        ("agent 1's policy and Adam", "take a smaller model"),
+        ("images", "lower env.num_servers"),
+    ],
+)
+def test_the_remedy_of_a_shortage_lowers_its_largest_part(largest: str, remedy: str) -> None:
+    sentence = shortage((("environments", 1e9), (largest, 2e9)), free_memory_bytes=1e9)
+    assert sentence is not None and f"of memory: {remedy}" in sentence

@@ -87,6 +87,12 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
     )
 
 
+def test_the_memory_of_other_machines_is_not_compared_with_this_ones() -> None:
+    here = Machine(free_memory_bytes=1e9, cores=2)
+    plan = dataclasses.replace(plan_of(), machine=here, cluster="10.0.0.1:6379")
+    assert "WARNING" not in render(plan)
+
+
 def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> None:
     """Two videos of 300 kB per step; six minutes have at most 360 steps, for any allowed number."""
     some, many = (

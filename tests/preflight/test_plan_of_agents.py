@@ -108,3 +108,10 @@ def test_agents_on_prompts_of_their_own_play_their_own_episodes() -> None:
     for group in (0, 1):
         pipeline.add_node(f"rollout_{group}", None, agent_group=group)
     assert [pipeline.build().playing_group(group) for group in (0, 1)] == [0, 1]
+
+
+def test_evaluations_are_those_of_all_agents_that_play(both) -> None:
+    playing = dataclasses.replace(both[1], episodes_of=None)
+    of_one = both[0].length.val_episodes
+    assert together(both, shared={}).length.val_episodes == of_one
+    assert together(both | {1: playing}, shared={}).length.val_episodes == 2 * of_one

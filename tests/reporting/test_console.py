@@ -248,11 +248,11 @@ def test_a_step_without_an_update_has_the_reason_below_its_dashes() -> None:
         ),
         (
             {"actor/updates": 0.0, "reward/score": []},
-            "Policy not updated: no trajectory was left",
+            "Policy not updated: no trajectory with an advantage was left",
         ),
         (
             {"actor/updates": 0.0, "reward/score": [0.0, 1.0], "advantage/abs_mean": 0.5},
-            "Policy not updated: no trajectory was left",
+            "Policy not updated: no trajectory with an advantage was left",
         ),
         (
             {"actor/updates": 0.0, "actor/skipped_updates": 2.0},

@@ -15,9 +15,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.reporting.console import ConsoleWriter
 from siirl.reporting.jsonl import JsonlFile, read_rows
 from siirl.reporting.metric_writers import (
     METRICS_FILE,
+    WRITERS,
     MetricWriters,
     RunDescription,
     check_loggers,
@@ -134,6 +136,22 @@ def test_a_resumed_run_drops_the_steps_that_it_repeats(tmp_path: Path) -> None:
                 writers.write(step=step, metrics={"actor/updates": float(first_step)})
     rows = [(row["step"], row["actor/updates"]) for row in read_rows(tmp_path / METRICS_FILE)]
     assert rows == [(0, 0.0), (1, 0.0), (2, 2.0), (3, 2.0)]
+
+
+@pytest.mark.parametrize(("begins", "seconds_left"), [(False, 130.0), (True, 30.0)])
+def test_the_time_left_is_measured_without_the_time_of_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool, seconds_left: float
+) -> None:
+    now = 0.0
+    console = ConsoleWriter(total_steps=4, first_step=3, clock=lambda: now)
+    monkeypatch.setitem(WRITERS, "clocked", lambda run: console)
+    with MetricWriters(["clocked"], RunDescription(tmp_path, total_steps=4)) as writers:
+        now = 100.0  # loads
+        if begins:
+            writers.begin()
+        now = 130.0
+        writers.write(step=3, metrics={})
+        assert console.progress.seconds_left() == seconds_left
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
