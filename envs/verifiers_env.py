@@ -293,8 +293,8 @@ def _load(name: str, arguments: str) -> Any:
         ) from error
     if not hasattr(environment, "max_turns") or getattr(environment, "env_map", None):
         raise ValueError(
-            f"env.id={name} is a {type(environment).__name__}, which is no single dialogue: take "
-            "one with turns (MultiTurnEnv), or one part of a group."
+            f"env.id={name} is a {type(environment).__name__}, which is not a single "
+            "dialogue: use a MultiTurnEnv, or one member of a group."
         )
     if getattr(environment.rubric, "has_group_rewards", False):
         raise ValueError(

@@ -129,7 +129,7 @@ class TextPlay:
         answers, total = list[Message](), 0.0
         for call in calls:
             if isinstance(call, MalformedCall):
-                answers.append(message("tool", f"Error: this is no tool call: {call.reason}."))
+                answers.append(message("tool", f"Error: this is not a tool call: {call.reason}."))
                 continue
             reply = await self._step(session, self._form.call(call))
             answers.append(message("tool", self._shown(reply, tool=True)))

@@ -241,7 +241,7 @@ class ToolEnv(Environment):
 
     async def _call(self, call: ToolCall | MalformedCall) -> str:
         if isinstance(call, MalformedCall):
-            raise ToolError(f"this is no tool call: {call.reason}")
+            raise ToolError(f"this is not a tool call: {call.reason}")
         if call.name not in self._owners:
             raise ToolError(
                 f"there is no tool {shortened(call.name)}; "

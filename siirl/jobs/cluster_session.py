@@ -27,7 +27,7 @@ def session(
 
 
 def cluster_settings(cluster: ClusterArguments, *, folder: Path | None = None) -> ClusterSettings:
-    """Where processes run by `cluster`; each has one OpenMP thread, as they share cores."""
+    """Cluster settings; processes share cores, so each gets one OpenMP thread."""
     address = None if cluster.address is None else resolve_address(cluster.address)
     inherited = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
     return ClusterSettings(

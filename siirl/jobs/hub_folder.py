@@ -189,7 +189,7 @@ def _check_kind(policy: Path, description: Mapping[str, Any]) -> None:
     """Refuse a folder of weights that is no policy: a video encoder, a classifier.
 
     Raises:
-        ConfigError: With what it is.
+        ConfigError: The message names what the folder holds.
     """
     if {"model", "pooling"} <= description.keys():
         raise ConfigError(

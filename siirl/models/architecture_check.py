@@ -14,7 +14,8 @@ ROUGH_TOLERANCE = 0.1
 
 @torch.no_grad()
 def try_out(model: Any, source: str) -> None:
-    """Test on a few tokens that logits are hidden states times output weights, and rows separate.
+    """Test that logits equal hidden states times output weights, and that packed rows do not
+    attend to each other.
 
     Raises:
         ConfigError: The head does more than a product, or packed rows attend to each other.

@@ -171,7 +171,7 @@ def changed_camera(**values: Any) -> str:
         ("meta/info.json", changed_info(data_path="../../{episode_index}"), "outside of the data"),
         ("meta/info.json", changed_info(data_path="{nothing}"), "is incomplete"),
         ("meta/info.json", changed_info(data_path="{episode_index:>900000000}"), "cannot be read"),
-        ("meta/info.json", changed_info(video_path="a" * 5000), "or no name of a file"),
+        ("meta/info.json", changed_info(video_path="a" * 5000), "not a file inside the data set"),
         ("meta/info.json", changed_info(chunks_size=0), "is incomplete"),
         ("meta/info.json", changed_info(fps=0), r"fps=0, not above 0 and up to 10000"),
         ("meta/info.json", changed_info(fps=math.inf), "fps=inf"),

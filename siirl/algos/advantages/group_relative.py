@@ -28,8 +28,7 @@ def check_epsilon(epsilon: float) -> None:
     """Raise ConfigError for a negative or infinite epsilon."""
     if not 0 <= epsilon < math.inf:
         raise ConfigError(
-            f"epsilon={epsilon} is added to a deviation that is divided by: it must not be "
-            "negative."
+            f"epsilon={epsilon} must be finite and not negative: it is added to the divisor."
         )
 
 

@@ -270,8 +270,8 @@ class RobotDataSet:
         too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts)
         if path.is_absolute() or ".." in path.parts or too_long or not name.isprintable():
             raise ValueError(
-                f"{self.folder / INFO} names {name!r:.300}, which is outside of the data set, or "
-                f"no name of a file. {REMEDY}"
+                f"{self.folder / INFO} names {name!r:.300}, which is not a file inside the "
+                f"data set. {REMEDY}"
             )
         return self.folder / name
 

@@ -139,7 +139,7 @@ def test_several_calls_of_a_turn_are_answered_in_order():
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("<tool_call>{broken</tool_call>", r"Error: this is no tool call: it is not JSON"),
+        ("<tool_call>{broken</tool_call>", r"Error: this is not a tool call: it is not JSON"),
         (
             '<tool_call>{"name": "no_such"}</tool_call>',
             r"Error: there is no tool 'no_such'; there are: calculator\.",
