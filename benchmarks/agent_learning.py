@@ -38,7 +38,8 @@ import torch
 import yaml
 
 from benchmarks.measured_on import describe_machine
-from envs.math.math_env import HELDOUT_SHARE, question_source
+from envs.arguments import HELDOUT_SHARE
+from envs.math.math_env import question_source
 from siirl import train
 from siirl.imitation.sft import rows_of, train_sft
 from siirl.imitation.sft_examples import Example

@@ -31,13 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.arguments import (
+    HELDOUT_SHARE,
     check_heldout_share,
     checked_choice,
-    checked_deadline,
     checked_seed,
     read_options,
 )
 from envs.base import Environment, EpisodeFailed, Info, StepResult
+from envs.deadlines import checked_deadline
 from envs.math.generators import SPLITS, held_out
 from envs.mistakes import describe_error
 from envs.names import listed, nearest
@@ -59,7 +60,6 @@ PACKAGE = "reasoning_gym"
 UNSTABLE = ("isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note")
 WORDINGS = {"words": "\nGive the final answer as <answer>...</answer>.", "bare": ""}
 """Wording to the text after the question."""
-HELDOUT_SHARE = 0.15  # as in env=math
 MAX_DRAWS = 200  # at a share of 0.15, all of them miss with a probability of 1e-14
 VERIFIER_CPU_S = 5.0  # as env=math allows one comparison
 WALL_PER_CPU_SECOND = 60  # a busy machine fails no episode

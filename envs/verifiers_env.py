@@ -31,7 +31,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import check_heldout_share, checked_choice, checked_seed, read_options
+from envs.arguments import (
+    HELDOUT_SHARE,
+    check_heldout_share,
+    checked_choice,
+    checked_seed,
+    read_options,
+)
 from envs.base import Environment, EpisodeFailed, Info, StepResult, is_reward
 from envs.math.generators import SPLITS, held_out
 from envs.mistakes import describe_error
@@ -50,7 +56,6 @@ from envs.verifiers_messages import comparable, plain_message, response_of, with
 
 PACKAGE = "verifiers"
 INSTALL = "pip install 'verifiers>=0.1.14,<0.4'"
-HELDOUT_SHARE = 0.15  # as in env=math
 MAX_ACTION_CHARACTERS = 1 << 20
 UNBOUNDED_TURNS = 64  # of an environment without a limit
 SUCCESS_AT = 1.0  # rubrics usually add up to 1

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.arguments import checked_deadline
+from envs.deadlines import checked_deadline
 
 MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16

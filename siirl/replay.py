@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
 from siirl import interrupts
+from siirl.data_coordinator.lerobot import VERSIONS
 from siirl.errors import (
     CheckpointError,
     ConfigError,
@@ -53,7 +54,6 @@ from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_
 from siirl.reporting.run_folder import CONFIG_FILE
 
 STREAM = "replay"
-VERSIONS = ("v2.1", "v3.0")
 FRAMES_PER_SECOND = 20
 SIZE = 512  # pixels
 DEFAULTS = {"every": 1, "size": SIZE, "lerobot_version": VERSIONS[-1], "fps": FRAMES_PER_SECOND}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envs.server_address import LOOPBACK
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import STOP, leave
@@ -54,7 +55,6 @@ WORDS: Mapping[str, Word] = {
     "max_message_mib": Word("4", "largest message of a client, in MiB"),
 }
 """The command's own words."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LARGEST_PORT, MOST_SESSIONS, LARGEST_MESSAGE_MIB = 65_535, 1024, 1024
 TOKEN_BYTES, SHORTEST_TOKEN = 32, 16
 MAX_TOKEN_BYTES = 4096

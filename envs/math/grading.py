@@ -21,8 +21,8 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from envs.arguments import checked_deadline
 from envs.base import EpisodeFailed
+from envs.deadlines import checked_deadline
 from envs.math.agreement import agreement
 from envs.math.answers import marked_answer
 from envs.math.conclusions import concluded_answer

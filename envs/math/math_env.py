@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.arguments import (
+    HELDOUT_SHARE,
     check_counts,
     check_heldout_share,
     checked_choice,
@@ -57,8 +58,6 @@ from envs.text import (
 )
 
 DEFAULT_TASKS = ("sums-2",)
-# 1215 of the 8100 ordered pairs of two-digit numbers: enough for an accuracy to within 3 points.
-HELDOUT_SHARE = 0.15
 NOT_GRADED = "not graded"  # shown in place of a verdict
 MAX_ACTION_CHARACTERS = 1 << 24  # no model's turn comes near; grading time is linear in it
 

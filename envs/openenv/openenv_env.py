@@ -19,8 +19,9 @@ from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
-from envs.arguments import check_counts, checked_deadline, checked_seed
+from envs.arguments import check_counts, checked_seed
 from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
+from envs.deadlines import checked_deadline
 from envs.openenv.description import Description, describe
 from envs.openenv.session import ServerFault, ServerRefused, Session
 from envs.openenv.space_play import SpacePlay

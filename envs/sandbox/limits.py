@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from envs.arguments import SHORTEST_DEADLINE_S
+from envs.deadlines import SHORTEST_DEADLINE_S
 from envs.names import listed, nearest
 
 MEBIBYTE = 2**20

@@ -18,7 +18,7 @@ from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
 from pydantic import ValidationError
 
-from envs.arguments import checked_deadline
+from envs.deadlines import checked_deadline
 from envs.mistakes import one_line
 from envs.server_address import checked_url, read_token
 from envs.tools.calls import ToolDescription

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from envs.arguments import check_counts
+from envs.arguments import HELDOUT_SHARE, check_counts
 from envs.base import Environment, Info, StepResult
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
-from envs.math.math_env import HELDOUT_SHARE, asked_row, grade_info, opening_info, question_source
+from envs.math.math_env import asked_row, grade_info, opening_info, question_source
 from envs.math.question_sources import any_row, can_grade, check_row
 from envs.prompt_rows import PromptRow
 from envs.text import (

@@ -59,9 +59,6 @@ KL_ARGUMENTS = {
     "ref_log_probs_BT": "log-probs of the reference policy",
 }
 
-# As a *loss* these have a gradient with mean zero; a job that selects one is warned.
-KL_WITHOUT_GRADIENT = frozenset({"k1", "kl"})
-
 
 def register_kl_estimator(
     name: str,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs.arguments import HELDOUT_SHARE
 from envs.math.math_env import DEFAULT_TASKS as MATHS_TASKS
-from envs.math.math_env import HELDOUT_SHARE, question_source
+from envs.math.math_env import question_source
 from envs.prompt_rows import PromptRow, require_truth
 from envs.sandbox import generator as programs
 from envs.sandbox.problems import STYLE as CODE

@@ -80,7 +80,8 @@ class FilterArguments:
         "Filter rule of pipeline=dapo and pipeline=embodied_srpo; null: the pipeline's own. "
         "zero_variance works with pipeline=dapo only, because embodied_srpo filters before it "
         "computes rewards.",
-        why="docs/algorithms.md describes each rule",
+        why="they differ: dapo's combines the three rules, embodied_srpo's keeps failures that the "
+        "reward ranks",
         choices=FILTERS,
         plug_in=True,
     )
@@ -166,7 +167,10 @@ class AlgorithmArguments:
         None, "k of grpo_passk; null: the whole group.", why="arXiv 2503.19595", minimum=2
     )
     weight_factor_in_cpgd: str = option(
-        "STD_weight", "Group weights of cpgd.", why="siiRL's", choices=CPGD_WEIGHTS
+        "STD_weight",
+        "Group weights of cpgd.",
+        why="best overall in arXiv 2505.12504, table 2",
+        choices=CPGD_WEIGHTS,
     )
     kl_penalty: str = option(
         "k1",

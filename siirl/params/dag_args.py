@@ -35,7 +35,7 @@ class DagArguments:
     backend_threshold: int = option(
         256,
         "Number of ranks from which gloo is used in addition to NCCL.",
-        why="siiRL's",
+        why="siiRL's number, not measured here: metrics and logs then leave NCCL to gradients",
         minimum=1,
     )
 

@@ -6,6 +6,7 @@ Keys that an environment does not take stay null; `kwargs` holds arguments witho
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.deadlines import SHORTEST_DEADLINE_S
 from siirl.errors import ConfigError
 from siirl.params.build import as_text
 from siirl.params.fields import described, option
@@ -21,7 +22,6 @@ POOL_KEYS = (
     "kwargs",
 )
 RENDER_QUALITIES = ("fast", "full")
-SHORTEST_DEADLINE_S = 0.001  # no answer is faster, not even within one process
 # pixels; more is a typing error that would take all memory
 LARGEST_PICTURE = 2048
 

@@ -24,6 +24,8 @@ __all__ = [
     "RolloutArguments",
 ]
 
+REMOTE_CODE = "Run Python code that comes with the model."
+REMOTE_CODE_REASON = "that code can do whatever your account can"
 LOSS_AGGREGATIONS = (
     "token-mean",
     "seq-mean-token-sum",
@@ -97,8 +99,8 @@ class ModelArguments:
     )
     trust_remote_code: bool = option(
         False,
-        "Run code that comes with a model.",
-        why="running foreign code must be requested",
+        REMOTE_CODE,
+        why=REMOTE_CODE_REASON,
         text_only=NO_HUB_CODE,
     )
     gradient_checkpointing: bool = option(
@@ -378,7 +380,7 @@ class RewardModelArguments:
     )
     trust_remote_code: bool = option(
         False,
-        "Run Python code that comes with the model.",
-        why="safety",
+        REMOTE_CODE,
+        why=REMOTE_CODE_REASON,
         text_only=OWN_REWARD,
     )

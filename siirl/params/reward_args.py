@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from envs.deadlines import SHORTEST_DEADLINE_S
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.params.env_args import SHORTEST_DEADLINE_S
 from siirl.params.fields import option
 from siirl.params.paths import usable_path
 from siirl.params.references import check_reference, is_reference
@@ -108,7 +108,7 @@ class RewardArguments:
     num_workers: int = option(
         4,
         "Processes per rank for reward functions, with manager=parallel or dapo.",
-        why="as MathEnv, per core",
+        why="a trade: calls of a slow judge overlap, and each process takes memory",
         minimum=1,
         text_only=OWN_REWARD,
     )

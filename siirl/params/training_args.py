@@ -92,7 +92,7 @@ class TrainingArguments:
     val_seed_offset: int = option(
         0,
         "First seed of the held-out episodes of each task; training uses seeds from 1,000,000 on.",
-        why="any will do",
+        why="demonstrations use seeds from 900,000 on",
         minimum=0,
     )
     val_samples: int = option(

@@ -41,7 +41,7 @@ from siirl.preflight.critic_checks import (
 from siirl.preflight.group_checks import group_problems
 from siirl.preflight.segment_checks import segment_problems
 
-KL_WITHOUT_GRADIENT = ("k1",)
+KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias kl is k1 here
 
 # as siirl.warm_start collects them; training's begin at 1,000,000
 # (siirl.data_coordinator.task_stream)
@@ -307,7 +307,7 @@ def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[str]:
             f"{ROLLOUT}.top_k={rollout.top_k} biases the ratio: less likely tokens are never "
             "sampled, but count in the loss."
         )
-    if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
+    if actor.use_kl_loss and actor.kl_loss_type == KL_WITHOUT_GRADIENT:
         yield (
             f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has a gradient of mean zero as a loss "
             "and only adds noise: take k3 or k1+."

@@ -227,16 +227,14 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
 
 def test_choices_agree_with_the_registries() -> None:
     from siirl.algos.aggregation import AGGREGATIONS
-    from siirl.algos.kl import KL_NAMES, KL_WITHOUT_GRADIENT
+    from siirl.algos.kl import KL_NAMES
     from siirl.params import algorithm_args, model_args
     from siirl.params.aliases import ALIASES
-    from siirl.preflight import config_checks
 
     old_names = {value for key, value in ALIASES if key == "algorithm.kl_penalty"}
     assert {name for name in KL_NAMES if name.rstrip("+") not in old_names} == set(
         algorithm_args.KL_ESTIMATORS
     )
-    assert set(config_checks.KL_WITHOUT_GRADIENT) == KL_WITHOUT_GRADIENT - old_names
     assert set(model_args.LOSS_AGGREGATIONS) == set(AGGREGATIONS)
 
 

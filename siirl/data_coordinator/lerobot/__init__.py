@@ -1,1 +1,4 @@
-"""Demonstrations in LeRobot's data sets, layouts v2.1 and v3.0: read and written."""
+"""Demonstrations in LeRobot's data sets: read and written."""
+
+VERSIONS = ("v2.1", "v3.0")
+"""Layouts of a data set."""

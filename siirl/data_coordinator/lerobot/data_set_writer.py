@@ -15,6 +15,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
+from siirl.data_coordinator.lerobot import VERSIONS
 from siirl.data_coordinator.lerobot.feature_statistics import FeatureStatistics, merged_statistics
 from siirl.data_coordinator.lerobot.robot_data_set import (
     ACTION,
@@ -23,7 +24,6 @@ from siirl.data_coordinator.lerobot.robot_data_set import (
     LENGTH,
     STATE,
     TASK_NAMES,
-    VERSIONS,
     RobotEpisode,
 )
 

@@ -30,12 +30,12 @@ from PIL import Image
 from pyarrow import parquet
 
 from envs.parquet_footers import check_footers
+from siirl.data_coordinator.lerobot import VERSIONS
 from siirl.data_coordinator.lerobot.video_frames import VideoFile
 from siirl.params.documents import is_count
 
 INFO, TASK_NAMES = "meta/info.json", "meta/siirl_tasks.json"
 """The second is siirl's own: the environment's task name of each instruction."""
-VERSIONS = ("v2.1", "v3.0")
 STATE, ACTION = "observation.state", "action"
 INDEX, LENGTH = "episode_index", "length"
 SHARED_DATA = "data/"

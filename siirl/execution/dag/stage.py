@@ -1,7 +1,7 @@
 """A stage's type, role and columns, declared once, on its function.
 
-    @stage(NodeType.COMPUTE, NodeRole.REWARD, requires=["responses"],
-    provides=["token_level_rewards"]) def compute_reward(*, batch, context): ...
+    @stage(NodeType.COMPUTE, NodeRole.REWARD, requires=["uid"], provides=["token_level_rewards"])
+    def compute_reward(*, batch, context): ...
 
 `Pipeline.add_node` uses these as defaults. A type or role given there replaces the stage's, because
 it tells the scheduler how this graph uses the function; columns given there are added
