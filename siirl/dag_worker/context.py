@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tensordict import TensorDict
+
 from siirl.algos.kl import FixedKLController
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
 from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.data_coordinator.redistribution import Redistribution
+from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.data_coordinator.task_stream import Loader
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.reference import Reference
@@ -67,6 +70,14 @@ class StageContext:
                 f"{self.step}, and algorithm.filter.max_refills={most} permits no more: return "
                 "more_prompts=0 when the rows suffice or the refills are used up, or raise the key."
             )
+
+    def draw_prompts(self, more: int = 0) -> TensorDict:
+        """This rank's prompts of the step, or of `more` additional ones for a refill."""
+        if more:
+            self.round += 1
+            self.drawn_prompts += more
+        tasks = self.require_loader().draw(more or self.config.data.train_batch_size)
+        return Samples2Dict([Sample(task.columns()) for task in tasks])
 
     def require_critic(self) -> Critic:
         """The critic; ConfigError if the run has none."""

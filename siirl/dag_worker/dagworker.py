@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,9 @@ from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.rewards import place_rewards
-from siirl.dag_worker.step_trace import traced_step
+from siirl.dag_worker.step_trace import profiled_step
 from siirl.data_coordinator.protocol.batch import check_shapes, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
-from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.rank_device import prepare_process, require_run_folder
 from siirl.errors import ConfigError, InvariantError, TooManyFailures
@@ -239,7 +237,12 @@ class DAGWorker:
             self.groups.checkpoints.check()
             self.global_steps += 1
             yield Activity(f"step {self.global_steps}")
-            with self._profiled():
+            with profiled_step(
+                self.config.profiler,
+                run_folder=self.run_folder,
+                step=self.global_steps,
+                ranks=self.ranks,
+            ):
                 self._run_training_step()
             last = self._is_last(begin)
             due = last or (trainer.test_freq > 0 and self.global_steps % trainer.test_freq == 0)
@@ -338,13 +341,9 @@ class DAGWorker:
     def _prompts(self, group: int, more: int = 0) -> TensorDict:
         """This rank's prompts of the step for an agent group, or of `more` additional ones."""
         context = self.groups.of(group).context
-        loader = context.require_loader()
-        if more:
-            context.round += 1
-            context.drawn_prompts += more
-        prompts = loader.draw(more or context.config.data.train_batch_size)
-        self.metrics.record(loader.metrics(), prefix=self.groups.prefix(group))
-        return Samples2Dict([Sample(task.columns()) for task in prompts])
+        prompts = context.draw_prompts(more)
+        self.metrics.record(context.require_loader().metrics(), prefix=self.groups.prefix(group))
+        return prompts
 
     def _evaluate(self) -> Iterator[Event]:
         yield Activity("evaluating on held-out episodes")
@@ -396,11 +395,3 @@ class DAGWorker:
             trainer.max_minutes is not None and time.monotonic() - begin > 60 * trainer.max_minutes
         )
         return self.ranks.broadcast_object(late)
-
-    def _profiled(self) -> AbstractContextManager[Any]:
-        """A trace of all ranks in the steps of `profiler.steps`."""
-        profiler = self.config.profiler
-        if not profiler.enable or self.global_steps not in profiler.steps:
-            return nullcontext()
-        folder = self.run_folder / "profile"
-        return traced_step(folder, step=self.global_steps, ranks=self.ranks)

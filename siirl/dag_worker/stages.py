@@ -40,7 +40,6 @@ from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.engine.actor.actor import require_agreement
 from siirl.engine.actor.chunk_windows import rows_of_decisions
-from siirl.engine.reward_manager import TextRewardManager
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
@@ -202,7 +201,7 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
 def start_scoring(*, batch: TensorDict, context: StageContext) -> Future[RewardOutcome] | None:
     """Score texts in the reward's processes while this rank runs other nodes."""
     reward = context.reward
-    if not isinstance(reward, TextRewardManager) or not reward.only_waits:
+    if not getattr(reward, "only_waits", False):
         return None
     outcomes = outcomes_to_score(batch, reward=reward, ranks=context.ranks)
     threads = ThreadPoolExecutor(1, thread_name_prefix="reward")

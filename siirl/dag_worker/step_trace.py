@@ -8,14 +8,25 @@ on one time axis. Left out: aligning the clocks of several machines.
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from siirl.engine.training.collectives import Collectives
+from siirl.params.profiler_args import ProfilerArguments
 
 NANOSECONDS_PER_MICROSECOND = 1000.0
+
+
+def profiled_step(
+    profiler: ProfilerArguments, *, run_folder: Path, step: int, ranks: Collectives
+) -> AbstractContextManager[None]:
+    """A trace of all ranks, if `step` is one of `profiler.steps`."""
+    if not profiler.enable or step not in profiler.steps:
+        return contextlib.nullcontext()
+    return traced_step(run_folder / "profile", step=step, ranks=ranks)
 
 
 @contextlib.contextmanager

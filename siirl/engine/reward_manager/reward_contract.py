@@ -57,7 +57,11 @@ class RewardScores:
 
 @runtime_checkable
 class RewardManager(Protocol):
-    """Scores the episodes of a step; its memory is part of the checkpoint."""
+    """Scores the episodes of a step; its memory is part of the checkpoint.
+
+    Optional: `only_waits`, true if `score` may run in a thread beside other work, because other
+    processes compute.
+    """
 
     ranks_failures: bool
     """Whether failures of a task get different rewards once the task has a reference."""

@@ -45,7 +45,7 @@ class Admission:
 
     def __init__(self, *, lockstep: bool) -> None:
         self.lockstep = lockstep
-        self.unfinished = 0
+        self.unfinished = 0  # episodes that are expected and have not ended
         self.at_once = 0
         self.waiting: list[PendingRequest] = []
 
@@ -53,10 +53,6 @@ class Admission:
         """See `TextEngine`."""
         self.unfinished += episodes
         self.at_once = at_once
-
-    def episode_ended(self) -> None:
-        """See `TextEngine`."""
-        self.unfinished -= 1
 
     @property
     def all_wait(self) -> bool:

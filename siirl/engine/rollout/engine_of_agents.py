@@ -39,7 +39,7 @@ class EngineOfAgents:
 
     def episode_ended(self) -> None:
         """See `TextEngine`."""
-        self.admission.episode_ended()
+        self.admission.unfinished -= 1
         self._look_soon()
 
     def interrupt(self) -> None:

@@ -1,4 +1,5 @@
-"""InferenceEngine: an engine with its environments and episodes, for scripts that run no graph.
+"""InferenceEngine: runs episodes on an engine and environments. `Rollout` adds what a graph needs;
+scripts without a graph use it as follows.
 
     pool = EnvPool("math", {}, 1, 16, cluster="local", deadline_s=60)
     with InferenceEngine(HFEngine(...), pool=pool) as inference:
@@ -150,7 +151,8 @@ class InferenceEngine:
         """Add an episode; it advances while another method waits for episodes."""
         self.engine.expect(episodes=1, at_once=self.at_once)
         task = self.loop.create_task(self._run_episode(data, workflow))
-        task.add_done_callback(self._episode_ended)  # also if it is cancelled before it began
+        # also if it is cancelled before it began
+        task.add_done_callback(lambda _: self.engine.episode_ended())
         self._submitted.append(_Submitted(data, task))
 
     def wait(
@@ -220,7 +222,7 @@ class InferenceEngine:
         self.engine.expect(episodes=len(data), at_once=self.at_once)
 
         def done(entry: Any) -> None:
-            self._episode_ended(entry)
+            self.engine.episode_ended()
             on_done(entry)
 
         try:
@@ -290,9 +292,6 @@ class InferenceEngine:
             return failure
         finally:
             on_done(data)
-
-    def _episode_ended(self, _: Any) -> None:
-        self.engine.episode_ended()
 
     def _next(self, until: float | None) -> _Submitted:
         """Wait for the oldest episode; an error of any episode cancels all."""

@@ -27,7 +27,7 @@ class TextEngineBase:
 
     def episode_ended(self) -> None:
         """See `TextEngine`."""
-        self.admission.episode_ended()
+        self.admission.unfinished -= 1
 
     def update_weights(self, version: int) -> None:
         """See `TextEngine`."""
