@@ -61,8 +61,8 @@ MAX_TOKEN_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and for how many the server answers."""
+class ServerSettings:
+    """The command's own words, checked."""
 
     host: str
     port: int
@@ -71,7 +71,7 @@ class Place:
     max_message_mib: int
 
     @classmethod
-    def of(cls, words: Mapping[str, str]) -> "Place":
+    def of(cls, words: Mapping[str, str]) -> "ServerSettings":
         """Read the command's own words.
 
         Raises:
@@ -109,11 +109,11 @@ def _serve(words: list[str]) -> int:
     own, words = split_words(words, WORDS)
     if not any(word.startswith(("env=", "env.name=")) for word in words):
         raise ConfigError("No environment given. Set env=NAME: siirl serve env=math port=8000.")
-    serve(Place.of(own), words)
+    serve(ServerSettings.of(own), words)
     return 0 if STOP.number is None else 128 + STOP.number
 
 
-def serve(place: Place, overrides: Sequence[str]) -> None:
+def serve(settings: ServerSettings, overrides: Sequence[str]) -> None:
     """Answer clients until a signal requests a stop.
 
     Raises:
@@ -126,31 +126,31 @@ def serve(place: Place, overrides: Sequence[str]) -> None:
     from siirl.params.parser import parse_config
 
     config = parse_config(overrides)
-    check_address(place.host, place.port)
+    check_address(settings.host, settings.port)
     describe_env(config)
-    token = token_of(place.token_file)
+    token = token_of(settings.token_file)
     with session(config.cluster):
         pool = EnvPool(
             config.env.name,
             config.env.constructor_kwargs(),
-            num_servers=place.sessions,
+            num_servers=settings.sessions,
             envs_per_server=1,
             cluster=config.cluster.mode,
             deadline_s=config.env.deadline_s,
             max_replays=config.env.max_replays,
         )
         with interrupts.grace_period(config.trainer.grace_s):
-            asyncio.run(_answer(place, pool, config.env, token=token, seed=config.trainer.seed))
+            asyncio.run(_answer(settings, pool, config.env, token=token, seed=config.trainer.seed))
 
 
 async def _answer(
-    place: Place, pool: "EnvPool", env: "EnvArguments", *, token: str, seed: int
+    settings: ServerSettings, pool: "EnvPool", env: "EnvArguments", *, token: str, seed: int
 ) -> None:
     from siirl.env_server.openenv_server import OpenEnvServer
 
     try:
         server = OpenEnvServer(
-            pool, token=token, max_message_bytes=place.max_message_mib << 20, seed=seed
+            pool, token=token, max_message_bytes=settings.max_message_mib << 20, seed=seed
         )
     except ValueError as error:
         raise ConfigError(f"This environment cannot be served: {error}") from error
@@ -159,11 +159,11 @@ async def _answer(
         with STOP.waking(lambda: loop.call_soon_threadsafe(stopped.set)):
             if STOP.requested:
                 return
-            async with server.listening(place.host, place.port) as port:
-                print(printable(_greeting(place, env, pool.spec, port)), flush=True)
+            async with server.listening(settings.host, settings.port) as port:
+                print(printable(_greeting(settings, env, pool.spec, port)), flush=True)
                 await stopped.wait()
     except OSError as error:
-        raise _cannot_listen(place.host, place.port, error) from error
+        raise _cannot_listen(settings.host, settings.port, error) from error
     finally:
         await pool.close()
 
@@ -232,18 +232,18 @@ def _read_token(file: Path) -> str:
     return token
 
 
-def _greeting(place: Place, env: "EnvArguments", spec: "EnvSpec", port: int) -> str:
+def _greeting(settings: ServerSettings, env: "EnvArguments", spec: "EnvSpec", port: int) -> str:
     from siirl.params.served_line import client_command
 
-    host = f"[{place.host}]" if ":" in place.host else place.host
-    url, token_file = f"http://{host}:{port}", str(place.token_file.absolute())
-    command = client_command(env, spec, url=url, token_file=token_file, sessions=place.sessions)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url, token_file = f"http://{host}:{port}", str(settings.token_file.absolute())
+    command = client_command(env, spec, url=url, token_file=token_file, sessions=settings.sessions)
     lines = [
-        f"siirl: env={spec.name} at {url}, {place.sessions} sessions, until Ctrl-C",
+        f"siirl: env={spec.name} at {url}, {settings.sessions} sessions, until Ctrl-C",
         f"token  {token_file}",
         f"client {command}",
     ]
-    if place.host not in LOOPBACK:
+    if settings.host not in LOOPBACK:
         lines.append(
             "warning: other machines can reach this address, and the token and all messages "
             "travel without encryption: use it in a trusted network only."

@@ -19,7 +19,7 @@ from siirl.params.env_spec import describe_env
 from siirl.params.own_words import split_words
 from siirl.params.parser import parse_config
 from siirl.params.served_line import client_command
-from siirl.serve import WORDS, Place, main, token_of
+from siirl.serve import WORDS, ServerSettings, main, token_of
 from tests.env_server.openenv_thread import TOKEN, ServerThread
 
 
@@ -76,8 +76,8 @@ def test_a_token_that_protects_nothing_is_refused(
 
 
 def test_without_words_the_server_listens_on_this_machine_alone() -> None:
-    place = Place.of(split_words([], WORDS)[0])
-    assert (place.host, place.port, place.sessions) == ("127.0.0.1", 8000, 4)
+    settings = ServerSettings.of(split_words([], WORDS)[0])
+    assert (settings.host, settings.port, settings.sessions) == ("127.0.0.1", 8000, 4)
 
 
 ROOT = Path(__file__).resolve().parents[1]

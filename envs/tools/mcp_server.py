@@ -22,7 +22,7 @@ from envs.deadlines import checked_deadline
 from envs.mistakes import one_line
 from envs.server_address import checked_url, read_token
 from envs.tools.calls import ToolDescription
-from envs.tools.mcp_transports import Address, Process, Transport
+from envs.tools.mcp_transports import Address, McpTransport, Process
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped
 
 MAX_PAGES = 100  # of a server's list of tools
@@ -178,7 +178,7 @@ class MCPTools(Toolset):
 class _Connection:
     """A server and its client, in one task: the client's contexts must exit in the same task."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: McpTransport) -> None:
         self.transport = transport
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()

@@ -87,7 +87,7 @@ for _name in LIBRARY_LOGGERS:
     logging.getLogger(_name).addFilter(_is_something_else)
 
 
-class Transport(abc.ABC):
+class McpTransport(abc.ABC):
     """Transport of one connection to its server."""
 
     @abc.abstractmethod
@@ -119,7 +119,7 @@ class Process:
         """How a connection ended, of which the client reports `reported`, for the model."""
         return "its server died; it restarts with the next call"
 
-    def transport(self) -> Transport:
+    def transport(self) -> McpTransport:
         """A transport that starts it."""
         supervisor, *supervised = [*SUPERVISOR, self.command, *self.args]
         parameters = StdioServerParameters(
@@ -151,12 +151,12 @@ class Address:
         )
         return f"{cause}; the next call connects again"
 
-    def transport(self) -> Transport:
+    def transport(self) -> McpTransport:
         """A transport to it."""
         return _HttpTransport(self)
 
 
-class _StdioTransport(Transport):
+class _StdioTransport(McpTransport):
     def __init__(self, parameters: StdioServerParameters, garbage: LinesOutsideProtocol) -> None:
         self._parameters, self._garbage = parameters, garbage
         self._errors = ErrorStream()  # until `close`
@@ -181,7 +181,7 @@ class _StdioTransport(Transport):
         self._errors.close()
 
 
-class _HttpTransport(Transport):
+class _HttpTransport(McpTransport):
     def __init__(self, address: Address) -> None:
         self._address = address
 

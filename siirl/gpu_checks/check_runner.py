@@ -36,7 +36,7 @@ def run_checks(checks: Sequence[Check], *, minutes: float, apart: bool) -> Itera
         apart: Run each check in a separate process.
     """
     ends_at = time.monotonic() + 60 * minutes
-    spare_s, worker = 0.0, Worker()
+    spare_s, worker = 0.0, CheckWorker()
     try:
         for place, check in enumerate(checks):
             part_s = check.at_most_s * minutes / STATED_MINUTES + spare_s
@@ -65,7 +65,7 @@ def _skipped(check: Check, seconds: float) -> str | None:
     return "the time budget is spent (--minutes)" if seconds < STARTING_S else None
 
 
-class Worker:
+class CheckWorker:
     """A process that runs checks in turn, started on demand."""
 
     def __init__(self) -> None:

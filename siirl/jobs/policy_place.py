@@ -12,7 +12,7 @@ from siirl.reporting.agent_folders import run_of_weights
 from siirl.reporting.run_folder import CONFIG_FILE
 
 
-class Place(NamedTuple):
+class LocatedPolicy(NamedTuple):
     """A policy and where it comes from."""
 
     policy: Path
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     """Agent group that the folder names; None: the run's lowest, or its only one."""
 
 
-def locate(checkpoint: Path) -> Place:
+def locate(checkpoint: Path) -> LocatedPolicy:
     """The policy that `checkpoint` names: a policy folder, perhaps of an agent group (`actor_1`), a
     checkpoint, or a run, whose newest checkpoint counts.
 
@@ -32,7 +32,7 @@ def locate(checkpoint: Path) -> Place:
     """
     if (checkpoint / "config.json").is_file():
         run, group = run_of_weights(checkpoint)
-        return Place(checkpoint, None if group is None else run / CONFIG_FILE, group)
+        return LocatedPolicy(checkpoint, None if group is None else run / CONFIG_FILE, group)
     if not checkpoint.is_dir():
         found = "this is a file" if checkpoint.exists() else "the folder does not exist"
         raise CheckpointError(
@@ -41,7 +41,7 @@ def locate(checkpoint: Path) -> Place:
     folder = resolve_checkpoint(checkpoint)
     read_manifest(folder)
     config_file = folder.parent.parent / CONFIG_FILE
-    return Place(folder / "actor", config_file if config_file.is_file() else None)
+    return LocatedPolicy(folder / "actor", config_file if config_file.is_file() else None)
 
 
 def configuration(
@@ -58,11 +58,11 @@ def configuration(
     Raises:
         CheckpointError: The path is no policy folder, checkpoint or run folder, or it is damaged.
     """
-    place = locate(checkpoint)
-    words = [f"actor_rollout_ref.model.path={quoted(place.policy)}", *given]
-    if place.config_file is None and not any(word.startswith("pipeline=") for word in overrides):
+    located = locate(checkpoint)
+    words = [f"actor_rollout_ref.model.path={quoted(located.policy)}", *given]
+    if located.config_file is None and not any(word.startswith("pipeline=") for word in overrides):
         words.append(f"pipeline={pipeline}")
-    return parse_first([*words, *overrides], config_file=place.config_file, group=place.group)
+    return parse_first([*words, *overrides], config_file=located.config_file, group=located.group)
 
 
 def quoted(path: Path) -> str:

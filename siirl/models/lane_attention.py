@@ -9,7 +9,7 @@ Left out: sliding windows, capped scores and attention sinks; such models get no
 (`siirl.models.architecture_check.supports_masks`).
 """
 
-# L lane, S place in a lane, H head, E entry of a head
+# L lane, S position in a lane, H head, E entry of a head
 
 import functools
 from dataclasses import dataclass
@@ -25,20 +25,20 @@ NAME = "siirl_lanes"  # of the attention function among transformers' own
 
 @dataclass(frozen=True)
 class LaneMask:
-    """Each place attends to earlier ones of its own text, and of the prompt that the text shares.
+    """Each position attends to earlier ones of its own text, and of the prompt that it shares.
 
     Padding has an owner and a prefix that no text has.
     """
 
     owner_LS: torch.Tensor
-    """Number of the text, or of the shared prompt, to which a place belongs."""
+    """Number of the text, or of the shared prompt, to which a position belongs."""
     prefix_LS: torch.Tensor
     """Number of the shared prompt before that text."""
     shared: bool
-    """Whether a prompt is shared; otherwise positions, which restart, tell the texts apart."""
+    """Whether a prompt is shared; otherwise position ids, which restart, tell the texts apart."""
 
     def dense_L1SS(self) -> torch.Tensor:
-        """Bool: which place (next to last axis) attends to which (last axis)."""
+        """Bool: which position (next to last axis) attends to which (last axis)."""
         owner_L1S = self.owner_LS[:, None, :]
         same_text_LSS = owner_L1S == self.owner_LS[:, :, None]
         own_prefix_LSS = owner_L1S == self.prefix_LS[:, :, None]
@@ -49,14 +49,16 @@ class LaneMask:
         owner_LS, prefix_LS = self.owner_LS, self.prefix_LS
 
         def attends(
-            lane: torch.Tensor, head: torch.Tensor, place: torch.Tensor, earlier: torch.Tensor
+            lane: torch.Tensor, head: torch.Tensor, position: torch.Tensor, earlier: torch.Tensor
         ) -> torch.Tensor:
             owner = owner_LS[lane, earlier]
-            seen = (owner == owner_LS[lane, place]) | (owner == prefix_LS[lane, place])
-            return seen & (place >= earlier)
+            seen = (owner == owner_LS[lane, position]) | (owner == prefix_LS[lane, position])
+            return seen & (position >= earlier)
 
-        lanes, places = owner_LS.shape
-        return create_block_mask(attends, lanes, None, places, places, device=str(owner_LS.device))
+        lanes, positions = owner_LS.shape
+        return create_block_mask(
+            attends, lanes, None, positions, positions, device=str(owner_LS.device)
+        )
 
     def for_model(self, causal_lm: Any) -> torch.Tensor | BlockMask | None:
         """The mask in the form that suits the device; None: positions suffice.

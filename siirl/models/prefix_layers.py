@@ -3,8 +3,8 @@
 `siirl.models.smolvla_network` and `siirl.models.pi_network` are built of them.
 """
 
-# N observation, L place of the prefix, S step, K action of a chunk, Q place of the suffix, H head,
-# G head of keys and values, D entry of a head, W width
+# N observation, L position of the prefix, S step, K action of a chunk, Q position of the suffix,
+# H head, G head of keys and values, D entry of a head, W width
 
 from __future__ import annotations
 
@@ -88,18 +88,18 @@ def attend_behind(
     mask: torch.Tensor,
     angles: Angles,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention of places behind a prefix to its keys and to their own.
+    """Attention of positions behind a prefix to its keys and to their own.
 
     Args:
         attention: Of Llama or Gemma.
         inputs_NQW: After the layer's norm.
         keys_NGLD: Of the prefix.
         values_NGLD: Of the prefix.
-        mask: bool [N, 1, Q, L + Q], True where a place attends to a key.
-        angles: Of the Q places.
+        mask: bool [N, 1, Q, L + Q], True where a position attends to a key.
+        angles: Of the Q positions.
 
     Returns:
-        The output [N, Q, W], and the places' own keys and values [N, G, Q, D].
+        The output [N, Q, W], and the positions' own keys and values [N, G, Q, D].
     """
     query, key, value = (
         in_heads(project(inputs_NQW), attention.head_dim)

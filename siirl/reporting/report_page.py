@@ -60,7 +60,7 @@ _PAUSE = 50
 """A page that took t seconds is followed by a pause of 50 t, hence 2 % of the time."""
 
 
-class Table(NamedTuple):
+class TaskTable(NamedTuple):
     """The first and the last evaluation of every task."""
 
     actions: str
@@ -229,7 +229,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) <= LARGEST and math.isfinite(value)
 
 
-def _tables(rows: Sequence[Row], read: Callable[..., Mapping[str, Any]]) -> list[Table]:
+def _tables(rows: Sequence[Row], read: Callable[..., Mapping[str, Any]]) -> list[TaskTable]:
     tables = [
         _table(rows, read=functools.partial(read, kind=kind), actions=actions)
         for kind, actions in KINDS_OF_EVALUATION
@@ -239,7 +239,7 @@ def _tables(rows: Sequence[Row], read: Callable[..., Mapping[str, Any]]) -> list
 
 def _table(
     rows: Sequence[Row], *, read: Callable[[Row], Mapping[str, Any]], actions: str
-) -> Table | None:
+) -> TaskTable | None:
     evaluated = [(row["step"], measured) for row in rows if (measured := read(row))]
     if not evaluated:
         return None
@@ -251,7 +251,7 @@ def _table(
         )
         for task in sorted({**before, **after}, key=all_last)
     ]
-    return Table(actions, first, last, tasks)
+    return TaskTable(actions, first, last, tasks)
 
 
 def _key_figures(rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:

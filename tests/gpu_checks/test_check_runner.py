@@ -3,7 +3,7 @@
 import pytest
 
 from siirl.gpu_checks.check import Check, Row
-from siirl.gpu_checks.check_runner import Worker, run_checks
+from siirl.gpu_checks.check_runner import CheckWorker, run_checks
 
 
 def check(name: str, needs: tuple[str, ...] = ()) -> Check:
@@ -52,7 +52,7 @@ def test_a_missing_package_is_named(rows: dict[str, Row]) -> None:
 
 
 def test_a_check_that_does_not_end_is_killed_and_keeps_its_figures() -> None:
-    worker = Worker()
+    worker = CheckWorker()
     both = [check("fine"), check("sleeps")]
     assert worker.run(both, seconds=600).status == "OK"  # the process has imported torch
     row = worker.run(both[1:], seconds=5)

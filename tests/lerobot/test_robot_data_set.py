@@ -168,7 +168,11 @@ def changed_camera(**values: Any) -> str:
         ("meta/info.json", "[]", "holds no JSON object"),
         ("meta/info.json", changed_info(codebase_version="v1.6"), "known are v2.1 and v3.0"),
         ("meta/info.json", changed_info(features={"a": 1}), "is incomplete"),
-        ("meta/info.json", changed_info(data_path="../../{episode_index}"), "not a file inside the data set"),
+        (
+            "meta/info.json",
+            changed_info(data_path="../../{episode_index}"),
+            "not a file inside the data set",
+        ),
         ("meta/info.json", changed_info(data_path="{nothing}"), "is incomplete"),
         ("meta/info.json", changed_info(data_path="{episode_index:>900000000}"), "cannot be read"),
         ("meta/info.json", changed_info(video_path="a" * 5000), "not a file inside the data set"),

@@ -15,7 +15,7 @@ import pytest
 from real_run import RAY, RAY_AGENTS, descendants_of, living_processes, start_ray
 
 from siirl.errors import ConfigError
-from siirl.execution.scheduler.placement import Layout, Machine, require_machines
+from siirl.execution.scheduler.placement import ClusterMachine, Layout, require_machines
 from siirl.execution.scheduler.ray_session import credentials
 from siirl.preflight.ray_address import address_problems, resolve_address
 
@@ -259,7 +259,11 @@ def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(
     ],
 )
 def test_machines_are_asked_for_that_the_cluster_has(layout: Layout, refused: bool) -> None:
-    there = [Machine("a", "10.0.0.1", 0), Machine("b", "10.0.0.2", 4), Machine("c", "10.0.0.3", 8)]
+    there = [
+        ClusterMachine("a", "10.0.0.1", 0),
+        ClusterMachine("b", "10.0.0.2", 4),
+        ClusterMachine("c", "10.0.0.3", 8),
+    ]
     with (
         pytest.raises(ConfigError, match=r"its GPUs: 10.0.0.1 with 0, 10.0.0.2 with 4")
         if refused

@@ -56,7 +56,7 @@ TURNED_RAD = 1.0  # a knob is turned on by this much; the benchmark asks for 0.5
 STRIDE_M = 0.03  # way of a handle between two points that the hand is sent to
 
 
-class Part(NamedTuple):
+class MovingPart(NamedTuple):
     """A drawer, door or knob."""
 
     joint: str
@@ -266,7 +266,7 @@ def retreat(simulator: LiberoSimulator, *, away: Vector | None = None) -> Motion
     yield from move(simulator, above(hand, APPROACH_M), rotation, OPEN, near=PASSED_M)
 
 
-def moving_part(simulator: LiberoSimulator, name: str) -> Part:
+def moving_part(simulator: LiberoSimulator, name: str) -> MovingPart:
     """The part that a region of a fixture, or a fixture with one joint, names."""
     env, model, data = simulator.env, simulator.model, simulator.data
     joints = (
@@ -276,7 +276,7 @@ def moving_part(simulator: LiberoSimulator, name: str) -> Part:
     )
     number = model.joint(joints[0]).id
     near, far = sorted(model.jnt_range[number], key=abs)
-    return Part(
+    return MovingPart(
         joint=joints[0],
         body=int(model.jnt_bodyid[number]),
         hinge=bool(model.jnt_type[number] == mujoco.mjtJoint.mjJNT_HINGE),
@@ -301,14 +301,14 @@ def above(point: Vector, height: float) -> Vector:
     return np.array([point[0], point[1], point[2] + height])
 
 
-def _handle(simulator: LiberoSimulator, part: Part) -> Vector:
+def _handle(simulator: LiberoSimulator, part: MovingPart) -> Vector:
     """Middle of the handle: the part of a drawer that protrudes furthest, or the part of a door
     furthest from its hinge.
     """
     return simulator.data.geom_xpos[_handle_geom(simulator, part)].copy()
 
 
-def _handle_geom(simulator: LiberoSimulator, part: Part) -> int:
+def _handle_geom(simulator: LiberoSimulator, part: MovingPart) -> int:
     geoms = colliding_geoms(simulator, part.body)
     offsets = simulator.data.geom_xpos[geoms] - part.anchor
     if not part.hinge:
@@ -316,7 +316,7 @@ def _handle_geom(simulator: LiberoSimulator, part: Part) -> int:
     return geoms[int(np.argmax(np.linalg.norm(np.cross(part.axis, offsets), axis=1)))]
 
 
-def _top_geom(simulator: LiberoSimulator, part: Part) -> int:
+def _top_geom(simulator: LiberoSimulator, part: MovingPart) -> int:
     """The bar of a knob: its highest geom."""
     return max(
         colliding_geoms(simulator, part.body),
@@ -333,27 +333,27 @@ def _thin_side(simulator: LiberoSimulator, geom: int) -> float:
     return float(np.arctan2(rotation[1, thin], rotation[0, thin]) - np.pi / 2)
 
 
-def _opening(part: Part, point: Vector) -> Vector:
+def _opening(part: MovingPart, point: Vector) -> Vector:
     """Direction [3] in which `point` of the part moves when it opens."""
     along = np.cross(part.axis, point - part.anchor) if part.hinge else part.axis
     return along / np.linalg.norm(along) * np.sign(part.open - part.closed)
 
 
-def _values(part: Part, end: float) -> list[float]:
+def _values(part: MovingPart, end: float) -> list[float]:
     """Joint values on the way to `end`, the last included."""
     # doors are a quarter of a metre wide
     length = abs(end - part.value) * (0.25 if part.hinge else 1.0)
     return list(np.linspace(part.value, end, max(2, int(length / STRIDE_M) + 1))[1:])
 
 
-def _carried(part: Part, point: Vector, value: float) -> Vector:
+def _carried(part: MovingPart, point: Vector, value: float) -> Vector:
     """Position of a point of the part when its joint is at `value`."""
     if not part.hinge:
         return point + part.axis * (value - part.value)
     return part.anchor + _rotation(part.axis, value - part.value) @ (point - part.anchor)
 
 
-def _carried_rotation(part: Part, rotation: Vector, value: float) -> Vector:
+def _carried_rotation(part: MovingPart, rotation: Vector, value: float) -> Vector:
     return _rotation(part.axis, value - part.value) @ rotation if part.hinge else rotation
 
 
@@ -364,14 +364,14 @@ def _rotation(axis: Vector, angle: float) -> Vector:
     return matrix.reshape(3, 3)
 
 
-def _reach(simulator: LiberoSimulator, part: Part, direction: Vector) -> float:
+def _reach(simulator: LiberoSimulator, part: MovingPart, direction: Vector) -> float:
     """Extent of the handle from its middle in a horizontal direction."""
     lows, highs = boxes(simulator, [part.body], yaw=float(np.arctan2(direction[1], direction[0])))
     handle = colliding_geoms(simulator, part.body).index(_handle_geom(simulator, part))
     return float((highs - lows)[handle, 0] / 2)
 
 
-def _over(simulator: LiberoSimulator, part: Part, point: Vector) -> Vector:
+def _over(simulator: LiberoSimulator, part: MovingPart, point: Vector) -> Vector:
     """The point above everything that stands on the part, to come down from."""
     return np.array(
         [point[0], point[1], max(Extent(simulator, part.body).top, point[2]) + APPROACH_M]

@@ -14,10 +14,10 @@ from envs.libero.stand_in.geometry import (
     Colour,
     Joint,
     Lamp,
-    Part,
     Region,
     Solid,
     Thing,
+    ThingPart,
     block,
     box,
     single,
@@ -43,7 +43,7 @@ RACK_TILT = math.asin(0.52)
 
 def cabinet(name: str, colour: Colour, handle: Colour) -> Thing:
     """A chest of three drawers, 24 cm wide, that open towards -y."""
-    frame = Part(
+    frame = ThingPart(
         "base",
         solids=(
             block((-0.1173, -0.0790, 0.0084), (-0.1070, 0.1117, 0.2201), colour),
@@ -59,11 +59,11 @@ def cabinet(name: str, colour: Colour, handle: Colour) -> Thing:
         parts=tuple(_drawer(level, colour, handle) for level in LEVELS),
     )
     return Thing(
-        name, Part("object", parts=(frame,)), mass=2.0, bottom=-0.045, top=0.045, radius=0.045
+        name, ThingPart("object", parts=(frame,)), mass=2.0, bottom=-0.045, top=0.045, radius=0.045
     )
 
 
-def _drawer(level: str, colour: Colour, handle: Colour) -> Part:
+def _drawer(level: str, colour: Colour, handle: Colour) -> ThingPart:
     low, high, middle = LEVELS[level]
     solids = [
         *tray(
@@ -91,7 +91,7 @@ def _drawer(level: str, colour: Colour, handle: Colour) -> Part:
             handle,
         ),
     ]
-    return Part(
+    return ThingPart(
         f"cabinet_{level}",
         solids=tuple(solids),
         regions=(
@@ -114,7 +114,7 @@ def microwave() -> Thing:
         block((0.0875, -0.1105, 0.0), (0.1725, -0.0880, 0.1870), BLACK),
         Solid("box", (0.02, 0.0005, 0.012), (0.13, -0.111, 0.15), STEEL, collides=False),
     )
-    door = Part(
+    door = ThingPart(
         "microdoorroot",
         solids=(
             box((0.1295, 0.0120, 0.0925), (0.1295, -0.0130, 0.0), WHITE),
@@ -134,7 +134,7 @@ def microwave() -> Thing:
     )
     return Thing(
         "microwave",
-        Part("object", shell, regions, parts=(door,)),
+        ThingPart("object", shell, regions, parts=(door,)),
         mass=3.0,
         bottom=-0.06,
         top=0.06,
@@ -148,14 +148,14 @@ def stove() -> Thing:
         block((-0.095, -0.095, -0.02), (0.095, 0.095, 0.0255), BLACK),
         Solid("cylinder", (0.07, 0.0004), (0.0, 0.0, 0.0257), STEEL, collides=False),
     )
-    burner = Part(
+    burner = ThingPart(
         "burner",
         solids=plate,
         regions=(Region("cook_region", (0.0, 0.0, 0.0), (0.075, 0.075, 0.0025)),),
         at=(0.15, 0.0, 0.0),
         lamps=(Lamp("burner", (0.0, 0.0, 0.0265), 0.0625, RED),),
     )
-    knob = Part(
+    knob = ThingPart(
         "button",
         solids=(
             upright(0.045, 0.0004, 0.0128, STEEL),
@@ -168,7 +168,7 @@ def stove() -> Thing:
     )
     return Thing(
         "flat_stove",
-        Part("object", parts=(Part("base", parts=(burner, knob)),)),
+        ThingPart("object", parts=(ThingPart("base", parts=(burner, knob)),)),
         mass=1.5,
         bottom=-0.045,
         top=0.045,

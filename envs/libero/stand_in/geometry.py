@@ -85,7 +85,7 @@ class Joint:
 
 
 @dataclass(frozen=True)
-class Part:
+class ThingPart:
     """A body within a thing: a drawer, a door, a knob, or the fixed frame around them."""
 
     name: str
@@ -98,7 +98,7 @@ class Part:
     """Kilogram square metres about every axis."""
     at: Vector = (0.0, 0.0, 0.0)
     turned: Quaternion = UPRIGHT
-    parts: "tuple[Part, ...]" = ()
+    parts: "tuple[ThingPart, ...]" = ()
     lamps: tuple[Lamp, ...] = ()
 
 
@@ -107,7 +107,7 @@ class Thing:
     """One object or fixture of the benchmark."""
 
     name: str
-    root: Part
+    root: ThingPart
     mass: float
     """Kilograms of all solids of the root together."""
     bottom: float = -0.06
@@ -256,7 +256,7 @@ def geoms(
     )
 
 
-def _append(parent: ET.Element, part: Part, *, density: float) -> None:
+def _append(parent: ET.Element, part: ThingPart, *, density: float) -> None:
     body = ET.SubElement(
         parent, "body", name=part.name, pos=numbers(part.at), quat=numbers(part.turned)
     )
@@ -305,7 +305,7 @@ def _append(parent: ET.Element, part: Part, *, density: float) -> None:
         _append(body, inner, density=density)
 
 
-def _solids(part: Part) -> list[Solid]:
+def _solids(part: ThingPart) -> list[Solid]:
     """Solids that have their mass from the thing: those of parts without a mass of their own."""
     own = [] if part.mass else list(part.solids)
     return own + [solid for inner in part.parts for solid in _solids(inner)]
@@ -331,4 +331,6 @@ def single(
     radius: float = 0.025,
 ) -> Thing:
     """A thing of one rigid body."""
-    return Thing(name, Part("object", tuple(solids), tuple(regions)), mass, bottom, top, radius)
+    return Thing(
+        name, ThingPart("object", tuple(solids), tuple(regions)), mass, bottom, top, radius
+    )

@@ -17,7 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from siirl.dag_worker.separate.edge import NOTHING, Edge
-from siirl.dag_worker.separate.line import Evaluation, Published, Report, Taken, Weights, Work
+from siirl.dag_worker.separate.line import (
+    EvaluationRequest,
+    Published,
+    Report,
+    Taken,
+    Weights,
+    Work,
+)
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt
 
@@ -41,7 +48,7 @@ class Exchange:
         self._changed = asyncio.Condition()
         self._over = False
         self._calls = 0
-        self._evaluation: Evaluation | None = None
+        self._evaluation: EvaluationRequest | None = None
         self._results: dict[int, Any] = {}
         self._gathered: dict[tuple[int, int], dict[int, Any]] = {}
         self._served = dict.fromkeys(range(self._ledger.ranks), 0)
@@ -120,7 +127,7 @@ class Exchange:
     async def evaluate(self, group: int, step: int, greedy: bool, record: bool) -> None:
         """Ask for an evaluation of an agent group with the weights of `step`."""
         self._calls += 1
-        self._evaluation = Evaluation(group, self._calls, step, greedy, record)
+        self._evaluation = EvaluationRequest(group, self._calls, step, greedy, record)
         self._results, self._gathered = {}, {}
         await self._notify()
 

@@ -32,7 +32,7 @@ class Line(Protocol):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationRequest:
     """A command to evaluate an agent group."""
 
     group: int
@@ -59,7 +59,7 @@ class Work:
     """Those of one group, if `weights_step` is set."""
     weights_step: int | None = None
     """Step whose weights must act on `prompts`; None: the newest."""
-    evaluation: Evaluation | None = None
+    evaluation: EvaluationRequest | None = None
     rewards: Mapping[int, Rewards] = field(default_factory=dict)
     over: bool = False
     """Whether the run has ended."""

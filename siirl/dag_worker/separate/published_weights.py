@@ -29,7 +29,7 @@ BUCKET_BYTES = 1 << 30
 
 
 class StoredBuckets:
-    """Transport that stores each bucket (`siirl.engine.training.weight_buckets.Transport`)."""
+    """A `siirl.engine.training.weight_buckets.WeightTransport` that stores each bucket."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -37,18 +37,18 @@ class StoredBuckets:
         self.stored_bytes = 0
 
     def buffer(self, size: int) -> torch.Tensor:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         return torch.empty(size, dtype=torch.uint8)
 
     def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         used = buffer[: entries[-1].end].numpy()
         self.stored_bytes += len(used)
         packed = tuple(entry.packed() for entry in entries)
         self.buckets.append((packed, self.line.store(used.copy())))
 
     def finish(self) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
 
 
 class WeightPublisher:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from siirl.dag_worker.events import Event
-from siirl.dag_worker.separate.line import Evaluation, Line, Published, Work
+from siirl.dag_worker.separate.line import EvaluationRequest, Line, Published, Work
 from siirl.dag_worker.separate.prompt_runner import PromptRunner, since
 from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
@@ -171,7 +171,7 @@ class RolloutWorker:
         for group, rewards in work.rewards.items():
             self._parts[group].recording.write_up_to(rewards.step, rewards.by_uid)
 
-    def _evaluate(self, evaluation: Evaluation) -> None:
+    def _evaluate(self, evaluation: EvaluationRequest) -> None:
         validator = self._parts[evaluation.group].validator
         validator.ranks.begin(evaluation.call)  # type: ignore[attr-defined]
         with OCCUPATION.doing(f"evaluates step {evaluation.step}"):

@@ -45,7 +45,7 @@ class PartScores:
     """Further numbers for logs."""
 
 
-class Part(Protocol):
+class PartScorer(Protocol):
     """Scores texts."""
 
     def score(
@@ -66,7 +66,7 @@ class EnvironmentPart:
     def score(
         self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
     ) -> PartScores:
-        """See Part; fails for episodes that the environment could not grade."""
+        """See PartScorer; fails for episodes that the environment could not grade."""
         column_B = outcomes.complete_B if self.name == "success" else outcomes.env_return_B
         graded = [row for row in rows if outcomes.graded_B is None or outcomes.graded_B[row]]
         failed = dict.fromkeys(
@@ -112,7 +112,7 @@ class FunctionPart:
     def score(
         self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
     ) -> PartScores:
-        """See Part."""
+        """See PartScorer."""
         size = -(-len(rows) // self.num_workers) if self.part.batched else 1
         calls = [rows[start : start + size] for start in range(0, len(rows), size)] if rows else []
         return asyncio.run(

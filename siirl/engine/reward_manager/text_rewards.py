@@ -20,7 +20,7 @@ from siirl.engine.reward_manager.text_parts import (
     MODEL_COLUMNS,
     EnvironmentPart,
     FunctionPart,
-    Part,
+    PartScorer,
     PartScores,
 )
 from siirl.errors import ConfigError
@@ -47,7 +47,7 @@ class TextRewardManager(Memoryless):
 
     def __init__(
         self,
-        parts: Sequence[tuple[RewardPart, Part]],
+        parts: Sequence[tuple[RewardPart, PartScorer]],
         *,
         max_failed_share: float,
         overlong: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None,
@@ -109,7 +109,7 @@ class TextRewardManager(Memoryless):
 
 
 def make_text_reward_manager(
-    config: SiiRLArguments, *, reward_model: Part | None = None
+    config: SiiRLArguments, *, reward_model: PartScorer | None = None
 ) -> TextRewardManager:
     """The manager of a text job.
 
@@ -129,7 +129,7 @@ def make_text_reward_manager(
             "reward.manager=parallel."
         )
     parts = reward_parts(config.reward, config.custom_reward_function)
-    made: list[tuple[RewardPart, Part]] = []
+    made: list[tuple[RewardPart, PartScorer]] = []
     try:
         for part in parts:
             made.append((part, _make_part(part, config.reward, reward_model)))
@@ -155,7 +155,9 @@ def text_columns(parts: Iterable[RewardPart]) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def _make_part(part: RewardPart, reward: RewardArguments, reward_model: Part | None) -> Part:
+def _make_part(
+    part: RewardPart, reward: RewardArguments, reward_model: PartScorer | None
+) -> PartScorer:
     if part.is_function:
         return FunctionPart(
             part,

@@ -74,7 +74,7 @@ class Entry:
         return cls(name, getattr(torch, dtype), tuple(shape), *numbers)
 
 
-class Transport(Protocol):
+class WeightTransport(Protocol):
     """Owns the buffer of a bucket and delivers it."""
 
     def buffer(self, size: int) -> torch.Tensor:
@@ -87,7 +87,9 @@ class Transport(Protocol):
         """Tell the receivers that no bucket follows, and free the buffer."""
 
 
-def send(weights: Iterable[Rows], transport: Transport, *, bucket_bytes: int = BUCKET_BYTES) -> int:
+def send(
+    weights: Iterable[Rows], transport: WeightTransport, *, bucket_bytes: int = BUCKET_BYTES
+) -> int:
     """Send all weights through `transport`; returns their checksum.
 
     Args:
@@ -147,7 +149,7 @@ class SharedMemory:
         self.number = 0
 
     def buffer(self, size: int) -> torch.Tensor:
-        """See `Transport`.
+        """See `WeightTransport`.
 
         Raises:
             OSError: Not enough memory.
@@ -159,12 +161,12 @@ class SharedMemory:
         return torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
 
     def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         handle = ("memory", os.getpid(), self.descriptor, len(buffer), self.number)
         self.call(handle, [entry.packed() for entry in entries])
 
     def finish(self) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         self._close()
 
     def _close(self) -> None:
@@ -187,7 +189,7 @@ class CudaIpc:
         self.handle: bytes | None = None
 
     def buffer(self, size: int) -> torch.Tensor:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -198,12 +200,12 @@ class CudaIpc:
         return buffer
 
     def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         torch.cuda.synchronize(self.device)  # the copies into the buffer are asynchronous
         self.call(("cuda", self.handle), [entry.packed() for entry in entries])
 
     def finish(self) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         self.handle = None
         torch.cuda.ipc_collect()
 
@@ -219,7 +221,7 @@ class MappedBuffers:
         """The buffer that the sender names, uint8; one that is open already is not mapped again.
 
         Args:
-            handle: As `Transport.deliver` passes it.
+            handle: As `WeightTransport.deliver` passes it.
             device: The GPU of this process; not read for host memory.
         """
         handle = tuple(handle)
@@ -276,16 +278,16 @@ class Broadcast:
         self.device = torch.device(device)
 
     def buffer(self, size: int) -> torch.Tensor:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         self._announce([entry.packed() for entry in entries])
         distributed.broadcast(buffer[: entries[-1].end], group=self.group, group_src=self.source)
 
     def finish(self) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         self._announce(None)
 
     def _announce(self, entries: list[Any] | None) -> None:

@@ -45,7 +45,7 @@ class Layout:
         return self.ranks_per_node * self.gpus_per_rank
 
 
-class Machine(NamedTuple):
+class ClusterMachine(NamedTuple):
     """A machine of a Ray cluster."""
 
     node_id: str
@@ -107,7 +107,7 @@ class Placement:
         remove_placement_group(self._group)
 
 
-def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
+def require_machines(layout: Layout, there: Sequence[ClusterMachine]) -> None:
     """Refuse a job that would wait forever.
 
     Raises:
@@ -132,13 +132,15 @@ def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
         )
 
 
-def machines() -> list[Machine]:
+def machines() -> list[ClusterMachine]:
     """Resources of the connected cluster."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [
-        Machine(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+        ClusterMachine(
+            node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))
+        )
         for node in nodes
         if node["Alive"]
     ]

@@ -53,7 +53,7 @@ MOST_PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PrefillPrompt:
     """A prompt to prefill, without its last token; equal ones are computed once."""
 
     ids: tuple[int, ...] = ()
@@ -165,17 +165,17 @@ class HFEngine(InProcessTextEngine):
         self.cache.reserve(
             rows=self.rows.count, length=max(len(pending.request.input_ids) for pending in joiners)
         )
-        slots_of: dict[Prompt, list[int]] = {}
+        slots_of: dict[PrefillPrompt, list[int]] = {}
         for slot, pending in enumerate(joiners, start=first):
             request = pending.request
-            prompt = Prompt(request.input_ids[:-1], request.pictures)
+            prompt = PrefillPrompt(request.input_ids[:-1], request.pictures)
             slots_of.setdefault(prompt, []).append(slot)
-        slots_of.pop(Prompt(), None)  # prompts of one token: the next pass takes it
+        slots_of.pop(PrefillPrompt(), None)  # prompts of one token: the next pass takes it
         for prompts in portions(slots_of, most_tokens=MOST_PREFILL_TOKENS):
             self._prefill(prompts, [slots_of[prompt] for prompt in prompts])
 
     @torch.inference_mode()
-    def _prefill(self, prompts: Sequence[Prompt], slots: Sequence[Sequence[int]]) -> None:
+    def _prefill(self, prompts: Sequence[PrefillPrompt], slots: Sequence[Sequence[int]]) -> None:
         # padded on the right, which attention never sees
         input_ids_PT = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
         for row, prompt in enumerate(prompts):
@@ -293,12 +293,12 @@ class HFEngine(InProcessTextEngine):
         return torch.from_numpy(array).to(self.device)
 
 
-def portions(prompts: Iterable[Prompt], *, most_tokens: int) -> list[list[Prompt]]:
+def portions(prompts: Iterable[PrefillPrompt], *, most_tokens: int) -> list[list[PrefillPrompt]]:
     """Group prompts of similar length, to save padding.
 
     A portion has at most `most_tokens` tokens, including padding, or a single prompt.
     """
-    result: list[list[Prompt]] = []
+    result: list[list[PrefillPrompt]] = []
     for prompt in sorted(prompts, key=len, reverse=True):
         if result and (len(result[-1]) + 1) * len(result[-1][0]) <= most_tokens:
             result[-1].append(prompt)

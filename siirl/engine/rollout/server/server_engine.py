@@ -40,7 +40,7 @@ from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.engine.rollout.text_engine_base import TextEngineBase
 from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, probe_text, trained_log_prob
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
-from siirl.engine.training.weight_buckets import BUCKET_BYTES, Transport, send
+from siirl.engine.training.weight_buckets import BUCKET_BYTES, WeightTransport, send
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import InvariantError, RunFailed, SimulationFailed
 from siirl.models.adapters import adapters_first
@@ -58,7 +58,7 @@ RESTART_S = 120.0  # vLLM with a 7B model starts in about as long
 class WeightRoute(Protocol):
     """A way to send weights to a server."""
 
-    def open(self, link: ServerLink) -> AbstractContextManager[Transport]:
+    def open(self, link: ServerLink) -> AbstractContextManager[WeightTransport]:
         """The transport of one sync.
 
         Raises:

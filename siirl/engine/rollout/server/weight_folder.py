@@ -18,7 +18,7 @@ import torch
 
 from siirl.engine.rollout.server.handshake import call_workers
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
-from siirl.engine.training.weight_buckets import Entry, Transport
+from siirl.engine.training.weight_buckets import Entry, WeightTransport
 from siirl.errors import RunFailed
 
 FOLDER_KEY = "actor_rollout_ref.rollout.server.weights_folder"
@@ -39,7 +39,7 @@ class FolderRoute:
         self.folder = folder or Path(self._memory.name)
 
     @contextmanager
-    def open(self, link: ServerLink) -> Iterator[Transport]:
+    def open(self, link: ServerLink) -> Iterator[WeightTransport]:
         """See `WeightRoute`."""
 
         def hand_over(file: str, entries: list[Any]) -> None:
@@ -62,7 +62,7 @@ class FolderRoute:
 
 
 class FolderBuckets:
-    """A `Transport` whose buckets are files.
+    """A `WeightTransport` whose buckets are files.
 
     Args:
         folder: Shared by both sides; exists.
@@ -76,11 +76,11 @@ class FolderBuckets:
         self._numbers = itertools.count()
 
     def buffer(self, size: int) -> torch.Tensor:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         return torch.empty(size, dtype=torch.uint8)
 
     def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
-        """See `Transport`.
+        """See `WeightTransport`.
 
         Raises:
             RunFailed: The folder cannot hold the bucket.
@@ -93,7 +93,7 @@ class FolderBuckets:
             file.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
 
     def _write(self, file: Path, content: torch.Tensor) -> None:
         try:

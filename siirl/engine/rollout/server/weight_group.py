@@ -24,7 +24,7 @@ from siirl.engine.rollout.server.handshake import call_workers
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.engine.training.network import own_address_towards
 from siirl.engine.training.port_guard import admit_ranks_only, open_sockets
-from siirl.engine.training.weight_buckets import Entry, Transport
+from siirl.engine.training.weight_buckets import Entry, WeightTransport
 from siirl.errors import RunFailed
 
 JOIN_WITHIN_S = 30.0  # after the workers were called
@@ -92,7 +92,7 @@ class GroupRoute:
         self.timeout_s = timeout_s
 
     @contextmanager
-    def open(self, link: ServerLink) -> Iterator[Transport]:
+    def open(self, link: ServerLink) -> Iterator[WeightTransport]:
         """See `WeightRoute`."""
         try:
             group = self._group(link)
@@ -148,7 +148,7 @@ class GroupRoute:
 
 
 class GroupBuckets:
-    """A `Transport` whose buckets are broadcast.
+    """A `WeightTransport` whose buckets are broadcast.
 
     Args:
         group: Of this process and the server's workers.
@@ -159,11 +159,11 @@ class GroupBuckets:
         self.group, self.link = group, link
 
     def buffer(self, size: int) -> torch.Tensor:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         return torch.empty(size, dtype=torch.uint8)
 
     def deliver(self, entries: Sequence[Entry], buffer: torch.Tensor) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
         packed = json.dumps([entry.packed() for entry in entries])
         content = buffer[: entries[-1].end]
         taken = self.link.start(
@@ -172,7 +172,7 @@ class GroupBuckets:
         _both(self.group.broadcast(content), taken)
 
     def finish(self) -> None:
-        """See `Transport`."""
+        """See `WeightTransport`."""
 
 
 def _both(sent: Any, taken: "Future[list[Any]]") -> None:

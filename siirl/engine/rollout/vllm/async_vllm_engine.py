@@ -11,7 +11,7 @@ from siirl.engine.rollout.admission import PendingRequest, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase
 from siirl.engine.rollout.vllm.vllm_settings import start_errors
-from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, Transport, send
+from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, WeightTransport, send
 from siirl.errors import ConfigError
 from siirl.models.weight_rows import Rows
 
@@ -100,7 +100,7 @@ class AsyncVLLMEngine(VLLMBase):
         def call(handle: Any, entries: list[Any]) -> None:
             self._on_workers("siirl_take_bucket", handle, entries)
 
-        transport: Transport = (
+        transport: WeightTransport = (
             SharedMemory(call) if self.device.type == "cpu" else CudaIpc(call, self.device)
         )
         return send(weights, transport, bucket_bytes=self.bucket_bytes)
