@@ -22,6 +22,7 @@ from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
 from siirl.execution.dag.buffers import check_buffers
 from siirl.execution.dag.job_graph import check_one_policy, skip_unused, sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
+from siirl.execution.dag.resource_groups import check_group_names
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import check_groups, config_of_group, group_configs, owners
 from siirl.params.algorithm_args import AlgorithmArguments
@@ -257,6 +258,7 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         check_one_rollout(graph, group=group)
     sync_at_the_end(graph)
     check_buffers(graph)
+    check_group_names(graph)
     return graph
 
 

@@ -9,7 +9,7 @@ from pipelines.grpo import grpo_pipeline
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import NodeType, Pipeline
 from siirl.execution.dag.job_graph import NO_KL
-from siirl.execution.dag.resource_groups import cut_graph
+from siirl.execution.dag.resource_groups import check_group_names, cut_graph
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import TaskScheduler, fill_in_sizes, ranks_of_groups
 
@@ -40,6 +40,15 @@ def test_a_node_may_name_its_group():
     parts = cut_graph(graph, groups=BOTH)
     assert "function_reward" in parts["rollout"].nodes
     assert next(iter(parts["train"].nodes)) == "get_function_reward"
+
+
+def test_an_unknown_group_is_refused_in_a_run_without_groups_too():
+    graph = grpo_pipeline()
+    graph.nodes["function_reward"].group = "rollout"
+    check_group_names(graph)
+    graph.nodes["function_reward"].group = "bogus"
+    with pytest.raises(UnknownNameError, match=r"'bogus'.*rollout, train"):
+        check_group_names(graph)
 
 
 def test_an_unknown_group_is_refused_with_the_known_ones():

@@ -43,6 +43,16 @@ def group_of_node(graph: TaskGraph, node: Node, *, groups: Collection[str]) -> s
     return ROLLOUT if leads or not graph.get_sources(node.node_id) else TRAIN
 
 
+def check_group_names(graph: TaskGraph) -> None:
+    """Refuse nodes of unknown groups, also in a run without groups, which ignores the names.
+
+    Raises:
+        UnknownNameError: See `group_of_node`.
+    """
+    for node in graph.nodes.values():
+        group_of_node(graph, node, groups=GROUPS)
+
+
 def acts(node: Node) -> bool:
     """Whether the node plays episodes with the policy."""
     if node.node_type is NodeType.BARRIER_SYNC:  # takes over new weights
