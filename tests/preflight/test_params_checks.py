@@ -227,6 +227,7 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
 
 def test_choices_agree_with_the_registries() -> None:
     from siirl.algos.aggregation import AGGREGATIONS
+    from siirl.algos.filters import FILTERS, MEASURES
     from siirl.algos.kl import KL_NAMES
     from siirl.params import algorithm_args, model_args
     from siirl.params.aliases import ALIASES
@@ -236,6 +237,8 @@ def test_choices_agree_with_the_registries() -> None:
         algorithm_args.KL_ESTIMATORS
     )
     assert set(model_args.LOSS_AGGREGATIONS) == set(AGGREGATIONS)
+    assert set(algorithm_args.FILTERS) == set(FILTERS)
+    assert set(algorithm_args.FILTER_METRICS) == set(MEASURES)
 
 
 def test_held_out_seeds_end_where_those_of_demonstrations_and_of_training_begin() -> None:
