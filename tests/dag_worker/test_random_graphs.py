@@ -274,8 +274,9 @@ def in_two_groups(seed):
         got = run_parts(steps)
     except ConfigError as error:
         return next(reason for reason in CUTS if reason in str(error))
-    assert got == wanted
-    return "same"
+    joined = {name for name in got if "_and_" in name}  # added where the graph is cut
+    assert {name: rows for name, rows in got.items() if name not in joined} == wanted
+    return "joined" if joined else "same"
 
 
 CUTS = ("there is one buffer", "reads", "gets the prompts", "belongs to it", "in place")
@@ -311,5 +312,5 @@ def nothing(group, more):
 
 def test_random_graphs_run_in_two_groups_as_in_one():
     found = Counter(in_two_groups(seed) for seed in range(200))
-    assert found["same"] > 40
+    assert found["same"] > 40 and found["joined"] > 0
     assert all(found[reason] for reason in CUTS)

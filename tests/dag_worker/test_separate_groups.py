@@ -118,6 +118,27 @@ def test_a_cut_graph_with_branches_trains_like_the_colocated_graph(tmp_path):
     assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
 
 
+def joined_by_training(folder, *words):
+    """The job of `branches`, in which a node of the training ranks joins them."""
+    job = branches(folder, *words)
+    old = f'func: "{OWN}:check", group: rollout'
+    assert BRANCHES.count(old) == 1
+    (folder / "own.yaml").write_text(BRANCHES.replace(old, f'func: "{OWN}:same", group: train'))
+    return job
+
+
+def test_nodes_whose_rows_pass_together_train_like_the_colocated_graph(tmp_path):
+    job = joined_by_training(tmp_path, FIXED)
+    colocated = run(tmp_path / "one", (*job, "cluster=local"))
+    assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
+def test_nodes_whose_rows_pass_together_may_roll_out_as_a_stream(tmp_path):
+    job = joined_by_training(tmp_path, *PAIR, "trainer.max_staleness=1")
+    steps = run_groups(tmp_path / "run", job)
+    assert [step.metrics["actor/updates"] > 0 for step in steps if step.step] == [True, True]
+
+
 def test_a_stream_runs_the_nodes_before_and_after_its_rollouts(tmp_path):
     job = branches(tmp_path, *PAIR, "trainer.max_staleness=1")
     steps = run_groups(tmp_path / "run", job)

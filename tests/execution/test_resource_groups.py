@@ -102,6 +102,31 @@ def test_rows_do_not_go_back_to_the_rollouts():
         cut_graph(graph, groups=BOTH)
 
 
+def scored_and_counted(*, reader):
+    """A rollout whose rows two nodes of its ranks read; `train` reads `reader` of them."""
+    pipeline = Pipeline("own").add_node("rollout", "siirl.dag_worker.stages:generate")
+    for name in ("score", "count"):
+        pipeline.add_node(name, passes, ["rollout"], group="rollout", provides=[name])
+    pipeline.add_node("end", passes, ["score", "count"], requires=["score", "count"])
+    return pipeline.add_node("more", passes, reader).build()
+
+
+def test_nodes_that_are_read_together_are_joined_before_their_rows_pass():
+    parts = cut_graph(scored_and_counted(reader=["count", "end", "score"]), groups=BOTH)
+    assert list(parts["rollout"].nodes) == [
+        *("rollout", "score", "count", "score_and_count", "put_score_and_count")
+    ]
+    assert parts["rollout"].rev_adj["score_and_count"] == ["score", "count"]
+    assert parts["train"].rev_adj["end"] == ["get_score_and_count"]
+    assert parts["train"].rev_adj["more"] == ["get_score_and_count", "end"]
+    parts["train"].check_columns()
+
+
+def test_a_node_that_is_read_alone_as_well_is_not_joined():
+    with pytest.raises(ConfigError, match=r"2 nodes pass .*or the same nodes everywhere"):
+        cut_graph(scored_and_counted(reader=["score"]), groups=BOTH)
+
+
 def two_agents(after=("score_1",), **of_last):
     """A chain for each agent: rollout and score; then a node after these."""
     pipeline = Pipeline("own")

@@ -2,10 +2,10 @@
 
 A node belongs to the group that it names (`group=`). Otherwise it belongs to `rollout`, if the run
 has that group, and if it acts with the policy, comes before a node that does, or gets the prompts;
-else to `train`. `cut_graph` makes a graph for each group: an
-edge from one group to another becomes a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER
-node at its end, one pair for each agent group that draws prompts. Pure: graphs in, graphs out. Left
-out: the number of ranks of a group (`siirl.execution.scheduler.task_scheduler`), and the buffers
+else to `train`. `cut_graph` makes a graph for each group: an edge from one group to another becomes
+a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER node at its end, one pair for each agent
+group that draws prompts; rows that are read together are joined first. Pure: graphs in, graphs out.
+Left out: the number of ranks of a group (`siirl.execution.scheduler.task_scheduler`), and the buffers
 (`siirl.dag_worker.separate`).
 """
 
@@ -80,6 +80,7 @@ def cut_graph(graph: TaskGraph, *, groups: Collection[str]) -> dict[str, TaskGra
     if set(groups) == {TRAIN}:
         return {TRAIN: graph}
     _check_owners(graph, owner, groups)
+    graph = _with_joins(graph, owner)
     sources = _sources(graph, owner)
     _check_joins(graph, owner, sources)
     return {
@@ -113,6 +114,37 @@ def put_of(get: str) -> str:
     return put_node_id(get.removeprefix(get_node_id("")))
 
 
+def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
+    """The graph with a node of `rollout` that joins the rows of several nodes, for each agent whose
+    nodes of `train` read these nodes together and none of them alone; `owner` gets it as well.
+    """
+    reads = {
+        name: [before for before in graph.rev_adj[name] if owner[before] == ROLLOUT]
+        for name in graph.nodes
+        if owner[name] == TRAIN
+    }
+    joined = graph.copy()
+    for agent in graph.agent_groups():
+        found = [
+            names
+            for names in reads.values()
+            if agent in {graph.nodes[name].agent_group for name in names}
+        ]
+        names = found[0] if found else []
+        one_agent = all(graph.nodes[name].agent_group == agent for name in names)
+        if len(names) < 2 or not one_agent or any(set(other) != set(names) for other in found):
+            continue
+        join = Node("_and_".join(names), NodeType.COMPUTE, agent_group=agent, dependencies=names)
+        joined.add_node(join)
+        owner[join.node_id] = ROLLOUT
+        for reader in reads:
+            joined.nodes[reader].dependencies = [
+                join.node_id if name in names else name for name in graph.rev_adj[reader]
+            ]
+    joined.update_edges()
+    return joined
+
+
 def _sources(graph: TaskGraph, owner: Mapping[str, str]) -> list[str]:
     """The nodes whose rows pass to `train`: one of each agent group that draws prompts."""
     crossing = [
@@ -130,8 +162,8 @@ def _sources(graph: TaskGraph, owner: Mapping[str, str]) -> list[str]:
             raise ConfigError(
                 f"{whose}: the rows of {len(found)} nodes pass from the group {ROLLOUT!r} to "
                 f"{TRAIN!r} ({', '.join(found) or 'none'}), and there is one buffer. Give one of "
-                f"the two groups to more nodes (group=), so that one node of {ROLLOUT!r} is read "
-                f"by {TRAIN!r}."
+                f"the two groups to more nodes (group=), so that {TRAIN!r} reads one node of "
+                f"{ROLLOUT!r}, or the same nodes everywhere."
             )
     return crossing
 
