@@ -264,9 +264,8 @@ class Environment(abc.ABC):
     spec: EnvSpec
 
     asks_questions: ClassVar[bool] = False
-    """Whether tasks are sources of questions: a task is the `data_source` of its questions, and
-    files with questions replace the tasks and their generators. Checks read it of the environments
-    in `envs`.
+    """Whether tasks are sources of questions: a task is the `data_source` of its questions. Checks
+    read it of the environments in `envs`.
     """
 
     @abc.abstractmethod

@@ -376,7 +376,15 @@ def start_apart(command: Sequence[str], **options: Any) -> "subprocess.Popen[byt
     thread for the moment and in the process for good.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    process = None
     try:
-        return subprocess.Popen(command, process_group=0, **options)
+        process = subprocess.Popen(command, process_group=0, **options)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except KeyboardInterrupt:  # Ctrl-C came meanwhile, and nobody will hold the process
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise
+    return process

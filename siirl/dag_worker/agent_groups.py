@@ -25,7 +25,8 @@ from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.task_loader import update_nodes
 from siirl.params import SiiRLArguments, sizes
-from siirl.params.agents import config_of_group, owners
+from siirl.params.agents import config_of_group, owners, rows_of_step
+from siirl.params.critic_sizes import critic_steps
 
 AGENTS = "agents"  # in the state of a checkpoint
 ROLLOUTS = "rollouts"  # prompts under way, and rows that wait, of a run with rollout ranks
@@ -255,7 +256,7 @@ def build_groups(
     `build` makes the components of one, with arguments of `assembly.build_components`.
     """
     numbers = graph.agent_groups()
-    drawing = frozenset(node.agent_group for node in graph.get_entry_nodes())
+    drawing = frozenset(graph.drawing_nodes().values())
     owner_of = owners(config.agents)
     groups: dict[int, WorkerComponents] = {}
     for group in sorted(numbers, key=lambda number: (number in owner_of, number)):
@@ -265,7 +266,7 @@ def build_groups(
             place=AgentPlace.of(group, run_folder=run_folder, groups=numbers),
             with_critic=any(needs_critic(graph, group=each) for each in (group, *sharing)),
             shares=groups[owner_of[group]] if group in owner_of else None,
-            updates=_updates(config, graph, groups=(group, *sharing)),
+            updates=updates_of(config, graph, groups=(group, *sharing)),
         )
     groups = {number: groups[number] for number in numbers}
     if len(groups) == 1:
@@ -276,17 +277,17 @@ def build_groups(
     return AgentGroups(groups, checkpoints, drawing, rollouts)
 
 
-def _updates(config: SiiRLArguments, graph: TaskGraph, *, groups: Iterable[int]) -> Updates:
+def updates_of(config: SiiRLArguments, graph: TaskGraph, *, groups: Iterable[int]) -> Updates:
     """The graph's updates of weights that `groups` share."""
-    of_models = {
-        model: [
-            config_of_group(config, group)
-            for group in groups
-            for _ in update_nodes(graph, (model, group))
-        ]
-        for model in ("policy", "critic")
-    }
-    return Updates(policy=of_models["policy"], critic=of_models["critic"])
+    policy = critic = 0
+    for group in groups:
+        own = config_of_group(config, group)
+        playing = config_of_group(config, graph.playing_group(group))
+        rows = rows_of_step(own, group=group, playing=playing)
+        steps = sizes.optimiser_steps(own.actor_rollout_ref, rows=rows)
+        policy += len(update_nodes(graph, ("policy", group))) * steps
+        critic += len(update_nodes(graph, ("critic", group))) * critic_steps(own, rows=rows)
+    return Updates(policy=policy, critic=critic)
 
 
 def assign_seats(rollouts: Mapping[int, Any], config: SiiRLArguments) -> None:

@@ -56,7 +56,7 @@ def build_components(
     first_step: int,
     with_critic: bool = False,
     shares: WorkerComponents | None = None,
-    updates: Updates | None = None,
+    updates: Updates,
 ) -> WorkerComponents:
     """Build all components of a rank that rolls out and trains.
 
@@ -69,8 +69,7 @@ def build_components(
         first_step: First step to run.
         with_critic: Whether the graph has a critic node.
         shares: Components of the agent group whose weights these act with and train.
-        updates: Nodes that update these weights, whose steps count for the learning rate; None:
-            one each.
+        updates: Steps of a training step on these weights, for the learning rate.
 
     Raises:
         InvariantError: VLA policies that share weights, which `siirl.preflight.agent_checks`
@@ -123,7 +122,7 @@ class _Place(TypedDict):
 
 
 def _with_own_weights(
-    make: RankBuilder, place: _Place, *, with_critic: bool, updates: Updates | None
+    make: RankBuilder, place: _Place, *, with_critic: bool, updates: Updates
 ) -> tuple[Rollouts, Learner, WeightSync]:
     module = make.load()
     rollouts = make.rollouts(make.acting(module), **place)

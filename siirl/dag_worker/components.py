@@ -164,14 +164,10 @@ def make_kl_controller(control: KLCtrlArguments) -> FixedKLController:
 
 @dataclass(frozen=True)
 class Updates:
-    """The nodes that update the weights of an agent group; each takes the optimiser steps of its
-    own group's configuration.
-    """
+    """Most optimiser steps of a training step, over all nodes that update a model."""
 
-    policy: Sequence[SiiRLArguments]
-    """Configuration of the agent group of each node that updates the policy."""
-    critic: Sequence[SiiRLArguments]
-    """The same for the critic."""
+    policy: int
+    critic: int
 
 
 @dataclass(frozen=True)
@@ -236,10 +232,9 @@ class RankBuilder(abc.ABC):
         """A policy without adapters: that of `path`, or of the job."""
 
     @abc.abstractmethod
-    def critic(self, updates: Sequence[SiiRLArguments]) -> Critic:
-        """The critic: a value head on a separate copy of the initial policy.
-
-        See `Updates.critic`.
+    def critic(self, steps: int) -> Critic:
+        """The critic: a value head on a separate copy of the initial policy; `steps` are those of
+        `Updates.critic`.
         """
 
     @abc.abstractmethod
@@ -262,24 +257,17 @@ class RankBuilder(abc.ABC):
         """Groups of rows that stay together in a micro-batch; None: each row alone."""
         return None
 
-    def learner(self, module: Any, *, with_critic: bool, updates: Updates | None = None) -> Learner:
-        """Build actor, critic and reference to train `module`; `updates` None: by one node each."""
-        updates = updates or Updates(policy=[self.config], critic=[self.config])
-        actor = self.actor(self.engine(module, trained=True, updates=updates.policy))
+    def learner(self, module: Any, *, with_critic: bool, updates: Updates) -> Learner:
+        """Build actor, critic and reference to train `module`."""
+        actor = self.actor(self.engine(module, trained=True, steps=updates.policy))
         critic = self.critic(updates.critic) if with_critic else None
         return Learner(module, actor, critic, self.reference(actor, module))
 
-    def engine(
-        self, module: Any, *, trained: bool, updates: Sequence[SiiRLArguments] = ()
-    ) -> TrainEngine[TokenScores]:
-        """Build the engine of a policy, with an optimizer if it is trained.
-
-        See `Updates.policy`.
+    def engine(self, module: Any, *, trained: bool, steps: int = 0) -> TrainEngine[TokenScores]:
+        """Build the engine of a policy, with an optimizer if it is trained; `steps` are those of
+        `Updates.policy`.
         """
         settings, total_steps = self.config.actor_rollout_ref, self.config.trainer.total_steps
-        steps = sum(
-            sizes.optimiser_steps_per_step(each.data, each.actor_rollout_ref) for each in updates
-        )
         return TrainEngine(
             module=module,
             scorer=self.scorer,

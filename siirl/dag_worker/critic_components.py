@@ -1,6 +1,6 @@
 """Builds the critic of a rank, for VLA policies and language models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.execution.dag import NodeRole, TaskGraph
 from siirl.params import SiiRLArguments
-from siirl.params.critic_sizes import critic_steps_per_step, critic_update
+from siirl.params.critic_sizes import critic_update
 
 
 def needs_critic(graph: TaskGraph, *, group: int | None = None) -> bool:
@@ -30,7 +30,7 @@ def needs_critic(graph: TaskGraph, *, group: int | None = None) -> bool:
 def make_critic(
     config: SiiRLArguments,
     *,
-    updates: Sequence[SiiRLArguments],
+    steps: int,
     trunk: nn.Module,
     feature_size: int,
     scorer: Scorer[torch.Tensor],
@@ -46,7 +46,7 @@ def make_critic(
 
     Args:
         config: The job.
-        updates: See `siirl.dag_worker.components.Updates`.
+        steps: Optimiser steps of a training step (`siirl.dag_worker.components.Updates`).
         trunk: A copy of the policy without its head, used only by the critic: `PolicyFeatures` or a
             language model.
         feature_size: Size D of the trunk's features.
@@ -61,7 +61,6 @@ def make_critic(
     """
     settings, total_steps = config.critic, config.trainer.total_steps
     update = critic_update(settings, config.actor_rollout_ref.actor)
-    steps = sum(critic_steps_per_step(each) for each in updates)
     model = ValueModel(
         trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns
     )

@@ -34,7 +34,7 @@ from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.models.weights import materialise, move_to
-from siirl.params import RewardArguments, SiiRLArguments, sizes
+from siirl.params import RewardArguments, sizes
 from siirl.params.paths import find
 from siirl.params.weight_files import learnt_tasks
 from siirl.reporting.finished_episodes import EpisodeRecorder
@@ -77,12 +77,12 @@ class EmbodiedBuilder(RankBuilder):
             weights=False,
         )
 
-    def critic(self, updates: Sequence[SiiRLArguments]) -> Critic:
+    def critic(self, steps: int) -> Critic:
         """See `RankBuilder`."""
         trunk = PolicyFeatures(self.initial(self.config.critic.path))
         return make_critic(
             self.config,
-            updates=updates,
+            steps=steps,
             trunk=trunk,
             feature_size=trunk.feature_size,
             scorer=embodied_value_scorer,

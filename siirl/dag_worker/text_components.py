@@ -83,12 +83,12 @@ class TextBuilder(RankBuilder):
             weights=self.ranks.group is None,
         )
 
-    def critic(self, updates: Sequence[SiiRLArguments]) -> Critic:
+    def critic(self, steps: int) -> Critic:
         """See `RankBuilder`; one row per agent."""
         trunk = without_head(self.initial(self.config.critic.path))
         return make_critic(
             self.config,
-            updates=updates,
+            steps=steps,
             trunk=trunk,
             feature_size=trunk.config.get_text_config().hidden_size,
             scorer=text_value_scorer,

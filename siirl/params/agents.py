@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params import sizes
 from siirl.params.model_args import ActorRolloutRefArguments
 from siirl.params.training_args import SiiRLArguments
 
@@ -90,6 +91,23 @@ def owners(agents: Mapping[Any, Any]) -> dict[int, int]:
 def rows_per_episode(spec: "EnvSpec") -> int:
     """Rows of an episode for an agent group: one if agents have roles, else one per agent."""
     return 1 if spec.agent_names else spec.num_agents
+
+
+def rows_of_step(config: SiiRLArguments, *, group: int, playing: SiiRLArguments) -> int:
+    """Most rows of a step that an agent group trains on (`sizes.rows_per_step`).
+
+    Args:
+        config: Its configuration.
+        group: Its number.
+        playing: Configuration of the group whose episodes they are.
+    """
+    played_by = config.env.played_by
+    return sizes.rows_per_step(
+        playing.data,
+        config.actor_rollout_ref.rollout,
+        rollouts=playing.actor_rollout_ref.rollout.n,
+        roles=played_by.count(group) if played_by else 1,
+    )
 
 
 def keys_named_by(entry: Mapping[str, Any], place: str = "") -> Iterator[str]:

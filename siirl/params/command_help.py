@@ -95,7 +95,9 @@ real = _flag_of(float, "a number, for example 0.5")  # NaN and infinity are numb
 
 
 def cannot_write(place: str, error: OSError) -> str:
-    """The sentence for a file of `place` that cannot be written."""
+    """The sentence for a file of `place`, or the command's output, that cannot be written."""
+    if error.filename is None:  # stdout is full
+        return f"The output cannot be written: {error.strerror}."
     return f"{place} cannot be written: {error.strerror} ({error.filename}). Choose another place."
 
 

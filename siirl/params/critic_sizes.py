@@ -26,11 +26,11 @@ def critic_update(critic: CriticArguments, actor: ActorArguments) -> CriticUpdat
     )
 
 
-def critic_steps_per_step(config: SiiRLArguments) -> int:
-    """Optimiser steps of the critic in one update of a training step."""
+def critic_steps(config: SiiRLArguments, *, rows: int) -> int:
+    """Optimiser steps of the critic in an update on `rows` rows (`sizes.rows_per_step`)."""
     update = critic_update(config.critic, config.actor_rollout_ref.actor)
-    samples = sizes.samples_per_step(config.data, config.actor_rollout_ref.rollout)
-    return samples // update.prompts_per_mini_batch * update.epochs
+    rows_per_mini_batch = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
+    return -(-rows // rows_per_mini_batch) * update.epochs
 
 
 def describe_critic(config: SiiRLArguments) -> str:

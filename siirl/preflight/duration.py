@@ -85,12 +85,14 @@ def estimated_minutes(
     cores: int,
     val_episodes: int,
     done: int = 0,
+    plays: bool = True,
     speed: float = 1.0,
 ) -> float | None:
     """Minutes of training after `done` steps and of `val_episodes` evaluation episodes, on `cores`
     CPU cores of `speed` (`measured_speed`).
 
-    None without a comparable measurement: answers to prompts of files may be of any length.
+    An agent group that does not play (`plays`) trains on another's episodes. None without a
+    comparable measurement: answers to prompts of files may be of any length.
     """
     trainer, cost = config.trainer, COSTS.get(config.env.name)
     if trainer.total_steps is None:
@@ -112,6 +114,6 @@ def estimated_minutes(
     trajectories = (trainer.total_steps - done) * sizes.trajectories_per_step(
         config.data, config.actor_rollout_ref.rollout
     )
-    training = trajectories * (episode + update) / speed / 60
+    training = trajectories * (plays * episode + update) / speed / 60
     bounded = training if trainer.max_minutes is None else min(training, trainer.max_minutes)
     return bounded + val_episodes * episode / speed / 60

@@ -12,7 +12,7 @@ from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.drawing import drawn
 from siirl.execution.dag.task_loader import trained_models, update_nodes
 from siirl.params import sizes
-from siirl.params.agents import rows_per_episode
+from siirl.params.agents import rows_of_step, rows_per_episode
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER
@@ -93,7 +93,7 @@ def make_plan(
         update=_update(
             config.actor_rollout_ref,
             ranks=sizes.training_ranks(config.trainer, config.dag),
-            rows=sizes.samples_per_step(playing.data, rollout) * group_size * agents,
+            rows=rows_of_step(config, group=group, playing=playing),
             agents=rows_per_episode(spec),
             nodes=len(update_nodes(graph, ("policy", group))),
             loss=loss,
@@ -204,19 +204,19 @@ def _update(
     Args:
         policy: The group's policy.
         ranks: Those that train.
-        rows: Most rows of a step.
-        agents: Rows of an episode that count as one in a mini-batch.
+        rows: Most rows of a step; agents without roles share one.
+        agents: Trajectories of a row.
         nodes: Nodes that update the policy.
         loss: See `make_plan`.
         critic: See `make_plan`.
     """
     actor = policy.actor
-    rows_per_mini_batch = sizes.trajectories_per_mini_batch(policy) * agents
+    steps = sizes.optimiser_steps(policy, rows=rows)
     return UpdatePlan(
         nodes=nodes,
         epochs=actor.ppo_epochs,
-        mini_batches=-(-rows // rows_per_mini_batch),
-        trajectories_per_mini_batch=rows_per_mini_batch,
+        mini_batches=steps // actor.ppo_epochs,
+        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(policy) * agents,
         micro_batches=sizes.micro_batches_per_mini_batch(policy, ranks=ranks, agents=agents),
         micro_batch_size=actor.micro_batch_size,
         micro_batch_tokens=actor.micro_batch_tokens,
@@ -268,7 +268,8 @@ def _needs(
             spec,
             cores=machine.cores,
             done=length.done,
-            val_episodes=length.val_episodes * (length.evaluations or 0),
+            val_episodes=plays * length.val_episodes * (length.evaluations or 0),
+            plays=plays,
             speed=machine.speed,
         ),
     )

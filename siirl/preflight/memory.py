@@ -212,6 +212,10 @@ def simulation_problems(
 LESS_SIMULATION = "lower env.num_servers, env.envs_per_server or the number of env.tasks"
 REMEDIES = {
     "workers": "lower trainer.n_gpus_per_node",
+    "checkpoint": "save at the end only, trainer.save_freq=-1",
+    "offloaded": "set actor_rollout_ref.actor.offload_optimizer and actor_rollout_ref.ref.offload "
+    "to false",
+    "images": "lower data.train_batch_size or actor_rollout_ref.rollout.n",
     "policy": "take a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
 }
 """What lowers a part of the memory, by a word in its name; else LESS_SIMULATION."""

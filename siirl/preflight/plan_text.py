@@ -124,7 +124,7 @@ def _render_ranks(plan: Plan) -> str:
 
 def _render_environments(plan: Plan) -> str:
     if plan.episodes_of is not None:
-        return f"none: it acts in the episodes of agent {plan.episodes_of}"
+        return f"none: it trains on the episodes of agent {plan.episodes_of}"
     number = plan.num_servers * plan.envs_per_server
     found = f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {number}"
     alone = plan.cluster == "local" and number > 1
@@ -185,6 +185,8 @@ def _at_most(*plans: Plan) -> str:
 def _render_update(plan: Plan) -> str:
     if not plan.pipeline.trains:
         return "none: no node of this graph trains a model, so the weights stay as they are"
+    if not plan.update.nodes:
+        return "none of the policy: the graph trains the critic alone"
     passes = f"{plan.update.epochs} passes over " if plan.update.epochs > 1 else ""
     nodes = f"{plan.update.nodes} nodes x " if plan.update.nodes > 1 else ""
     batches = (

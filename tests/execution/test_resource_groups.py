@@ -122,6 +122,22 @@ def test_nodes_that_are_read_together_are_joined_before_their_rows_pass():
     parts["train"].check_columns()
 
 
+def test_each_agents_nodes_are_joined_by_a_node_of_its_own():
+    pipeline = Pipeline("own")
+    for agent in (0, 1):
+        rollout = f"rollout_{agent}"
+        pipeline.add_node(rollout, "siirl.dag_worker.stages:generate", agent_group=agent)
+        for name in ("a", "b"):
+            node = f"{name}{agent}"
+            pipeline.add_node(node, passes, [rollout], group="rollout", agent_group=agent)
+        pipeline.add_node(f"end_{agent}", passes, [f"a{agent}", f"b{agent}"], agent_group=agent)
+    parts = cut_graph(pipeline.build(), groups=BOTH)
+    assert [parts["train"].rev_adj[f"end_{agent}"] for agent in (0, 1)] == [
+        ["get_a0_and_b0"],
+        ["get_a1_and_b1"],
+    ]
+
+
 def test_a_node_that_is_read_alone_as_well_is_not_joined():
     with pytest.raises(ConfigError, match=r"2 nodes pass .*or the same nodes everywhere"):
         cut_graph(scored_and_counted(reader=["score"]), groups=BOTH)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
+from siirl.params.critic_sizes import critic_steps, critic_update, describe_critic
 from siirl.params.parser import parse, parse_config
 from siirl.params.registered_names import ESTIMATORS
 from siirl.preflight.critic_checks import (
@@ -181,7 +181,7 @@ def test_the_plan_has_the_critics_steps_and_warm_up():
             "trainer.critic_warmup=3",
         ]
     )
-    assert critic_steps_per_step(config) == 4
+    assert critic_steps(config, rows=12 * 8) == 4
     assert describe_critic(config) == (
         "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it "
         "alone (trainer.critic_warmup)"

@@ -199,7 +199,8 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
     [
         ("workers", "lower trainer.n_gpus_per_node"),
         ("agent 1's policy and Adam", "take a smaller model"),
-        ("images", "lower env.num_servers"),
+        ("images", "lower data.train_batch_size"),
+        ("environments of agent 1", "lower env.num_servers"),
     ],
 )
 def test_the_remedy_of_a_shortage_lowers_its_largest_part(largest: str, remedy: str) -> None:

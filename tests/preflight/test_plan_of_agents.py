@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from envs.base import EnvSpec
+from siirl.dag_worker.agent_groups import updates_of
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 from siirl.params.parser import parse_config
 from siirl.params.training_args import SiiRLArguments
@@ -79,10 +80,19 @@ def test_an_agent_of_two_roles_has_at_most_two_trajectories_an_episode(both) -> 
     assert (checker.trajectories, checker.optimiser_steps) == (8, 2)
 
 
+def test_the_learning_rate_is_planned_for_the_steps_of_the_plan() -> None:
+    """The job's configuration is that of both agents; the second node of the writer doubles it."""
+    job, twice = graph(updates={"a": 0, "b": 1}), graph(updates={"a": 0, "again": 0, "b": 1})
+    config = parse_config(JOB)
+    assert [updates_of(config, job, groups=[group]).policy for group in (0, 1)] == [4, 2]
+    assert updates_of(config, twice, groups=[0, 1]).policy == 4 + 4 + 2
+    assert updates_of(config, job, groups=[0]).critic == 0
+
+
 def test_the_plan_of_both_says_that_numbers_vary_and_whose_episodes_they_are(both) -> None:
     text = " ".join(render(together(both, shared={})).split())
     assert "agent 0 a step 4 prompts x 2 rollouts x 2 roles = at most 16 trajectories" in text
-    assert "agent 1 environments none: it acts in the episodes of agent 0" in text
+    assert "agent 1 environments none: it trains on the episodes of agent 0" in text
     assert "3 steps" in text
     assert "at most 72 trajectories, at most 18 optimiser steps" in text
 

@@ -79,7 +79,7 @@ def build_training(
     first_step: int,
     with_critic: bool = False,
     shares: WorkerComponents | None = None,
-    updates: Updates | None = None,
+    updates: Updates,
     rollouts: RolloutsOfRun,
 ) -> WorkerComponents:
     """Components of an agent group on a training rank.

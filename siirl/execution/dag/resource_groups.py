@@ -124,6 +124,8 @@ def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
         if owner[name] == TRAIN
     }
     joined = graph.copy()
+    for name, before in graph.rev_adj.items():
+        joined.nodes[name].dependencies = list(before)  # ids, where a node may name aliases
     for agent in graph.agent_groups():
         found = [
             names
@@ -139,7 +141,8 @@ def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
         owner[join.node_id] = ROLLOUT
         for reader in reads:
             joined.nodes[reader].dependencies = [
-                join.node_id if name in names else name for name in graph.rev_adj[reader]
+                join.node_id if name in names else name
+                for name in joined.nodes[reader].dependencies
             ]
     joined.update_edges()
     return joined

@@ -128,11 +128,19 @@ class TaskGraph:
         """Agent groups of the nodes, ascending."""
         return tuple(sorted({node.agent_group for node in self.nodes.values()}))
 
+    def drawing_nodes(self) -> dict[str, int]:
+        """Agent groups of the nodes that get prompts, by the node's id."""
+        return {
+            node_id: node.agent_group
+            for node_id, node in self.nodes.items()
+            if not self.get_sources(node_id)
+        }
+
     def playing_group(self, group: int) -> int:
         """The agent group whose episodes `group` trains on: itself, if one of its nodes gets the
         prompts; else the lowest that leads to its nodes.
         """
-        entries = {node.node_id: node.agent_group for node in self.get_entry_nodes()}
+        entries = self.drawing_nodes()
         if group in entries.values():
             return group
         own = [node_id for node_id, node in self.nodes.items() if node.agent_group == group]
