@@ -60,12 +60,10 @@ def test_a_name_that_a_user_module_may_register_is_checked_after_its_import(key:
 
 def test_the_help_says_that_plug_ins_are_taken() -> None:
     from siirl.params.help import help_text
+    from siirl.params.registered_names import LOSSES
 
     text = " ".join(help_text(usage="", user_groups={}).split())
-    assert (
-        "cpgd, cispo, sapo, clip_cov, kl_cov, a name that user_modules register, or module:name."
-        in text
-    )
+    assert f"{', '.join(LOSSES)}, a name that user_modules register, or module:name." in text
 
 
 def test_user_modules_are_imported_in_their_order(own: Path) -> None:
