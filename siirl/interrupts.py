@@ -382,7 +382,7 @@ def start_apart(command: Sequence[str], **options: Any) -> "subprocess.Popen[byt
     finally:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        except KeyboardInterrupt:  # Ctrl-C came meanwhile, and nobody will hold the process
+        except KeyboardInterrupt:  # Ctrl-C came meanwhile; the caller will not get the process
             if process is not None:
                 process.kill()
                 process.wait()

@@ -94,7 +94,8 @@ def rows_per_episode(spec: "EnvSpec") -> int:
 
 
 def rows_of_step(config: SiiRLArguments, *, group: int, playing: SiiRLArguments) -> int:
-    """Most rows of a step that an agent group trains on (`sizes.rows_per_step`).
+    """Most rows of a step that an agent group trains on: one for each role that it plays in an
+    episode, or one for all agents without roles.
 
     Args:
         config: Its configuration.
@@ -102,12 +103,9 @@ def rows_of_step(config: SiiRLArguments, *, group: int, playing: SiiRLArguments)
         playing: Configuration of the group whose episodes they are.
     """
     played_by = config.env.played_by
-    return sizes.rows_per_step(
-        playing.data,
-        config.actor_rollout_ref.rollout,
-        rollouts=playing.actor_rollout_ref.rollout.n,
-        roles=played_by.count(group) if played_by else 1,
-    )
+    roles = played_by.count(group) if played_by else 1
+    samples = sizes.samples_per_step(playing.data, config.actor_rollout_ref.rollout)
+    return samples * playing.actor_rollout_ref.rollout.n * roles
 
 
 def keys_named_by(entry: Mapping[str, Any], place: str = "") -> Iterator[str]:

@@ -15,8 +15,6 @@ from siirl.params.refusals import REFUSALS
 from siirl.params.terminal_lines import say
 
 FAILED, REFUSED = 1, 2
-
-
 OUTPUTS = (1, 2)  # descriptors of stdout and stderr
 
 

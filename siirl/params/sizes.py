@@ -106,29 +106,14 @@ def trajectories_per_mini_batch(policy: ActorRolloutRefArguments) -> int:
     return policy.actor.ppo_mini_batch_size * policy.rollout.n
 
 
-def rows_per_step(
-    data: DataArguments, rollout: RolloutArguments, *, rollouts: int, roles: int = 1
-) -> int:
-    """Most rows of a step that an agent group trains on; agents without roles share one.
-
-    Args:
-        data: Of the group that plays the episodes.
-        rollout: Of the group itself.
-        rollouts: Episodes of a prompt.
-        roles: Of the group in an episode.
-    """
-    return samples_per_step(data, rollout) * rollouts * roles
+def mini_batches(policy: ActorRolloutRefArguments, *, rows: int) -> int:
+    """Optimiser steps of one pass over `rows` rows (`siirl.params.agents.rows_of_step`)."""
+    return -(-rows // trajectories_per_mini_batch(policy))
 
 
 def optimiser_steps(policy: ActorRolloutRefArguments, *, rows: int) -> int:
     """Optimiser steps of an update on `rows` rows."""
-    return -(-rows // trajectories_per_mini_batch(policy)) * policy.actor.ppo_epochs
-
-
-def optimiser_steps_per_step(data: DataArguments, policy: ActorRolloutRefArguments) -> int:
-    """Optimiser steps of a training step whose group plays its own episodes, in one role."""
-    rows = rows_per_step(data, policy.rollout, rollouts=policy.rollout.n)
-    return optimiser_steps(policy, rows=rows)
+    return mini_batches(policy, rows=rows) * policy.actor.ppo_epochs
 
 
 def micro_batches_per_mini_batch(

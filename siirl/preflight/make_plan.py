@@ -204,18 +204,17 @@ def _update(
     Args:
         policy: The group's policy.
         ranks: Those that train.
-        rows: Most rows of a step; agents without roles share one.
+        rows: Most rows of a step (`rows_of_step`).
         agents: Trajectories of a row.
         nodes: Nodes that update the policy.
         loss: See `make_plan`.
         critic: See `make_plan`.
     """
     actor = policy.actor
-    steps = sizes.optimiser_steps(policy, rows=rows)
     return UpdatePlan(
         nodes=nodes,
         epochs=actor.ppo_epochs,
-        mini_batches=steps // actor.ppo_epochs,
+        mini_batches=sizes.mini_batches(policy, rows=rows),
         trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(policy) * agents,
         micro_batches=sizes.micro_batches_per_mini_batch(policy, ranks=ranks, agents=agents),
         micro_batch_size=actor.micro_batch_size,

@@ -100,7 +100,9 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("target_kl",),
         Reader(
             lambda config: (
-                sizes.optimiser_steps_per_step(config.data, config.actor_rollout_ref) > 1
+                sizes.samples_per_step(config.data, config.actor_rollout_ref.rollout)
+                * config.actor_rollout_ref.actor.ppo_epochs
+                > config.actor_rollout_ref.actor.ppo_mini_batch_size
             ),
             "if an update has several optimiser steps: the KL is measured before each, and is 0 "
             f"before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",

@@ -3,7 +3,8 @@
 Three rules are common. A group of one has advantage 0. A group whose rewards are equal up to
 rounding, or differ by less than `min_group_spread`, has advantage 0. Computations are in float64
 for any dtype of rewards. Formulas come first, the estimators that apply them to tokens and ranks
-(`siirl.algos.advantages.samples`) after them. Left out: pass@k (`siirl.algos.advantages.pass_at_k`).
+(`siirl.algos.advantages.samples`) after them. Left out: pass@k
+(`siirl.algos.advantages.pass_at_k`).
 """
 
 # B sample of all ranks, T token

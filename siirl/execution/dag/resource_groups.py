@@ -5,8 +5,8 @@ has that group, and if it acts with the policy, comes before a node that does, o
 else to `train`. `cut_graph` makes a graph for each group: an edge from one group to another becomes
 a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER node at its end, one pair for each agent
 group that draws prompts; rows that are read together are joined first. Pure: graphs in, graphs out.
-Left out: the number of ranks of a group (`siirl.execution.scheduler.task_scheduler`), and the buffers
-(`siirl.dag_worker.separate`).
+Left out: the number of ranks of a group (`siirl.execution.scheduler.task_scheduler`), and the
+buffers (`siirl.dag_worker.separate`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -72,7 +72,8 @@ def cut_graph(graph: TaskGraph, *, groups: Collection[str]) -> dict[str, TaskGra
 
     Raises:
         ConfigError: A group without nodes, a node in a group that cannot run it or that reads what
-            only the other has, or several nodes whose rows pass to `train`.
+            only the other has, or several nodes whose rows pass to `train`, which does not read
+            them together.
     """
     owner = {
         node.node_id: group_of_node(graph, node, groups=groups) for node in graph.nodes.values()
