@@ -68,7 +68,7 @@ ESTIMATORS: Mapping[str, frozenset[str]] = {
 LOSSES = tuple(_LOSSES)
 """Values of `actor_rollout_ref.actor.loss`."""
 
-LOSSES_WITH_OWN_BOUNDS = frozenset(
+LOSSES_WITH_OWN_BOUNDS = tuple(
     name for name, loss in _LOSSES.items() if loss.options.get("own_bounds")
 )
 """Losses whose clip bounds differ in scale from PPO's: they override a pipeline's PPO bounds."""

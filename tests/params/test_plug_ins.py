@@ -58,6 +58,11 @@ def test_a_name_that_a_user_module_may_register_is_checked_after_its_import(key:
     ] == []
 
 
+def test_a_list_is_no_name_of_a_loss() -> None:
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref.actor.loss=\[\]"):
+        parse_config(["actor_rollout_ref.actor.loss=[]"])
+
+
 def test_the_help_says_that_plug_ins_are_taken() -> None:
     from siirl.params.help import help_text
     from siirl.params.registered_names import LOSSES
