@@ -93,7 +93,7 @@ def test_names_in_the_parameters_agree_with_the_registries():
     from siirl.algos.importance import BOUNDS, LEVELS
 
     assert set(LOSSES) == {*filter(is_built_in, POLICY_LOSSES)}
-    assert {name for name in LOSSES if LOSS_TRAITS[name].own_bounds} == LOSSES_WITH_OWN_BOUNDS
+    assert {name for name in LOSSES if LOSS_TRAITS[name].own_bounds} == set(LOSSES_WITH_OWN_BOUNDS)
     assert (IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS) == (LEVELS, BOUNDS)
 
 
