@@ -25,9 +25,9 @@ def with_columns_of_all(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
     layouts = [layout for layout in ranks.gather_objects(_layout(batch)) if layout]
     if not layouts:
         raise TooManyFailures(
-            "No episode of the step could be simulated, so there are no rows to train on. "
-            "env.max_failed_share permits this; see the "
-            "servers' messages above for the environment's fault."
+            "No episode of the step could be simulated, or a node of the rollout ranks dropped all "
+            "rows, so there are no rows to train on. env.max_failed_share permits failures; see "
+            "the servers' messages above for the environment's fault."
         )
     return batch if len(batch) else _without_rows(layouts[0])
 

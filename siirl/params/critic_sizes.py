@@ -33,8 +33,8 @@ def critic_steps(config: SiiRLArguments, *, rows: int) -> int:
     return -(-rows // rows_per_mini_batch) * update.epochs
 
 
-def describe_critic(config: SiiRLArguments) -> str:
-    """The critic's update and warm-up in words, for the plan."""
+def describe_critic(config: SiiRLArguments, *, nodes: int = 1) -> str:
+    """The critic's update by `nodes` nodes, and its warm-up, in words for the plan."""
     update = critic_update(config.critic, config.actor_rollout_ref.actor)
     warmup = config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
@@ -45,4 +45,5 @@ def describe_critic(config: SiiRLArguments) -> str:
         f"mini-batches of {trajectories} {unit}"
     )
     alone = f"; the first {warmup} steps train it alone (trainer.critic_warmup)" if warmup else ""
+    steps = f"{nodes} nodes x {steps}" if nodes > 1 else steps
     return f"{steps}, cliprange_value {config.critic.cliprange_value or 'none'}{alone}"

@@ -35,7 +35,7 @@ LOSS_AGGREGATIONS = (
 IMPORTANCE_LEVELS = ("token", "sequence", "geometric")
 IMPORTANCE_BOUNDS = ("truncate", "mask")
 FLAT_SCHEDULES = ("constant", "constant_with_warmup")
-FALLING_SCHEDULES = ("cosine_with_warmup", "linear_with_warmup")
+FALLING_SCHEDULES = ("cosine_with_warmup", "linear", "linear_with_warmup")
 NO_HUB_CODE = "your own policy is named by actor_rollout_ref.model.policy=module:name"
 NO_RECOMPUTING = (
     "model=openvla_oft has actor_rollout_ref.model.options.recompute, and a tiny policy has "

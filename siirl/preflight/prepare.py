@@ -23,6 +23,7 @@ from siirl.execution.dag.buffers import check_buffers
 from siirl.execution.dag.job_graph import check_one_policy, skip_unused, sync_at_the_end
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.resource_groups import check_group_names
+from siirl.execution.dag.task_loader import update_nodes
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import check_groups, config_of_group, group_configs, owners
 from siirl.params.algorithm_args import AlgorithmArguments
@@ -162,7 +163,9 @@ def _plan(
         spec,
         machine=machine,
         loss=loss.describe(),
-        critic=describe_critic(config) if needs_critic(graph, group=group) else None,
+        critic=describe_critic(config, nodes=len(update_nodes(graph, ("critic", group))))
+        if needs_critic(graph, group=group)
+        else None,
         begins=begins,
         groups=groups,
         group=group,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from siirl.engine.training.schedules import learning_rate_factor, warmup_length
+from siirl.engine.training.schedules import SCHEDULES, learning_rate_factor, warmup_length
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.model_args import FALLING_SCHEDULES, FLAT_SCHEDULES
 
 
 def factors(scheduler, *, warmup=0, total=None, steps=6):
@@ -11,6 +12,12 @@ def factors(scheduler, *, warmup=0, total=None, steps=6):
         learning_rate_factor(scheduler=scheduler, step=step, warmup=warmup, total_steps=total)
         for step in range(steps)
     ]
+
+
+def test_every_shipped_schedule_is_a_choice_of_the_configuration():
+    assert set(FLAT_SCHEDULES + FALLING_SCHEDULES) <= set(SCHEDULES)
+    shipped = {name for name, factor in SCHEDULES.items() if factor.__module__.startswith("siirl")}
+    assert shipped == set(FLAT_SCHEDULES + FALLING_SCHEDULES)
 
 
 def test_the_constant_schedule_stays_constant():

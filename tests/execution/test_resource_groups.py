@@ -117,6 +117,9 @@ def test_nodes_that_are_read_together_are_joined_before_their_rows_pass():
         *("rollout", "score", "count", "score_and_count", "put_score_and_count")
     ]
     assert parts["rollout"].rev_adj["score_and_count"] == ["score", "count"]
+    taken = scored_and_counted(reader=["end"])
+    taken.nodes["more"].aliases = ("score_and_count",)
+    assert "score_and_count_joined" in cut_graph(taken, groups=BOTH)["rollout"].nodes
     assert parts["train"].rev_adj["end"] == ["get_score_and_count"]
     assert parts["train"].rev_adj["more"] == ["get_score_and_count", "end"]
     parts["train"].check_columns()

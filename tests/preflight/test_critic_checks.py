@@ -186,6 +186,7 @@ def test_the_plan_has_the_critics_steps_and_warm_up():
         "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it "
         "alone (trainer.critic_warmup)"
     )
+    assert describe_critic(config, nodes=2).startswith("2 nodes x 2 x 2 mini-batches of 48")
 
 
 def test_ppos_critic_learns_at_the_actors_rate_unless_it_has_its_own():

@@ -137,7 +137,10 @@ def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
         one_agent = all(graph.nodes[name].agent_group == agent for name in names)
         if len(names) < 2 or not one_agent or any(set(other) != set(names) for other in found):
             continue
-        join = Node("_and_".join(names), NodeType.COMPUTE, agent_group=agent, dependencies=names)
+        name = "_and_".join(names)
+        while any(name in (node.node_id, *node.aliases) for node in joined.nodes.values()):
+            name += "_joined"
+        join = Node(name, NodeType.COMPUTE, agent_group=agent, dependencies=names)
         joined.add_node(join)
         owner[join.node_id] = ROLLOUT
         for reader in reads:
