@@ -231,6 +231,7 @@ def _length(
     return LengthPlan(
         steps=trainer.total_steps,
         done=done if trainer.total_steps is None else min(done, trainer.total_steps),
+        critic_warmup=trainer.critic_warmup,
         max_minutes=trainer.max_minutes,
         file_epochs=trainer.total_epochs if data.train_files else None,
         val_episodes=trainer.val_episodes * trainer.val_samples * tasks,

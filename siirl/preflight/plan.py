@@ -81,6 +81,8 @@ class LengthPlan:
     """Of the whole run."""
     done: int
     """Those that a resumed run has completed already."""
+    critic_warmup: int
+    """First steps of the run, which train the critic alone."""
     max_minutes: float | None
     file_epochs: int | None
     """Passes over the prompt files; None without files."""

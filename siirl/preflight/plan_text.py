@@ -232,7 +232,8 @@ def _render_length(plan: Plan) -> str:
     trajectories = left * sum(own.trajectories for own in agents)
     work = f"{_at_most(*agents)}{trajectories} trajectories"
     if plan.pipeline.trains:
-        updates = left * sum(own.optimiser_steps for own in agents)
+        first = max(plan.length.done, plan.length.critic_warmup)
+        updates = max(plan.length.steps - first, 0) * sum(own.optimiser_steps for own in agents)
         work += f", {_at_most(*agents)}{counted(updates, 'optimiser step')}"
     steps = counted(plan.length.steps, "step")
     if plan.length.done:

@@ -170,6 +170,13 @@ def test_a_resumed_run_counts_and_estimates_the_steps_that_are_left() -> None:
     assert "length 8 of 20 steps: 768 trajectories, 32 optimiser steps" in text
 
 
+@pytest.mark.parametrize(("done", "steps"), [(0, 15), (3, 15), (12, 8)])
+def test_the_critics_warm_up_updates_no_policy(done: int, steps: int) -> None:
+    words = ["env=metaworld", "trainer.critic_warmup=5"]
+    text = one_line(render(plan_of(words, begins=Beginning("", step=done))))
+    assert f"trajectories, {steps * 4} optimiser steps" in text
+
+
 def test_the_evaluations_of_a_resumed_run_are_those_after_its_checkpoint() -> None:
     def left(step: int) -> int | None:
         return plan_of(begins=Beginning("", step=step)).length.evaluations
