@@ -113,7 +113,7 @@ class EnvServer:
     async def close(self) -> None:
         """Close every environment, even if some raise."""
         hosted, self._hosted = self._hosted, []
-        closing = [entry.environment.close() for entry in hosted]
+        closing = [_close(entry.environment) for entry in hosted]
         try:
             await asyncio.gather(*closing, return_exceptions=True)
         finally:  # a signal may end the process before all have begun
@@ -126,6 +126,10 @@ class EnvServer:
             _HostedEnvironment(make_env(self._env_name, **self._env_kwargs), clock=self._clock)
             for _ in range(self._num_envs)
         ]
+
+
+async def _close(environment: Environment) -> None:
+    await environment.close()
 
 
 def _answer_of(task: "asyncio.Task[Any]") -> Any:
