@@ -133,21 +133,6 @@ def needs_reference(actor: ActorArguments, algorithm: AlgorithmArguments) -> boo
     return in_loss or in_reward
 
 
-def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) -> bool:
-    """Whether old log-probs are needed in addition to those of rollout, which are on-policy and
-    serve every mini-batch of the step.
-
-    That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
-    in the reward needs its own column, and importance weights are the ratio of the two.
-    """
-    return algorithm.use_kl_in_reward or weighs_tokens(actor)
-
-
-def weighs_tokens(actor: ActorArguments) -> bool:
-    """Whether the loss has importance weights: old log-probs over those of rollout."""
-    return actor.importance.level is not None or actor.loss == "decoupled"
-
-
 def needs_video(reward: RewardArguments) -> bool:
     """Whether the reward reads video embeddings: srpo does, and a user's reward with an encoder."""
     own = is_reference(reward.name) and reward.encoder is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from envs.base import EnvSpec
 from siirl.algos.advantages import ADVANTAGES
+from siirl.algos.policy_losses import LOSS_TRAITS
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
 from siirl.dag_worker.registries import load_plug_ins
@@ -85,8 +86,6 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
         CheckpointError: Weights of another model, or an incomplete checkpoint.
     """
     graph = load_graph(config)
-    for own in group_configs(config).values():
-        load_plug_ins(own, graph)
     require_configured_columns(config, graph)
     groups = place(config, graph)
     refuse(machine_problems(config.cluster, spec))
@@ -230,7 +229,7 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
 
 
 def load_graph(config: SiiRLArguments) -> TaskGraph:
-    """The job's checked graph as it runs.
+    """The job's checked graph as it runs; registers the names that the job and its modules give.
 
     Nodes whose results are unused are marked as skipped, log-probs precede a reward that subtracts
     their KL, and trained policies without a sync node get one.
@@ -245,15 +244,15 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         check_groups(config.agent_configs, graph.agent_groups())
     else:
         check_one_policy(graph)
+    for own in group_configs(config).values():
+        load_plug_ins(own, graph)
     for group in graph.agent_groups():
         own = config_of_group(config, group)
         order_for_kl_in_reward(graph, use_kl_in_reward=own.algorithm.use_kl_in_reward, group=group)
         skip_unused(
             graph,
             needs_reference=sizes.needs_reference(own.actor_rollout_ref.actor, own.algorithm),
-            needs_old_log_probs=sizes.needs_old_log_probs(
-                own.actor_rollout_ref.actor, own.algorithm
-            ),
+            needs_old_log_probs=needs_old_log_probs(own.actor_rollout_ref.actor, own.algorithm),
             group=group,
         )
         if own.actor_rollout_ref.rollout.n_steps is None:
@@ -263,6 +262,21 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
     check_buffers(graph)
     check_group_names(graph)
     return graph
+
+
+def needs_old_log_probs(actor: ActorArguments, algorithm: AlgorithmArguments) -> bool:
+    """Whether old log-probs are needed in addition to those of rollout, which are on-policy and
+    serve every mini-batch of the step.
+
+    That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
+    in the reward needs its own column, and importance weights are the ratio of the two.
+    """
+    return algorithm.use_kl_in_reward or weighs_tokens(actor)
+
+
+def weighs_tokens(actor: ActorArguments) -> bool:
+    """Whether the loss has importance weights: old log-probs over those of rollout."""
+    return actor.importance.level is not None or LOSS_TRAITS[actor.loss].own_weights
 
 
 def check_one_rollout(graph: TaskGraph, *, group: int) -> None:
@@ -315,7 +329,7 @@ def _columns_of_estimator(algorithm: AlgorithmArguments) -> list[str]:
 
 
 def _columns_of_loss(actor: ActorArguments) -> list[str]:
-    read = {"ref_log_prob": actor.use_kl_loss, "old_log_probs": sizes.weighs_tokens(actor)}
+    read = {"ref_log_prob": actor.use_kl_loss, "old_log_probs": weighs_tokens(actor)}
     return [name for name, reads in read.items() if reads]
 
 

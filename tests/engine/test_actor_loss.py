@@ -21,6 +21,7 @@ from siirl.params import ActorArguments
 from siirl.params.model_args import IMPORTANCE_BOUNDS, IMPORTANCE_LEVELS, ImportanceArguments
 from siirl.params.parser import parse_config
 from siirl.params.registered_names import LOSSES, LOSSES_WITH_OWN_BOUNDS
+from siirl.preflight.prepare import weighs_tokens
 
 
 def resolved(*overrides):
@@ -184,6 +185,18 @@ def test_the_properties_of_a_users_loss_stand_at_its_decorator(registries):
     plain, separable = (ActorLoss(ActorArguments(loss=name)) for name in ("plain", "separable"))
     assert (plain.advantage_only, plain.sums_tokens) == (False, False)
     assert (separable.advantage_only, separable.sums_tokens) == (True, True)
+
+
+def test_a_users_loss_may_weight_tokens_itself(registries):
+    @register_own_loss("corrected", own_weights=True)
+    def my_loss(*, log_probs_BT, old_log_probs_BT, rollout_log_probs_BT, advantages_BT):
+        weights_BT = (old_log_probs_BT - rollout_log_probs_BT).exp()
+        return PolicyLoss(loss_BT=-weights_BT * advantages_BT * log_probs_BT)
+
+    assert ActorLoss(ActorArguments(loss="corrected")).needs_behaviour
+    assert weighs_tokens(ActorArguments(loss="corrected"))
+    with pytest.raises(ConfigError, match="loss=corrected has its own importance weights"):
+        ActorLoss(ActorArguments(loss="corrected", importance=ImportanceArguments(level="token")))
 
 
 def test_a_loss_of_the_documents_form_gets_importance_weights_as_an_argument(registries):

@@ -11,6 +11,7 @@ from siirl.execution.dag.job_graph import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.plan_text import render
+from siirl.preflight.prepare import needs_old_log_probs
 from tests.preflight.camera_spec import SPEC
 from tests.preflight.plans import JOB, graph, one_line, plan_of
 
@@ -192,7 +193,7 @@ def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
 def test_old_log_probs_are_needed_when_the_policy_has_moved() -> None:
     def needed(*overrides: str) -> bool:
         config = parse_config([*JOB, *overrides])
-        return sizes.needs_old_log_probs(config.actor_rollout_ref.actor, config.algorithm)
+        return needs_old_log_probs(config.actor_rollout_ref.actor, config.algorithm)
 
     assert not needed()
     for reason in (

@@ -75,7 +75,7 @@ def vanilla_policy_loss(
     )
 
 
-@register_policy_loss("decoupled", times_advantage=True, token_by_token=True)
+@register_policy_loss("decoupled", times_advantage=True, token_by_token=True, own_weights=True)
 def decoupled_policy_loss(
     *,
     log_probs_BT: torch.Tensor,

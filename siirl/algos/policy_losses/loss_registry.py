@@ -44,6 +44,7 @@ class LossTraits:
     own_bounds: bool
     times_advantage: bool
     token_by_token: bool
+    own_weights: bool
     selection: Selection | None
 
 
@@ -88,6 +89,7 @@ def register_policy_loss(
     own_bounds: bool = False,
     times_advantage: bool = False,
     token_by_token: bool = False,
+    own_weights: bool = False,
     selection: Selection | None = None,
 ) -> Callable[[PolicyLossFunction], PolicyLossFunction]:
     """Decorator that registers a policy loss.
@@ -101,6 +103,8 @@ def register_policy_loss(
             leave out rows whose advantages are 0.
         token_by_token: A token's loss depends on no other token of its row, so a micro-batch may
             cut rows.
+        own_weights: The loss weights tokens by the ratio of old log-probs to those of rollout, so
+            both are computed, and `importance.level` is refused.
         selection: Chooses tokens over a whole mini-batch, bool [B, T].
 
     Raises:
@@ -123,6 +127,7 @@ def register_policy_loss(
             own_bounds=own_bounds,
             times_advantage=times_advantage,
             token_by_token=token_by_token,
+            own_weights=own_weights,
             selection=selection,
         )
         return function

@@ -94,9 +94,9 @@ class ActorLoss:
                 high=config.importance.high,
                 low=config.importance.low,
             )
-            if self.name == "decoupled":
+            if self.traits.own_weights:
                 raise ConfigError(
-                    f"{ACTOR}.loss=decoupled has its own importance weights: leave "
+                    f"{ACTOR}.loss={self.name} has its own importance weights: leave "
                     f"{ACTOR}.importance.level out, or take loss=vanilla."
                 )
 
@@ -130,7 +130,7 @@ class ActorLoss:
     @property
     def needs_behaviour(self) -> bool:
         """Whether rollout log-probs are needed in addition to recomputed old ones."""
-        return self.weighted or self.name == "decoupled"
+        return self.weighted or self.traits.own_weights
 
     def describe(self) -> str:
         """The resolved loss in a few words, for the plan."""
