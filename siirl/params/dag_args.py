@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from siirl.params.fields import described, option
 
 APPORTIONS = ("even", "param_aware")
+BACKEND_THRESHOLD = 256  # siiRL, "Implementation Explained"
 
 
 @dataclass
@@ -33,7 +34,7 @@ class DagArguments:
         why="exact times cost a little speed",
     )
     backend_threshold: int = option(
-        256,
+        BACKEND_THRESHOLD,
         "Number of ranks from which gloo is used in addition to NCCL.",
         why="siiRL's number, not measured here: metrics and logs then leave NCCL to gradients",
         minimum=1,

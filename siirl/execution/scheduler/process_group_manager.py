@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 from siirl.errors import ConfigError
 from siirl.execution.dag.task_graph import TaskGraph
-
-# Number of ranks from which metrics and logs go over gloo beside NCCL (siiRL, "Implementation
-# Explained")
-BACKEND_THRESHOLD = 256
+from siirl.params.dag_args import BACKEND_THRESHOLD
 
 
 @dataclass(frozen=True)
