@@ -7,7 +7,6 @@ Left out: the network (`siirl.models.openvla`).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -18,28 +17,21 @@ NextLogits = Callable[[torch.Tensor | None], torch.Tensor]
 """Logits [N, V] of the next token after the last one, int64 [N]; None asks for the first."""
 
 
-class TokenNetwork(Protocol):
-    """A network that predicts tokens from those before them."""
-
-    def logits(self, context: torch.Tensor, tokens_NT: torch.Tensor, /) -> torch.Tensor:
-        """Logits [N, T, V] of all tokens of a chunk in one pass."""
-
-    def generation(self, context: torch.Tensor, /) -> NextLogits:
-        """Function that a generation of N chunks calls once per token."""
-
-
 @dataclass(eq=False)
 class TokenByToken(ActionDistribution):
     """A token of V bins at each place, given the observation and the tokens before it.
 
     Args:
-        network: Called once to score choices, and once per token to generate.
+        logits: Maps `context` and the tokens of a chunk, int64 [N, T], to the logits [N, T, V] of
+            all of them; called once to score choices.
+        generation: Maps `context` to the function that generates: it is called once per token.
         context: The observations, [N, ...].
         tokens: T.
         temperature: Divides the logits.
     """
 
-    network: TokenNetwork
+    logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    generation: Callable[[torch.Tensor], NextLogits]
     context: torch.Tensor
     tokens: int = field(kw_only=True)
     temperature: float = field(default=1.0, kw_only=True)
@@ -52,7 +44,8 @@ class TokenByToken(ActionDistribution):
     def tempered(self, temperature: float) -> "TokenByToken":
         """The distribution whose tokens have this temperature, each given those before it."""
         return TokenByToken(
-            self.network,
+            self.logits,
+            self.generation,
             self.context,
             tokens=self.tokens,
             temperature=self.temperature * temperature,
@@ -63,7 +56,7 @@ class TokenByToken(ActionDistribution):
         self, uniforms_NU: torch.Tensor | None, *, top_p: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `ActionDistribution.act`; log-probs are those of the generation itself."""
-        following = self.network.generation(self.context)
+        following = self.generation(self.context)
         chosen: list[torch.Tensor] = []
         log_probs: list[torch.Tensor] = []
         for place in range(self.tokens):
@@ -106,5 +99,5 @@ class TokenByToken(ActionDistribution):
         """See `ActionDistribution.check_settings`; all have a meaning."""
 
     def _given(self, tokens_NT: torch.Tensor) -> Categorical:
-        logits_NTV = self.network.logits(self.context, tokens_NT)
+        logits_NTV = self.logits(self.context, tokens_NT)
         return Categorical(logits_NTV, temperature=self.temperature)

@@ -56,7 +56,10 @@ class OpenVLA(OpenVLAPolicy):
     ) -> TokenByToken:
         """Action tokens of 256 bins [N, T], each given those before; see `Policy.forward`."""
         embeddings_NSD, there_NS = self._asked(pixel_values, instruction_ids)
-        return TokenByToken(Answers(self, there_NS), embeddings_NSD, tokens=self.tokens_per_chunk)
+        answers = Answers(self, there_NS)
+        return TokenByToken(
+            answers.logits, answers.generation, embeddings_NSD, tokens=self.tokens_per_chunk
+        )
 
     def features(
         self,
@@ -106,12 +109,12 @@ class OpenVLA(OpenVLAPolicy):
 
 @dataclass(frozen=True)
 class Answers:
-    """`siirl.algos.token_by_token.TokenNetwork` of an OpenVLA and its questions."""
+    """Logits of an OpenVLA's action tokens after its questions."""
 
     policy: OpenVLA
     there_NS: torch.Tensor
 
-    def logits(self, context: torch.Tensor, tokens_NT: torch.Tensor, /) -> torch.Tensor:
+    def logits(self, context: torch.Tensor, tokens_NT: torch.Tensor) -> torch.Tensor:
         """Logits [N, T, 256], in one pass over question and tokens."""
         said_NTD = self.policy.embedded_tokens(tokens_NT[:, :-1]).to(context.dtype)
         there_NS = functional.pad(self.there_NS, (0, said_NTD.shape[1]), value=True)
@@ -121,7 +124,7 @@ class Answers:
         hidden_NTD = torch.cat([first_ND[:, None], hidden_NSD[:, asked:]], dim=1)
         return self.policy.bin_logits(hidden_NTD, self.policy.action_tokenizer)
 
-    def generation(self, context: torch.Tensor, /) -> NextLogits:
+    def generation(self, context: torch.Tensor) -> NextLogits:
         """Keeps keys and values of the places that were computed."""
         cache = DynamicCache(config=self.policy.language_model.config)
         there_NS = self.there_NS

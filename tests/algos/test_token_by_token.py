@@ -34,7 +34,8 @@ class Chain:
 
 
 def chunks(network=None, *, rows=1, tokens=2) -> TokenByToken:
-    return TokenByToken(network or Chain(), torch.zeros(rows, 4), tokens=tokens)
+    network = network or Chain()
+    return TokenByToken(network.logits, network.generation, torch.zeros(rows, 4), tokens=tokens)
 
 
 def test_a_token_has_the_probability_given_the_one_before():

@@ -107,9 +107,7 @@ def test_a_token_depends_on_those_before_and_on_no_later_one(folder):
     tokens = torch.arange(7)[None] * 30
     changed = tokens.clone()
     changed[0, 3] += 5
-    one, other = (
-        distribution.network.logits(distribution.context, t)[0] for t in (tokens, changed)
-    )
+    one, other = (distribution.logits(distribution.context, t)[0] for t in (tokens, changed))
     torch.testing.assert_close(one[:4], other[:4])
     assert float((one[4:] - other[4:]).detach().abs().min(-1).values.max()) > 0
 
@@ -146,7 +144,7 @@ def test_features_are_the_state_that_predicts_the_first_token(folder):
     logits = policy.bin_logits(features, policy.action_tokenizer)
     tokens = torch.zeros(3, 7, dtype=torch.long)
     distribution = policy(**rows)
-    expected = distribution.network.logits(distribution.context, tokens)[:, 0]
+    expected = distribution.logits(distribution.context, tokens)[:, 0]
     torch.testing.assert_close(logits, expected)
     policy.drop_head()
     assert torch.equal(policy.features(**rows), features)
