@@ -9,7 +9,7 @@ recordings in the folder `agent_N`, and weights in `actor_N` of a checkpoint.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from envs.mistakes import describe_error
 from siirl.dag_worker import stages
@@ -17,9 +17,6 @@ from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import Updates, WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.engine.rollout.engine_of_agents import assign_engines
-from siirl.engine.rollout.generation import TextEngine
-from siirl.engine.rollout.rollout import Rollout
-from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph
@@ -298,9 +295,7 @@ def assign_seats(rollouts: Mapping[int, Any], config: SiiRLArguments) -> None:
         config: The job.
     """
     seats = {
-        group: (cast(TextEngine, rollout.engine), workflow.tokenizer)
-        for group, rollout in rollouts.items()
-        if isinstance(rollout, Rollout) and isinstance(workflow := rollout.workflow, TextWorkflow)
+        group: seat for group, rollout in rollouts.items() if (seat := rollout.seat()) is not None
     }
     for group, rollout in rollouts.items():
         played_by = config_of_group(config, group).env.played_by

@@ -115,6 +115,9 @@ class DistantRollout:
     def start(self) -> None:
         """Nothing to start."""
 
+    def seat(self) -> None:
+        """None: the rollout ranks have the engine."""
+
     def close(self) -> None:
         """Signal the end of the run to the rollout ranks."""
         if self.side.ranks.rank == 0:

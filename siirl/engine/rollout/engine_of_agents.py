@@ -11,10 +11,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from siirl.engine.rollout.admission import Admission, PendingRequest
-from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
+from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, Seat, TextEngine
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
-from siirl.models.chat import ChatTokenizer
 
 
 class EngineOfAgents:
@@ -124,16 +123,14 @@ class EngineOfAgents:
                 one.answer.cancel()
 
 
-def assign_engines(
-    rollout: Rollout, players: Sequence[tuple[TextEngine, ChatTokenizer]], *, lockstep: bool
-) -> None:
+def assign_engines(rollout: Rollout, players: Sequence[Seat], *, lockstep: bool) -> None:
     """Let these engines play the agents of a rollout's environment.
 
     Args:
         rollout: Its workflow is the shipped one.
-        players: Engine and tokenizer of each agent.
+        players: Of each agent.
         lockstep: Deterministic mode.
     """
     assert isinstance(rollout.workflow, TextWorkflow)
-    rollout.engine = EngineOfAgents([engine for engine, _ in players], lockstep=lockstep)
-    rollout.workflow.tokenizers = {agent: own for agent, (_, own) in enumerate(players)}
+    rollout.engine = EngineOfAgents([seat.engine for seat in players], lockstep=lockstep)
+    rollout.workflow.tokenizers = {agent: seat.tokenizer for agent, seat in enumerate(players)}

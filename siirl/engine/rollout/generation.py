@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from siirl.engine.rollout.engine import RolloutEngine
 
-if TYPE_CHECKING:  # the module imports Pillow
+if TYPE_CHECKING:  # these modules import Pillow or gymnasium
+    from siirl.models.chat import ChatTokenizer
     from siirl.models.seen_pictures import Pictures
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -76,3 +77,11 @@ class TextEngine(RolloutEngine, Protocol):
         Raises:
             ConfigError: The prompt and its continuation exceed the model's length.
         """
+
+
+@dataclass(frozen=True)
+class Seat:
+    """An engine and its model's tokenizer, with which an agent group plays roles."""
+
+    engine: TextEngine
+    tokenizer: ChatTokenizer

@@ -27,7 +27,7 @@ from envs.base import acting_agents
 from envs.question_pictures import PictureSource
 from envs.text import GRADED, GROUND_TRUTH, MESSAGES, VERDICT, Message, Role, message
 from siirl.engine.rollout.dialogue import Dialogue
-from siirl.engine.rollout.generation import GenerationRequest, TextEngine
+from siirl.engine.rollout.generation import GenerationRequest, Seat, TextEngine
 from siirl.engine.rollout.stop_strings import split_stop
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
@@ -135,6 +135,10 @@ class TextWorkflow(RolloutWorkflow):
             for i, dialogue in sorted(dialogues.items())
             if dialogue.texts
         ]
+
+    def seat(self, engine: TextEngine) -> Seat:
+        """See `RolloutWorkflow.seat`."""
+        return Seat(engine, self.tokenizer)
 
     def _tokenizer_of(self, agent: int) -> ChatTokenizer:
         return self.tokenizers.get(agent, self.tokenizer)

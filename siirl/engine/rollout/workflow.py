@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 from envs.base import Frames
 from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.engine.rollout.generation import Seat
 from siirl.errors import InvariantError, SimulationFailed
 
 ENCODER_STREAM = "encoder"
@@ -72,6 +73,10 @@ class RolloutWorkflow(abc.ABC):
         self, engine: Any, data: Any
     ) -> Trajectory | Sequence[Trajectory] | None:
         """Run one episode; returns its trajectories, or None if the episode is rejected."""
+
+    def seat(self, engine: Any) -> Seat | None:
+        """How `engine` plays roles in other agent groups' environments; None: it plays none."""
+        return None
 
 
 Outcome = list[Trajectory] | SimulationFailed
