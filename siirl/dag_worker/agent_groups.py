@@ -51,8 +51,11 @@ class AgentPlace:
         return cls(group, folder, run_folder / "checkpoints", "" if first else f"_{group}")
 
 
-class SeparateRollouts(Protocol):
-    """The ranks that roll out, if others than those that train do."""
+class PlacedRollouts(Protocol):
+    """The rollouts of a run, as a training rank sees them: colocated or on separate ranks."""
+
+    colocated: bool
+    """Whether the training ranks roll out."""
 
     def open(
         self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
@@ -72,6 +75,23 @@ class SeparateRollouts(Protocol):
         """End the step under way: its rows are used, and the weights published in it act."""
 
 
+class ColocatedRollouts:
+    """A `PlacedRollouts` of ranks that roll out and train: rollouts follow the graph's nodes."""
+
+    colocated = True
+
+    def open(
+        self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
+    ) -> None:
+        """Nothing: the first rollout node begins."""
+
+    def begin_step(self, step: int) -> None:
+        """Nothing."""
+
+    def step_done(self) -> None:
+        """Nothing: this rank's engine has the weights."""
+
+
 @dataclass
 class AgentGroups:
     """Components by agent group."""
@@ -80,8 +100,7 @@ class AgentGroups:
     checkpoints: CheckpointManager
     rolling_out: frozenset[int]
     """Groups that draw prompts and play episodes; the others train on rows of these."""
-    rollouts: SeparateRollouts | None = None
-    """The ranks that roll out; None: this rank does."""
+    rollouts: PlacedRollouts
     dropped_prompts: int = 0
     """Prompts that the resumed run had started as a stream, and that this run leaves out."""
 
@@ -110,13 +129,12 @@ class AgentGroups:
             components.rollout.start()
         for components in self.groups.values():
             components.context.weights.sync()
-        if self.rollouts is not None:
-            loaded = self.checkpoints.loaded
-            self.rollouts.open(
-                step=step,
-                positions=self._positions(),
-                resumed=None if loaded is None else loaded.state,
-            )
+        loaded = self.checkpoints.loaded
+        self.rollouts.open(
+            step=step,
+            positions=self._positions(),
+            resumed=None if loaded is None else loaded.state,
+        )
 
     def begin_step(self, step: int) -> None:
         """Note the step that begins."""
@@ -125,13 +143,11 @@ class AgentGroups:
             context.step, context.round = step, 0
             context.refills.clear()
             context.drawn_prompts = context.config.data.train_batch_size
-        if self.rollouts is not None:
-            self.rollouts.begin_step(step)
+        self.rollouts.begin_step(step)
 
     def end_step(self) -> None:
-        """Act with the weights of the step from now on, if other ranks roll out."""
-        if self.rollouts is not None:
-            self.rollouts.step_done()
+        """Let separate rollout ranks act with the weights of the step from now on."""
+        self.rollouts.step_done()
 
     def players(self) -> list[WorkerComponents]:
         """Components of the groups that roll out."""
@@ -177,7 +193,7 @@ class AgentGroups:
         for group, entry in self.groups.items():
             own = states[group]
             position = self._after_stream(group, state)
-            if position is not None and self.rollouts is None:
+            if position is not None and self.rollouts.colocated:
                 own = own | {"loader": own["loader"] | {"position": position}}
             entry.load_state(own | leftovers)
 
@@ -245,8 +261,8 @@ def build_groups(
     graph: TaskGraph,
     run_folder: Path,
     ranks: Collectives,
+    rollouts: PlacedRollouts,
     build: Callable[..., WorkerComponents],
-    rollouts: SeparateRollouts | None = None,
 ) -> AgentGroups:
     """Build all agent groups of the graph, and their common checkpoints.
 

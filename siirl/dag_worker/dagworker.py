@@ -19,7 +19,13 @@ from tensordict import TensorDict
 
 from siirl.dag_worker import stages
 from siirl.dag_worker.accounting import StepAccount, held_bytes
-from siirl.dag_worker.agent_groups import AgentGroups, SeparateRollouts, build_groups, load_state
+from siirl.dag_worker.agent_groups import (
+    AgentGroups,
+    ColocatedRollouts,
+    PlacedRollouts,
+    build_groups,
+    load_state,
+)
 from siirl.dag_worker.assembly import build_components
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
@@ -57,7 +63,7 @@ class DAGWorker:
         run_folder: Output folder of the run.
         connect: Returns this rank's client of the DataCoordinator; None with one rank.
         build: Builds the components; None: those of a colocated rank of the job's domain.
-        rollouts: The ranks that roll out; None: this rank does.
+        rollouts: The ranks that roll out; None: the training ranks do.
         on_start: Called when everything is built and loaded.
 
     Raises:
@@ -86,7 +92,7 @@ class DAGWorker:
         run_folder: Path,
         connect: Callable[[int], Redistribution] | None = None,
         build: Callable[..., WorkerComponents] | None = None,
-        rollouts: SeparateRollouts | None = None,
+        rollouts: PlacedRollouts | None = None,
         on_start: Callable[[], object] | None = None,
     ) -> None:
         require_run_folder(run_folder, rank=rank)
@@ -100,7 +106,7 @@ class DAGWorker:
         self.run_folder = run_folder
         self.device = prepare_process(config.trainer)
         self.build = build or build_components
-        self.rollouts = rollouts
+        self.rollouts: PlacedRollouts = rollouts or ColocatedRollouts()
         self.on_start = on_start
         self.ranks = join(
             rank=rank,
@@ -181,7 +187,7 @@ class DAGWorker:
             self.global_steps = self._saved = checkpoint.step
             if dropped := self.groups.dropped_prompts:
                 successor = (
-                    "colocated ranks begin" if self.rollouts is None else "a schedule begins"
+                    "colocated ranks begin" if self.rollouts.colocated else "a schedule begins"
                 )
                 self.metrics.warn(
                     f"{dropped} prompts are left out: rollout ranks had started them at step "

@@ -13,7 +13,7 @@ import pytest
 from siirl.dag_worker.separate.edge import PROMPT, Edge
 from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.line import LOST, Weights
-from siirl.dag_worker.separate.training_side import RolloutsOfRun, TrainingSide
+from siirl.dag_worker.separate.training_side import SeparateRollouts, TrainingSide
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt, RolloutLedger
 from tests.algos.thread_ranks import ThreadRanks, on_threads
@@ -100,7 +100,7 @@ def put(line: ReferenceLine, prompts: Sequence[Prompt]) -> dict[int, Reference]:
 def training_side(ranks, line) -> TrainingSide:
     return TrainingSide(
         group=0,
-        rollouts=RolloutsOfRun(line),
+        rollouts=SeparateRollouts(line),
         ranks=PicklingRanks(ranks.exchange, ranks.rank, ranks.size),
         publisher=Publisher(),
         max_failed_share=0.0,

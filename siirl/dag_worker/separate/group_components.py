@@ -35,7 +35,7 @@ from siirl.dag_worker.separate.substitutes import (
     DistantValidator,
     NoEpisodeLog,
 )
-from siirl.dag_worker.separate.training_side import RolloutsOfRun, TrainingSide
+from siirl.dag_worker.separate.training_side import SeparateRollouts, TrainingSide
 from siirl.dag_worker.text_components import TextBuilder
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.engine.rollout.generation import TextEngine
@@ -80,7 +80,7 @@ def build_training(
     with_critic: bool = False,
     shares: WorkerComponents | None = None,
     updates: Updates,
-    rollouts: RolloutsOfRun,
+    rollouts: SeparateRollouts,
 ) -> WorkerComponents:
     """Components of an agent group on a training rank.
 

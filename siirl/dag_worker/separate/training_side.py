@@ -2,7 +2,7 @@
 
 `TrainingSide` is the context's `exchange`: the node that gets rows calls `get`. Rank 0 calls the
 exchange and broadcasts its answers, so that all ranks take the same decisions; each rank fetches
-only the references of its own share. `RolloutsOfRun` has what the agent groups share: steps, and
+only the references of its own share. `SeparateRollouts` has what the agent groups share: steps, and
 the state of a checkpoint. Left out: what a training rank has in place of rollouts
 (`siirl.dag_worker.separate.substitutes`).
 """
@@ -55,7 +55,7 @@ class TrainingSide:
         self,
         *,
         group: int,
-        rollouts: "RolloutsOfRun",
+        rollouts: "SeparateRollouts",
         ranks: Collectives,
         publisher: WeightPublisher,
         max_failed_share: float,
@@ -225,12 +225,14 @@ class TrainingSide:
         self.call("open", step, position, ledger, rows, reports)
 
 
-class RolloutsOfRun:
-    """The rollout ranks of a run, as a training rank sees them; a `SeparateRollouts`.
+class SeparateRollouts:
+    """The rollout ranks of a run, as a training rank sees them; a `PlacedRollouts`.
 
     Args:
         line: This rank's connection to the exchange.
     """
+
+    colocated = False
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -238,12 +240,12 @@ class RolloutsOfRun:
         """By agent group."""
 
     def begin_step(self, step: int) -> None:
-        """See `SeparateRollouts`."""
+        """See `PlacedRollouts`."""
         for side in self.sides.values():
             side.publisher.step = step
 
     def step_done(self) -> None:
-        """See `SeparateRollouts`."""
+        """See `PlacedRollouts`."""
         for side in self.sides.values():
             side.publisher.step_done()
         side = self._any_side
@@ -257,7 +259,7 @@ class RolloutsOfRun:
     def open(
         self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
     ) -> None:
-        """See `SeparateRollouts`."""
+        """See `PlacedRollouts`."""
         states = self._of_groups({} if resumed is None else resumed.get(ROLLOUTS, {}))
         for group, side in self.sides.items():
             state = states.get(group)

@@ -20,7 +20,7 @@ from siirl.dag_worker.separate.edge import Edge
 from siirl.dag_worker.separate.group_components import build_rollouts, build_training
 from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.rollout_worker import RolloutWorker
-from siirl.dag_worker.separate.training_side import RolloutsOfRun
+from siirl.dag_worker.separate.training_side import SeparateRollouts
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.engine.training.rank_device import prepare_process, require_run_folder
@@ -64,7 +64,7 @@ class WorkerFactory:
             return self._rollout(graph, rank=rank, number=number)
         rollouts = build = None
         if self.line is not None:
-            rollouts = RolloutsOfRun(self.line())
+            rollouts = SeparateRollouts(self.line())
             build = functools.partial(build_training, rollouts=rollouts)
         return DAGWorker(
             config=self.config,
