@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.text import Text
@@ -15,7 +15,6 @@ from rich.text import Text
 from siirl import interrupts, stacks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Ended, Event, Ready
-from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.workers import (
     WorkerFactory,
     edges_of,
@@ -59,6 +58,9 @@ from siirl.reporting.report_page import LiveReport
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 MEAN_RETURN = "val/all/return"  # in every evaluation with a graded episode
 # and this one if some episodes may be ungraded; the job's reward scores them
@@ -266,11 +268,13 @@ def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
     return functools.partial(_connect, RayRedistribution, coordinator, ranks)
 
 
-def _exchange_for(config: SiiRLArguments, graphs: Mapping[int, TaskGraph]) -> Callable[[], Line]:
+def _exchange_for(
+    config: SiiRLArguments, graphs: Mapping[int, TaskGraph]
+) -> Callable[[], "ExchangeLine"]:
     """Start the exchange between the groups; the result connects one rank to it."""
-    from siirl.dag_worker.separate.ray_exchange import RayLine, start_exchange
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine, start_exchange
 
-    return functools.partial(RayLine, start_exchange(edges_of(config, graphs[0])))
+    return functools.partial(ExchangeLine, start_exchange(edges_of(config, graphs[0])))
 
 
 def _connect(

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from siirl.dag_worker.separate.line import Published, Weights
+from siirl.dag_worker.separate.exchange_messages import Published, Weights
 from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
 from siirl.errors import InvariantError
 

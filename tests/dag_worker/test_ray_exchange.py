@@ -3,7 +3,7 @@
 import pytest
 from ray.exceptions import RayActorError
 
-from siirl.dag_worker.separate.ray_exchange import RayLine
+from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 from siirl.errors import RunFailed
 
 
@@ -22,5 +22,5 @@ class DeadExchange:
 
 def test_the_cause_of_a_dead_exchange_ends_with_one_full_stop():
     with pytest.raises(RunFailed) as failed:
-        RayLine(DeadExchange()).call("take", 1, 4)
+        ExchangeLine(DeadExchange()).call("take", 1, 4)
     assert str(failed.value).endswith("training ranks died: it was killed, or it crashed.")

@@ -12,7 +12,7 @@ import pytest
 
 from siirl.dag_worker.separate.edge import PROMPT, Edge
 from siirl.dag_worker.separate.exchange import Exchange
-from siirl.dag_worker.separate.line import LOST, Weights
+from siirl.dag_worker.separate.exchange_messages import LOST, Weights
 from siirl.dag_worker.separate.training_side import SeparateRollouts, TrainingSide
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt, RolloutLedger

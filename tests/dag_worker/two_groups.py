@@ -29,21 +29,21 @@ class ThreadLine:
         self.exchange, self.loop = exchange, loop
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """See `Line`."""
+        """See `ExchangeLine`."""
         coroutine = getattr(self.exchange, method)(*arguments)
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     async def acall(self, method: str, *arguments: Any) -> Any:
-        """See `Line`."""
+        """See `ExchangeLine`."""
         coroutine = getattr(self.exchange, method)(*arguments)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
     def store(self, thing: Any) -> Any:
-        """See `Line`."""
+        """See `ExchangeLine`."""
         return thing
 
     def fetch(self, references: Sequence[Any]) -> list[Any]:
-        """See `Line`."""
+        """See `ExchangeLine`."""
         return list(references)
 
 

@@ -8,7 +8,7 @@ out: waiting and weights (`siirl.dag_worker.separate.exchange`).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from siirl.dag_worker.separate.line import Report, Rewards, Taken
+from siirl.dag_worker.separate.exchange_messages import Report, Rewards, Taken
 from siirl.data_coordinator.coordinator import DataCoordinator
 from siirl.data_coordinator.leases import Lease
 from siirl.data_coordinator.queues import QueueKey

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from siirl.dag_worker.separate.edge import NOTHING, Edge
-from siirl.dag_worker.separate.line import (
+from siirl.dag_worker.separate.exchange_messages import (
     EvaluationRequest,
     Published,
     Report,

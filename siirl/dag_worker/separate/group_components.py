@@ -8,7 +8,7 @@ colocated ranks (`siirl.dag_worker.assembly`).
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
@@ -25,7 +25,6 @@ from siirl.dag_worker.components import (
 )
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.rollout_collector import RolloutCollector
-from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.dag_worker.separate.rollout_ranks import Recording, RolloutParts, RolloutRanks
 from siirl.dag_worker.separate.substitutes import (
@@ -49,6 +48,9 @@ from siirl.params.dag_args import DagArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.model_args import ModelArguments
 from siirl.params.training_args import TrainingArguments
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 
 class UnavailableComponent:
@@ -160,7 +162,7 @@ def build_rollouts(
     run_folder: Path,
     device: torch.device,
     first_step: int,
-    line: Line,
+    line: "ExchangeLine",
     rank: int,
 ) -> dict[int, RolloutParts]:
     """Components of a rollout rank by agent group, those of shared weights first: of the groups

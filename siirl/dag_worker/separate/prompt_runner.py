@@ -7,7 +7,7 @@ when (`siirl.dag_worker.separate.rollout_worker`).
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDict
 
@@ -15,7 +15,7 @@ from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.metric_worker import plain_record
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.separate.edge import PROMPT
-from siirl.dag_worker.separate.line import Line, Report
+from siirl.dag_worker.separate.exchange_messages import Report
 from siirl.dag_worker.separate.published_weights import SecondCopies
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.training_side import columns_of
@@ -29,6 +29,9 @@ from siirl.execution.dag import Node, NodeOutput, TaskGraph
 from siirl.interrupts import Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.reporting.metrics import Value
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 REPORT_EVERY_S = 1.0  # in stream mode: counts over shorter times are noise
 
@@ -59,7 +62,7 @@ class PromptRunner:
         graph: TaskGraph,
         parts: RolloutParts,
         copies: SecondCopies,
-        line: Line,
+        line: "ExchangeLine",
     ) -> None:
         self.group, self.parts, self.copies, self.line = group, parts, copies, line
         self._flow = Dataflow(

@@ -9,13 +9,13 @@ engines with their own copy of the weights (vLLM).
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from siirl.dag_worker.separate.line import LOST, Line, Published, Weights
+from siirl.dag_worker.separate.exchange_messages import LOST, Published, Weights
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
@@ -24,6 +24,9 @@ from siirl.errors import InvariantError
 from siirl.models.checksum import RunningChecksum
 from siirl.models.weight_rows import Rows
 
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
+
 # About 14 for a 7B model in bfloat16: small against the weights, large against the cost of a call.
 BUCKET_BYTES = 1 << 30
 
@@ -31,7 +34,7 @@ BUCKET_BYTES = 1 << 30
 class StoredBuckets:
     """A `siirl.engine.training.weight_buckets.WeightTransport` that stores each bucket."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: "ExchangeLine") -> None:
         self.line = line
         self.buckets: list[tuple[tuple[Any, ...], Any]] = []
         self.stored_bytes = 0
@@ -71,7 +74,7 @@ class WeightPublisher:
         group: int,
         trained: TrainEngine,
         ranks: Collectives,
-        line: Line,
+        line: "ExchangeLine",
         acting_dtype: torch.dtype | None,
     ) -> None:
         self.group = group
@@ -143,7 +146,7 @@ class SecondCopy:
         engine: Gets the version of its weights.
     """
 
-    def __init__(self, module: nn.Module, line: Line, engine: VersionedEngine) -> None:
+    def __init__(self, module: nn.Module, line: "ExchangeLine", engine: VersionedEngine) -> None:
         self.module, self.line, self.engine = module, line, engine
         self.acting: Weights | None = None
         """The weights that act; None before the first arrival."""
@@ -241,7 +244,7 @@ class WeightThread:
     """
 
     def __init__(
-        self, copies: SecondCopies, line: Line, *, arrived: Callable[[Published], object]
+        self, copies: SecondCopies, line: "ExchangeLine", *, arrived: Callable[[Published], object]
     ) -> None:
         self.copies, self.line, self.arrived = copies, line, arrived
         self._error: BaseException | None = None

@@ -12,7 +12,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 
 from siirl.dag_worker.separate.edge import Edge
 from siirl.dag_worker.separate.exchange import Exchange
-from siirl.dag_worker.separate.line import LOST
+from siirl.dag_worker.separate.exchange_messages import LOST
 from siirl.errors import RunFailed
 from siirl.execution.scheduler.ray_errors import stated_cause
 
@@ -25,14 +25,18 @@ def start_exchange(edges: Mapping[int, Edge]) -> Any:
     return actor.remote(edges)
 
 
-class RayLine:
-    """See `siirl.dag_worker.separate.line.Line`."""
+class ExchangeLine:
+    """A rank's connection to the exchange.
+
+    Args:
+        handle: The exchange's actor.
+    """
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """See `Line`.
+        """Call a method of the exchange, and wait for its result.
 
         Raises:
             RunFailed: The exchange died.
@@ -43,18 +47,20 @@ class RayLine:
             raise _died(error) from error
 
     async def acall(self, method: str, *arguments: Any) -> Any:
-        """See `call`."""
+        """The same from a coroutine."""
         try:
             return await getattr(self.handle, method).remote(*arguments)
         except RayActorError as error:
             raise _died(error) from error
 
     def store(self, thing: Any) -> Any:
-        """See `Line`; the object lives as long as this process."""
+        """Keep `thing`, as long as this process lives, where the other group can fetch it; returns
+        a reference.
+        """
         return ray.put(thing)
 
     def fetch(self, references: Sequence[Any]) -> list[Any]:
-        """See `Line`."""
+        """The objects behind the references; `LOST` if the owner died."""
         return [self._fetch(reference) for reference in references]
 
     @staticmethod

@@ -7,16 +7,18 @@ exchange. Rewards come later, from the training ranks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.validator import Validator
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.workflow import Trajectory
 from siirl.occupation import OCCUPATION
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 Thing = TypeVar("Thing")
 
@@ -32,7 +34,7 @@ class RolloutRanks:
 
     group = None
 
-    def __init__(self, line: Line, *, rank: int, size: int) -> None:
+    def __init__(self, line: "ExchangeLine", *, rank: int, size: int) -> None:
         self.line, self.rank, self.size = line, rank, size
         self._call = self._number = 0
 

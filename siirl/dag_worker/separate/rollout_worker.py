@@ -12,9 +12,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from siirl.dag_worker.events import Event
-from siirl.dag_worker.separate.line import EvaluationRequest, Line, Published, Work
+from siirl.dag_worker.separate.exchange_messages import EvaluationRequest, Published, Work
 from siirl.dag_worker.separate.prompt_runner import PromptRunner, since
 from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
@@ -22,6 +23,9 @@ from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import part_of_agent
 from siirl.interrupts import Interrupted
 from siirl.occupation import OCCUPATION
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 
 class RolloutWorker:
@@ -42,7 +46,7 @@ class RolloutWorker:
         *,
         graph: TaskGraph,
         rank: int,
-        line: Line,
+        line: "ExchangeLine",
         build: Callable[[], dict[int, RolloutParts]],
         streaming: bool,
         on_start: Callable[[], object] | None = None,

@@ -13,7 +13,7 @@ import itertools
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from siirl.dag_worker.agent_groups import AGENTS, ROLLOUTS
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.separate.edge import PROMPT
-from siirl.dag_worker.separate.line import LOST, Line, Report, Taken
+from siirl.dag_worker.separate.exchange_messages import LOST, Report, Taken
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -34,6 +34,9 @@ from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.reporting.metric_reduction import combine, merge_rounds
 from siirl.reporting.metrics import Value, Weighted
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 VERSIONS = "policy_versions"
 """Column of the version of each token; a robot's chunk has one for all its tokens."""
@@ -234,7 +237,7 @@ class SeparateRollouts:
 
     colocated = False
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: "ExchangeLine") -> None:
         self.line = line
         self.sides: dict[int, TrainingSide] = {}
         """By agent group."""

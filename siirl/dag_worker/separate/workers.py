@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.dagworker import DAGWorker
@@ -18,7 +18,6 @@ from siirl.dag_worker.events import Event
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.separate.edge import Edge
 from siirl.dag_worker.separate.group_components import build_rollouts, build_training
-from siirl.dag_worker.separate.line import Line
 from siirl.dag_worker.separate.rollout_worker import RolloutWorker
 from siirl.dag_worker.separate.training_side import SeparateRollouts
 from siirl.data_coordinator.redistribution import Redistribution
@@ -29,6 +28,9 @@ from siirl.execution.dag.resource_groups import GET, PUT
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import config_of_group, group_configs
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 
 class Worker(Protocol):
@@ -49,7 +51,7 @@ class WorkerFactory:
     run_folder: Path
     connect: Callable[[int], Redistribution] | None = None
     """Connects a training rank to the others' rows; None with one."""
-    line: Callable[[], Line] | None = None
+    line: Callable[[], "ExchangeLine"] | None = None
     """Connects a rank to the exchange; None if the ranks are colocated."""
     on_start: Callable[[], object] | None = None
     """Called in the process of each rank when its worker is built."""

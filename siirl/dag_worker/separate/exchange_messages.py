@@ -1,11 +1,11 @@
-"""Connection of a rank to the exchange and the stored rows, and the messages on it.
+"""Messages between the ranks and the exchange.
 
-Left out: processes (`siirl.dag_worker.separate.ray_exchange`).
+Left out: the line that carries them (`siirl.dag_worker.separate.ray_exchange`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Finished, Prompt
@@ -13,22 +13,6 @@ from siirl.reporting.metrics import Unusable, Value, Weighted
 
 LOST = object()
 """Result of fetching an object whose owner died."""
-
-
-class Line(Protocol):
-    """A rank's connection to the exchange."""
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the exchange, and wait for its result."""
-
-    async def acall(self, method: str, *arguments: Any) -> Any:
-        """The same from a coroutine."""
-
-    def store(self, thing: Any) -> Any:
-        """Keep `thing` where the other group can fetch it; returns a reference."""
-
-    def fetch(self, references: Sequence[Any]) -> list[Any]:
-        """The objects behind the references; `LOST` if the owner died."""
 
 
 @dataclass(frozen=True)
