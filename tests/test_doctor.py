@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from siirl import doctor
-from siirl.doctor import Check, examine, installed, packages, pinned
+from siirl.doctor import Subject, examine, installed, packages, pinned
 from siirl.errors import MissingAssetError
 
 
@@ -18,7 +18,9 @@ def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_need
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert (
-        examine([Check("Python", lambda: "3.11"), Check("wandb", absent, "trainer.logger=wandb")])
+        examine(
+            [Subject("Python", lambda: "3.11"), Subject("wandb", absent, "trainer.logger=wandb")]
+        )
         == 0
     )
     assert capsys.readouterr().out.splitlines() == [
@@ -26,7 +28,7 @@ def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_need
         "missing  wandb        not here. Type: make it. Only trainer.logger=wandb needs it.",
         "The default job can run: siirl train",
     ]
-    assert examine([Check("OpenGL", absent), Check("Ray", lambda: "starts")]) == 1
+    assert examine([Subject("OpenGL", absent), Subject("Ray", lambda: "starts")]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "missing  OpenGL       not here. Type: make it.",
         "ok       Ray          starts",
@@ -40,7 +42,7 @@ def test_every_writer_that_needs_a_package_is_a_subject() -> None:
 
 
 def test_a_part_that_two_subjects_lack_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert examine([Check("weights", absent), Check("memory", absent)]) == 1
+    assert examine([Subject("weights", absent), Subject("memory", absent)]) == 1
     assert capsys.readouterr().out.splitlines()[:2] == [
         "missing  weights      not here. Type: make it.",
         "missing  memory       for the reason given at weights.",

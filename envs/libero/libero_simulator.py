@@ -46,7 +46,7 @@ SAMPLED_STEP = 24
 """Physics step of an action, from 1, after which the sensors are read."""
 
 
-class Sample(NamedTuple):
+class SensorReading(NamedTuple):
     """One reading of the sensors."""
 
     positions: NDArray[np.float64]
@@ -67,13 +67,13 @@ class Sensors:
         self._fingers = list(robot._ref_gripper_joint_pos_indexes)
         self._transforms: Any = importlib.import_module("robosuite.utils.transform_utils")
 
-    def read(self, positions: NDArray[np.float64]) -> Sample:
+    def read(self, positions: NDArray[np.float64]) -> SensorReading:
         """Read the sensors; the simulator's poses were computed from `positions`."""
         place = self._data.site_xpos[self._site]
         quaternion = np.roll(self._data.xquat[self._hand], -1)  # to x y z w
         turn = self._transforms.quat2axisangle(quaternion)
         felt = np.concatenate([place, turn, self._data.qpos[self._fingers]]).astype(np.float32)
-        return Sample(positions, felt, self._model.site_rgba.copy())
+        return SensorReading(positions, felt, self._model.site_rgba.copy())
 
 
 class Start(NamedTuple):
@@ -84,7 +84,7 @@ class Start(NamedTuple):
     """State of robosuite's arm controller: goals, and the last poses."""
     gripper: NDArray[np.float64]
     """Commanded opening of robosuite's gripper."""
-    sample: Sample
+    sample: SensorReading
     """The last reading of the sensors."""
 
 
@@ -216,7 +216,7 @@ class LiberoSimulator:
         return self._sample.felt.copy()
 
     @property
-    def sample(self) -> Sample:
+    def sample(self) -> SensorReading:
         """Return the last reading of the sensors, which images show too."""
         return self._sample
 

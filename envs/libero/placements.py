@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 PUBLISHED_SEED = 0
 
 
-class Placement(NamedTuple):
+class BodyPoses(NamedTuple):
     """Poses of a model's bodies in their parents' frames, those of fixtures as drawn."""
 
     positions: NDArray[np.float64]
@@ -44,7 +44,7 @@ def published_seed() -> Iterator[None]:
         np.random.set_state(before)
 
 
-def draw_placements(env: Any, count: int) -> list[Placement]:
+def draw_placements(env: Any, count: int) -> list[BodyPoses]:
     """Placements of the first `count` episodes.
 
     Args:
@@ -73,7 +73,7 @@ class LoadedFixture(NamedTuple):
         return cls(body, tuple(map(float, position.split())), tuple(map(float, rotation.split())))
 
 
-def _episodes(env: Any) -> Iterator[Placement]:
+def _episodes(env: Any) -> Iterator[BodyPoses]:
     errors: Any = importlib.import_module("robosuite.utils.errors")
     model = env.sim.model._model
     fixtures = {name: LoadedFixture.of(model, one) for name, one in env.fixtures_dict.items()}
@@ -87,7 +87,7 @@ def _episodes(env: Any) -> Iterator[Placement]:
             continue
 
 
-def _draw(env: Any, fixtures: dict[str, LoadedFixture], joint_samplers: list[Any]) -> Placement:
+def _draw(env: Any, fixtures: dict[str, LoadedFixture], joint_samplers: list[Any]) -> BodyPoses:
     """The random draws of LIBERO's `_reset_internal`, in its order."""
     model, data = env.sim.model._model, env.sim.data._data
     for body, position, rotation in fixtures.values():  # samplers of objects in drawers read them
@@ -103,4 +103,4 @@ def _draw(env: Any, fixtures: dict[str, LoadedFixture], joint_samplers: list[Any
     for name in fixtures.keys() & placed.keys():
         body = fixtures[name].body
         model.body_pos[body], model.body_quat[body], _ = placed[name]
-    return Placement(model.body_pos.copy(), model.body_quat.copy())
+    return BodyPoses(model.body_pos.copy(), model.body_quat.copy())

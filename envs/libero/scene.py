@@ -12,7 +12,7 @@ from envs.libero.libero_simulator import LiberoSimulator
 Vector = NDArray[np.float64]
 
 
-class Extent:
+class BoundingBox:
     """Bounding box of a body's colliding shapes, along axes turned by `yaw` about the vertical."""
 
     def __init__(self, simulator: LiberoSimulator, body: int, *, yaw: float = 0.0) -> None:

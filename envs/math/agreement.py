@@ -18,7 +18,7 @@ from envs.math.expressions import NoExpression, compute
 from envs.math.introductions import is_label
 from envs.math.line_marks import MAX_ANSWER_CHARACTERS
 from envs.math.markup import without_markup
-from envs.math.mathematics import COMMAND, Comparison, is_mathematics, without_units
+from envs.math.mathematics import COMMAND, ExpressionPair, is_mathematics, without_units
 from envs.math.notation import (
     are_of_two_kinds,
     as_interval,
@@ -64,7 +64,7 @@ ONE_LETTER = re.compile(r"[0-9\s]*[A-Za-z][0-9\s]*")
 """A multiple of a variable, of i or of e: no whole number but 0. `1e3` is read as a number."""
 
 
-def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Comparison, ...]:
+def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[ExpressionPair, ...]:
     """Whether `answer` is `truth`, or the comparisons that must all hold for it."""
     if SIMPLE.fullmatch(truth) and SIMPLE.fullmatch(answer):
         return int(truth) == int(answer)
@@ -90,7 +90,9 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
     return number_agrees(number, parts, question=question)
 
 
-def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
+def _mathematics_agrees(
+    truth: str, answer: str, *, question: str
+) -> bool | tuple[ExpressionPair, ...]:
     wanted_time, time = TIME.fullmatch(plain(truth)), TIME.fullmatch(without_markup(plain(answer)))
     if wanted_time is not None and time is not None:
         return _same_time(wanted_time, time)
@@ -122,14 +124,14 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
         pairs = [pair for pair in again if not isinstance(pair, bool)]
         return all(again) and (tuple(itertools.chain(*pairs)) or True)
     wanted_latex = in_latex(without_units(without_markup(truth)))
-    rounding = list[Comparison]()
+    rounding = list[ExpressionPair]()
     approximate = APPROXIMATELY.search(answer)
     if approximate is not None and answer[: approximate.start()].strip():
         rounded = read_quantity(without_markup(answer[approximate.end() :].strip(" ()$")))
         if rounded is None or not rounded.places:
             return False
         decimal = f"{float(rounded.value):.{rounded.places}f}"
-        rounding = [Comparison(wanted_latex, decimal, rounded.places)]
+        rounding = [ExpressionPair(wanted_latex, decimal, rounded.places)]
         answer = re.sub(
             r"[\s$(,;]*(?:\b(?:or|which is|that is|i\.e\.),?)?[\s$(]*$",
             "",
@@ -139,7 +141,7 @@ def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tup
     answers = [without_units(without_markup(side)) for side in sides]
     if not all(is_mathematics(side, truth=truth) for side in answers):
         return False
-    return (*(Comparison(wanted_latex, in_latex(side)) for side in answers), *rounding)
+    return (*(ExpressionPair(wanted_latex, in_latex(side)) for side in answers), *rounding)
 
 
 def _same_time(truth: re.Match[str], answer: re.Match[str]) -> bool:
@@ -230,7 +232,7 @@ def equal_numbers(truth: Fraction, answer: Quantity) -> bool:
 
 def number_agrees(
     number: Quantity, parts: tuple[Part, ...], *, question: str
-) -> bool | tuple[Comparison, ...]:
+) -> bool | tuple[ExpressionPair, ...]:
     """Whether all `parts` are `number`, or the comparisons that have to hold for it."""
     if not parts:
         return False
@@ -246,7 +248,7 @@ def number_agrees(
     for part in parts:
         if isinstance(part, str):
             verdict = _expression_agrees(number, part)
-            if isinstance(verdict, Comparison):
+            if isinstance(verdict, ExpressionPair):
                 open_comparisons.append(verdict)
             elif not verdict:
                 return False
@@ -309,7 +311,7 @@ def _is_rounded(number: Quantity, part: Rounded, *, alone: bool, question: str) 
     )
 
 
-def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
+def _expression_agrees(number: Quantity, part: str) -> bool | ExpressionPair:
     try:
         return compute(TIMES.sub("*", part)).value == number.value
     except NoExpression:
@@ -327,7 +329,7 @@ def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
         or not is_mathematics(expression, truth="")
     ):
         return False
-    return Comparison(
+    return ExpressionPair(
         f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
         if value.denominator > 1
         else str(value),

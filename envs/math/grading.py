@@ -28,7 +28,7 @@ from envs.math.answers import marked_answer
 from envs.math.conclusions import concluded_answer
 from envs.math.expressions import NoExpression, compute
 from envs.math.line_marks import MAX_ANSWER_CHARACTERS, MarkedAnswer
-from envs.math.mathematics import Comparison
+from envs.math.mathematics import ExpressionPair
 from envs.math.named_answers import is_word
 from envs.prompt_rows import require_truth
 from envs.text import shortened
@@ -131,7 +131,7 @@ class Grader:
             release(self._workers)
             self._workers = None
 
-    async def _all_hold(self, comparisons: tuple[Comparison, ...]) -> bool | None:
+    async def _all_hold(self, comparisons: tuple[ExpressionPair, ...]) -> bool | None:
         """Whether math-verify finds every pair equal; None if an answer is too hard for it."""
         for comparison in comparisons:
             holds = await self._holds(comparison)
@@ -139,7 +139,7 @@ class Grader:
                 return holds
         return True
 
-    async def _holds(self, comparison: Comparison) -> bool | None:
+    async def _holds(self, comparison: ExpressionPair) -> bool | None:
         try:
             return await self._compare(comparison)
         except WorkerRaised:
@@ -150,7 +150,7 @@ class Grader:
         await self._require_comparable(comparison)
         return None
 
-    async def _holds_in_another_process(self, comparison: Comparison) -> bool | None:
+    async def _holds_in_another_process(self, comparison: ExpressionPair) -> bool | None:
         """Second attempt after a process died within its limits, perhaps for another reason."""
         try:
             return await self._compare(comparison)
@@ -158,25 +158,25 @@ class Grader:
             await self._require_comparable(comparison)
             return None
 
-    async def _require_comparable(self, comparison: Comparison) -> None:
+    async def _require_comparable(self, comparison: ExpressionPair) -> None:
         """Raise `GradingFailed` if the truth can be compared neither with itself nor with 0."""
         truth = comparison.truth
         try:
-            await self._compare(Comparison(truth, truth))
+            await self._compare(ExpressionPair(truth, truth))
             with contextlib.suppress(WorkerRaised):  # 0 may be of another kind than the truth
-                await self._compare(Comparison(truth, "0"))
+                await self._compare(ExpressionPair(truth, "0"))
         except (WorkerKilled, WorkerRaised) as error:
             answer = shortened(comparison.answer)
             message = f"The answer {answer} could not be compared with {shortened(truth)}: {error}."
             raise GradingFailed(message) from error
 
-    async def _compare(self, comparison: Comparison) -> bool:
+    async def _compare(self, comparison: ExpressionPair) -> bool:
         if self._workers is None:
             self._workers = lease(self._settings)
         return bool(await self._workers.call(comparison._asdict()))
 
 
-def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
+def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[ExpressionPair, ...]:
     """Whether `answer` agrees with `truth`; an answer that is a sentence, `The price fell by 25
     percent`, is read like the closing sentence of a text.
     """

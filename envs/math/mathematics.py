@@ -29,7 +29,7 @@ UNIT_IN_WORDS = re.compile(
 """`16\\pi square centimetres`, `3\\sqrt{2} cm^2`; a single letter may be a variable."""
 
 
-class Comparison(NamedTuple):
+class ExpressionPair(NamedTuple):
     """Two expressions that an algebra system must find equal."""
 
     truth: str

@@ -36,7 +36,7 @@ TOOL_TASKS = ("stick-pull", "stick-push")  # the first object moves the second o
 AS_DRAWN = np.zeros(2)
 
 
-class Snapshot(NamedTuple):
+class EpisodeState(NamedTuple):
     """Simulator state that an episode changes."""
 
     state: NDArray[np.float64]
@@ -62,7 +62,7 @@ class MetaWorldSimulator:
         self.model: mujoco.MjModel = self._env.model
         self.data: mujoco.MjData = self._env.data
         self._made = self._snapshot()
-        self._start: tuple[tuple[int, bytes], Snapshot] | None = None
+        self._start: tuple[tuple[int, bytes], EpisodeState] | None = None
         self._observation: NDArray[np.float64] = np.zeros(39)
 
     def reset(self, *, seed: int, displacement: NDArray[np.float64] = AS_DRAWN) -> None:
@@ -139,16 +139,16 @@ class MetaWorldSimulator:
     def _hand_stays(self) -> None:
         self._env.init_tcp = self._env.tcp_center
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> EpisodeState:
         state = state_of(self.model, self.data)
-        return Snapshot(
+        return EpisodeState(
             state,
             self.model.body_pos.copy(),
             self.model.site_pos.copy(),
             _own_copies(vars(self._env)),
         )
 
-    def _restore(self, snapshot: Snapshot) -> None:
+    def _restore(self, snapshot: EpisodeState) -> None:
         vars(self._env).clear()
         vars(self._env).update(_own_copies(snapshot.attributes))
         self.model.body_pos[:] = snapshot.body_pos

@@ -23,7 +23,7 @@ from envs.arguments import check_counts, checked_seed
 from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
 from envs.deadlines import checked_deadline
 from envs.openenv.description import Description, describe
-from envs.openenv.session import ServerFault, ServerRefused, Session
+from envs.openenv.session import ServerRefused, Session, SessionFault
 from envs.openenv.space_play import SpacePlay
 from envs.openenv.text_form import TextForm
 from envs.openenv.text_play import TextPlay
@@ -132,7 +132,7 @@ class OpenEnvEnv(Environment):
 
         Raises:
             EpisodeFailed: The server has no session, or cannot start an episode.
-            ServerFault: The same, if the episode can be replayed.
+            SessionFault: The same, if the episode can be replayed.
         """
         options = dict(options or {})
         if options.pop("row", None) is not None:
@@ -143,7 +143,7 @@ class OpenEnvEnv(Environment):
             opening = await self._play.begin(
                 self._session, seed=checked_seed(seed), options=options
             )
-        except (ServerFault, ServerRefused) as error:
+        except (SessionFault, ServerRefused) as error:
             self._fail(error)
         self._is_open = True
         return opening
@@ -159,7 +159,7 @@ class OpenEnvEnv(Environment):
             ValueError: An action outside the space.
             RuntimeError: No episode runs.
             EpisodeFailed: The server aborted the episode.
-            ServerFault: The same, if the episode can be replayed.
+            SessionFault: The same, if the episode can be replayed.
         """
         if len(actions) == 0:
             raise ValueError("step_chunk needs at least one action.")
@@ -174,7 +174,7 @@ class OpenEnvEnv(Environment):
         except EpisodeFailed:
             self._is_open = False
             raise
-        except (ServerFault, ServerRefused) as error:
+        except (SessionFault, ServerRefused) as error:
             self._is_open = False
             self._fail(error)
         self._is_open = not (result[2] or result[3])
@@ -189,8 +189,8 @@ class OpenEnvEnv(Environment):
         self._is_open = False
         await self._session.close()
 
-    def _fail(self, error: ServerFault | ServerRefused) -> NoReturn:
-        if self.spec.replayable and isinstance(error, ServerFault):
+    def _fail(self, error: SessionFault | ServerRefused) -> NoReturn:
+        if self.spec.replayable and isinstance(error, SessionFault):
             raise error
         raise EpisodeFailed(str(error).rstrip(".")) from error
 

@@ -46,11 +46,11 @@ TOO_BIG = 1009  # close code of RFC 6455, section 7.4.1
 REFUSED_STATUS = (401, 403)
 
 
-class ServerFault(Misbehaved):
+class SessionFault(Misbehaved):
     """The server vanished, was late, or sent an answer outside the protocol."""
 
 
-class Unreachable(ServerFault):
+class Unreachable(SessionFault):
     """No connection, or one that ended between two messages: another attempt may succeed."""
 
 
@@ -92,7 +92,7 @@ class Session:
         """Start an episode; waits for a free session, and for a server that restarts.
 
         Raises:
-            ServerFault: No session in time, or a fault of the server.
+            SessionFault: No session in time, or a fault of the server.
             ServerRefused: The environment refuses `data`.
         """
         return await over_network(self._reset(data))
@@ -103,7 +103,7 @@ class Session:
         """Send one message and return the `data` of its answer, which has the type `answer`.
 
         Raises:
-            ServerFault: The connection is closed.
+            SessionFault: The connection is closed.
             ServerRefused: An error of the server; the connection stays.
         """
         return await over_network(self._ask(kind, data, answer=answer))
@@ -145,7 +145,7 @@ class Session:
                 received = await socket.recv()
             answered = True
         except TimeoutError as error:
-            raise ServerFault(
+            raise SessionFault(
                 f"The server at {self._url} did not answer {kind!r} within {self._deadline_s:g} s"
             ) from error
         except ConnectionClosed as error:
@@ -157,7 +157,7 @@ class Session:
             return _data_of(received, answer=answer)
         except ValueError as error:
             await self._close()
-            raise ServerFault(
+            raise SessionFault(
                 f"The server at {self._url} answered {kind!r} with something else than OpenEnv's "
                 f"protocol: {error}"
             ) from error
@@ -192,26 +192,26 @@ class Session:
                 f"No OpenEnv server can be reached at {self._url}: {one_line(error)}"
             ) from error
 
-    def _not_served(self, status: int) -> ServerFault:
+    def _not_served(self, status: int) -> SessionFault:
         if status in REFUSED_STATUS:
-            return ServerFault(
+            return SessionFault(
                 f"The server at {self._url} refuses the token (status {status}): set "
                 "env.kwargs.token_file to a file with the right one"
             )
         if status >= 500:  # a proxy whose server restarts
             return Unreachable(f"The server at {self._url} is not ready (status {status})")
-        return ServerFault(
+        return SessionFault(
             f"{self._url} is not an OpenEnv server: {self._url}/ws answers with status {status}"
         )
 
-    def _ended(self, kind: str, error: ConnectionClosed) -> ServerFault:
+    def _ended(self, kind: str, error: ConnectionClosed) -> SessionFault:
         if error.sent is not None and error.sent.code == TOO_BIG:
-            return ServerFault(
+            return SessionFault(
                 f"The server at {self._url} answered {kind!r} with more than "
                 f"{self._max_message_bytes >> 20} MiB (env.kwargs.max_message_mib)"
             )
         if error.rcvd is not None and error.rcvd.code == TOO_BIG:
-            return ServerFault(f"The server at {self._url} refuses a message of that size")
+            return SessionFault(f"The server at {self._url} refuses a message of that size")
         return Unreachable(f"The server at {self._url} went away during {kind!r}")
 
 

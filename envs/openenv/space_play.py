@@ -16,7 +16,7 @@ from envs.arguments import checked_action, checked_tasks
 from envs.base import EnvSpec, EpisodeFailed, Info, Observation, StepResult
 from envs.names import listed, nearest
 from envs.openenv.replies import Reply, read_reply
-from envs.openenv.session import ServerFault, ServerRefused, Session
+from envs.openenv.session import ServerRefused, Session, SessionFault
 from envs.openenv.text_play import refuse_row
 from envs.openenv.wire import from_json, to_json
 from envs.text import shortened
@@ -73,7 +73,7 @@ class SpacePlay:
         truncated = bool(info.pop("truncated", False))
         terminated = bool(info.pop("terminated", False))
         if reply.reward is None or reply.done != (terminated or truncated):
-            raise ServerFault(
+            raise SessionFault(
                 f"The server at {self._url} sent a step with reward {reply.reward} and done "
                 f"{reply.done}: both ends need the same version of siirl"
             )
@@ -101,8 +101,8 @@ class SpacePlay:
             raise self._other(ValueError(f"info is {shortened(info)} instead of an object"))
         return dict(info)
 
-    def _other(self, error: ValueError) -> ServerFault:
-        return ServerFault(f"The server at {self._url} sent a wrong answer: {error}")
+    def _other(self, error: ValueError) -> SessionFault:
+        return SessionFault(f"The server at {self._url} sent a wrong answer: {error}")
 
 
 def _as_here(refused: ServerRefused) -> Exception:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from envs.arguments import read_options
 from envs.base import EnvSpec, EpisodeFailed, Info, StepResult
 from envs.openenv.replies import Reply, read_reply
-from envs.openenv.session import ServerFault, ServerRefused, Session
+from envs.openenv.session import ServerRefused, Session, SessionFault
 from envs.openenv.text_form import TextForm
 from envs.text import (
     REWARD_PARTS,
@@ -160,7 +160,7 @@ class TextPlay:
         try:
             return read_reply(data)
         except ValueError as error:
-            raise ServerFault(
+            raise SessionFault(
                 f"The server at {self._url} sent something else than OpenEnv's protocol: {error}"
             ) from error
 
@@ -176,7 +176,7 @@ class TextPlay:
         result = answer.get("result")
         listed = result.get("tools", []) if isinstance(result, dict) else []
         if not isinstance(listed, list):
-            raise ServerFault(f"The server at {self._url} lists {shortened(listed)} as its tools")
+            raise SessionFault(f"The server at {self._url} lists {shortened(listed)} as its tools")
         tools = [_tool(entry, url=self._url) for entry in listed]
         if self._form.tools_only and not tools:
             raise EpisodeFailed(
@@ -216,8 +216,8 @@ def _tool_result(observation: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _tool(entry: Any, *, url: str) -> ToolDescription:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ServerFault(f"The server at {url} lists {shortened(entry)} as a tool")
+        raise SessionFault(f"The server at {url} lists {shortened(entry)} as a tool")
     schema = entry.get("inputSchema", entry.get("input_schema", {}))
     if not isinstance(schema, dict):
-        raise ServerFault(f"The server at {url} lists a tool with the schema {shortened(schema)}")
+        raise SessionFault(f"The server at {url} lists a tool with the schema {shortened(schema)}")
     return ToolDescription(entry["name"], str(entry.get("description") or ""), schema)

@@ -22,11 +22,11 @@ from typing import Any
 from siirl.data_coordinator.leases import Lease, LeaseBook
 from siirl.data_coordinator.partition import divide, transfers
 from siirl.data_coordinator.queues import (
-    Entry,
     FilterPlugin,
     Leftover,
     NodeQueues,
     PartitionRequest,
+    QueuedSample,
     QueueKey,
     Share,
     StepQueue,
@@ -114,7 +114,7 @@ class DataCoordinator:
         node.add_step(key.step, queue)
         for info, ref in zip(sample_infos, sample_refs, strict=True):
             queue.add(
-                Entry(
+                QueuedSample(
                     order=(key.step, 0 if sources is None else source, self._arrivals),
                     info=info,
                     ref=ref,
@@ -277,7 +277,7 @@ class DataCoordinator:
         queues = self._nodes.setdefault(node, NodeQueues())
         for info, ref, source in leftovers:
             queues.leftovers.append(
-                Entry(order=(-1, 0, self._arrivals), info=info, ref=ref, source=source)
+                QueuedSample(order=(-1, 0, self._arrivals), info=info, ref=ref, source=source)
             )
             self._arrivals += 1
         queues.waiting += len(leftovers)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from siirl.data_coordinator.queues import Entry, QueueKey
+from siirl.data_coordinator.queues import QueuedSample, QueueKey
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
 
@@ -24,7 +24,7 @@ class Lease:
 @dataclass
 class _Record:
     lease: Lease
-    entries: list[Entry]
+    entries: list[QueuedSample]
     rank: int | None
     deadline: float
 
@@ -43,7 +43,13 @@ class LeaseBook:
         self._opened = 0
 
     def open(
-        self, key: QueueKey, *, holder: str, entries: Sequence[Entry], rank: int | None, now: float
+        self,
+        key: QueueKey,
+        *,
+        holder: str,
+        entries: Sequence[QueuedSample],
+        rank: int | None,
+        now: float,
     ) -> Lease:
         """Lease `entries`; `rank` owns them as part of a divided step, or is None for a stream."""
         self._opened += 1
@@ -63,7 +69,7 @@ class LeaseBook:
             heapq.heappush(self._deadlines, (deadline, lease_id))
         return record.lease
 
-    def close(self, lease_id: int) -> tuple[Lease, list[Entry], int | None]:
+    def close(self, lease_id: int) -> tuple[Lease, list[QueuedSample], int | None]:
         """Remove an open lease.
 
         Raises:

@@ -29,7 +29,7 @@ from siirl.data_coordinator.balance import (
     get_seqlen_balanced_partitions,
     pairs_to_try,
 )
-from siirl.data_coordinator.queues import Entry, PartitionRequest, Transfers
+from siirl.data_coordinator.queues import PartitionRequest, QueuedSample, Transfers
 from siirl.errors import ConfigError
 
 GROUP = "index"  # the column that holds the group id
@@ -257,8 +257,8 @@ def _counts(part_N: Integers, *, parts: int) -> Integers:
 
 
 def divide(
-    entries: Sequence[Entry], request: PartitionRequest
-) -> tuple[list[list[Entry]], list[Entry]]:
+    entries: Sequence[QueuedSample], request: PartitionRequest
+) -> tuple[list[list[QueuedSample]], list[QueuedSample]]:
     """Divide `entries`, oldest first.
 
     Returns:
@@ -277,7 +277,7 @@ def divide(
         parts=request.partitions,
         equal_counts=request.equal_counts,
     )
-    parts: list[list[Entry]] = [[] for _ in range(request.partitions)]
+    parts: list[list[QueuedSample]] = [[] for _ in range(request.partitions)]
     for bundle, part in zip(used, part_N.tolist(), strict=True):
         parts[part].extend(bundle)
     return [sorted(part) for part in parts], [
@@ -286,7 +286,7 @@ def divide(
 
 
 def transfers(
-    parts: Sequence[Sequence[Entry]], left_over: Sequence[Entry], *, sources: int
+    parts: Sequence[Sequence[QueuedSample]], left_over: Sequence[QueuedSample], *, sources: int
 ) -> list[Transfers]:
     """The transfers of each rank after which rank r has `parts[r]`."""
     ranks = max(sources, len(parts))
@@ -311,7 +311,7 @@ def transfers(
     ]
 
 
-def _work(entries: Sequence[Entry]) -> dict[tuple[int, int, int], int]:
+def _work(entries: Sequence[QueuedSample]) -> dict[tuple[int, int, int], int]:
     """Work of each entry in whole units: FLOPs if all are known, else tokens."""
     flops = sum(entry.info.flops for entry in entries)
     if not all(entry.info.flops for entry in entries) or not flops:
@@ -320,12 +320,12 @@ def _work(entries: Sequence[Entry]) -> dict[tuple[int, int, int], int]:
     return {entry.order: max(1, round(entry.info.flops / unit)) for entry in entries}
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: QueuedSample) -> int:
     """Bytes of an entry; its tokens if they are unknown."""
     return entry.info.size or max(1, entry.info.sum_tokens)
 
 
-def _homes(bundles: Sequence[Sequence[Entry]], *, parts: int) -> Integers:
+def _homes(bundles: Sequence[Sequence[QueuedSample]], *, parts: int) -> Integers:
     """The rank that holds most bytes of each bundle."""
     homes = []
     for bundle in bundles:
@@ -337,9 +337,9 @@ def _homes(bundles: Sequence[Sequence[Entry]], *, parts: int) -> Integers:
     return np.array(homes, np.int64)
 
 
-def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
+def _groups(entries: Sequence[QueuedSample]) -> list[list[QueuedSample]]:
     """Entries by group id, in the order of each group's first."""
-    groups: dict[object, list[Entry]] = {}
+    groups: dict[object, list[QueuedSample]] = {}
     for entry in entries:
         if GROUP not in entry.info.dict_info:
             raise ConfigError(

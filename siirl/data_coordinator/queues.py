@@ -43,7 +43,7 @@ class QueueKey(NamedTuple):
         return f"node {self.node!r}, step {self.step}"
 
 
-class Entry(NamedTuple):
+class QueuedSample(NamedTuple):
     """A sample in a queue; sorted by `order`, which is unique."""
 
     order: Order
@@ -109,14 +109,14 @@ class WaitingEntries:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Order, Entry] = {}
+        self._entries: dict[Order, QueuedSample] = {}
         self._order: list[Order] = []  # a heap, including orders of entries that were taken since
         self._views: dict[FilterPlugin, _View] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: QueuedSample) -> None:
         """Queue an entry."""
         self._entries[entry.order] = entry
         heapq.heappush(self._order, entry.order)
@@ -125,7 +125,9 @@ class WaitingEntries:
         if len(self._order) > 2 * len(self._entries) + VIEWS:
             self._forget_taken()
 
-    def take(self, count: int, filter_plugin: FilterPlugin | None = None) -> list[Entry] | None:
+    def take(
+        self, count: int, filter_plugin: FilterPlugin | None = None
+    ) -> list[QueuedSample] | None:
         """Remove the first `count` (of those accepted); None, without removing any, if fewer."""
         if len(self._entries) < count:
             return None
@@ -142,7 +144,7 @@ class WaitingEntries:
             return None
         return [self._pop(view.order) for _ in range(count)]
 
-    def take_all(self) -> list[Entry]:
+    def take_all(self) -> list[QueuedSample]:
         """Remove all."""
         return [self._pop(self._order) for _ in range(len(self._entries))]
 
@@ -160,7 +162,7 @@ class WaitingEntries:
             del self._views[next(iter(self._views))]
         return view
 
-    def _pop(self, order: list[Order]) -> Entry:
+    def _pop(self, order: list[Order]) -> QueuedSample:
         while (first := heapq.heappop(order)) not in self._entries:
             pass
         for view in self._views.values():
@@ -172,7 +174,7 @@ class WaitingEntries:
 class _View:
     """Entries as one filter sees them."""
 
-    unseen: list[Entry]
+    unseen: list[QueuedSample]
     """Entries that the filter has not seen yet."""
     accepted: set[Order] = field(default_factory=set)
     order: list[Order] = field(default_factory=list)
@@ -189,7 +191,7 @@ class StepQueue:
     uids: set[str] = field(default_factory=set)
     sources_done: set[int] = field(default_factory=set)
     request: PartitionRequest | None = None
-    parts: dict[int, list[Entry]] | None = None
+    parts: dict[int, list[QueuedSample]] | None = None
     """Samples by rank that are not leased now; None before the step is divided."""
     transfers: list[Transfers] = field(default_factory=list)
     """Transfers of all ranks that put or have a part, by rank; empty before the step is divided."""
@@ -207,7 +209,7 @@ class StepQueue:
         """Whether every sample is acknowledged."""
         return not (self.entries or self.parts or self.leases or self.leased)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: QueuedSample) -> None:
         """Queue a sample."""
         self.entries.add(entry)
         self.uids.add(entry.info.uid)
@@ -239,7 +241,7 @@ class NodeQueues:
     """All samples that wait for one node."""
 
     steps: dict[int, StepQueue] = field(default_factory=dict)
-    leftovers: list[Entry] = field(default_factory=list)
+    leftovers: list[QueuedSample] = field(default_factory=list)
     waiting: int = 0
     """Samples in queues, undelivered parts and leftovers; not those leased."""
     _ascending: list[int] = field(default_factory=list)

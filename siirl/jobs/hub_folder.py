@@ -56,7 +56,7 @@ COMPANIONS = (".json", ".jinja", ".model", ".txt", ".py")
 Types = dict[str, tuple[torch.dtype, torch.Size]]
 
 
-class Weights(Protocol):
+class WeightSource(Protocol):
     """Named tensors on disk."""
 
     @property
@@ -77,7 +77,7 @@ class MergedWeights:
     """
 
     def __init__(
-        self, stored: Weights, lora: LoraArguments, *, transposed: Collection[str]
+        self, stored: WeightSource, lora: LoraArguments, *, transposed: Collection[str]
     ) -> None:
         self._stored, self._lora, self._transposed = stored, lora, transposed
         self._names = {
@@ -101,19 +101,19 @@ class MergedWeights:
 class JoinedWeights:
     """Tensors of several sources; a name of an earlier one wins."""
 
-    def __init__(self, *sources: Weights) -> None:
+    def __init__(self, *sources: WeightSource) -> None:
         self._of = {name: source for source in reversed(sources) for name in source.types}
         self.types = {name: source.types[name] for name, source in self._of.items()}
 
     def whole(self, name: str) -> torch.Tensor:
-        """See `Weights.whole`."""
+        """See `WeightSource.whole`."""
         return self._of[name].whole(name)
 
 
 class SomeWeights:
     """The tensors of a source with some of its names."""
 
-    def __init__(self, source: Weights, names: Collection[str]) -> None:
+    def __init__(self, source: WeightSource, names: Collection[str]) -> None:
         self.types = {name: place for name, place in source.types.items() if name in names}
         self.whole = source.whole
 
@@ -243,7 +243,7 @@ def copy_processors(source: Path, folder: Path) -> None:
         shutil.copytree(source / VLM_FOLDER, folder / VLM_FOLDER)
 
 
-def with_unread_weights(weights: Weights, *, published: Path) -> Weights:
+def with_unread_weights(weights: WeightSource, *, published: Path) -> WeightSource:
     """Add the weights of the published checkpoint that no pass reads.
 
     Raises:
@@ -261,7 +261,7 @@ def with_unread_weights(weights: Weights, *, published: Path) -> Weights:
 
 
 def write_separate_modules(
-    weights: Weights, folder: Path, *, published: Path, dtype: torch.dtype | None
+    weights: WeightSource, folder: Path, *, published: Path, dtype: torch.dtype | None
 ) -> None:
     """Write an OpenVLA-OFT's separate modules as its authors do: `module.` before each name."""
     for prefix, pattern in SEPARATE.items():
@@ -284,7 +284,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def write_weights(
-    weights: Weights, folder: Path, *, dtype: torch.dtype | None, most_bytes: int
+    weights: WeightSource, folder: Path, *, dtype: torch.dtype | None, most_bytes: int
 ) -> None:
     """Write safetensors files of at most `most_bytes`, one tensor at a time.
 
@@ -331,7 +331,7 @@ def _bytes(dtype: torch.dtype, shape: torch.Size) -> int:
     return dtype.itemsize * shape.numel()
 
 
-def _stored_weights(policy: Path) -> Weights:
+def _stored_weights(policy: Path) -> WeightSource:
     """The weights of a policy folder or an engine's folder.
 
     Raises:

@@ -25,7 +25,7 @@ from siirl.dag_worker.unfinished import remove_unfinished
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import Replacement, run_local, run_on_ray
-from siirl.execution.scheduler.placement import Layout, machines, require_machines
+from siirl.execution.scheduler.placement import ClusterLayout, machines, require_machines
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
@@ -177,13 +177,13 @@ def remove_unfinished_files(trainer: TrainingArguments, run_folder: Path) -> Non
 
 def layout_of(
     trainer: TrainingArguments, cluster: ClusterArguments, rollout: RolloutArguments
-) -> Layout:
+) -> ClusterLayout:
     """Resources of the job: machines, ranks and GPUs; called within `session`.
 
     Raises:
         ConfigError: The cluster has too few resources.
     """
-    ranks = Layout(nodes=trainer.nnodes, ranks_per_node=trainer.n_gpus_per_node)
+    ranks = ClusterLayout(nodes=trainer.nnodes, ranks_per_node=trainer.n_gpus_per_node)
     if cluster.mode == "local":
         on_gpus = device_slots()[1] == "GPU"
         return dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(rollout))
@@ -198,7 +198,11 @@ def layout_of(
 
 
 def start(
-    config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path
+    config: SiiRLArguments,
+    graph: TaskGraph,
+    run_folder: Path,
+    layout: ClusterLayout,
+    stacks_folder: Path,
 ) -> Generator[Event, None, None]:
     """Start the ranks within `session`, and yield the events of rank 0."""
     graphs = scheduled(config.trainer, config.dag, graph)

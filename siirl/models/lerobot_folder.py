@@ -44,7 +44,7 @@ NOISE_STD = (0.08, 0.16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class PolicyKind:
     """What config.json of a policy has, and how its processors read."""
 
     type: str
@@ -72,11 +72,11 @@ class LeRobotFolder:
     """A checked config.json and its folder."""
 
     folder: Path
-    kind: Kind
+    kind: PolicyKind
     config: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def read(cls, folder: Path, kind: Kind) -> "LeRobotFolder":
+    def read(cls, folder: Path, kind: PolicyKind) -> "LeRobotFolder":
         """Read a folder.
 
         Raises:
@@ -247,7 +247,7 @@ def new_deviation(policy: FlowVLA, folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def _problem(config: Mapping[str, Any], kind: Kind) -> str | None:
+def _problem(config: Mapping[str, Any], kind: PolicyKind) -> str | None:
     """What is wrong with a config.json, or None."""
     for name in kind.counts:
         if not is_count(config.get(name), least=1):

@@ -56,7 +56,7 @@ class OpenVLA(OpenVLAPolicy):
     ) -> TokenByToken:
         """Action tokens of 256 bins [N, T], each given those before; see `Policy.forward`."""
         embeddings_NSD, there_NS = self._asked(pixel_values, instruction_ids)
-        answers = Answers(self, there_NS)
+        answers = ActionTokenLogits(self, there_NS)
         return TokenByToken(
             answers.logits, answers.generation, embeddings_NSD, tokens=self.tokens_per_chunk
         )
@@ -108,7 +108,7 @@ class OpenVLA(OpenVLAPolicy):
 
 
 @dataclass(frozen=True)
-class Answers:
+class ActionTokenLogits:
     """Logits of an OpenVLA's action tokens after its questions."""
 
     policy: OpenVLA

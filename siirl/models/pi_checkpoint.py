@@ -27,8 +27,8 @@ from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_read
 from siirl.models.flow_vla import DEVIATION
 from siirl.models.lerobot_folder import (
     NOISE_STD,
-    Kind,
     LeRobotFolder,
+    PolicyKind,
     new_deviation,
     read_tokenizer,
     require_flags,
@@ -55,7 +55,7 @@ ONLY = {
     "use_peft": (False, "adapters of LeRobot: merge them into the weights first"),
 }
 AFTER = ("unnormalizer_processor", "device_processor")
-PI0 = Kind(
+PI0 = PolicyKind(
     type="pi0",
     name="pi0",
     base="lerobot/pi0_base",
@@ -77,7 +77,7 @@ PI0 = Kind(
         "policy_postprocessor.json": AFTER,
     },
 )
-PI05 = Kind(
+PI05 = PolicyKind(
     type="pi05",
     name="pi0.5",
     base="lerobot/pi05_base",
@@ -137,7 +137,7 @@ def load_pi05(
 
 
 def load_pi(
-    kind: Kind,
+    kind: PolicyKind,
     make: Callable[[LeRobotFolder, dict[str, Any]], AnyPi],
     folder: Path,
     spec: EnvSpec,
@@ -240,7 +240,7 @@ def make_pi05(spec: EnvSpec, path: str | None, /, *, weights: bool = True, **opt
     return load_pi05(place, spec, **options, weights=weights)
 
 
-def _require_path(path: str | None, kind: Kind) -> str:
+def _require_path(path: str | None, kind: PolicyKind) -> str:
     if path is None:
         raise ConfigError(
             f"model={kind.type} ships no weights: set actor_rollout_ref.model.path to a folder "

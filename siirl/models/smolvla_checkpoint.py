@@ -21,8 +21,8 @@ from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_read
 from siirl.models.flow_vla import DEVIATION
 from siirl.models.lerobot_folder import (
     NOISE_STD,
-    Kind,
     LeRobotFolder,
+    PolicyKind,
     new_deviation,
     read_tokenizer,
     require_flags,
@@ -36,7 +36,7 @@ from siirl.params.hub_place import MODEL, HubPlace
 from siirl.params.paths import find
 from siirl.params.references import check_options
 
-KIND = Kind(
+KIND = PolicyKind(
     type="smolvla",
     name="SmolVLA",
     base="lerobot/smolvla_base",

@@ -22,7 +22,7 @@ from siirl.params.documents import read_object
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionShape:
     """Differences between the attention layers of known decoders."""
 
     bias: bool = False
@@ -32,10 +32,10 @@ class Attention:
 
 
 DECODERS = {
-    "llama": Attention(),
-    "mistral": Attention(),
-    "qwen2": Attention(bias=True),
-    "qwen3": Attention(norms=True),
+    "llama": AttentionShape(),
+    "mistral": AttentionShape(),
+    "qwen2": AttentionShape(bias=True),
+    "qwen3": AttentionShape(norms=True),
 }
 """`model_type` of the decoders whose block is known."""
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -49,7 +49,7 @@ ACTION_HEAD_FILE = "action_head--*_checkpoint.pt"
 
 
 @dataclass(frozen=True)
-class Computing:
+class NumberSizes:
     """Bytes per number in the passes."""
 
     compute: int
@@ -105,11 +105,11 @@ class Stack:
         norms = 4 * self.width  # two LayerNorms, weight and bias
         return products + biases + norms + 2 * self.width * self.scaled
 
-    def block_bytes(self, computing: Computing) -> int:
+    def block_bytes(self, computing: NumberSizes) -> int:
         """Bytes per place that one block keeps for its backward pass."""
         return self._gated_bytes(computing) if self.gated else self._plain_bytes(computing)
 
-    def input_bytes(self, computing: Computing) -> int:
+    def input_bytes(self, computing: NumberSizes) -> int:
         """Bytes per place of a block's input, the only one kept if activations are recomputed."""
         return computing.residual * self.width
 
@@ -117,7 +117,7 @@ class Stack:
         """Bytes of keys and values per token in all blocks, at `compute` bytes per number."""
         return 2 * self.blocks * self.key_width * compute
 
-    def _gated_bytes(self, computing: Computing) -> int:
+    def _gated_bytes(self, computing: NumberSizes) -> int:
         width, compute = self.width, computing.compute
         # RMSNorm: its input in float32, the normalised input for the gradient of the weight;
         # compiled, its own input
@@ -131,7 +131,7 @@ class Stack:
         heads = (4 + compute) * (self.query_width + self.key_width) * (self.head_norm > 0)
         return norms + inputs + attention + heads + gate
 
-    def _plain_bytes(self, computing: Computing) -> int:
+    def _plain_bytes(self, computing: NumberSizes) -> int:
         width, compute = self.width, computing.compute
         norms = 2 * (computing.residual + compute) * width
         attention = 5 * compute * width  # q, k, v, the kernel's output, and its transpose

@@ -27,8 +27,8 @@ from siirl.preflight.machine import GIB
 from siirl.preflight.memory import Parts, total
 from siirl.preflight.model_shapes import (
     QUESTION_LENGTH,
-    Computing,
     ModelShape,
+    NumberSizes,
     openvla_places,
     read_shape,
 )
@@ -164,11 +164,11 @@ class PolicyMemory:
         )
 
     @cached_property
-    def computing(self) -> Computing:
+    def computing(self) -> NumberSizes:
         """Types of the passes."""
         compute = compute_bytes(self.policy.model)
         narrow = self.in_group or self.base_bytes == compute
-        return Computing(
+        return NumberSizes(
             compute=compute,
             residual=compute if narrow else 4,
             compiled=self.policy.actor.use_torch_compile,

@@ -49,7 +49,7 @@ _INDENT = " " * (_STEP_WIDTH + 2)  # of the lines below a row
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of the table: title, metric, and number format."""
 
     title: str
@@ -70,29 +70,29 @@ class Column:
 
 
 _UPDATE = (
-    Column("KL", "actor/ppo_kl", number),
-    Column("entropy", "actor/entropy", number),
-    Column("clipped", "actor/pg_clipfrac", percent),
-    Column("gradient", "actor/grad_norm", number),
+    TableColumn("KL", "actor/ppo_kl", number),
+    TableColumn("entropy", "actor/entropy", number),
+    TableColumn("clipped", "actor/pg_clipfrac", percent),
+    TableColumn("gradient", "actor/grad_norm", number),
 )
 # In order of importance: a narrow terminal shows only the first ones.
 EMBODIED_COLUMNS = (
-    Column("success", "rollout/success_rate", percent, steady=True),
-    Column("reward", "reward/mean_score", number),
-    Column("clusters", "reward/clusters", number, steady=True),
+    TableColumn("success", "rollout/success_rate", percent, steady=True),
+    TableColumn("reward", "reward/mean_score", number),
+    TableColumn("clusters", "reward/clusters", number, steady=True),
     *_UPDATE,
-    Column("steps/s", "env/steps_per_s", number),
-    Column("calls/s", "policy/calls_per_s", number),
-    Column("sim busy", "env/busy_share", percent),
-    Column("pol busy", "policy/busy_share", percent),
+    TableColumn("steps/s", "env/steps_per_s", number),
+    TableColumn("calls/s", "policy/calls_per_s", number),
+    TableColumn("sim busy", "env/busy_share", percent),
+    TableColumn("pol busy", "policy/busy_share", percent),
 )
 TEXT_COLUMNS = (
-    Column("success", "rollout/success_rate", percent, steady=True),
-    Column("reward", "reward/mean_score", number),
-    Column("length", "rollout/avg_response_length", number),
-    Column("cut off", "rollout/truncated_share", percent),
+    TableColumn("success", "rollout/success_rate", percent, steady=True),
+    TableColumn("reward", "reward/mean_score", number),
+    TableColumn("length", "rollout/avg_response_length", number),
+    TableColumn("cut off", "rollout/truncated_share", percent),
     *_UPDATE,
-    Column("tokens/s", "rollout/tokens_per_s", number),
+    TableColumn("tokens/s", "rollout/tokens_per_s", number),
 )
 
 
@@ -115,7 +115,7 @@ class ConsoleWriter:
         total_steps: int | None,
         limit_s: float | None = None,
         first_step: int = 1,
-        columns: Sequence[Column] = EMBODIED_COLUMNS,
+        columns: Sequence[TableColumn] = EMBODIED_COLUMNS,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -178,7 +178,7 @@ class ConsoleWriter:
         """The cell of the time left; none above a progress bar, which shows it."""
         return [] if self.progress.console.is_terminal else [text.rjust(1 + len(_TIME_LEFT))]
 
-    def _shown(self, metrics: Mapping[str, Reduced]) -> Sequence[Column]:
+    def _shown(self, metrics: Mapping[str, Reduced]) -> Sequence[TableColumn]:
         """The columns for which there is room and, of steady ones, a value."""
         there = [c for c in self._columns if not c.steady or c.metric in metrics]
         room = self.progress.console.width - _STEP_WIDTH - sum(map(len, self._if_log("")))

@@ -75,7 +75,7 @@ class TaskTable(NamedTuple):
         return self.last_step > self.first_step
 
 
-class Quantity(NamedTuple):
+class LastValue(NamedTuple):
     """A metric with its last value."""
 
     name: str
@@ -315,7 +315,7 @@ def _sections(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(place, title) for place, title, there in known if there]
 
 
-def _glossary(rows: Sequence[Row]) -> list[Quantity]:
+def _glossary(rows: Sequence[Row]) -> list[LastValue]:
     """Every metric of the run, by name."""
     last = {
         name: (row["step"], value)
@@ -324,7 +324,7 @@ def _glossary(rows: Sequence[Row]) -> list[Quantity]:
         if name not in ROW_KEYS
     }
     return [
-        Quantity(name, step, number(value), meaning_of(name))
+        LastValue(name, step, number(value), meaning_of(name))
         for name, (step, value) in sorted(last.items())
     ]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from siirl.reporting.console import EMBODIED_COLUMNS, Column
+from siirl.reporting.console import EMBODIED_COLUMNS, TableColumn
 from siirl.reporting.metrics import Reduced
 
 Cell = str | int | float | bool | None
@@ -28,7 +28,7 @@ class RunDescription:
     """
     project: str = "siirl"
     experiment: str = "run"
-    columns: Sequence[Column] = EMBODIED_COLUMNS
+    columns: Sequence[TableColumn] = EMBODIED_COLUMNS
     """Columns of the console's table."""
     notice: str = ""
     """Notice to readers (`EnvSpec.notice`), in every line of metrics.jsonl and in TensorBoard's

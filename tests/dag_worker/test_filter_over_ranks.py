@@ -19,7 +19,7 @@ from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.training.collectives import join, leave
 from siirl.execution.dag import Node, NodeType
 from siirl.execution.scheduler.launch import run_on_ray
-from siirl.execution.scheduler.placement import Layout
+from siirl.execution.scheduler.placement import ClusterLayout
 from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 
 LENGTHS = (
@@ -100,7 +100,7 @@ def test_each_rank_drops_what_the_filter_rejects_and_the_rest_is_shared_by_token
             iter(
                 run_on_ray(
                     functools.partial(make, coordinator=start_coordinator()),
-                    layout=Layout(ranks_per_node=2),
+                    layout=ClusterLayout(ranks_per_node=2),
                 )
             )
         )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from siirl.execution.scheduler.launch import run_on_ray
-from siirl.execution.scheduler.placement import Layout
+from siirl.execution.scheduler.placement import ClusterLayout
 from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
 
 UNTIL_RAY_HAS_READ_S = 3.0  # its log monitor looks at the files several times a second
@@ -31,7 +31,7 @@ class Talker:
 def main() -> None:
     """Run the ranks to their end."""
     with ray_session(ClusterSettings(address=None, env_vars={})):
-        for _ in run_on_ray(Talker, layout=Layout(ranks_per_node=2)):
+        for _ in run_on_ray(Talker, layout=ClusterLayout(ranks_per_node=2)):
             pass
 
 

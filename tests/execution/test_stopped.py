@@ -17,13 +17,13 @@ from siirl.execution.scheduler.cluster_watch import (
     END_AFTER_S,
     LOOK_EVERY_S,
     WARN_AFTER_S,
-    Process,
+    RayProcess,
     StoppedWatch,
     stopped_processes,
 )
 
-RAYLET = Process(7, "/somewhere/ray/core/src/ray/raylet/raylet --raylet_socket_name=x ")
-SERVER = Process(8, "ray::EnvServerActor.serve ")
+RAYLET = RayProcess(7, "/somewhere/ray/core/src/ray/raylet/raylet --raylet_socket_name=x ")
+SERVER = RayProcess(8, "ray::EnvServerActor.serve ")
 LOOKS = round(END_AFTER_S / LOOK_EVERY_S)
 
 
@@ -31,9 +31,9 @@ class Machine:
     """The test sets which processes are stopped."""
 
     def __init__(self) -> None:
-        self.stopped: list[Process] = []
+        self.stopped: list[RayProcess] = []
 
-    def __call__(self) -> list[Process]:
+    def __call__(self) -> list[RayProcess]:
         return self.stopped
 
 

@@ -16,7 +16,7 @@ from siirl.errors import ConfigError
 from siirl.execution.scheduler import placement
 from siirl.execution.scheduler.launch import run_on_ray
 from siirl.execution.scheduler.placement import (
-    Layout,
+    ClusterLayout,
     Placement,
     machines,
     require_machines,
@@ -44,7 +44,7 @@ class Whereabouts:
         yield
 
 
-def whereabouts(layout: Layout) -> list[list[str]]:
+def whereabouts(layout: ClusterLayout) -> list[list[str]]:
     """Machine and GPUs of each rank."""
     for _ in run_on_ray(Whereabouts, layout=layout):
         pass
@@ -57,16 +57,20 @@ def main(address: str) -> None:
     """
     placement.TELL_AFTER_S = HELD_S / 4
     with ray_session(ClusterSettings(address=address, env_vars={})):
-        on_cpus = whereabouts(Layout(nodes=2, ranks_per_node=2))
-        held = Placement(Layout(ranks_per_node=1, gpus_per_rank=1), Vitals(servers_of_cluster()))
+        on_cpus = whereabouts(ClusterLayout(nodes=2, ranks_per_node=2))
+        held = Placement(
+            ClusterLayout(ranks_per_node=1, gpus_per_rank=1), Vitals(servers_of_cluster())
+        )
         with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(whereabouts, Layout(nodes=2, ranks_per_node=2, gpus_per_rank=1))
+            waiting = pool.submit(
+                whereabouts, ClusterLayout(nodes=2, ranks_per_node=2, gpus_per_rank=1)
+            )
             time.sleep(HELD_S)
             placed_meanwhile = waiting.done()
             held.release()
             on_gpus = waiting.result()
         try:
-            require_machines(Layout(nodes=3), machines())
+            require_machines(ClusterLayout(nodes=3), machines())
             refused = ""
         except ConfigError as error:
             refused = str(error)

@@ -15,7 +15,7 @@ import pytest
 from real_run import RAY, RAY_AGENTS, descendants_of, living_processes, start_ray
 
 from siirl.errors import ConfigError
-from siirl.execution.scheduler.placement import ClusterMachine, Layout, require_machines
+from siirl.execution.scheduler.placement import ClusterLayout, ClusterMachine, require_machines
 from siirl.execution.scheduler.ray_session import credentials
 from siirl.preflight.ray_address import address_problems, resolve_address
 
@@ -245,20 +245,23 @@ def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("layout", "refused"),
     [
-        (Layout(nodes=2, ranks_per_node=4, gpus_per_rank=1), False),
-        (Layout(nodes=1, ranks_per_node=8, gpus_per_rank=1), False),
-        (Layout(nodes=3, ranks_per_node=100), False),  # ranks on CPUs
+        (ClusterLayout(nodes=2, ranks_per_node=4, gpus_per_rank=1), False),
+        (ClusterLayout(nodes=1, ranks_per_node=8, gpus_per_rank=1), False),
+        (ClusterLayout(nodes=3, ranks_per_node=100), False),  # ranks on CPUs
         (
-            Layout(nodes=2, ranks_per_node=5, gpus_per_rank=1),
+            ClusterLayout(nodes=2, ranks_per_node=5, gpus_per_rank=1),
             True,
         ),  # although there are twelve GPUs
-        (Layout(nodes=1, ranks_per_node=9, gpus_per_rank=1), True),
-        (Layout(nodes=4, ranks_per_node=1), True),
-        (Layout(nodes=1, ranks_per_node=2, gpus_per_rank=4), False),  # tensor-parallel engines
-        (Layout(nodes=1, ranks_per_node=3, gpus_per_rank=4), True),
+        (ClusterLayout(nodes=1, ranks_per_node=9, gpus_per_rank=1), True),
+        (ClusterLayout(nodes=4, ranks_per_node=1), True),
+        (
+            ClusterLayout(nodes=1, ranks_per_node=2, gpus_per_rank=4),
+            False,
+        ),  # tensor-parallel engines
+        (ClusterLayout(nodes=1, ranks_per_node=3, gpus_per_rank=4), True),
     ],
 )
-def test_machines_are_asked_for_that_the_cluster_has(layout: Layout, refused: bool) -> None:
+def test_machines_are_asked_for_that_the_cluster_has(layout: ClusterLayout, refused: bool) -> None:
     there = [
         ClusterMachine("a", "10.0.0.1", 0),
         ClusterMachine("b", "10.0.0.2", 4),

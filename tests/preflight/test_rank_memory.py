@@ -17,7 +17,13 @@ from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.preflight.gpu_fit import gpu_problems
 from siirl.preflight.machine import GIB
-from siirl.preflight.model_shapes import Computing, Stack, decoder_shape, openvla_shape, read_shape
+from siirl.preflight.model_shapes import (
+    NumberSizes,
+    Stack,
+    decoder_shape,
+    openvla_shape,
+    read_shape,
+)
 from siirl.preflight.rank_memory import rank_memory
 from tests.preflight.camera_spec import SPEC
 
@@ -109,14 +115,14 @@ def test_adapters_of_openvla_are_about_as_many_as_published() -> None:
 @pytest.mark.parametrize(
     ("dtype", "autocast", "computing"),
     [
-        (torch.float32, True, Computing(compute=2, residual=4)),
-        (torch.float32, False, Computing(compute=4, residual=4)),
-        (torch.bfloat16, False, Computing(compute=2, residual=2)),
+        (torch.float32, True, NumberSizes(compute=2, residual=4)),
+        (torch.float32, False, NumberSizes(compute=4, residual=4)),
+        (torch.bfloat16, False, NumberSizes(compute=2, residual=2)),
     ],
 )
 @pytest.mark.parametrize(("kind", "key_value_heads"), [("qwen2", 2), ("qwen2", 4), ("qwen3", 2)])
 def test_a_block_keeps_what_autograd_saves_in_it_within_fifteen_percent(
-    dtype: torch.dtype, autocast: bool, computing: Computing, kind: str, key_value_heads: int
+    dtype: torch.dtype, autocast: bool, computing: NumberSizes, kind: str, key_value_heads: int
 ) -> None:
     config = {
         **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 176},
@@ -162,7 +168,7 @@ def saved_bytes(config: dict[str, Any], dtype: torch.dtype, autocast: bool, *, p
 def test_inputs_of_blocks_at_65_chunks_are_the_published_eleven_gib() -> None:
     """32 blocks of 4096 numbers in float32, for 350 places per chunk."""
     llama = Stack(blocks=32, width=4096, hidden=11008, query_width=4096, key_width=4096, gated=True)
-    kept = 65 * 350 * 32 * llama.input_bytes(Computing(compute=2, residual=4))
+    kept = 65 * 350 * 32 * llama.input_bytes(NumberSizes(compute=2, residual=4))
     assert kept / GIB == pytest.approx(11.1, abs=0.1)
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
     TEXT_COLUMNS,
-    Column,
     ConsoleWriter,
+    TableColumn,
     evaluation_line,
     first_estimate,
     no_update_line,
@@ -151,7 +151,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("columns", [EMBODIED_COLUMNS, TEXT_COLUMNS])
-def test_the_lines_of_a_step_fit_80_columns(columns: Sequence[Column]) -> None:
+def test_the_lines_of_a_step_fit_80_columns(columns: Sequence[TableColumn]) -> None:
     for console in (log_file(), terminal(80)):
         writer = ConsoleWriter(total_steps=1000, columns=columns, console=console)
         writer.progress.__exit__(None, None, None)  # the bar's own lines are not rows

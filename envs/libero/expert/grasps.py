@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.libero.expert.motion import nearest_yaw, turned
 from envs.libero.libero_simulator import LiberoSimulator
-from envs.libero.scene import Extent, Vector, boxes, colliding_geoms, level_heading
+from envs.libero.scene import BoundingBox, Vector, boxes, colliding_geoms, level_heading
 
 MOUTH_M = 0.072  # what is held across is at most this wide: the fingers open to 8 cm
 # How far below its top a tall thing is held: the palm is 5 cm above the finger tips.
@@ -103,7 +103,7 @@ def obstruction(simulator: LiberoSimulator, grasp: Grasp, bodies: list[int]) -> 
 
 def _across(simulator: LiberoSimulator, body: int) -> list[Grasp]:
     heading = level_heading(simulator.data.xmat[body].reshape(3, 3))
-    extent = Extent(simulator, body, yaw=heading)
+    extent = BoundingBox(simulator, body, yaw=heading)
     middle = (extent.bottom + extent.top) / 2 if extent.size[2] < FLAT_M else 0.0
     height = max(extent.top - FINGER_DEPTH_M, extent.bottom + TIP_M, middle)
     found = []
@@ -123,7 +123,7 @@ def _rim(simulator: LiberoSimulator, body: int) -> list[Grasp]:
     """A vessel is held at the side of its rim towards the middle of the table, where the arm
     reaches best, or at another.
     """
-    extent, axis = Extent(simulator, body), simulator.data.subtree_com[body][:2]
+    extent, axis = BoundingBox(simulator, body), simulator.data.subtree_com[body][:2]
     radius = min(extent.size[0], extent.size[1]) / 2 - WALL_M
     height = max(extent.top - RIM_DEPTH_M, extent.bottom + TIP_M)
     near = -1.0 if axis[1] > 0 else 1.0

@@ -33,7 +33,7 @@ from envs.libero.expert.skills import (
 )
 from envs.libero.libero_simulator import UNSEEN_GROUP, LiberoSimulator
 from envs.libero.scene import (
-    Extent,
+    BoundingBox,
     Vector,
     boxes,
     gripper_pose,
@@ -110,7 +110,7 @@ def insert(simulator: LiberoSimulator, name: str, place: Cave) -> Motion:
         place.edge + PALM_HALF_M + MARGIN_M - place.middle @ place.outwards
     )
     before = stop + place.outwards * (held.depth + CLEAR_M)
-    rotation, resting = pointing_down(yaw + turn), Extent(simulator, body).bottom
+    rotation, resting = pointing_down(yaw + turn), BoundingBox(simulator, body).bottom
     if abs(place.floor - resting) < SAME_LEVEL_M:
         # drawn over the table: a heavy thing hangs down from its handle when it is lifted
         for point in (before, stop):
@@ -141,7 +141,7 @@ def _carry(
     yield from move(simulator, above(hand, carried - resting), now, CLOSED, near=PASSED_M)
     for point, bottom in ((before, carried), (before, floor + DROP_M), (stop, floor + DROP_M)):
         hand, _ = gripper_pose(simulator)
-        height = bottom + float(hand[2]) - Extent(simulator, body).bottom
+        height = bottom + float(hand[2]) - BoundingBox(simulator, body).bottom
         yield from move(simulator, np.array([*point[:2], height]), rotation, CLOSED)
 
 

@@ -26,7 +26,7 @@ from envs.libero.expert.motion import (
 )
 from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import (
-    Extent,
+    BoundingBox,
     Vector,
     boxes,
     colliding_geoms,
@@ -76,7 +76,7 @@ def place(simulator: LiberoSimulator, name: str, target: str, *, attempt: int) -
     grasp = _chosen(simulator, body, attempt)
     yield from take(simulator, grasp, body)
     spot, surface = destination(simulator, target)
-    resting = Extent(simulator, body).bottom
+    resting = BoundingBox(simulator, body).bottom
     carried = max(surface + CARRY_M, resting + APPROACH_M)
     yield from move(
         simulator,
@@ -85,7 +85,7 @@ def place(simulator: LiberoSimulator, name: str, target: str, *, attempt: int) -
         CLOSED,
         near=PASSED_M,
     )
-    if Extent(simulator, body).bottom < resting + LIFTED_M:
+    if BoundingBox(simulator, body).bottom < resting + LIFTED_M:
         return
     yaw = grasp.yaw + turn_to_fit(simulator, body, target)
     parent = region_parent(simulator, target) if is_region(simulator, target) else None
@@ -102,7 +102,7 @@ def place(simulator: LiberoSimulator, name: str, target: str, *, attempt: int) -
     ):
         hand, _ = gripper_pose(simulator)
         # The object's lowest point is moved there, independent of the grasp.
-        offset = hand - [*simulator.data.subtree_com[body][:2], Extent(simulator, body).bottom]
+        offset = hand - [*simulator.data.subtree_com[body][:2], BoundingBox(simulator, body).bottom]
         to = np.array([*spot, height]) + offset
         if height == carried:
             yield from pass_over(
@@ -142,7 +142,7 @@ def _chosen(simulator: LiberoSimulator, body: int, attempt: int) -> Grasp:
 
 def slides(simulator: LiberoSimulator, name: str, target: str) -> bool:
     """Whether a thing slides to `target` instead of being lifted: a plate, on the table."""
-    size = Extent(simulator, object_body(simulator, name)).size
+    size = BoundingBox(simulator, object_body(simulator, name)).size
     on_the_table = is_region(simulator, target) and region_parent(simulator, target) is None
     return bool(on_the_table and size[2] < THIN_M and size[:2].min() > MOUTH_M)
 
@@ -154,7 +154,7 @@ def turn_to_fit(simulator: LiberoSimulator, body: int, target: str) -> float:
     half = np.asarray(simulator.env.object_sites_dict[target].size[:2])
     region = simulator.data.site(target).xmat.reshape(3, 3)
     heading = level_heading(simulator.data.xmat[body].reshape(3, 3))
-    size = Extent(simulator, body, yaw=heading).size[:2]
+    size = BoundingBox(simulator, body, yaw=heading).size[:2]
     if size.max() < 2 * half.min():
         return 0.0
     along = float(np.arctan2(region[1, 0], region[0, 0])) + np.pi / 2 * float(np.argmax(half))
@@ -164,7 +164,7 @@ def turn_to_fit(simulator: LiberoSimulator, body: int, target: str) -> float:
 def destination(simulator: LiberoSimulator, target: str) -> tuple[Vector, float]:
     """Position to set an object down: x, y and the height of the surface."""
     if not is_region(simulator, target):
-        extent = Extent(simulator, object_body(simulator, target))
+        extent = BoundingBox(simulator, object_body(simulator, target))
         return simulator.data.xpos[object_body(simulator, target)][:2].copy(), (
             extent.bottom + extent.top
         ) / 2
@@ -374,5 +374,5 @@ def _reach(simulator: LiberoSimulator, part: MovingPart, direction: Vector) -> f
 def _over(simulator: LiberoSimulator, part: MovingPart, point: Vector) -> Vector:
     """The point above everything that stands on the part, to come down from."""
     return np.array(
-        [point[0], point[1], max(Extent(simulator, part.body).top, point[2]) + APPROACH_M]
+        [point[0], point[1], max(BoundingBox(simulator, part.body).top, point[2]) + APPROACH_M]
     )

@@ -115,7 +115,7 @@ class ClusterWatch:
                 self._looks_without_answer = 0
 
 
-class Process(NamedTuple):
+class RayProcess(NamedTuple):
     """A process of the command's own Ray."""
 
     pid: int
@@ -123,7 +123,7 @@ class Process(NamedTuple):
     """Its command line."""
 
 
-def stopped_processes() -> list[Process]:
+def stopped_processes() -> list[RayProcess]:
     """Currently stopped processes of Ray below this one.
 
     These are children of this process, and the raylet's children. Programs started by ranks and
@@ -137,7 +137,7 @@ def stopped_processes() -> list[Process]:
             if process.ppid() == mine:
                 parents.add(process.pid)
             if process.ppid() in parents and process.status() == psutil.STATUS_STOPPED:
-                found.append(Process(process.pid, " ".join([*process.cmdline(), ""])))
+                found.append(RayProcess(process.pid, " ".join([*process.cmdline(), ""])))
     return found
 
 
@@ -157,7 +157,7 @@ class StoppedWatch:
     def __init__(
         self,
         *,
-        look: Callable[[], Iterable[Process]] = stopped_processes,
+        look: Callable[[], Iterable[RayProcess]] = stopped_processes,
         end: Callable[[int, str], object] = end_at_once,
         every_s: float = LOOK_EVERY_S,
         end_after_s: float = END_AFTER_S,
@@ -222,5 +222,5 @@ class StoppedWatch:
         return None
 
 
-def _name(process: Process, names: dict[str, str]) -> str | None:
+def _name(process: RayProcess, names: dict[str, str]) -> str | None:
     return next((name for part, name in names.items() if part in process.title), None)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from siirl.errors import RunFailed, SiirlError
 from siirl.execution.scheduler.placement import (
-    Layout,
+    ClusterLayout,
     Placement,
     machines,
     servers_of_cluster,
@@ -59,7 +59,7 @@ def run_local(make: Make) -> Iterator[Any]:
 def run_on_ray(
     make: Make,
     *,
-    layout: Layout,
+    layout: ClusterLayout,
     hang_s: float | None = None,
     stacks_folder: Path = Path(),
     replacement: Replacement | None = None,
@@ -118,7 +118,7 @@ def run_on_ray(
             supervision.close()
 
 
-def _meeting_point(first: Any, layout: Layout, supervision: "Supervision") -> str:
+def _meeting_point(first: Any, layout: ClusterLayout, supervision: "Supervision") -> str:
     import ray
     from ray.exceptions import RayActorError
 
@@ -226,7 +226,7 @@ def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
     return RunFailed(f"The process of rank {rank} died: {stated_cause(error)}.")
 
 
-def _actor_class(rank_class: type, layout: Layout) -> Any:
+def _actor_class(rank_class: type, layout: ClusterLayout) -> Any:
     import ray
 
     # Reserve no CPU: a laptop has fewer cores than the job has processes, and simulators and ranks

@@ -27,7 +27,7 @@ RAYLET_PATIENCE_S, GCS_PATIENCE_S = 2.0, 30.0
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClusterLayout:
     """Number of machines, and the resources of each."""
 
     nodes: int = 1
@@ -64,7 +64,7 @@ class Placement:
         RunFailed: The cluster died meanwhile.
     """
 
-    def __init__(self, layout: Layout, vitals: Vitals) -> None:
+    def __init__(self, layout: ClusterLayout, vitals: Vitals) -> None:
         import ray
         from ray.util import placement_group
 
@@ -107,7 +107,7 @@ class Placement:
         remove_placement_group(self._group)
 
 
-def require_machines(layout: Layout, there: Sequence[ClusterMachine]) -> None:
+def require_machines(layout: ClusterLayout, there: Sequence[ClusterMachine]) -> None:
     """Refuse a job that would wait forever.
 
     Raises:

@@ -114,7 +114,7 @@ def test_hand_over_free_ground_is_obstructed_by_nothing_and_by_a_can_in_its_palm
     simulator = make_simulator("object", 0)
     simulator.reset(0)
     can = scene.object_body(simulator, "alphabet_soup_1")
-    top = scene.Extent(simulator, can).top
+    top = scene.BoundingBox(simulator, can).top
     at = simulator.data.xpos[can]
     inside = grasps.Grasp(np.array([at[0], at[1], top - 0.06]), 0.0)
     beside = grasps.Grasp(np.array([at[0] + 1.0, at[1], top - 0.06]), 0.0)
@@ -213,7 +213,7 @@ def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_p
         )
 
     assert met("cream_cheese_1") == pytest.approx(
-        scene.Extent(simulator, scene.object_body(simulator, "milk_1")).top
+        scene.BoundingBox(simulator, scene.object_body(simulator, "milk_1")).top
     )
     assert met("butter_1") is None
 

@@ -22,7 +22,7 @@ from envs.math.grading import (
     GradingFailed,
     check_truth,
 )
-from envs.math.mathematics import Comparison
+from envs.math.mathematics import ExpressionPair
 from envs.math.quantities import read_quantity
 from envs.worker_pool import WorkerKilled
 
@@ -204,7 +204,7 @@ def test_failed_grading_is_a_failed_episode():
 def test_what_is_decided_directly_is_decided_as_math_verify_would(grader, a, b, c, d):
     truth, answer = Fraction(a, b), f"{c / d:.9f}"
     direct = equal_numbers(truth, read_quantity(answer))
-    assert asyncio.run(grader._compare(Comparison(f"{a}/{b}", answer))) is direct
+    assert asyncio.run(grader._compare(ExpressionPair(f"{a}/{b}", answer))) is direct
 
 
 def test_plain_numbers_need_no_worker():
@@ -232,7 +232,9 @@ def test_what_only_a_tiny_model_writes_is_wrong_and_needs_no_worker(grader, text
     own = Grader(num_workers=1, cpu_s=1.0)
     assert grade(own, text, "64", style="whole").verdict == WRONG
     assert own._workers is None
-    assert asyncio.run(grader._compare(Comparison("64", text))) is False  # math-verify's verdict
+    assert (
+        asyncio.run(grader._compare(ExpressionPair("64", text))) is False
+    )  # math-verify's verdict
 
 
 def test_several_comparisons_share_few_workers(grader):

@@ -10,7 +10,7 @@ import pytest
 from envs.base import EpisodeFailed
 from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
-from envs.openenv.session import ServerFault
+from envs.openenv.session import SessionFault
 from siirl.env_server.server import Raised
 from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, error, observed
 
@@ -303,7 +303,7 @@ def test_a_server_without_a_free_session_names_the_remedy() -> None:
 
 
 def test_a_fault_of_a_replayable_environment_is_one_of_the_server_without_a_traceback() -> None:
-    with ScriptedServer(after_reset(CLOSE)) as server, pytest.raises(ServerFault) as fault:
+    with ScriptedServer(after_reset(CLOSE)) as server, pytest.raises(SessionFault) as fault:
         asyncio.run(first_step(server, replayable=True))
     assert Raised.of(fault.value).trace == ""
     assert Raised.of(fault.value).summary.endswith("went away during 'step'")
