@@ -140,9 +140,14 @@ def straying(rng: np.random.Generator) -> Disturb:
 
 
 KINDS: dict[str, Callable[[np.random.Generator], Disturb]] = {
-    "expert": expert_like, "stalling": stalling, "biased": biased, "freezing": freezing, "wandering": wandering,
-    "drifting": drifting, "straying": straying,
-}  # fmt: skip
+    "expert": expert_like,
+    "stalling": stalling,
+    "biased": biased,
+    "freezing": freezing,
+    "wandering": wandering,
+    "drifting": drifting,
+    "straying": straying,
+}
 FAILING_KINDS = tuple(kind for kind in KINDS if kind != "expert")
 
 
@@ -153,7 +158,8 @@ def expert_actions(
     simulator.reset(seed=seed)
     policy, actions = expert(simulator.task), []
     for step in range(MAX_STEPS):
-        action = np.clip(disturb(policy(simulator), step), -1.0, 1.0).astype(np.float32)  # type: ignore[arg-type]
+        disturbed = disturb(policy(simulator), step)  # type: ignore[arg-type]
+        action = np.clip(disturbed, -1.0, 1.0).astype(np.float32)
         actions.append(action)
         if simulator.step(action):
             break

@@ -58,7 +58,8 @@ GROUP_SIZE = 8
 # int64 ids, masks and positions, float32 log-probs
 BYTES_PER_TOKEN = 44
 BYTES_PER_CHUNK = 224 * 224 * 3 + 8 * 7 * 12  # an image; ids, masks and log-probs of 8 actions
-# Qwen2.5-7B, as siirl.models.training_flops counts: 6 (body tokens + attention tokens^2 + head response)
+# Qwen2.5-7B, as siirl.models.training_flops counts:
+# 6 (body tokens + attention tokens^2 + head response)
 BODY, ATTENTION, HEAD = 6.5e9, 28 * 28 * 128, 152_064 * 3584
 TIMEOUT_S = 3600.0
 

@@ -22,7 +22,7 @@ from benchmarks.learning_studies import Arm, Study, run_studies
 CLIPS = "{folder}/demonstrations.npz"  # beside a study's warm start
 CLONED_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
 SDE = "actor_rollout_ref.model.options={noise: sde}"
-# The studies were measured before benchmarks.any_tasks changed the demo's settings to those of today.
+# The studies were measured before benchmarks.any_tasks changed the demo's settings.
 BEFORE = (
     "actor_rollout_ref.actor.ppo_epochs=2",
     "actor_rollout_ref.actor.target_kl=null",

@@ -110,7 +110,7 @@ async def collect_scenes(*, folder: Path, first_seed: int, scenes: int, rollouts
 
 
 def gather(file: Path, **job: Any) -> Episodes:
-    """The episodes in `file` and the positions beside it; collected first where they are not there."""
+    """The episodes in `file` and the positions beside it; collected first if they are missing."""
     places = file.with_suffix(".places.npz")
     if not places.exists():
         episodes = asyncio.run(collect_scenes(**job))

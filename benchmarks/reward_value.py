@@ -46,10 +46,10 @@ LEARNING_STEPS = 2  # not measured
 FEWEST_FAILURES = 6  # of a task, for a correlation
 
 NOTE = (
-    "Rank correlation with the true distance at the end of an episode; mean over tasks with at least "
-    f"{FEWEST_FAILURES} judged failures. A task whose value has no skill is not judged: its failures "
-    "get 0, as with a 0/1 reward. Last columns: share of a step's failures that a video which "
-    "achieves nothing outranks, mean over such videos."
+    "Rank correlation with the true distance at the end of an episode; mean over tasks with at "
+    f"least {FEWEST_FAILURES} judged failures. A task whose value has no skill is not judged: its "
+    "failures get 0, as with a 0/1 reward. Last columns: share of a step's failures that a video "
+    "which achieves nothing outranks, mean over such videos."
 )
 
 Maker = Callable[[], tuple[VideoEncoder, TrajectoryReward | SuccessValueReward]]

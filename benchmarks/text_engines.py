@@ -110,8 +110,12 @@ def measure(size: str, flags: argparse.Namespace) -> list[dict[str, Any]]:
     """All contenders with one size of model, in turns; the first turn of each is not counted."""
     model, tokenizer = LanguageModel(new_tiny_lm(seed=0, shape=SHAPES[size]).eval()), without_end()
     settings: dict[str, Any] = {
-        "model": model, "tokenizer": tokenizer, "temperature": 1.0, "max_running": max(flags.batches), "lockstep": False,
-    }  # fmt: skip
+        "model": model,
+        "tokenizer": tokenizer,
+        "temperature": 1.0,
+        "max_running": max(flags.batches),
+        "lockstep": False,
+    }
     engines: dict[str, TextEngine] = {name: ENGINES[name](**settings) for name in flags.engines}
     contenders = {
         "transformers generate": by_generate(model),

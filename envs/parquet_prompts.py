@@ -210,7 +210,8 @@ class ParquetPrompts(PromptFile):
         if first != self._starts[group + 1]:
             raise ValueError(
                 f"{self.path}, row group {group} has {first - self._starts[group]} rows, and its "
-                f"footer says {self._starts[group + 1] - self._starts[group]}. Write the file again."
+                f"footer says {self._starts[group + 1] - self._starts[group]}. Write the file "
+                "again."
             )
 
     def _batches(self, group: int, names: list[str]) -> Iterator[pyarrow.RecordBatch]:

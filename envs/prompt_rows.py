@@ -193,8 +193,8 @@ def json_object(line: bytes, *, place: str) -> dict[str, Any]:
             check_surrogates(line.decode(), entry)
         except UnicodeError as error:
             raise ValueError(
-                f"{place}: a text has half of a surrogate pair, which no tokenizer reads ({error}). "
-                "Correct the row, or take it out."
+                f"{place}: a text has half of a surrogate pair, which no tokenizer reads "
+                f"({error}). Correct the row, or take it out."
             ) from error
     if not isinstance(entry, dict):
         raise ValueError(f"{place}: a JSON object is expected, got {shortened(entry)}.")

@@ -293,8 +293,8 @@ def _load(name: str, arguments: str) -> Any:
         environment = package.load_environment(name, **json.loads(arguments))
     except Exception as error:  # a user's package may raise any class
         raise ValueError(
-            f"env.id={name} cannot be loaded with {arguments}: {str(error).rstrip('.')}. Install its "
-            "package (uv pip install, or prime env install OWNER/NAME), or correct env.kwargs."
+            f"env.id={name} cannot be loaded with {arguments}: {str(error).rstrip('.')}. Install "
+            "its package (uv pip install, or prime env install OWNER/NAME), or correct env.kwargs."
         ) from error
     if not hasattr(environment, "max_turns") or getattr(environment, "env_map", None):
         raise ValueError(

@@ -79,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--base",
-        help="OpenVLA-OFT: the published checkpoint (a folder, or hf://owner/name), for the weights "
-        "that siirl does not load; by default the run's actor_rollout_ref.model.path",
+        help="OpenVLA-OFT: the published checkpoint (a folder, or hf://owner/name), for the "
+        "weights that siirl does not load; by default the run's actor_rollout_ref.model.path",
     )
     return parser
 

@@ -76,5 +76,6 @@ def task_name(name: str) -> str:
         return canonical
     known = tuple(INSTRUCTIONS)
     raise ValueError(
-        f"Unknown Meta-World task {name!r}.{nearest(canonical, known)} Known: {listed(canonical, known)}."
+        f"Unknown Meta-World task {name!r}.{nearest(canonical, known)} Known: "
+        f"{listed(canonical, known)}."
     )

@@ -93,8 +93,8 @@ def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise ValueError(
-            f"No OpenEnv server can be reached at env.url={url} ({one_line(error)}): start it first, or "
-            "correct the address."
+            f"No OpenEnv server can be reached at env.url={url} ({one_line(error)}): start it "
+            "first, or correct the address."
         ) from error
     if len(document) > MAX_BYTES:
         raise ValueError(f"{url}{SCHEMA} has more than {MAX_BYTES >> 20} MiB.")

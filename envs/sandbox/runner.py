@@ -217,7 +217,9 @@ class Program:
         # The result's pipe; the program may write to it, because only a right result counts.
         os.dup2(self.pipes["result"], RESULT)
         os.closerange(RESULT + 1, 1024)
-        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115  (for as long as it runs)
+        sys.stdin = open(  # noqa: SIM115  (for as long as it runs)
+            0, encoding="utf-8", errors="surrogateescape", closefd=False
+        )
         sys.argv = ["program.py"]
         set_limits(self.job["limits"], tasks_before=1)
 

@@ -127,8 +127,8 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     if hidden := sorted(set(vars(output)) - fields):
         raise ConfigError(
             f"{policy}.forward returned a {type(output).__name__} whose {', '.join(hidden)} is not "
-            "a field: decorate the class with dataclasses.dataclass, because sharded training finds "
-            "tensors in fields only."
+            "a field: decorate the class with dataclasses.dataclass, because sharded training "
+            "finds tensors in fields only."
         )
     return output
 

@@ -7,7 +7,7 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import torch
 
@@ -29,6 +29,7 @@ from siirl.dag_worker.embodied_components import EmbodiedBuilder
 from siirl.dag_worker.text_components import TextBuilder
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.redistribution import Redistribution
+from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import WeightSync
@@ -140,7 +141,8 @@ def _with_shared_weights(
     make: TextBuilder, place: _Place, *, owner: WorkerComponents
 ) -> tuple[Rollouts, Learner, WeightSync]:
     learner = with_weights_of(owner, make)
-    rollouts = make.rollouts_of(owner.rollout.engine, learner.module, **place)  # type: ignore[arg-type]
+    engine = cast(TextEngine, owner.rollout.engine)
+    rollouts = make.rollouts_of(engine, learner.module, **place)
     return rollouts, learner, owner.context.weights
 
 

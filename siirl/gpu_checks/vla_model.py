@@ -41,7 +41,10 @@ def acting(trial: Trial) -> None:
         )
         requests = requests_of(trajectories(policy, rows=rows, chunks=1, shape=PICTURE))
         least_s = 1.0 if trial.on_gpu else 0.02
-        through_engine = trial.seconds_of(lambda: act_all(engine, requests), least_s=least_s)  # noqa: B023
+        through_engine = trial.seconds_of(
+            lambda: act_all(engine, requests),  # noqa: B023
+            least_s=least_s,
+        )
         inputs = {
             name: column.to(trial.device)
             for name, column in observations(policy, rows, shape=PICTURE).items()

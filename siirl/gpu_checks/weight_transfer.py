@@ -162,7 +162,12 @@ def _sync(trial: Trial, model: LanguageModel, *, acting: object, engine: object)
         optim=OptimizerArguments(scheduler="constant"),
         device=trial.device,
     ).initialize()
-    sync = WeightSync(trained=trained, acting=acting, engine=engine, ranks=OneProcess())  # type: ignore[arg-type]
+    sync = WeightSync(
+        trained=trained,
+        acting=acting,  # type: ignore[arg-type]
+        engine=engine,  # type: ignore[arg-type]
+        ranks=OneProcess(),
+    )
     with torch.no_grad():
         next(model.parameters()).add_(0.5)
     begin = time.perf_counter()

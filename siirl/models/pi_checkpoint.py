@@ -368,8 +368,8 @@ def _tokenizer_file(folder: Path, asked: str | None) -> Path:
     file = (folder if asked is None else find(asked)) / TOKENIZER_FILE
     if not file.is_file():
         raise MissingAssetError(
-            f"No {TOKENIZER_FILE} in {file.parent}: LeRobot reads PaliGemma's from the Hub. Copy it "
-            "there from google/paligemma-3b-pt-224, or name its folder by "
+            f"No {TOKENIZER_FILE} in {file.parent}: LeRobot reads PaliGemma's from the Hub. Copy "
+            "it there from google/paligemma-3b-pt-224, or name its folder by "
             "actor_rollout_ref.model.options.tokenizer."
         )
     return file

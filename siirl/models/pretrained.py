@@ -100,8 +100,8 @@ def read_config(source: str, *, trust_remote_code: bool, place: str = KEY) -> An
             config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         except OSError as error:
             raise MissingAssetError(
-                f"{place}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id "
-                "of a hub model."
+                f"{place}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the "
+                "id of a hub model."
             ) from error
         except ValueError as error:
             raise ConfigError(

@@ -158,7 +158,8 @@ def _number(name: Any) -> int:
     text = str(name)
     if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
         raise ConfigError(
-            f"agents.{text[:20]}: agent groups are numbered from 0, like the agent_group of their nodes."
+            f"agents.{text[:20]}: agent groups are numbered from 0, like the agent_group of their "
+            "nodes."
         )
     return int(text)
 

@@ -27,7 +27,9 @@ def critic_update(critic: CriticArguments, actor: ActorArguments) -> CriticUpdat
 
 
 def critic_steps(config: SiiRLArguments, *, rows: int) -> int:
-    """Optimiser steps of the critic in an update on `rows` rows (`siirl.params.agents.rows_of_step`)."""
+    """Optimiser steps of the critic in an update on `rows` rows
+    (`siirl.params.agents.rows_of_step`).
+    """
     update = critic_update(config.critic, config.actor_rollout_ref.actor)
     rows_per_mini_batch = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
     return -(-rows // rows_per_mini_batch) * update.epochs

@@ -194,7 +194,8 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
         parts = [_part({"name": reward.name}, place="reward")]
     if not any(part.weight for part in parts):
         raise ConfigError(
-            "All weights of reward.functions are 0, so every reward is 0: give one of them a weight."
+            "All weights of reward.functions are 0, so every reward is 0: give one of them a "
+            "weight."
         )
     labels = [part.label for part in parts]
     repeated = [label for label in labels if labels.count(label) > 1]

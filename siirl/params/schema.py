@@ -132,6 +132,6 @@ def unknown_key(
     )
     where = f"Keys of {prefix[:-1]}" if prefix else "Groups of keys"
     return UnknownNameError(
-        f"Unknown key {place!r} ({source}).{hint} {where}: {listed(tried, level)}. Type: siirl train "
-        f"--help {prefix[:-1]}".rstrip()
+        f"Unknown key {place!r} ({source}).{hint} {where}: {listed(tried, level)}. "
+        f"Type: siirl train --help {prefix[:-1]}".rstrip()
     )

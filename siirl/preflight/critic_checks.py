@@ -68,7 +68,8 @@ def estimator_problems(
             yield ConfigError(
                 f"pipeline={pipeline} provides {in_words}, which "
                 f"algorithm.adv_estimator={estimator} does not read: take "
-                f"algorithm.adv_estimator={' or '.join(estimators_taking(column))}, or pipeline=grpo."
+                f"algorithm.adv_estimator={' or '.join(estimators_taking(column))}, or "
+                "pipeline=grpo."
             )
 
 

@@ -266,8 +266,8 @@ def _own_manager(config: RewardArguments) -> RewardManager:
     make = load_reference(config.name, place="reward.name")
     with user_code(
         lambda raised: ConfigError(
-            f"reward.name={config.name} is called with (config.reward), and raised {raised}. It must "
-            "make a reward manager, derived from siirl.engine.reward_manager.Memoryless."
+            f"reward.name={config.name} is called with (config.reward), and raised {raised}. It "
+            "must make a reward manager, derived from siirl.engine.reward_manager.Memoryless."
         ),
         passed=SiirlError,
     ):

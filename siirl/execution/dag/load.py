@@ -55,7 +55,8 @@ def _custom(reference: str) -> TaskGraph:
     make = resolve_function(reference, owner="dag.custom_pipeline_fn")
     with user_code(
         lambda raised: ConfigError(
-            f"dag.custom_pipeline_fn={reference!r} is called without arguments, and raised {raised}."
+            f"dag.custom_pipeline_fn={reference!r} is called without arguments, and raised "
+            f"{raised}."
         ),
         passed=SiirlError,  # an invalid graph
     ):

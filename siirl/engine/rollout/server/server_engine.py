@@ -273,8 +273,8 @@ class ServerEngine(TextEngineBase):
         ]  # vLLM's are texts
         if not all(number.isdecimal() for number in found):
             raise RunFailed(
-                f"The inference server at {self.link.url} answers with {shortened(found)} instead of "
-                "the checksums of its workers: install the same version of siirl at both ends."
+                f"The inference server at {self.link.url} answers with {shortened(found)} instead "
+                "of the checksums of its workers: install the same version of siirl at both ends."
             )
         self._wait(self.link.post("/reset_prefix_cache"))
         self._wait(self.link.post("/resume"))
