@@ -17,7 +17,7 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from envs.arguments import HELDOUT_SHARE, check_counts
-from envs.base import Environment, Info, StepResult
+from envs.base import Environment, EnvSpec, Info, StepResult
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
 from envs.math.math_env import asked_row, grade_info, opening_info, question_source
 from envs.math.question_sources import any_row, can_grade, check_row
@@ -124,16 +124,12 @@ class ToolEnv(Environment):
         self._split, self._announce, self._format_reward = split, announce, float(format_reward)
         self._max_calls = max_calls_per_turn
         self._max_tool_characters = max_tool_characters
-        self.spec = text_spec(
-            name="tools",
-            tasks=self._source.tasks,
+        self.spec = _spec(
+            self._source.tasks,
+            self._toolsets,
             max_turns=max_turns,
-            max_action_characters=MAX_ACTION_CHARACTERS,
-            replayable=all(toolset.replayable for toolset in self._toolsets),
-            check_row=any_row if ungraded else check_row,
-            leaves_ungraded=ungraded,
-            slowest_step_s=max_calls_per_turn
-            * max((each.deadline_s for each in self._toolsets), default=0.0),
+            max_calls_per_turn=max_calls_per_turn,
+            ungraded=ungraded,
         )
         self._row: PromptRow | None = None
         self._turns = 0
@@ -296,6 +292,28 @@ class ToolEnv(Environment):
             if left_out <= 0
             else f"{answer[: self._max_tool_characters]}… ({left_out} more characters)"
         )
+
+
+def _spec(
+    tasks: Sequence[str],
+    toolsets: Sequence[Toolset],
+    *,
+    max_turns: int,
+    max_calls_per_turn: int,
+    ungraded: bool,
+) -> EnvSpec:
+    """The spec: a step waits for all calls of a turn, and a tool may have outside state."""
+    slowest_call_s = max((toolset.deadline_s for toolset in toolsets), default=0.0)
+    return text_spec(
+        name="tools",
+        tasks=tasks,
+        max_turns=max_turns,
+        max_action_characters=MAX_ACTION_CHARACTERS,
+        replayable=all(toolset.replayable for toolset in toolsets),
+        check_row=any_row if ungraded else check_row,
+        leaves_ungraded=ungraded,
+        slowest_step_s=max_calls_per_turn * slowest_call_s,
+    )
 
 
 def _announced(prompt: Sequence[Message], tools: Sequence[ToolDescription]) -> list[Message]:

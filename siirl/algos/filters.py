@@ -208,18 +208,10 @@ def srpo_keep(
         require_same_shape(success=success_B, truncated=truncated_B)
         drop("truncated", ~truncation_keep(truncated_B=truncated_B))
 
-    share_B = torch.zeros(len(success_B), dtype=torch.float64)
-    alone_B = torch.zeros_like(keep_B)
-    statistics = group_statistics(values_B=success_B[keep_B].double(), group_B=group_B[keep_B])
-    share_B[keep_B], alone_B[keep_B] = statistics.mean_B, statistics.count_B == 1
-    with_reference = {
-        task
-        for task, succeeded in zip(task_B, (keep_B & success_B).tolist(), strict=True)
-        if succeeded
-    }.union(reference_tasks)
-    ranked_B = torch.tensor(
-        [reward_ranks_failures and task in with_reference for task in task_B], dtype=torch.bool
-    )
+    share_B, alone_B = _success_shares(success_B=success_B, group_B=group_B, keep_B=keep_B)
+    ranked_B = torch.zeros_like(keep_B)
+    if reward_ranks_failures:
+        ranked_B = _with_reference(task_B, success_B=keep_B & success_B, known=reference_tasks)
 
     drop("alone_in_group", alone_B)
     drop("all_success", share_B == 1.0)
@@ -235,3 +227,24 @@ def srpo_keep(
     outside_B[keep_B] = ~band_B
     drop("outside_success_band", outside_B)
     return FilterOutcome(keep_B=keep_B, dropped=dropped)
+
+
+def _success_shares(
+    *, success_B: torch.Tensor, group_B: torch.Tensor, keep_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Among the kept samples: success rate of each one's group, and whether it is alone in it."""
+    share_B = torch.zeros(len(success_B), dtype=torch.float64)
+    alone_B = torch.zeros_like(keep_B)
+    statistics = group_statistics(values_B=success_B[keep_B].double(), group_B=group_B[keep_B])
+    share_B[keep_B], alone_B[keep_B] = statistics.mean_B, statistics.count_B == 1
+    return share_B, alone_B
+
+
+def _with_reference(
+    task_B: Sequence[Hashable], *, success_B: torch.Tensor, known: Collection[Hashable]
+) -> torch.Tensor:
+    """Whether each sample's task has a success, here or among the `known` tasks."""
+    succeeded = {
+        task for task, success in zip(task_B, success_B.tolist(), strict=True) if success
+    }.union(known)
+    return torch.tensor([task in succeeded for task in task_B], dtype=torch.bool)

@@ -93,16 +93,12 @@ class EnvPool:
             for index in range(num_servers)
         ]
         self._tally = Tally()
+        make_slot = functools.partial(
+            Slot, spec=self.spec, max_replays=max_replays, tally=self._tally
+        )
         self._free = {
             supervisor: deque(
-                Slot(
-                    supervisor=supervisor,
-                    env=env,
-                    spec=self.spec,
-                    max_replays=max_replays,
-                    tally=self._tally,
-                )
-                for env in range(envs_per_server)
+                make_slot(supervisor=supervisor, env=env) for env in range(envs_per_server)
             )
             for supervisor in self._supervisors
         }

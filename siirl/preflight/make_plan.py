@@ -16,7 +16,7 @@ from siirl.params.agents import rows_of_step, rows_per_episode
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER
-from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
+from siirl.params.model_args import ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
@@ -67,8 +67,8 @@ def make_plan(
     done = 0 if begins is None else begins.step
     length = _length(config.trainer, config.data, done=done, tasks=len(spec.tasks))
     rollout = config.actor_rollout_ref.rollout
+    rollout_ranks = sizes.rollout_ranks(config.trainer, config.dag)
     playing = config if episodes_of is None else episodes_of[1]
-    group_size = playing.actor_rollout_ref.rollout.n
     agents = config.env.played_by.count(group) if spec.agent_names else spec.num_agents
     return Plan(
         pipeline=_pipeline(graph, name=_graph_name(config.dag), group=group),
@@ -80,39 +80,24 @@ def make_plan(
         ranks=sizes.ranks(config.trainer),
         machines=config.trainer.nnodes,
         cluster=config.cluster.address or config.cluster.mode,
-        num_servers=sizes.servers(
-            config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)
-        ),
+        num_servers=sizes.servers(config.env, ranks=rollout_ranks),
         envs_per_server=config.env.envs_per_server,
         prompts=playing.data.train_batch_size,
-        group_size=group_size,
+        group_size=playing.actor_rollout_ref.rollout.n,
         decisions=rollout.n_steps,
         agents=agents,
         varies=bool(spec.agent_names),
         episodes_of=None if episodes_of is None else episodes_of[0],
-        update=_update(
-            config.actor_rollout_ref,
-            ranks=sizes.training_ranks(config.trainer, config.dag),
-            rows=rows_of_step(config, group=group, playing=playing),
-            agents=rows_per_episode(spec),
-            nodes=len(update_nodes(graph, ("policy", group))),
-            loss=loss,
-            critic=critic,
-        ),
+        update=_update(config, graph, spec, group=group, playing=playing, loss=loss, critic=critic),
         groups=tuple(groups),
         max_staleness=config.trainer.max_staleness,
-        streams=sizes.streams(config.trainer, config.dag, config.actor_rollout_ref.rollout),
+        streams=sizes.streams(config.trainer, config.dag, rollout),
         begins=begins,
         start=_start(config.actor_rollout_ref.model, config.trainer, spec),
         length=length,
         machine=machine,
         needs=_needs(
-            config,
-            spec,
-            machine,
-            length,
-            models=1 if critic is None else 2,
-            plays=episodes_of is None,
+            config, spec, machine, length, has_critic=critic is not None, plays=episodes_of is None
         ),
         ungraded=spec.leaves_ungraded,
         servers=rollout.server.urls if rollout.name == SERVER else (),
@@ -190,29 +175,22 @@ def _way_of_weights(server: ServerArguments) -> str:
 
 
 def _update(
-    policy: ActorRolloutRefArguments,
+    config: SiiRLArguments,
+    graph: TaskGraph,
+    spec: EnvSpec,
     *,
-    ranks: int,
-    rows: int,
-    agents: int,
-    nodes: int,
+    group: int,
+    playing: SiiRLArguments,
     loss: str,
     critic: str | None,
 ) -> UpdatePlan:
-    """The update on `ranks` ranks that train.
-
-    Args:
-        policy: The group's policy.
-        ranks: Those that train.
-        rows: Most rows of a step (`rows_of_step`).
-        agents: Trajectories of a row.
-        nodes: Nodes that update the policy.
-        loss: See `make_plan`.
-        critic: See `make_plan`.
-    """
-    actor = policy.actor
+    """The update of an agent group on episodes of a group with the configuration `playing`."""
+    policy, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor
+    ranks = sizes.training_ranks(config.trainer, config.dag)
+    rows = rows_of_step(config, group=group, playing=playing)
+    agents = rows_per_episode(spec)
     return UpdatePlan(
-        nodes=nodes,
+        nodes=len(update_nodes(graph, ("policy", group))),
         epochs=actor.ppo_epochs,
         mini_batches=sizes.mini_batches(policy, rows=rows),
         trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(policy) * agents,
@@ -245,11 +223,11 @@ def _needs(
     machine: Machine,
     length: LengthPlan,
     *,
-    models: int,
+    has_critic: bool,
     plays: bool,
 ) -> Needs:
     """Needs of a group; one that does not play (`plays`) records no videos."""
-    on_gpu = machine.gpu_bytes is not None
+    on_gpu, models = machine.gpu_bytes is not None, 1 + has_critic
     return Needs(
         memory_parts=training_memory(config, spec, models=models, on_gpu=on_gpu),
         rank_memory=rank_memory(config, spec) if on_gpu else None,

@@ -92,13 +92,12 @@ def build_training(
     make = builder_of(config, spec, ranks=ranks, device=device)
     if shares is None:
         learner = make.learner(make.load(), with_critic=with_critic, updates=updates)
-        dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
         publisher = WeightPublisher(
             group=place.group,
             trained=learner.actor.engine,
             ranks=ranks,
             line=rollouts.line,
-            acting_dtype=dtype,
+            acting_dtype=acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag),
         )
     else:
         learner = with_weights_of(shares, make)

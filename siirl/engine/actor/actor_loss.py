@@ -222,12 +222,7 @@ class ActorLoss:
             tokens_BT["importance_weight"] = available["importance_weights_BT"]
         loss_BT = result.loss_BT - self.config.entropy_coef * scores.entropy_BT
         if self.uses_kl:
-            tokens_BT["kl_loss"] = kl_estimate(
-                log_probs_BT=log_probs_BT,
-                ref_log_probs_BT=rows["ref_log_prob"],
-                mask_BT=kept_BT,
-                name=self.config.kl_loss_type,
-            )
+            tokens_BT["kl_loss"] = self._kl(log_probs_BT, rows, kept_BT)
             loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
         maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
         sums = {
@@ -247,12 +242,18 @@ class ActorLoss:
         )
         return LossSum(
             loss=aggregated(loss_BT=loss_BT),
-            sums={
-                "tokens": kept_BT.sum(),
-                "pg_loss": aggregated(loss_BT=result.loss_BT),
-                **sums,
-            },
+            sums={"tokens": kept_BT.sum(), "pg_loss": aggregated(loss_BT=result.loss_BT), **sums},
             maxima=maxima,
+        )
+
+    def _kl(
+        self, log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor
+    ) -> torch.Tensor:
+        return kl_estimate(
+            log_probs_BT=log_probs_BT,
+            ref_log_probs_BT=rows["ref_log_prob"],
+            mask_BT=kept_BT,
+            name=self.config.kl_loss_type,
         )
 
     def _importance_weights(
