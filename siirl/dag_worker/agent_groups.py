@@ -285,7 +285,11 @@ def build_groups(
     if len(groups) == 1:
         [alone] = groups.values()
         return AgentGroups(groups, alone.checkpoints, drawing, rollouts)
-    assign_seats({group: each.rollout for group, each in groups.items()}, config)
+    assign_seats(
+        {group: each.rollout for group, each in groups.items()},
+        played_by={group: config_of_group(config, group).env.played_by for group in groups},
+        lockstep=config.trainer.deterministic,
+    )
     checkpoints = _together(groups.values(), run_folder, ranks)
     return AgentGroups(groups, checkpoints, drawing, rollouts)
 
@@ -303,22 +307,25 @@ def updates_of(config: SiiRLArguments, graph: TaskGraph, *, groups: Iterable[int
     return Updates(policy=policy, critic=critic)
 
 
-def assign_seats(rollouts: Mapping[int, Any], config: SiiRLArguments) -> None:
+def assign_seats(
+    rollouts: Mapping[int, Any], *, played_by: Mapping[int, Collection[int]], lockstep: bool
+) -> None:
     """Let agent groups play their roles in each other's environments.
 
     Args:
         rollouts: By agent group; a training rank without rollouts has others in their place.
-        config: The job.
+        played_by: For each agent group, the groups that play in its environments
+            (`env.played_by`).
+        lockstep: Deterministic mode.
     """
     seats = {
         group: seat for group, rollout in rollouts.items() if (seat := rollout.seat()) is not None
     }
     for group, rollout in rollouts.items():
-        played_by = config_of_group(config, group).env.played_by
         # a rank has the players of those environments in which it plays episodes
-        if played_by and set(played_by) <= set(seats):
-            players = [seats[player] for player in played_by]
-            assign_engines(rollout, players, lockstep=config.trainer.deterministic)
+        if played_by[group] and set(played_by[group]) <= set(seats):
+            players = [seats[player] for player in played_by[group]]
+            assign_engines(rollout, players, lockstep=lockstep)
 
 
 def _together(

@@ -13,8 +13,10 @@ from siirl.engine.training.batch_loss import Scorer
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.execution.dag import NodeRole, TaskGraph
-from siirl.params import SiiRLArguments
+from siirl.params.critic_args import CriticArguments
 from siirl.params.critic_sizes import critic_update
+from siirl.params.model_args import ActorRolloutRefArguments
+from siirl.params.training_args import TrainingArguments
 
 
 def needs_critic(graph: TaskGraph, *, group: int | None = None) -> bool:
@@ -28,8 +30,10 @@ def needs_critic(graph: TaskGraph, *, group: int | None = None) -> bool:
 
 
 def make_critic(
-    config: SiiRLArguments,
+    settings: CriticArguments,
     *,
+    policy: ActorRolloutRefArguments,
+    trainer: TrainingArguments,
     steps: int,
     trunk: nn.Module,
     feature_size: int,
@@ -45,7 +49,9 @@ def make_critic(
     """Build the critic: value model, optimizer and update.
 
     Args:
-        config: The job.
+        settings: Those of the critic.
+        policy: Settings of the policy, whose mini-batches are the critic's by default.
+        trainer: Length and seed of the run.
         steps: Optimiser steps of a training step (`siirl.dag_worker.components.Updates`).
         trunk: A copy of the policy without its head, used only by the critic: `PolicyFeatures` or a
             language model.
@@ -59,8 +65,8 @@ def make_critic(
         observe: See `Critic`.
         engine_options: Further arguments of the engine, such as the token budget of micro-batches.
     """
-    settings, total_steps = config.critic, config.trainer.total_steps
-    update = critic_update(settings, config.actor_rollout_ref.actor)
+    total_steps = trainer.total_steps
+    update = critic_update(settings, policy.actor)
     model = ValueModel(
         trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns
     )
@@ -82,10 +88,8 @@ def make_critic(
         model=model,
         decisions=decisions,
         epochs=update.epochs,
-        rows_per_mini_batch=update.prompts_per_mini_batch
-        * config.actor_rollout_ref.rollout.n
-        * agents,
+        rows_per_mini_batch=update.prompts_per_mini_batch * policy.rollout.n * agents,
         clip_range=settings.cliprange_value,
-        seed=config.trainer.seed,
+        seed=trainer.seed,
         observe=observe,
     )

@@ -81,7 +81,9 @@ class EmbodiedBuilder(RankBuilder):
         """See `RankBuilder`."""
         trunk = PolicyFeatures(self.initial(self.config.critic.path))
         return make_critic(
-            self.config,
+            self.config.critic,
+            policy=self.config.actor_rollout_ref,
+            trainer=self.config.trainer,
             steps=steps,
             trunk=trunk,
             feature_size=trunk.feature_size,

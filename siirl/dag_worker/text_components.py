@@ -87,7 +87,9 @@ class TextBuilder(RankBuilder):
         """See `RankBuilder`; one row per agent."""
         trunk = without_head(self.initial(self.config.critic.path))
         return make_critic(
-            self.config,
+            self.config.critic,
+            policy=self.config.actor_rollout_ref,
+            trainer=self.config.trainer,
             steps=steps,
             trunk=trunk,
             feature_size=trunk.config.get_text_config().hidden_size,
@@ -118,7 +120,13 @@ class TextBuilder(RankBuilder):
             device=self.device,
             ranks=self.ranks,
         )
-        return make_text_reward_manager(self.config, reward_model=model)
+        return make_text_reward_manager(
+            self.config.reward,
+            self.config.custom_reward_function,
+            overlong=self.config.algorithm.overlong,
+            max_response_length=self.config.data.max_response_length,
+            reward_model=model,
+        )
 
     def loader(self, ranks: Collectives) -> TaskLoader | PromptLoader:
         """See `RankBuilder`; from `data.train_files`, else from seeds of the environment."""

@@ -31,8 +31,9 @@ from siirl.imitation.work_progress import WorkProgress
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
-from siirl.params import OptimizerArguments, SiiRLArguments
+from siirl.params import OptimizerArguments
 from siirl.params.documents import read_json
+from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ModelArguments
 from siirl.params.paths import find
 from siirl.params.training_args import TrainingArguments
@@ -156,9 +157,11 @@ def unlearnt(model: LanguageModel, questions: Questions, *, stop_at: float) -> t
 
 
 def warm_start_on_answers(
-    config: SiiRLArguments,
     output: Path,
     *,
+    initial: ModelArguments,
+    env: EnvArguments,
+    trainer: TrainingArguments,
     updates: int,
     batch_rows: int,
     learning_rate: float,
@@ -168,8 +171,10 @@ def warm_start_on_answers(
     """Fine-tune a model (new, or from `model.path`) on answers, and write its folder.
 
     Args:
-        config: Environment, model and seed of the job.
         output: Folder of the result.
+        initial: The model.
+        env: The questions.
+        trainer: Has the seed.
         updates: Maximum number of optimizer steps.
         batch_rows: Questions per optimizer step.
         learning_rate: Peak of the schedule.
@@ -181,8 +186,8 @@ def warm_start_on_answers(
         The notes: command, updates, loss, `measure_answers` on held-out questions (of all tasks
         and, of several, of each), and the notes of the initial model.
     """
-    model, tokenizer = _initial_model(config.actor_rollout_ref.model, config.trainer)
-    questions = Questions(sft_source(config.env), tokenizer, seed=config.trainer.seed)
+    model, tokenizer = _initial_model(initial, trainer)
+    questions = Questions(sft_source(env), tokenizer, seed=trainer.seed)
     held_out, update, loss = questions.distinct(MEASURED_QUESTIONS), 0, math.nan
     tasks = questions.source.tasks
     with WorkProgress() as progress:
@@ -209,7 +214,7 @@ def warm_start_on_answers(
             task: _rounded(measure_answers(model, questions.distinct(count, tasks=(task,))))
             for task in tasks
         }
-    notes |= _notes_of(config.actor_rollout_ref.model.path)
+    notes |= _notes_of(initial.path)
     model.save(output)
     tokenizer.save(output)
     (output / NOTES_FILE).write_text(json.dumps(notes, indent=1) + "\n")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec
 from envs.mistakes import user_code
 from envs.registry import make_env
 from siirl.engine.training.tensor_files import let_others_read
@@ -43,6 +43,7 @@ from siirl.imitation.work_progress import WorkProgress
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
 from siirl.params.domains import observation_parts
+from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.references import load_reference
@@ -117,7 +118,9 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     fill(flags, ROBOT_DEFAULTS | DIFFERENT_DEFAULTS.get(config.env.name, {}))
     with WorkProgress() as progress, ExitStack() as stack:
         source = (
-            _Experts(flags, config, stack) if flags.lerobot is None else _Recorded(flags, config)
+            _Experts(flags, config.env, config.trainer, stack)
+            if flags.lerobot is None
+            else _Recorded(flags, describe_env(config))
         )
         policy = build_policy(
             config.actor_rollout_ref.model.policy,
@@ -164,16 +167,23 @@ def check_target_noise(given: float, *, discrete: bool) -> None:
 class _Experts:
     """Demonstrations from scripted experts in the environment."""
 
-    def __init__(self, flags: argparse.Namespace, config: SiiRLArguments, stack: ExitStack) -> None:
-        own_expert, self.first_seed = EXPERTS.get(config.env.name, (None, OTHER_FIRST_SEED))
+    def __init__(
+        self,
+        flags: argparse.Namespace,
+        env: EnvArguments,
+        trainer: TrainingArguments,
+        stack: ExitStack,
+    ) -> None:
+        own_expert, self.first_seed = EXPERTS.get(env.name, (None, OTHER_FIRST_SEED))
         reference = flags.expert or own_expert
         if reference is None:
             raise ConfigError(
-                f"env.name={config.env.name} has no shipped scripted experts: give --expert "
+                f"env.name={env.name} has no shipped scripted experts: give --expert "
                 "module:function, or --lerobot DATASET."
             )
-        self.flags, self.config = flags, config
-        self.environment = make_env(config.env.name, **config.env.constructor_kwargs())
+        self.flags, self.trainer = flags, trainer
+        self.usual_count = DEMONSTRATIONS.get(env.name, 2)
+        self.environment = make_env(env.name, **env.constructor_kwargs())
         # otherwise OpenGL reports errors at interpreter exit
         stack.callback(lambda: asyncio.run(self.environment.close()))
         self.spec = self.environment.spec
@@ -183,20 +193,20 @@ class _Experts:
         """Successful episodes of every task."""
         return _collect(
             self.flags,
-            self.config.trainer,
+            self.trainer,
             self.environment,
             self.experts,
             progress,
             first_seed=self.first_seed,
-            default=DEMONSTRATIONS.get(self.config.env.name, 2),
+            default=self.usual_count,
         )
 
 
 class _Recorded:
     """Demonstrations of a LeRobot data set."""
 
-    def __init__(self, flags: argparse.Namespace, config: SiiRLArguments) -> None:
-        self.flags, self.spec = flags, describe_env(config)
+    def __init__(self, flags: argparse.Namespace, spec: EnvSpec) -> None:
+        self.flags, self.spec = flags, spec
 
     def demonstrations(self, progress: WorkProgress) -> list[Demonstration]:
         """The data set's episodes of the environment's tasks."""
@@ -340,7 +350,14 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     chosen = {
         name: getattr(flags, name) for name in ("updates", "batch_rows", "learning_rate", "stop_at")
     }
-    notes = warm_start_on_answers(config, flags.output, command=command, **chosen)
+    notes = warm_start_on_answers(
+        flags.output,
+        initial=config.actor_rollout_ref.model,
+        env=config.env,
+        trainer=config.trainer,
+        command=command,
+        **chosen,
+    )
     measured = notes["held_out"]
     print(
         f"Saved {flags.output}: of {measured['questions']} held-out questions "

@@ -15,6 +15,7 @@ from rich.text import Text
 from siirl import interrupts, stacks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Ended, Event, Ready
+from siirl.dag_worker.separate.edge import Edge
 from siirl.dag_worker.separate.workers import (
     WorkerFactory,
     edges_of,
@@ -238,7 +239,7 @@ def start(
     )
     replacement = None
     if sizes.separate(config.dag):
-        make = dataclasses.replace(make, line=_exchange_for(config, graphs))
+        make = dataclasses.replace(make, line=_exchange_for(edges_of(config, graphs[0])))
         replacement = _replacement(make)
     yield from run_on_ray(
         make,
@@ -272,13 +273,11 @@ def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
     return functools.partial(_connect, RayRedistribution, coordinator, ranks)
 
 
-def _exchange_for(
-    config: SiiRLArguments, graphs: Mapping[int, TaskGraph]
-) -> Callable[[], "ExchangeLine"]:
+def _exchange_for(edges: Mapping[int, Edge]) -> Callable[[], "ExchangeLine"]:
     """Start the exchange between the groups; the result connects one rank to it."""
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine, start_exchange
 
-    return functools.partial(ExchangeLine, start_exchange(edges_of(config, graphs[0])))
+    return functools.partial(ExchangeLine, start_exchange(edges))
 
 
 def _connect(

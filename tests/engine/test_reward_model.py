@@ -7,12 +7,13 @@ import pytest
 import torch
 from ranks_at_work import run_on_ranks
 
-from siirl.engine.reward_manager import EpisodeOutcomes, make_text_reward_manager
+from siirl.engine.reward_manager import EpisodeOutcomes
 from siirl.engine.reward_manager.reward_model import load_reward_model, make_reward_model
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.params import RewardArguments, RewardModelArguments, SiiRLArguments
 from siirl.params.paths import find
+from tests.engine.text_managers import text_manager
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -88,7 +89,7 @@ def outcomes(*responses: str) -> EpisodeOutcomes:
 
 def scores_of(path, *responses, ranks=ONE, **options):
     config = config_of(path, **options)
-    return make_text_reward_manager(
+    return text_manager(
         config,
         reward_model=make_reward_model(
             config.reward,

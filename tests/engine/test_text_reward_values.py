@@ -9,13 +9,13 @@ import torch
 from siirl.engine.reward_manager import (
     RewardManager,
     make_reward_manager,
-    make_text_reward_manager,
 )
 from siirl.engine.reward_worker import checked, judged
 from siirl.errors import ConfigError
 from siirl.params import CustomRewardArguments, RewardArguments, SiiRLArguments
 from siirl.params.algorithm_args import OverlongArguments
 from siirl.params.reward_args import needs_texts, reward_parts
+from tests.engine.text_managers import text_manager
 from tests.engine.text_outcomes import outcomes
 
 # Without functions
@@ -27,7 +27,7 @@ def text_config(**options) -> SiiRLArguments:
 
 @pytest.mark.parametrize(("name", "expected"), [("success", [1.0, 0.0]), ("return", [0.25, 0.25])])
 def test_the_environments_own_reward_needs_no_texts_and_no_process(name, expected):
-    manager = make_text_reward_manager(text_config(reward=RewardArguments(name=name)))
+    manager = text_manager(text_config(reward=RewardArguments(name=name)))
     step = outcomes("a", "b", success=[True, False])
     step.texts_B.clear()
     assert manager.score(step).reward_B.tolist() == expected
@@ -35,11 +35,11 @@ def test_the_environments_own_reward_needs_no_texts_and_no_process(name, expecte
 
 
 def test_no_episodes_give_no_rewards():
-    assert make_text_reward_manager(text_config()).score(outcomes()).reward_B.tolist() == []
+    assert text_manager(text_config()).score(outcomes()).reward_B.tolist() == []
 
 
 def test_text_managers_score_their_own_rank_and_trajectory_rewards_all():
-    assert make_text_reward_manager(text_config()).looks_at_all_ranks is False
+    assert text_manager(text_config()).looks_at_all_ranks is False
     assert (
         make_reward_manager(RewardArguments(), demonstrations={}, tasks=("t",)).looks_at_all_ranks
         is True
@@ -48,7 +48,7 @@ def test_text_managers_score_their_own_rank_and_trajectory_rewards_all():
 
 def test_both_kinds_of_manager_keep_the_protocol():
     for manager in (
-        make_text_reward_manager(text_config()),
+        text_manager(text_config()),
         make_reward_manager(RewardArguments(), demonstrations={}, tasks=("t",)),
     ):
         assert isinstance(manager, RewardManager)
@@ -67,7 +67,7 @@ def dapo_config(
 
 
 def test_dapo_subtracts_a_penalty_for_long_responses_outside_the_score():
-    scores = make_text_reward_manager(dapo_config(penalty=1.0)).score(
+    scores = text_manager(dapo_config(penalty=1.0)).score(
         outcomes("a", "b", "c", lengths=[80, 90, 100])
     )
     assert scores.penalty_B.tolist() == [0.0, -0.5, -1.0]
@@ -75,14 +75,14 @@ def test_dapo_subtracts_a_penalty_for_long_responses_outside_the_score():
 
 
 def test_the_penalty_grows_linearly_from_its_start():
-    scores = make_text_reward_manager(dapo_config(penalty=2.0, buffer=50)).score(
+    scores = text_manager(dapo_config(penalty=2.0, buffer=50)).score(
         outcomes("a", "b", lengths=[60, 75])
     )
     assert scores.penalty_B.tolist() == pytest.approx([-0.4, -1.0])
 
 
 def test_the_penalty_belongs_to_the_algorithm_and_not_to_how_functions_run():
-    scores = make_text_reward_manager(dapo_config(penalty=1.0, manager="naive")).score(
+    scores = text_manager(dapo_config(penalty=1.0, manager="naive")).score(
         outcomes("a", lengths=[100])
     )
     assert scores.penalty_B.tolist() == [-1.0]
@@ -93,7 +93,7 @@ def test_dapo_without_a_penalty_is_refused():
         ConfigError,
         match=r"algorithm.overlong.penalty=0 disables it: set it \(pipeline=dapo sets 1\)",
     ):
-        make_text_reward_manager(dapo_config(penalty=0.0))
+        text_manager(dapo_config(penalty=0.0))
 
 
 def test_a_penalty_that_grows_over_more_than_the_response_is_refused():
@@ -101,7 +101,7 @@ def test_a_penalty_that_grows_over_more_than_the_response_is_refused():
         ConfigError,
         match=r"algorithm.overlong.buffer=101 is more than data.max_response_length=100",
     ):
-        make_text_reward_manager(dapo_config(penalty=1.0, buffer=101))
+        text_manager(dapo_config(penalty=1.0, buffer=101))
 
 
 # Checks in the worker process

@@ -6,11 +6,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from siirl.engine.reward_manager import make_text_reward_manager
 from siirl.engine.reward_manager.text_rewards import text_columns
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import CustomRewardArguments, RewardArguments, SiiRLArguments
 from siirl.params.reward_args import reward_parts
+from tests.engine.text_managers import text_manager
 from tests.engine.text_outcomes import outcomes
 
 FUNCTIONS = '''
@@ -74,7 +74,7 @@ def make(functions):
         )
         entries = tuple({k: v for k, v in part.items() if v is not None} for part in entries)
         config = SiiRLArguments(reward=RewardArguments(functions=entries, **options))
-        made.append(make_text_reward_manager(config))
+        made.append(text_manager(config))
         return made[-1]
 
     yield manager
@@ -158,7 +158,7 @@ def moody_scores(functions):
             manager="parallel", num_workers=2, timeout_s=5.0, max_failed_share=1.0
         ),
     )
-    manager = make_text_reward_manager(config)
+    manager = text_manager(config)
     yield manager.score(outcomes("good", *BAD, "good"))
     manager.close()
 

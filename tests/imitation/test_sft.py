@@ -148,8 +148,10 @@ def start(folder, *, updates=20, stop_at=2.0, tasks=("sums-1",), **model):
     config = config_for(**{"options": SMALL, **model})
     config.env.tasks = tasks
     return warm_start_on_answers(
-        config,
         folder,
+        initial=config.actor_rollout_ref.model,
+        env=config.env,
+        trainer=config.trainer,
         updates=updates,
         batch_rows=32,
         learning_rate=1e-2,
@@ -214,8 +216,10 @@ def test_an_unknown_task_is_refused(tmp_path):
     config.env.tasks = ("sum-2",)
     with pytest.raises(ConfigError, match=r"env=math: Unknown maths task 'sum-2'"):
         warm_start_on_answers(
-            config,
             tmp_path,
+            initial=config.actor_rollout_ref.model,
+            env=config.env,
+            trainer=config.trainer,
             updates=1,
             batch_rows=1,
             learning_rate=1e-3,

@@ -197,7 +197,11 @@ def build_rollouts(
             first_step=first_step,
             shares=parts[owner_of[group]] if group in owner_of else None,
         )
-    assign_seats({group: found.rollout for group, found in parts.items()}, config)
+    assign_seats(
+        {group: found.rollout for group, found in parts.items()},
+        played_by={group: config_of_group(config, group).env.played_by for group in parts},
+        lockstep=config.trainer.deterministic,
+    )
     return parts
 
 

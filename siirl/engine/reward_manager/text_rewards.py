@@ -24,9 +24,8 @@ from siirl.engine.reward_manager.text_parts import (
     PartScores,
 )
 from siirl.errors import ConfigError
-from siirl.params import RewardArguments, SiiRLArguments
-from siirl.params.algorithm_args import AlgorithmArguments
-from siirl.params.data_args import DataArguments
+from siirl.params import CustomRewardArguments, RewardArguments
+from siirl.params.algorithm_args import OverlongArguments
 from siirl.params.reward_args import RewardPart, reward_parts
 
 # By default the penalty grows over the last fifth of the response: DAPO's 4096 of 20480 tokens.
@@ -109,37 +108,42 @@ class TextRewardManager(Memoryless):
 
 
 def make_text_reward_manager(
-    config: SiiRLArguments, *, reward_model: PartScorer | None = None
+    reward: RewardArguments,
+    custom: CustomRewardArguments,
+    *,
+    overlong: OverlongArguments,
+    max_response_length: int,
+    reward_model: PartScorer | None = None,
 ) -> TextRewardManager:
     """The manager of a text job.
 
     Args:
-        config: Reads `reward`, `custom_reward_function`, `algorithm.overlong` and
-            `data.max_response_length`.
+        reward: Parts and manager.
+        custom: `custom_reward_function`.
+        overlong: `algorithm.overlong`, the penalty on long responses.
+        max_response_length: Most tokens of a response.
         reward_model: The part `model`, if the configuration names one.
 
     Raises:
         ConfigError: A part that cannot be used, or reward.manager=dapo without a penalty.
     """
-    overlong = _overlong(config.algorithm, config.data)
-    if config.reward.manager == "dapo" and overlong is None:
+    penalty = _penalty(overlong, longest=max_response_length)
+    if reward.manager == "dapo" and penalty is None:
         raise ConfigError(
             "reward.manager=dapo adds a penalty on long responses, and "
             "algorithm.overlong.penalty=0 disables it: set it (pipeline=dapo sets 1), or take "
             "reward.manager=parallel."
         )
-    parts = reward_parts(config.reward, config.custom_reward_function)
+    parts = reward_parts(reward, custom)
     made: list[tuple[RewardPart, PartScorer]] = []
     try:
         for part in parts:
-            made.append((part, _make_part(part, config.reward, reward_model)))
+            made.append((part, _make_part(part, reward, reward_model)))
     except ConfigError:
         for _, scorer in made:
             scorer.close()
         raise
-    return TextRewardManager(
-        made, max_failed_share=config.reward.max_failed_share, overlong=overlong
-    )
+    return TextRewardManager(made, max_failed_share=reward.max_failed_share, overlong=penalty)
 
 
 def text_columns(parts: Iterable[RewardPart]) -> tuple[str, ...]:
@@ -174,11 +178,9 @@ def _make_part(
     return reward_model
 
 
-def _overlong(
-    algorithm: AlgorithmArguments, data: DataArguments
+def _penalty(
+    settings: OverlongArguments, *, longest: int
 ) -> Callable[[NDArray[np.int64]], NDArray[np.float32]] | None:
-    settings = algorithm.overlong
-    longest = data.max_response_length
     if settings.penalty == 0:
         return None
     buffer = max(1, longest // OVERLONG_SHARE) if settings.buffer is None else settings.buffer
