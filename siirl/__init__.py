@@ -1,8 +1,8 @@
 """siirl: reinforcement learning of embodied policies and language models (see README.md).
 
-`envs`, `vjepa` and `pipelines` are installed as top-level packages, whose names another
-distribution may also use. The first import of siirl locates each of them without importing it, and
-raises if one belongs to another package.
+`envs`, `vjepa` and `pipelines` are installed as top-level packages, and another distribution may
+use the same names. The first import of siirl locates each of them without importing it, and raises
+if one is not siirl's own.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -20,7 +20,7 @@ def is_command() -> bool:
 
 
 def program(module: str) -> str:
-    """What a user types for a subcommand, as this process was started: `siirl report`, or
+    """A subcommand's command line, in the form that started this process: `siirl report`, or
     `python -m siirl.report`.
     """
     name = module.rpartition(".")[2]
@@ -31,7 +31,8 @@ def program(module: str) -> str:
 
 if is_command():
     # Until `interrupts` is imported and listens, Ctrl-C ends the process without a traceback.
-    # `_signal` is built in; `signal` imports for ten milliseconds, with a traceback.
+    # `_signal` is built in; importing `signal` takes ten milliseconds, and Ctrl-C during them
+    # prints a traceback.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import importlib.util  # noqa: E402 - handle the signal first

@@ -4,7 +4,7 @@
     siirl --version
 
 A subcommand is an entry of `SUBCOMMANDS` and a module with `main(argv)` and `command()`, which is
-imported only when used. Exit status: the subcommand's own; 2 if the line names none.
+imported only when used. Exit status: the subcommand's own; 2 if the command line names none.
 """
 
 import importlib
@@ -50,7 +50,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "warm-start": Subcommand(
         "siirl.warm_start",
-        "make an initial policy from demonstrations or right answers",
+        "make an initial policy from demonstrations or correct answers",
         (
             *(
                 "--help",
@@ -70,7 +70,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "replay": Subcommand(
         "siirl.replay",
-        "play recorded episodes again: as a film or a LeRobot data set",
+        "replay recorded episodes as a video or a LeRobot data set",
         (
             *("--help", "--every", "--size", "--output"),
             *("--lerobot", "--lerobot-version", "--fps"),
@@ -85,7 +85,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "report": Subcommand(
         "siirl.report",
-        "report.html again, comparison of runs, curves, rollouts",
+        "rebuild report.html, compare runs, print curves and rollouts",
         (
             *("--help", "--export", "--output"),
             *("--rollouts", "--step", "--kind", "--failures", "--count"),
@@ -96,9 +96,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "write a policy as a folder for transformers and the Hub",
         ("--help", "--output", "--dtype", "--license", "--file-gb", "--base"),
     ),
-    "doctor": Subcommand(
-        "siirl.doctor", "check what this machine has and lacks for the jobs", ("--help",)
-    ),
+    "doctor": Subcommand("siirl.doctor", "check which jobs this machine can run", ("--help",)),
     "gpu-check": Subcommand(
         "siirl.gpu_check",
         "try siirl on this machine's GPUs, with random weights",
@@ -143,7 +141,7 @@ def help_text() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Handle a line without a subcommand, and return the exit status."""
+    """Handle a command line without a subcommand, and return the exit status."""
     from siirl.params.exit_status import (  # imports envs, which `script` checks first
         REFUSED,
         exit_status,

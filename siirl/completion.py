@@ -7,8 +7,8 @@
 
 It completes subcommands, flags, `group=option`, `key=` and values with choices. The script contains
 all words, so the shell answers without starting Python; regenerate it after an upgrade of siirl.
-Left out: keys of custom groups, names that user modules register, and elements of lists, whose
-brackets a shell would interpret.
+Left out: keys of custom groups, names that user modules register, and elements of lists (a shell
+would interpret their brackets).
 """
 
 import sys
@@ -206,7 +206,7 @@ def _print(words: Sequence[str]) -> None:
     if {"--help", "-h"} & set(words):
         print(described(__doc__, "siirl.completion"), flush=True)
     elif len(words) != 1:
-        raise ConfigError("Which shell? Type: siirl completion bash, zsh or fish.")
+        raise ConfigError("No shell given. Type: siirl completion bash, zsh or fish.")
     else:
         print(script(words[0]), end="", flush=True)
 

@@ -1,8 +1,9 @@
-"""`siirl doctor`: checks this machine for the jobs and names each missing item's remedy.
+"""`siirl doctor`: checks whether this machine can run the jobs, and prints a remedy for each
+missing item.
 
-One line per subject, `ok` or `missing`; subjects that only some jobs need are marked. Checks run
-the real thing: an image is rendered, a program is sandboxed, Ray is started and ended. Exit status:
-0 the default job can run, 1 it cannot. Every check imports its own dependencies, so that a broken
+One line per subject, `ok` or `missing`; subjects that only some jobs need are marked. Checks do
+real work: they render an image, sandbox a program, and start and stop Ray. Exit status: 0 the
+default job can run, 1 it cannot. Every check imports its own dependencies, so that a broken
 installation can be examined. Left out: a job's configuration, which `siirl.train` checks.
 """
 
@@ -32,7 +33,7 @@ class Subject(NamedTuple):
 
     subject: str
     examine: Callable[[], str]
-    """Describes the subject; raises if it is missing."""
+    """Returns a description of the subject; raises if it is missing."""
     only_for: str | None = None
     """Jobs that need it; None: the default job."""
 
@@ -57,7 +58,7 @@ def examine(subjects: Sequence[Subject]) -> int:
             # siirl's own errors are subclasses of these
             state = "missing"
             first = reported.setdefault(str(lack), check.subject)
-            words = str(lack) if first == check.subject else f"for the reason given at {first}."
+            words = str(lack) if first == check.subject else f"for the same reason as {first}."
             words += f" Only {check.only_for} needs it." if check.only_for else ""
             lacking += check.only_for is None
         line = f"{state:<{STATE}} {check.subject:<{SUBJECT}} {words}"
@@ -112,7 +113,7 @@ def python() -> str:
 def packages(lock: Path = LOCK) -> str:
     """Installed versions against the lock file."""
     if not lock.is_file():
-        return "not compared: an installation without requirements.lock, which is in the checkout"
+        return "not compared: this installation has no requirements.lock; it is in the checkout"
     pins = dict(pinned(lock.read_text()))
     wrong = [
         f"{name} {there or 'not installed'} instead of {pin}"
@@ -212,7 +213,7 @@ def bubblewrap() -> str:
             f"{error} Type: sudo apt-get install -y bubblewrap, or run where user namespaces are "
             "allowed."
         ) from error
-    return "locks programs in"
+    return "isolates programs"
 
 
 def memory() -> str:

@@ -1,8 +1,8 @@
 """The formulas: pure functions on tensors, with their sources; no Ray, no config objects, no files.
 
 Start with `advantages`, `policy_losses` and `aggregation.py`; the other modules serve these three.
-An algorithm is an advantage and a loss of the two registries, and a pipeline. Balanced partitions
-are in `siirl.data_coordinator.balance`.
+An algorithm is an advantage and a loss from the two registries, plus a pipeline. Balanced
+partitions are in `siirl.data_coordinator.balance`.
 """
 
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages, register_adv_est

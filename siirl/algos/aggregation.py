@@ -1,4 +1,5 @@
-"""Aggregates a loss per token to a scalar whose gradient is independent of micro-batch cuts.
+"""Aggregates a loss per token to a scalar whose gradient does not depend on the cut into
+micro-batches.
 
 A mode has a numerator, summed over micro-batches and ranks, and a weight, counted over the *whole*
 batch before the first backward pass. `aggregate_loss` divides the numerator by the weight, so the
@@ -23,7 +24,7 @@ from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A weighting of tokens."""
+    """How tokens are weighted."""
 
     rows_B: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """(loss [B, T], bool mask [B, T]) -> numerator of each row [B]."""
@@ -109,7 +110,7 @@ def aggregate_loss(
         UnknownNameError: No such mode.
         ConfigError: A mode that needs `horizon` without one.
         TensorError: Shapes that differ, a loss that is not finite where the mask is on, or a
-            denominator that is not positive: a batch without kept tokens has no mean.
+            denominator that is not positive (a batch without kept tokens has no mean).
     """
     require_axes(2, loss=loss_BT)
     require_same_shape(loss=loss_BT, response_mask=mask_BT)
@@ -117,8 +118,8 @@ def aggregate_loss(
     require_finite(mask=kept_BT, loss=loss_BT.detach())
     if not 0 < float(denominator) < float("inf"):
         raise TensorError(
-            f"denominator is {float(denominator)}: the loss is divided by the weight of the whole "
-            "batch, which is positive."
+            f"denominator is {float(denominator)}: it is the weight of the whole batch and must be "
+            "positive."
         )
     aggregation = _aggregation(mode)
     total = aggregation.rows_B(loss_BT, kept_BT).sum()

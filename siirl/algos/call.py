@@ -63,8 +63,8 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
     takes_all = inspect.Parameter.VAR_KEYWORD in {part.kind for part in parameters.values()}
     if not takes_all and not parameters.keys() & known:
         raise ConfigError(
-            f"The {kind} {name_of(function)} takes no argument that is provided, so it cannot be "
-            f"one: name what it needs of {', '.join(sorted(known))}."
+            f"The {kind} {name_of(function)} takes none of the provided arguments: name those that "
+            f"it needs of {', '.join(sorted(known))}."
         )
 
 
@@ -72,8 +72,7 @@ def parameters_of(function: Callable[..., Any], *, kind: str) -> Mapping[str, in
     """The parameters of `function` by name.
 
     Raises:
-        ConfigError: Python cannot read them, as of some functions and classes that are written in
-            C.
+        ConfigError: Python cannot read them, as with some functions and classes written in C.
     """
     try:
         return inspect.signature(function).parameters
@@ -87,7 +86,8 @@ def parameters_of(function: Callable[..., Any], *, kind: str) -> Mapping[str, in
 def named_arguments(
     function: Callable[..., Any], available: Mapping[str, Any], *, kind: str
 ) -> dict[str, Any]:
-    """Those of `available` that the signature of `function` names; all if it takes `**kwargs`.
+    """The entries of `available` that the signature of `function` names; all if it takes
+    `**kwargs`.
 
     Raises:
         ConfigError: A required argument is not available; the message lists the available ones.

@@ -1,11 +1,10 @@
-"""Action distributions: what a policy returns for observations, and all that rollout and training
-use of it.
+"""Action distributions: the output of a policy, and the interface that rollout and training use.
 
-A *choice* is what a trajectory keeps of a sample, so that its log-prob can be computed again: a
-token for a categorical distribution, a number for a Gaussian, several numbers for a flow
-(`siirl.algos.flow_distributions`). Samples are drawn from uniform numbers of the episode, by
+A trajectory keeps the *choice* behind each sample, so that its log-prob can be computed again. A
+choice is a token for a categorical distribution, a number for a Gaussian, several numbers for a
+flow (`siirl.algos.flow_distributions`). Samples are drawn from uniform numbers of the episode, by
 inverting cumulative distributions, so that they do not depend on the other rows of a batch.
-Log-probs of continuous choices are those of a density. Left out: what a value means to an
+Log-probs of continuous choices are log-densities. Left out: the meaning of a value to an
 environment (`siirl.models.action_tokenizer`).
 """
 
@@ -62,7 +61,7 @@ class ActionDistribution(abc.ABC):
 
     @abc.abstractmethod
     def mode(self) -> torch.Tensor:
-        """The most likely choices, or those that the policy acts with when it does not explore."""
+        """The most likely choices, or the choices of a policy that does not explore."""
 
     @abc.abstractmethod
     def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
@@ -70,7 +69,7 @@ class ActionDistribution(abc.ABC):
 
     @abc.abstractmethod
     def entropy(self) -> torch.Tensor:
-        """Entropy [N, T] in nats; of continuous choices, that of the density."""
+        """Entropy [N, T] in nats; the differential entropy for continuous choices."""
 
     def act(
         self, uniforms_NU: torch.Tensor | None, *, top_p: float = 1.0
@@ -80,7 +79,7 @@ class ActionDistribution(abc.ABC):
         return choices, self.log_prob(choices)
 
     def values(self, choices: torch.Tensor) -> torch.Tensor:
-        """What the policy's action coding decodes, [N, T]: tokens, or numbers in [-1, 1]."""
+        """Input of the policy's action decoder, [N, T]: tokens, or numbers in [-1, 1]."""
         return choices
 
     def scores(self, choices: torch.Tensor) -> TokenScores:
@@ -107,8 +106,8 @@ class ActionDistribution(abc.ABC):
         """
         if top_p < 1:
             raise ConfigError(
-                f"actor_rollout_ref.rollout.top_p={top_p}: {cls.__name__} has no most likely "
-                "tokens to draw from; leave it at 1."
+                f"actor_rollout_ref.rollout.top_p={top_p}: {cls.__name__} has no tokens to "
+                "restrict; leave it at 1."
             )
 
 
@@ -116,11 +115,11 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     """The output of a policy.
 
     Raises:
-        ConfigError: It is not a distribution, or one whose tensors FSDP2 would not find.
+        ConfigError: It is not a distribution, or FSDP2 would not find its tensors.
     """
     if not isinstance(output, ActionDistribution):
         raise ConfigError(
-            f"{policy}.forward returned a {type(output).__name__}: a policy returns an action "
+            f"{policy}.forward returned a {type(output).__name__}: it must return an action "
             "distribution, for example siirl.models.Categorical(logits)."
         )
     fields = {field.name for field in dataclasses.fields(output)} if _is_data(output) else set()
@@ -287,7 +286,7 @@ class SquashedGaussian(Gaussian):
 
 
 def standard_normal(uniforms: torch.Tensor) -> torch.Tensor:
-    """Standard normal numbers float32, the quantiles at uniform float32 numbers in [0, 1)."""
+    """Standard normal numbers, float32: the quantiles at uniform float32 numbers in [0, 1)."""
     quantiles: torch.Tensor = torch.special.ndtri(uniforms.double() + HALF_STEP)
     return quantiles.float()
 
@@ -311,11 +310,11 @@ def log_slope_of_tanh(u: torch.Tensor) -> torch.Tensor:
 
 
 def require_choices(distribution: ActionDistribution, choices: torch.Tensor) -> None:
-    """Raise TensorError for choices of another number of rows or tokens."""
+    """Raise TensorError for choices with another number of rows or tokens."""
     rows, tokens = distribution.shape
     if (rows, tokens) != tuple(choices.shape[:2]):
         raise TensorError(
-            f"The policy's distribution is of {rows} chunks of {tokens} tokens, and the batch has "
-            f"{choices.shape[0]} of {choices.shape[1]}: it is from a policy with another chunk "
-            "length or another number of action dimensions."
+            f"The policy's distribution has {rows} chunks of {tokens} tokens, and the batch has "
+            f"{choices.shape[0]} of {choices.shape[1]}: it comes from a policy with another chunk "
+            "length or number of action dimensions."
         )

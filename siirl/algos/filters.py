@@ -2,8 +2,8 @@
 
 Each function returns one boolean per sample and decides over the samples of *all* ranks: the caller
 gathers the metadata first. A group is useful if the reward distinguishes its samples. A filter on
-0/1 outcomes that runs before a shaped reward would drop the all-failure groups that the reward is
-made for; `srpo_keep` keeps them.
+0/1 outcomes before a shaped reward would drop the all-failure groups, for which that reward exists;
+`srpo_keep` keeps them.
 """
 
 # B sample
@@ -38,7 +38,7 @@ def success_band_keep(
     high: float,
     spared_B: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Keep groups whose share of successes lies in [low, high]: neither hopeless nor solved.
+    """Keep groups whose share of successes lies in [low, high]: neither always failed nor always solved.
 
     Args:
         success_B: Bool.
@@ -69,21 +69,22 @@ def success_band_keep(
 def truncation_keep(*, truncated_B: torch.Tensor) -> torch.Tensor:
     """Keep samples whose episode terminated; the return of a truncated episode is incomplete.
 
-    If a task's failures are time-outs, this drops every failure, and then all groups: use it for
-    other environments.
+    If all failures of a task are time-outs, this drops every failure, and so leaves no group with a
+    signal. Use it only for other environments.
     """
     require_axes(1, truncated=truncated_B)
     return ~as_bool_mask(truncated_B, name="truncated")
 
 
 FILTER_ARGUMENTS = {
-    "group_B": "int64, a trajectory's prompt; like all columns, over the trajectories of all ranks",
+    "group_B": "int64, the prompt of each trajectory; like all columns, for the trajectories of "
+    "all ranks",
     "success_B": "bool, the environment's own flag",
     "truncated_B": "bool, cut at the limit of steps or tokens",
     "return_B": "sum of the environment's rewards",
     "length_B": "int64, tokens that the policy chose",
     "task_B": "list of names",
-    "values_B": "what algorithm.filter.metric measures; in pipeline=dapo, where the reward "
+    "values_B": "the values of algorithm.filter.metric; in pipeline=dapo, where the reward "
     "precedes the filter",
     "min_spread": "algorithm.min_group_spread",
     "low": "algorithm.filter.success_low",
@@ -95,14 +96,14 @@ FILTERS: dict[str, Callable[..., torch.Tensor]] = {
     "success_band": success_band_keep,
     "truncation": truncation_keep,
 }
-"""Rules that `algorithm.filter.name` may name; each returns a bool per trajectory."""
+"""Rules for `algorithm.filter.name`; each returns a bool per trajectory."""
 
 MEASURES: dict[str, Callable[..., torch.Tensor]] = {
     "score": lambda batch: batch["token_level_scores"].sum(-1),
     "reward": lambda batch: batch["token_level_rewards"].sum(-1),
     "success": lambda batch: batch["complete"].float(),
 }
-"""Measures that `algorithm.filter.metric` may name: batch to one number per trajectory."""
+"""Measures for `algorithm.filter.metric`: from a batch to one number per trajectory."""
 
 
 def register_filter(
@@ -168,11 +169,11 @@ def srpo_keep(
 ) -> FilterOutcome:
     """The filter of embodied jobs: drop failed simulations and groups with identical rewards.
 
-    Rewards differ in a group with successes and failures. They differ in an all-failure group if
-    the reward ranks failures by their distance to successes of the task and a success exists: in
-    this step, on any rank, or among the references of earlier steps. They are identical in an
-    all-success group (reward 1) and in a group of one. A success band narrows this further, but
-    spares all-failure groups that the reward ranks.
+    Rewards differ in a group with successes and failures. They also differ in an all-failure group
+    if the reward ranks failures by their distance to successes of the task and a success exists: in
+    this step, on any rank, or among the references of earlier steps. Rewards are identical in an
+    all-success group (reward 1) and in a group of one. A success band drops more groups, but keeps
+    all-failure groups that the reward ranks.
 
     Args:
         success_B: Bool, the benchmark's own flag.

@@ -2,7 +2,8 @@
 
 A network gives the velocity v(x, t) along the straight paths x_t = t a + (1 - t) e from noise e at
 time 0 to a chunk of actions a at time 1 (Lipman et al. 2023, arXiv 2210.02747). K Euler steps of
-size d = 1/K from a random x_0 make a chunk, but its log-prob is unknown. So steps are made random:
+size d = 1/K from a random x_0 make a chunk, but its log-prob is unknown. Both definitions therefore
+make steps random:
 
 `FlowNoise`: every step, with a learnt deviation (Flow-Noise of piRL, arXiv 2510.25889, section 4.1;
 ReinFlow, arXiv 2505.22094, section 4). A choice is the whole chain, and its log-prob is exact.
@@ -15,8 +16,8 @@ loss; as later steps of the others depend on them, that is an approximation for 
 
 A published network may denoise more numbers than an environment uses: padded dimensions, and
 actions after the executed ones. These `unseen` numbers take Euler steps without noise; a choice
-stores their values at the start of its random steps. A random step on some coordinates alone has
-the same marginals (the diffusion of the stochastic differential equation is then 0 on the others).
+stores their values at the start of its random steps. Noise on only some coordinates leaves the
+marginals unchanged (the diffusion of the stochastic differential equation is then 0 on the others).
 Left out: networks (`siirl.models.tiny_flow_vla`, `siirl.models.flow_vla`).
 """
 
@@ -58,7 +59,7 @@ class FlowDistribution(ActionDistribution):
     """Common base of both definitions.
 
     Args:
-        velocity: Called once for all steps of a scored choice, and once a step to sample.
+        velocity: Called once for all steps of a scored choice, and once per step to sample.
         context: Features [N, D] of the observations, or keys and values of their places [N, ...].
         tokens: T.
         steps: K.
@@ -77,7 +78,7 @@ class FlowDistribution(ActionDistribution):
         return self.context.shape[0], self.tokens
 
     def tempered(self, temperature: float) -> "FlowDistribution":
-        """The distribution itself: it has no other temperature than 1."""
+        """The distribution itself: its only temperature is 1."""
         _require_no_temperature(type(self).__name__, temperature)
         return self
 
@@ -87,12 +88,12 @@ class FlowDistribution(ActionDistribution):
         """`|v(x_t, t) - (a - e)|^2` at t uniform in [0, 1) (arXiv 2210.02747, equation 23).
 
         Raises:
-            ConfigError: Unseen numbers, of which demonstrations have none.
+            ConfigError: The network has unseen numbers; demonstrations have no values for them.
         """
         if self.unseen:
             raise ConfigError(
-                f"{type(self).__name__} moves {self.unseen} numbers beside the {self.tokens} of a "
-                "chunk, and demonstrations have values of the chunk alone: fine-tune this policy "
+                f"{type(self).__name__} moves {self.unseen} numbers besides the {self.tokens} of a "
+                "chunk, and demonstrations have values only for the chunk: fine-tune this policy "
                 "with the library that published it."
             )
         noise_NT = torch.randn(values_NT.shape, generator=generator).to(values_NT.device)
@@ -121,7 +122,7 @@ class FlowDistribution(ActionDistribution):
         return self.velocity(self.context, x_NF[:, None], time_N1)[:, 0].float()
 
     def _with_seen(self, x_NF: torch.Tensor, seen_NT: torch.Tensor) -> torch.Tensor:
-        """`x_NF` with other tokens; itself without unseen numbers, for the same bits and speed."""
+        """`x_NF` with new tokens; only the tokens if there are no unseen numbers."""
         if not self.unseen:
             return seen_NT
         return torch.cat([seen_NT, x_NF[:, self.tokens :]], dim=1)
@@ -152,15 +153,15 @@ def _require_no_temperature(name: str, temperature: float) -> None:
 
 @dataclass(eq=False)
 class FlowNoise(FlowDistribution):
-    """Every step is N(x + v d, s^2) with a deviation s that is learnt.
+    """Every step is N(x + v d, s^2) with a learnt deviation s.
 
     Choices are chains [N, T, K+1], followed by those of the unseen numbers up to the last step.
     Their log-prob is `log N(x_0; 0, 1) + sum_k log N(x_{k+1}; x_k + v_k d, s_k^2)` (piRL, equations
     4 and 5; ReinFlow's `PPOFlow.get_logprobs`). RLinf takes the mean over steps; the sum is the
-    log-prob. With unseen numbers it is that of the tokens given the others.
+    log-prob. With unseen numbers it is the log-prob of the tokens given the others.
 
     Args:
-        log_std: [N, K, T]; of each step, from the observation and the time.
+        log_std: [N, K, T]: for each step, computed from the observation and the time.
     """
 
     log_std: torch.Tensor = field(kw_only=True)
@@ -253,7 +254,7 @@ class FlowSDE(FlowDistribution):
         return self._choice(before_NF, after_NF, step_N1, x_NF)
 
     def mode(self) -> torch.Tensor:
-        """The chain without noise; of its steps the first is kept."""
+        """The chain without noise; the choice keeps its first step."""
         chain = self._euler_chain()
         first_N1 = torch.zeros((len(self.context), 1), device=self.context.device)
         return self._choice(chain[0], chain[1], first_N1, chain[-1])
@@ -273,7 +274,7 @@ class FlowSDE(FlowDistribution):
         return normal_log_prob(choices[..., AFTER], mean=mean_NT, log_std=log_std_N1)
 
     def entropy(self) -> torch.Tensor:
-        """Entropy of the random step, the mean over the steps; it depends on no weight."""
+        """Entropy of the random step, averaged over the steps; it depends on no weight."""
         steps_S1 = torch.arange(self.steps, device=self.context.device)[:, None]
         return normal_entropy(self._log_std(steps_S1)).mean().expand(self.shape)
 
@@ -284,9 +285,8 @@ class FlowSDE(FlowDistribution):
         if entropy_coef != 0:
             raise ConfigError(
                 f"actor_rollout_ref.actor.entropy_coef={entropy_coef}: the entropy of "
-                f"{cls.__name__} depends on no weight, so that this term would do nothing; leave "
-                "it at 0, or learn the noise (FlowNoise; model=tiny_flow_vla: "
-                "options.noise=learnt)."
+                f"{cls.__name__} depends on no weight, so this term would do nothing; leave it at "
+                "0, or learn the noise (FlowNoise; model=tiny_flow_vla: options.noise=learnt)."
             )
 
     def _transition(

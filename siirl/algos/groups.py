@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from siirl.algos.tensor_checks import require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
-# A reward summed from up to some hundred terms is exact to a few units in the last place; values
-# within 16 units count as equal.
+# A sum of up to a few hundred terms is exact to a few units in the last place; values within 16
+# units count as equal.
 ROUNDING_UNITS = 16
 
 
@@ -28,8 +28,8 @@ class GroupStatistics:
     """Rows in the row's group, int64."""
     mean_B: torch.Tensor
     std_B: torch.Tensor
-    """Deviation with denominator n - 1, as `torch.std` and common GRPO implementations have it; 0
-    for a group of one.
+    """Deviation with denominator n - 1, as in `torch.std` and common GRPO implementations; 0 for a
+    group of one.
     """
     spread_B: torch.Tensor
     """Largest minus smallest value of the group."""
@@ -44,7 +44,7 @@ class GroupStatistics:
             ConfigError: A `min_spread` that is negative or NaN.
         """
         if not min_spread >= 0:
-            raise ConfigError(f"min_group_spread={min_spread}: a spread is not negative.")
+            raise ConfigError(f"min_group_spread={min_spread}: a spread cannot be negative.")
         return self.differs_B & (self.spread_B >= min_spread)
 
 

@@ -3,8 +3,8 @@
 Weights are constants (no gradient) that multiply the loss of a token. A product over tokens is
 unbiased with high variance; a weight per token is biased with low variance. Both are bounded:
 `truncate` limits a weight to the bound (TIS), `mask` drops weights outside the bounds (MIS,
-IcePop). Dropped tokens stay in the loss's denominator: a mean over the rest would depend on how
-many were dropped, which is known only once all log-probs are.
+IcePop). Dropped tokens stay in the loss's denominator: a mean over the rest would depend on the
+number of dropped tokens, which is known only after all log-probs.
 """
 
 # B row (trajectory), T token
@@ -101,6 +101,6 @@ def check_importance(*, level: str, bound: str, high: float, low: float) -> None
         )
     if bound == "truncate" and low > 0.0:
         raise ConfigError(
-            f"Importance weights: low={low} is read by bound=mask, not by truncate, which holds "
-            "large weights only: leave it out."
+            f"Importance weights: low={low} is read by bound=mask; truncate bounds large weights "
+            "only: leave low out."
         )

@@ -2,7 +2,7 @@
 
 With x drawn from pi and `r = log pi(x) - log ref(x)` (J. Schulman, "Approximating KL divergence",
 2020):
-    k1 = r                    unbiased value; as a loss its gradient has mean zero: only noise
+    k1 = r                    unbiased value; as a loss, its gradient is noise of mean zero
     k2 = r^2 / 2              biased value; its gradient is that of the KL divergence
     k3 = exp(-r) - 1 + r      unbiased, never negative; gradient of the forward divergence
     abs = |r|
@@ -142,7 +142,7 @@ class AdaptiveKLController(FixedKLController):
     Args:
         init_kl_coef: Initial value.
         target_kl: Target of the KL.
-        horizon: Samples in which the coefficient can change by a factor of about e^0.2.
+        horizon: Number of samples over which the coefficient can change by a factor of about e^0.2.
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:

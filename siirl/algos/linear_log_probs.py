@@ -4,7 +4,7 @@ A language model's logits, [tokens, vocabulary], are by far the largest tensor o
 Here they exist one block at a time: a slice of the vocabulary for a slice of the tokens. The
 forward pass keeps three running numbers per token (the largest logit, the sum of exponentials, and
 that sum weighted by the logits), so one pass suffices. The backward pass recomputes each block and
-completes the gradient of a slice of weights before the next, so that gradient is written once. The
+completes the gradient of one slice of weights before the next, so each slice is written once. The
 cost: one of three products is computed twice.
 
 With `z = hidden @ weight.T / temperature`, m its largest entry, `s = sum exp(z - m)` and
@@ -30,7 +30,8 @@ BLOCK_ELEMENTS = (
     1 << 22
     # logits in memory at a time: 16 MiB of float32, which mostly stays in a processor's last cache
 )
-# most rows of a block; the rest is vocabulary, so that a product is not too flat for a matrix unit
+# limit on the rows of a block: it leaves enough vocabulary entries that the product suits a matrix
+# unit
 BLOCK_TOKENS = 1024
 
 
@@ -55,7 +56,7 @@ def linear_token_scores(
         check: Refuse results that are not finite; see `siirl.algos.log_probs.token_scores`.
 
     Returns:
-        Scores of the shape of `tokens`. They, all logits and sums are float32 (float64 for float64
+        Scores of the shape of `tokens`. Scores, logits and sums are float32 (float64 for float64
         inputs).
 
     Raises:
@@ -202,8 +203,8 @@ def _gradient_of_logits(
     of_log_prob_n: torch.Tensor | None,
     of_entropy_n: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Gradient of the logits of a block, which are overwritten; tokens outside of it have numbers
-    below 0 or above its width.
+    """Gradient of the logits of a block, which are overwritten. Tokens outside of the block have
+    numbers below 0 or above its width.
     """
     log_p_nv = z_nv.sub_(normalizer_n[:, None])
     p_nv = log_p_nv.exp()

@@ -41,8 +41,8 @@ def token_scores(
             must not be excluded.
         tokens: int64 [...], the chosen entries.
         temperature: Divides the logits.
-        check: Refuse results that are not finite. False returns them: in a pass that other ranks
-            take part in, only the loss may raise.
+        check: Refuse results that are not finite. False returns them: in a pass shared with other
+            ranks, only the loss may raise.
 
     Raises:
         ConfigError: A temperature that is not positive and finite.

@@ -62,8 +62,8 @@ def masked_moments(
     the mean is large. `name` names the values in errors.
 
     Raises:
-        TensorError: Shapes that differ; or, on all ranks, a kept entry of any rank that is not
-            finite.
+        TensorError: Shapes that differ; or a kept entry of any rank that is not finite, which
+            raises on all ranks.
     """
     kept = _kept(values, mask)
     exact = values.detach().to(torch.float64)

@@ -1,9 +1,9 @@
 """Matrix products in 16-bit dtypes with float32 sums.
 
-Two programs that act and train in bfloat16 sum in different orders. Rounded to 8 bits of mantissa,
-a logit between 16 and 32 changes in steps of 1/8, and so do log-probs. The product of two 16-bit
-numbers is exact in float32, so keeping the sum in float32 suffices, at no cost on a GPU. MiniMax-M1
-(arXiv 2506.13585) and ScaleRL (arXiv 2510.13786) have such a head.
+A program that acts and one that trains in bfloat16 sum in different orders. Rounded to 8 bits of
+mantissa, a logit between 16 and 32 changes in steps of 1/8, and so do log-probs. The product of two
+16-bit numbers is exact in float32, so keeping the sum in float32 suffices, at no cost on a GPU.
+MiniMax-M1 (arXiv 2506.13585) and ScaleRL (arXiv 2510.13786) have such a head.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Interface of the formulas to other ranks: sums over all ranks, and their rows.
 
-A group may span ranks and whitening counts all tokens, so a formula on one rank's rows would give
-other results on two ranks than on one. `siirl.engine.training.collectives` implements the interface
-with processes.
+A group may span ranks and whitening counts all tokens, so a formula that saw only its own rank's
+rows would give different results on two ranks and on one. `siirl.engine.training.collectives`
+implements the interface for several processes.
 """
 
 from collections.abc import Callable
@@ -53,12 +53,12 @@ ALONE = OneRank()
 
 
 def together(kernel: Callable[[], Found], *, ranks: Ranks) -> Found:
-    """`kernel()`; if one rank refuses its numbers, all ranks raise, so that none waits for it."""
+    """`kernel()`; if one rank rejects its numbers, all ranks raise, so that none waits for it."""
     try:
         found = kernel()
     except TensorError:
         ranks.sum(torch.ones(()))
         raise
     if float(ranks.sum(torch.zeros(()))):
-        raise TensorError("The numbers of another rank are refused; its own message names the row.")
+        raise TensorError("Another rank rejected its numbers; its own message names the row.")
     return found

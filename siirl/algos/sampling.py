@@ -50,7 +50,7 @@ def draw(
 def most_likely(probabilities: torch.Tensor, *, top_k: int | None) -> torch.Tensor:
     """Probabilities [..., V] of the `top_k` most likely tokens, renormalised; zeros elsewhere.
 
-    Fan et al. 2018. Of equally likely tokens at the border, only as many are kept as fit.
+    Fan et al. 2018. If tokens at the border are equally likely, only as many as fit are kept.
     """
     if top_k is None or top_k >= probabilities.shape[-1]:
         return probabilities
@@ -83,6 +83,6 @@ def _cumulative(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def in_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
-    """Running sums along the last axis, float64, of integers: their order does not matter."""
+    """Running sums of integers along the last axis, in float64: their order does not matter."""
     whole = (probabilities.double() * FIXED_POINT).long()
     return whole.cumsum(-1).double() / FIXED_POINT

@@ -1,7 +1,7 @@
 """Checks of a formula's input tensors: equal shapes, finite numbers, masks of 0 and 1.
 
-A silent broadcast of [B, 1] against [B, T] or a NaN in a mean would make a loss wrong without a
-symptom, so both are errors that name the tensor and the row. Masked entries may hold any value.
+A silent broadcast of [B, 1] against [B, T], or a NaN in a mean, would corrupt a loss without a
+symptom. Both are errors that name the tensor and the row. Masked entries may hold any value.
 """
 
 # B row (trajectory), T token
@@ -60,7 +60,8 @@ def require_counts(**tensors: torch.Tensor) -> None:
         if bool((tensor < 0).any()):
             row = int((tensor < 0).nonzero()[0])
             raise TensorError(
-                f"{name} is {float(tensor[row])} in row {row}: a number of tokens is not negative."
+                f"{name} is {float(tensor[row])} in row {row}: a number of tokens cannot be "
+                "negative."
             )
 
 

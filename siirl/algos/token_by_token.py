@@ -14,7 +14,7 @@ from siirl.algos.distributions import ActionDistribution, Categorical
 from siirl.algos.log_probs import TokenScores
 
 NextLogits = Callable[[torch.Tensor | None], torch.Tensor]
-"""Logits [N, V] of the next token after the last one, int64 [N]; None asks for the first."""
+"""Maps the last token, int64 [N], to the logits [N, V] of the next one; None asks for the first."""
 
 
 @dataclass(eq=False)
@@ -81,7 +81,9 @@ class TokenByToken(ActionDistribution):
         return self._given(choices).log_prob(choices)
 
     def entropy(self) -> torch.Tensor:
-        """Of each token given the most likely ones before it; `scores` has it given the choices."""
+        """Entropy of each token given the most likely tokens before it; `scores` conditions on the
+        choices instead.
+        """
         return self._given(self.mode()).entropy()
 
     def scores(self, choices: torch.Tensor) -> TokenScores:

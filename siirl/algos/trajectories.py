@@ -38,7 +38,8 @@ def executed_tokens(
         raise ConfigError(f"tokens_per_step={tokens_per_step}: an action has at least one token.")
     if finish_step_B.is_floating_point() or finish_step_B.dtype == torch.bool:
         raise TensorError(
-            f"finish_step is {finish_step_B.dtype}: it counts environment steps, in integers."
+            f"finish_step is {finish_step_B.dtype}: it counts environment steps and must be an "
+            "integer."
         )
     end_B = finish_step_B.long() * tokens_per_step
     bad_B = (end_B < 0) | (end_B > tokens)
@@ -66,8 +67,8 @@ def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch
     if bool(homeless_B.any()):
         row = int(homeless_B.nonzero()[0])
         raise TensorError(
-            f"rewards is {float(rewards_B[row])} in row {row}, an episode in which no token was "
-            "executed: drop it."
+            f"rewards is {float(rewards_B[row])} in row {row}, whose episode executed no token: "
+            "drop it."
         )
     after_BT = kept_BT.flip(1).cumsum(1).flip(1)  # kept tokens from here on
     return torch.where(
@@ -88,7 +89,7 @@ def trajectory_advantages(
 
     Args:
         name: In `siirl.algos.ADVANTAGES`.
-        rewards_B: One reward an episode, at its `finish_step`.
+        rewards_B: One reward per episode, at its `finish_step`.
         finish_step_B: Executed environment steps.
         tokens_per_step: Action tokens of one step.
         tokens: T, the tokens of the longest possible episode.

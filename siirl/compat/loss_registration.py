@@ -55,7 +55,7 @@ def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
 
 
 def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
-    """A loss of verl's form as a loss per token: equal shares that add up to the scalar's sum."""
+    """A loss of verl's form as a loss per token: equal shares that add up to the scalar."""
 
     def loss(
         *,

@@ -1,8 +1,9 @@
-"""Accounting of a step on this rank: throughput over the whole step, waiting, memory by owner.
+"""Accounting of a step on this rank: throughput over the whole step, waiting times, memory by
+owner.
 
-Recorded after every training step. Throughput is computed over the whole time of the step, waiting
-included, as verl's `perf/throughput` is. MFU is computed over the actor's update alone, waiting
-included. Left out: memory that autograd holds during an update; only the peak includes it.
+Recorded after every training step. Like verl's `perf/throughput`, throughput covers the whole step,
+waiting included. MFU covers only the actor's update, waiting included. Left out: memory that
+autograd holds during an update; only the peak includes it.
 """
 
 import contextlib
@@ -77,7 +78,7 @@ class StepAccount:
 def work_of_update(
     engine: TrainEngine[Any], *, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[dict[str, float]]:
-    """Fills the yielded metrics with the speed of the update in the block.
+    """Fill the yielded metrics with the speed of the update inside the `with` block.
 
     `perf/mfu` is the achieved FLOP/s divided by the vendor's peak for the compute dtype
     (PaLM, arXiv 2204.02311, appendix B). It is absent for a device without a stated peak.
@@ -95,7 +96,9 @@ def work_of_update(
 
 
 def held_bytes(context: StageContext) -> dict[str, Value]:
-    """Bytes that this rank holds between steps, by owner; of a sharded tensor, its local shard."""
+    """Bytes that this rank holds between steps, by owner; a sharded tensor counts its local
+    shard.
+    """
     engines: dict[str, TrainEngine | None] = {
         "actor": context.actor.engine,
         "critic": None if context.critic is None else context.critic.engine,
@@ -117,7 +120,7 @@ def held_bytes(context: StageContext) -> dict[str, Value]:
 
 
 def _bytes(tensors: Iterable[object]) -> float:
-    """Bytes of the tensors; of a sharded tensor, its local shard."""
+    """Bytes of the tensors; a sharded tensor counts its local shard."""
     local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
     return float(sum(each.nbytes for each in local if isinstance(each, torch.Tensor)))
 

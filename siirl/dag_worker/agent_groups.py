@@ -1,9 +1,9 @@
-"""The components of every agent group of a rank: each group has its own policy, optimiser,
-reference, critic, rollout, environments and prompts, or the weights of another group.
+"""The components of every agent group of a rank. Each group has its own policy, optimiser,
+reference, critic, rollout, environments and prompts, or shares the weights of another group.
 
-Agent groups share ranks, redistribution, checkpoints and the length of the run. Names of the
-lowest group are those of a run without agents. The others have `agent_N/` before their metrics,
-recordings in the folder `agent_N`, and weights in `actor_N` of a checkpoint.
+Agent groups share ranks, redistribution, checkpoints and the length of the run. The lowest group
+uses the names of a run without agents. Other groups prefix their metrics with `agent_N/`, record
+into the folder `agent_N`, and save weights in `actor_N` of a checkpoint.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ from siirl.params.agents import config_of_group, owners, rows_of_step
 from siirl.params.critic_sizes import critic_steps
 
 AGENTS = "agents"  # in the state of a checkpoint
-ROLLOUTS = "rollouts"  # prompts under way, and rows that wait, of a run with rollout ranks
+ROLLOUTS = "rollouts"  # with rollout ranks: running prompts and waiting rows
 REDISTRIBUTION = "redistribution"  # one for all groups
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
@@ -37,14 +37,14 @@ class AgentPlace:
 
     group: int
     folder: Path
-    """For recordings and texts that are kept."""
+    """Folder for recordings and saved texts."""
     checkpoints: Path
     ending: str
-    """Of the names of its weights' folders in a checkpoint."""
+    """Suffix of its weights' folders in a checkpoint."""
 
     @classmethod
     def of(cls, group: int, *, run_folder: Path, groups: Collection[int]) -> "AgentPlace":
-        """The place of one of `groups`; its folder is made."""
+        """The place of one of `groups`; creates its folder."""
         first = group == min(groups)
         folder = run_folder if first else run_folder / f"agent_{group}"
         folder.mkdir(exist_ok=True)
@@ -64,15 +64,15 @@ class PlacedRollouts(Protocol):
 
         Args:
             step: Number of completed training steps.
-            positions: For each agent group that draws prompts, how many it has drawn.
+            positions: Number of prompts drawn so far, for each agent group that draws prompts.
             resumed: State of the checkpoint that was loaded; None if none was.
         """
 
     def begin_step(self, step: int) -> None:
-        """Note the step under way."""
+        """Record which step is running."""
 
     def step_done(self) -> None:
-        """End the step under way: its rows are used, and the weights published in it act."""
+        """End the running step: its rows are used, and the weights published in it start to act."""
 
 
 class ColocatedRollouts:
@@ -102,7 +102,7 @@ class AgentGroups:
     """Groups that draw prompts and play episodes; the others train on rows of these."""
     rollouts: PlacedRollouts
     dropped_prompts: int = 0
-    """Prompts that the resumed run had started as a stream, and that this run leaves out."""
+    """Prompts that the resumed run had started in stream mode and that this run skips."""
 
     @property
     def first(self) -> WorkerComponents:
@@ -124,7 +124,7 @@ class AgentGroups:
         return "" if group == min(self.groups) else f"agent_{group}/"
 
     def start(self, step: int) -> None:
-        """Start the environments, and act with the current weights, which are those of `step`."""
+        """Start the environments, and act with the current weights (those of `step`)."""
         for components in self.players():
             components.rollout.start()
         for components in self.groups.values():
@@ -137,7 +137,7 @@ class AgentGroups:
         )
 
     def begin_step(self, step: int) -> None:
-        """Note the step that begins."""
+        """Record the step that begins."""
         for components in self.groups.values():
             context = components.context
             context.step, context.round = step, 0
@@ -198,9 +198,9 @@ class AgentGroups:
             entry.load_state(own | leftovers)
 
     def _after_stream(self, group: int, state: Mapping[str, Any]) -> int | None:
-        """Position of a group that draws the prompts after those that a stream had started: rollout
-        ranks finished them in another order, so that it had used later ones, and not all before.
-        None if no stream had started any, or this run streams as well.
+        """Position after the last prompt that a stream had started. Rollout ranks finish prompts
+        out of order, so the stream may have used later prompts and skipped earlier ones. None if no
+        stream had started a prompt, or if this run streams too.
         """
         rollouts, config = state.get(ROLLOUTS, {}), self.groups[group].context.config
         ledger = rollouts.get(AGENTS, {group: rollouts}).get(group, {}).get("ledger", {})
@@ -233,9 +233,8 @@ def load_state(
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"{folder} holds a state that this job cannot load ({describe_error(error)}). Resume "
-            "with the configuration and the version that "
-            "saved it, or start a new run from its weights: "
-            "actor_rollout_ref.model.path=<checkpoint>/actor."
+            "with the configuration and version that saved it, or start a new run from its "
+            "weights: actor_rollout_ref.model.path=<checkpoint>/actor."
         ) from error
 
 

@@ -147,7 +147,7 @@ def _with_shared_weights(
 
 
 def with_weights_of(owner: WorkerComponents, make: RankBuilder) -> Learner:
-    """Trains the weights of `owner`, with an actor of its own."""
+    """Trains the weights of `owner` with a separate actor."""
     context = owner.context
     engine = context.actor.engine
     return Learner(engine.module, make.actor(engine), context.critic, context.reference)

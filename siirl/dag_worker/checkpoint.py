@@ -12,10 +12,10 @@
 
 A rank copies its shards to host memory, then a thread writes them while training continues; at
 most one checkpoint is being written. It is written under a temporary name, flushed to disk and
-renamed, so a crash leaves the previous one intact. It fits any number of ranks: each reads its
-part. `state` is the same on every rank. No file is trusted: sizes and digests are checked before
-anything is read, and reading executes no code from the file. Checkpoints of siirl 0.1, with whole
-moments in `optimizer.safetensors`, load as well.
+renamed, so a crash leaves the previous one intact. A checkpoint loads on any number of ranks: each
+reads its part. `state` is the same on every rank. No file is trusted: sizes and digests are checked
+before anything is read, and reading executes no code from the file. Checkpoints of siirl 0.1, with
+whole moments in `optimizer.safetensors`, load as well.
 """
 
 import json
@@ -99,14 +99,15 @@ class CheckpointManager:
         self.export = export
         self.more_state = more_state
         self.loaded: Checkpoint | None = None
-        """What `load` has read."""
+        """Contents that `load` has read."""
         self._saving: Saving | None = None
         self._on_rank_0(self._prepare)
 
     def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
         """Write a checkpoint and make it the newest; returns its folder when it is complete.
 
-        Saves the memory of the copy that `start_saving` makes, whose arguments and errors it has.
+        Takes the arguments of `start_saving` and raises its errors, but saves the memory of the
+        copy.
         """
         self.start_saving(step=step, state=state, evaluation_due=evaluation_due, copy=False)
         folder = self.wait()
@@ -124,14 +125,14 @@ class CheckpointManager:
             step: Training step after which the checkpoint is taken.
             state: Everything else that the next step depends on: numbers, strings, tensors and
                 numpy arrays in dicts, lists and tuples. It must be the same on every rank; owners
-                gather what differs.
+                gather values that differ.
             evaluation_due: See `Checkpoint`.
             copy: Copy the shards to host memory, so that the weights may change before they are
                 written.
 
         Raises:
-            CheckpointError: This checkpoint cannot be written, or the one before was not (disk
-                full, unreadable state). Earlier checkpoints are untouched.
+            CheckpointError: This checkpoint cannot be written, or writing the previous one failed
+                (disk full, unreadable state). Earlier checkpoints are untouched.
         """
         self.wait()
         state = state | self.more_state(step)
@@ -176,7 +177,7 @@ class CheckpointManager:
         """Wait at most `within_s` for the checkpoint that is being written, without a collective
         call.
 
-        For a run that ends with an error, when other ranks may be gone.
+        Used when a run ends with an error, because other ranks may be gone.
         """
         saving, self._saving = self._saving, None
         if saving is not None:

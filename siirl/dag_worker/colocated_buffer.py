@@ -1,8 +1,8 @@
 """Buffers of a graph whose nodes all run on the same ranks: rows pass through the DataCoordinator.
 
-A PUT_TO_BUFFER node hands its rows in; the GET_FROM_BUFFER node of the same name
-(`config: {buffer: NAME}`) gets this rank's share of what all ranks handed in, balanced by work. On
-one rank that is the rows themselves. Left out: buffers between resource groups.
+A PUT_TO_BUFFER node stores its rows. The GET_FROM_BUFFER node of the same name (`config: {buffer:
+NAME}`) gets this rank's share of the rows of all ranks, balanced by work. On one rank that is the
+rows themselves. Left out: buffers between resource groups.
 """
 
 from tensordict import TensorDict
@@ -23,7 +23,7 @@ class ColocatedBuffer:
         self._waiting: dict[str, TensorDict] = {}
 
     def put(self, batch: TensorDict, *, buffer: str) -> None:
-        """Hand in this rank's rows.
+        """Store this rank's rows.
 
         Raises:
             ConfigError: Earlier rows have not been taken.
@@ -39,7 +39,7 @@ class ColocatedBuffer:
         """This rank's share of the rows of all ranks; every rank calls it.
 
         Raises:
-            ConfigError: Nothing was put in.
+            ConfigError: The buffer is empty.
         """
         if buffer not in self._waiting:
             raise ConfigError(

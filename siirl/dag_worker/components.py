@@ -103,7 +103,7 @@ class WorkerComponents:
     def close(self) -> None:
         """Close environments, rewards, the prompt loader and the episode files.
 
-        A checkpoint that is still being written has `trainer.grace_s` to become complete.
+        A checkpoint that is still being written gets `trainer.grace_s` seconds to finish.
         """
         self.checkpoints.close(within_s=self.context.config.trainer.grace_s)
         self.rollout.close()
@@ -164,7 +164,7 @@ def make_kl_controller(control: KLCtrlArguments) -> FixedKLController:
 
 @dataclass(frozen=True)
 class Updates:
-    """Most optimiser steps of a training step, over all nodes that update a model."""
+    """Largest number of optimiser steps in a training step, over all nodes that update a model."""
 
     policy: int
     critic: int
@@ -264,7 +264,7 @@ class RankBuilder(abc.ABC):
         return Learner(module, actor, critic, self.reference(actor, module))
 
     def engine(self, module: Any, *, trained: bool, steps: int = 0) -> TrainEngine[TokenScores]:
-        """Build the engine of a policy, with an optimizer if it is trained; `steps` are those of
+        """Build the engine of a policy, with an optimiser if it is trained; `steps` are those of
         `Updates.policy`.
         """
         settings, total_steps = self.config.actor_rollout_ref, self.config.trainer.total_steps
@@ -293,8 +293,8 @@ class RankBuilder(abc.ABC):
         ).initialize()
 
     def actor(self, engine: TrainEngine[TokenScores]) -> Actor:
-        """Build the actor on an engine; mini-batch sizes count prompts, with one row per agent
-        each.
+        """Build the actor on an engine. Mini-batch sizes count prompts; each prompt has one row per
+        agent.
         """
         return Actor(
             engine=engine,
@@ -311,7 +311,7 @@ class RankBuilder(abc.ABC):
         return None
 
     def reference(self, actor: Actor, module: Any) -> Reference | None:
-        """Build the KL's reference policy; None if no KL has a weight.
+        """Build the reference policy of the KL; None if no KL has a weight.
 
         With adapters and no `ref.path`, the reference is the policy without its adapters.
         """

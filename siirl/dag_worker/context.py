@@ -68,7 +68,8 @@ class StageContext:
             raise ConfigError(
                 f"Node {node.node_id!r} still requests more prompts after {most} refills in step "
                 f"{self.step}, and algorithm.filter.max_refills={most} permits no more: return "
-                "more_prompts=0 when the rows suffice or the refills are used up, or raise the key."
+                "more_prompts=0 when there are enough rows or the refills are used up, or raise "
+                "the key."
             )
 
     def draw_prompts(self, more: int = 0) -> TensorDict:

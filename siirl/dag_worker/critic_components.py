@@ -46,7 +46,7 @@ def make_critic(
     observe: Callable[[TensorDict], None] | None = None,
     **engine_options: Any,
 ) -> Critic:
-    """Build the critic: value model, optimizer and update.
+    """Build the critic: value model, optimiser and update.
 
     Args:
         settings: Those of the critic.

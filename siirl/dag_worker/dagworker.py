@@ -1,4 +1,4 @@
-"""DAGWorker: runs a rank's graph, step after step, without a central controller of the data.
+"""DAGWorker: runs a rank's graph, step after step, without a central data controller.
 
 The loop runs the graph (`siirl.dag_worker.dataflow`), saves and evaluates. Stages are in
 `siirl.dag_worker.stages`; `assembly` combines the objects that they use. All user-visible output is
@@ -190,7 +190,7 @@ class DAGWorker:
                     "colocated ranks begin" if self.rollouts.colocated else "a schedule begins"
                 )
                 self.metrics.warn(
-                    f"{dropped} prompts are left out: rollout ranks had started them at step "
+                    f"{dropped} prompts are skipped: rollout ranks had started them at step "
                     f"{checkpoint.step}, and {successor} after them."
                 )
             self._evaluation_due = (
@@ -204,11 +204,11 @@ class DAGWorker:
         """Evaluate, train, evaluate; yield metrics.
 
         An interrupt ends the run with a checkpoint. So does an environment or an inference server
-        that fails too often, because the completed steps are valid.
+        that fails too often: the completed steps are valid.
 
         Raises:
-            ConfigError: The resumed run is complete already; with `total_epochs` only the loader
-                knows its number of steps.
+            ConfigError: The resumed run is already complete; with `total_epochs` only the loader
+                knows the number of steps.
             TooManyFailures: Too many episodes could not be simulated or scored; on every rank.
         """
         try:

@@ -2,19 +2,19 @@
 
     prompts -> entry node -> its dependents -> ...
 
-One dependency: its batch. Several: the rows that all of them have, joined by uid, with the columns
-of each (`siirl.data_coordinator.protocol.join`); a row that one branch filtered out is not in the
-join. A node without dependencies, and a DATA_LOAD node, gets the prompts of the step. An output is
-kept until its last reader has run. When a node has run that declares no columns, its columns are
-known, and the graph is checked again.
+A node with one dependency gets its batch. A node with several gets the rows that all of them have,
+joined by uid, with the columns of each (`siirl.data_coordinator.protocol.join`): a row that one
+branch filtered out is not in the join. A node without dependencies, and a DATA_LOAD node, gets the
+prompts of the step. An output is kept until its last reader has run. After a node without declared
+columns has run, its columns are known, and the graph is checked again.
 
-The order is fixed and the same on every rank, because nodes call collectives. A node whose work can
-be begun ahead (`siirl.execution.dag.stage`: a text's reward, in processes) is begun when its
-dependencies have run, and called as late as its dependents permit; other nodes run meanwhile. A
-node that asks for more prompts (`NodeOutput.more_prompts`) runs its ancestors on them, and no other
-node; nodes that read those ancestors later get the rows of all rounds. Entry nodes whose rows are
-later joined with the asking node's get the prompts of all rounds. Left out: how a node is called
-(DAGWorker).
+The order is fixed and the same on every rank, because nodes call collectives. Some nodes can start
+work ahead (`siirl.execution.dag.stage`), such as a text reward in processes. Their work starts when
+their dependencies have run; the node is called as late as its dependents permit, and other nodes
+run meanwhile. If a node asks for more prompts (`NodeOutput.more_prompts`), only its ancestors run
+on them; nodes that read those ancestors later get the rows of all rounds. Entry nodes whose rows
+are later joined with the asking node's rows get the prompts of all rounds. Left out: how a node is
+called (DAGWorker).
 """
 
 import functools
@@ -62,7 +62,7 @@ class _Round:
     further: dict[str, list[TensorDict]] = field(default_factory=dict)
     """Prompts of refills, by the entry node that gets them as well."""
     begun: dict[str, "_Begun"] = field(default_factory=dict)
-    """Nodes whose work has begun and that have not been called."""
+    """Nodes whose work has started and that have not been called yet."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Dataflow:
         self.draw = draw
         joins = [name for name in graph.nodes if len(graph.get_sources(name)) > 1]
         self._meets_later = frozenset().union(*(graph.get_writers(name) for name in joins))
-        """Nodes whose columns are compared, because they are joined later."""
+        """Nodes whose outputs are joined later, so that their columns are compared."""
 
     def run_step(self) -> None:
         """Run every node once, on the prompts of one step."""
@@ -110,11 +110,12 @@ class Dataflow:
             wait([begun.work for begun in step.begun.values() if begun.work is not None])
 
     async def run_beside(self, prompts: TensorDict, *, roll_out: RollOut) -> None:
-        """Run every node once on `prompts`, while other calls of this method wait for episodes.
+        """Run every node once on `prompts`; other calls of this method may be waiting for episodes
+        meanwhile.
 
         Args:
             prompts: The entry nodes get them.
-            roll_out: Takes the place of the function of nodes that act; nothing else is awaited.
+            roll_out: Replaces the function of nodes that act; nothing else is awaited.
         """
         groups = self.graph.agent_groups()
         step = _Round(frozenset(self.graph.nodes), more=0, prompts=dict.fromkeys(groups, prompts))
@@ -169,7 +170,7 @@ class Dataflow:
     def _refuse_shared(
         self, changed: Sequence[str], rows: TensorDict, node: Node, this: _Round
     ) -> None:
-        """Raise ConfigError if `node` changed a tensor in place that other nodes are to read."""
+        """Raise ConfigError if `node` changed in place a tensor that other nodes will read."""
         if not changed:
             return
         shared = {_place(value) for held in self._unread(node, this) for value in held.values()}
@@ -182,7 +183,7 @@ class Dataflow:
                 )
 
     def _unread(self, node: Node, this: _Round) -> Iterator[TensorDict]:
-        """Batches that nodes other than `node` are still to read."""
+        """Batches that nodes other than `node` have yet to read."""
         yield from this.outputs.values()
         yield from (begun.batch for begun in this.begun.values())
         for name, other in self.graph.nodes.items():
@@ -276,8 +277,8 @@ class Dataflow:
         return rows
 
     def _entries_met_by(self, node: Node) -> list[str]:
-        """Nodes on the prompts that do not lead to `node`, and whose rows are joined with its."""
-        # each node and all that its rows have passed
+        """Entry nodes that do not lead to `node`, but whose rows are later joined with its rows."""
+        # each node, and all nodes that its rows have passed
         lines = {name: {name, *self.graph.get_writers(name)} for name in self.graph.nodes}
         joined = [line for line in lines.values() if node.node_id in line]
         return [
@@ -293,10 +294,11 @@ class Dataflow:
         for name in entries:
             if name in {*this.done, *this.begun}:
                 raise ConfigError(
-                    f"Node {node.node_id!r} requests more prompts after {name!r} has run on those "
-                    "of the step. Their rows are joined later, and the join would drop all rows of "
-                    f"the further prompts. Give {node.node_id!r} node_role=DYNAMIC_SAMPLING, so "
-                    f"that it runs first, or make {name!r} depend on it."
+                    f"Node {node.node_id!r} requests more prompts after {name!r} has run on the "
+                    "prompts of the step. Their rows are joined later, and the join would drop all "
+                    f"rows of the additional prompts. Give {node.node_id!r} "
+                    f"node_role=DYNAMIC_SAMPLING, so that it runs first, or make {name!r} depend "
+                    "on it."
                 )
 
     def _check_refill(self, node: Node, before: Iterable[str], this: _Round) -> None:
@@ -304,7 +306,7 @@ class Dataflow:
             ancestor = self.graph.nodes[name]
             if ancestor.node_type is NodeType.MODEL_TRAIN and not ancestor.only_forward_compute:
                 raise ConfigError(
-                    f"Node {node.node_id!r} asks for more prompts, but {name!r} before it trains "
+                    f"Node {node.node_id!r} asks for more prompts, but {name!r} trains before it "
                     "and would train twice in a step. Train after it."
                 )
             for reader in self.graph.adj[name]:
@@ -319,9 +321,9 @@ class Dataflow:
 
 
 def running_order(graph: TaskGraph) -> list[tuple[Node, bool]]:
-    """Nodes in the order in which they are called, and where work is begun ahead (True).
+    """Nodes in calling order, and the places where work starts ahead (True).
 
-    A node that can be begun is called right before the first node that depends on it.
+    A node with work started ahead is called right before the first node that depends on it.
     """
     nodes = graph.get_nodes()
     order = [node.node_id for node in nodes]
@@ -384,6 +386,6 @@ def _versions(batch: TensorDict) -> dict[str, int]:
 
 
 def _place(value: Any) -> int | None:
-    """Address of a column's numbers; None if there are none."""
+    """Address of a column's data; None if it has none."""
     numbers = isinstance(value, torch.Tensor) and value.numel() > 0
     return value.untyped_storage().data_ptr() if numbers else None

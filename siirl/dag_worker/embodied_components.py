@@ -119,9 +119,7 @@ class EmbodiedBuilder(RankBuilder):
         return make_task_loader(self.config.data, tasks=self.spec.tasks, ranks=ranks)
 
     def describe(self, module: Policy, folder: Path) -> None:
-        """See `RankBuilder`; the described tasks are the policy's initial ones and those of this
-        run.
-        """
+        """See `RankBuilder`; lists the policy's initial tasks and those of this run."""
         path = self.model.path
         tasks = [*(() if path is None else learnt_tasks(path)), *self.spec.tasks]
         module.describe(folder, notes={"tasks": list(dict.fromkeys(tasks))})
@@ -268,8 +266,8 @@ def demonstration_embeddings(
         return {}
     if encoder is None:
         raise ConfigError(
-            f"reward.demonstrations={file} is compared with videos, which "
-            f"reward.name={reward.name} does not use."
+            f"reward.demonstrations={file} is compared with videos, but reward.name={reward.name} "
+            "does not use videos."
         )
     clips = load_demonstration_clips(str(find(file)), tasks=tasks, every=reward.frame_every)
     return {task: encoder.encode(of_task) for task, of_task in clips.items()}

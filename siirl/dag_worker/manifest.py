@@ -15,7 +15,7 @@ LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
 FORMAT = "siirl-checkpoint-2"
 FORMATS = ("siirl-checkpoint-1", FORMAT)  # the first had no shards
 EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the step's evaluation finished
-KEPT_CHECKPOINTS = 3  # one to resume from, and two fallbacks in case it is bad
+KEPT_CHECKPOINTS = 3  # one to resume from, and two fallbacks
 TAKE_EARLIER = "Choose an earlier checkpoint."
 
 
@@ -155,7 +155,7 @@ def _compare(path: Path, expected: dict[str, Any]) -> None:
     if size != expected["bytes"]:
         found = "no such file" if size is None else f"{size} bytes, so it was truncated or replaced"
         raise CheckpointError(
-            f"{path} has another size than when it was saved. Expected: {expected['bytes']} bytes. "
+            f"{path} does not have the size that was saved. Expected: {expected['bytes']} bytes. "
             f"Found: {found}. {TAKE_EARLIER}"
         )
     digest = fingerprint(path)["sha256"]

@@ -1,8 +1,8 @@
 """MetricWorker: collects a rank's metrics during a step and reduces them over all ranks.
 
 The exchange between ranks is a function argument, for example torch.distributed's
-all_gather_object. Logged values become plain numbers (`plain_record`) and none is refused: what is
-not a number becomes `Unusable` with a description; infinities and NaN are kept.
+all_gather_object. Logged values become plain numbers (`plain_record`), and none is refused: a value
+that is not a number becomes `Unusable` with a description. Infinities and NaN are kept.
 """
 
 import logging
@@ -72,7 +72,7 @@ class MetricWorker:
         return warnings
 
     def warn(self, sentence: str) -> None:
-        """Report a sentence about the run, if this rank reports."""
+        """Report a warning about the run, if this rank reports."""
         if self._warns:
             self._warnings.append(sentence)
 
@@ -127,7 +127,7 @@ def _has_axes(value: Any) -> bool:
 
 
 def _members(value: Any) -> list[Any] | None:
-    """The members of a list, or of an array or tensor with one axis; None of anything else."""
+    """The members of a list, or of an array or tensor with one axis; None for anything else."""
     if isinstance(value, list | tuple):
         return _readable(lambda: list(value))
     return _readable(value.tolist) if _has_axes(value) and value.ndim == 1 else None

@@ -34,7 +34,7 @@ def write_state(file: Path, state: dict[str, Any]) -> None:
     """Write `state`.
 
     Raises:
-        CheckpointError: It holds what `read_state` would refuse.
+        CheckpointError: It holds data that `read_state` would refuse.
         OSError: The disk is full.
     """
     _require_plain(state, "state")
@@ -62,7 +62,7 @@ def _require_plain(thing: Any, place: str) -> None:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Read what `write_state` wrote.
+    """Read a file of `write_state`.
 
     Raises:
         CheckpointError: The file is damaged, or holds something else.

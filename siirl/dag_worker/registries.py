@@ -1,6 +1,6 @@
 """Registries behind the plug-in keys, and registration of `module:name` references.
 
-`module:name` is imported, checked and registered under that text in every process, so that every
+In every process, `module:name` is imported, checked and registered under that text, so that every
 lookup finds it. `siirl.params.plug_ins` lists the keys that take plug-ins and the checks that run
 before torch is imported.
 """

@@ -1,8 +1,9 @@
-"""Rewards of a step's rows: inputs of the reward manager, its results, and their place at tokens.
+"""Rewards of a step's rows: the reward manager's inputs and results, and their placement at tokens.
 
-Every rank computes the trajectory rewards from all ranks' outcomes: clusters of successes need them
-all, and the reward's memory stays equal on all ranks. Only names, flags, scalars and embeddings are
-exchanged. Images and texts stay on their rank; text rewards score one episode at a time.
+Every rank computes the trajectory rewards from the outcomes of all ranks: clusters of successes
+need all of them, and the reward's memory stays equal on all ranks. Only names, flags, scalars and
+embeddings are exchanged. Images and texts stay on their rank; text rewards score one episode at a
+time.
 
 A custom node's reward may have the shape of `attention_mask` (prompt and response) with the score
 in the last column, which is padding in shorter responses. Estimators need [B, T] of the response,
@@ -107,7 +108,7 @@ class RowScores:
     env_weight_R: torch.Tensor
     """float32; weight of the environment's return in `reward_R` (`RewardScores.env_weight_B`)."""
     failed: Mapping[int, str]
-    """Rows that could not be scored, with the reason."""
+    """Rows that could not be scored, with reasons."""
     parts: Mapping[str, NDArray[np.float32]]
     """Summands of the reward [R], NaN where a row has none."""
     metrics: Mapping[str, Value]
@@ -119,7 +120,7 @@ class RowScores:
 def outcomes_to_score(
     batch: TensorDict, *, reward: RewardManager, ranks: Collectives
 ) -> EpisodeOutcomes:
-    """The arguments of `reward.score` on this rank; every rank must call it."""
+    """The arguments of `reward.score` on this rank; every rank must call this function."""
     gather = gather_outcomes if reward.looks_at_all_ranks else own_outcomes
     return gather(batch, ranks=ranks)
 
@@ -173,16 +174,17 @@ def _require_unique(uids: Sequence[str]) -> None:
     [(uid, count)] = Counter(uids).most_common(1) or [("", 0)]
     if count > 1:
         raise InvariantError(
-            f"{count} rows have the uid {uid!r}, by which rewards are given to rows. A node before "
-            "the reward changed the column uid, or repeated rows: repeat them after the reward."
+            f"{count} rows have the uid {uid!r}, which must be unique, because it assigns rewards "
+            "to rows. A node before the reward changed the column uid, or repeated rows: repeat "
+            "them after the reward."
         )
 
 
 def columns_of_parts(
     parts: Any, *, count: int
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Value]]:
-    """Parts of a user's reward as columns [B], and as metrics what is no column of `count` numbers:
-    a part is for logs, and may have any value.
+    """Parts of a user's reward: columns [B], and metrics for parts that are not `count` numbers. A
+    part is only logged, so it may have any value.
     """
     columns: dict[str, NDArray[np.float32]] = {}
     others: dict[str, Value] = {}
@@ -309,8 +311,8 @@ def token_scores(
 
     The environment's return is placed where it was earned: at the last token of each turn or action
     chunk, so that GAE and discounted returns see its position. Outcome estimators sum the row. The
-    rest of the reward is placed at the last executed token, as is all of it if a custom workflow
-    leaves out the column `env_rewards`.
+    rest of the reward goes to the last executed token; so does the whole reward if a custom
+    workflow leaves out the column `env_rewards`.
     """
     if "env_rewards" not in batch.keys():
         return reward_at_finish(rewards_B=reward_B, mask_BT=batch["response_mask"])

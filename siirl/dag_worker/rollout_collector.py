@@ -195,7 +195,9 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
 
 
 def mixed_groups(graded: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Share of each task's groups with a success and a failure, which a 0/1 reward learns from."""
+    """Share of each task's groups with both a success and a failure: a 0/1 reward learns only from
+    these.
+    """
     outcomes: dict[tuple[str, int], set[bool]] = {}
     for row in graded:
         group = (task_name(row["task_name"]), int(row["index"]))
@@ -242,6 +244,6 @@ def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> d
 
 
 def mean_of(values: Iterable[float]) -> Weighted:
-    """Mean of numbers with their count as weight, 0 without any."""
+    """Mean of numbers with their count as weight; 0 if there are none."""
     found = list(values)
     return Weighted(sum(found) / max(len(found), 1), float(len(found)))

@@ -2,7 +2,7 @@
 
 Each rank has a thread that writes its shards and leaves a note with what it wrote. The thread of
 rank 0 waits for the notes of all ranks, and completes the checkpoint. Threads make no collective
-calls, which would mix with those of training; they meet in the folder, which all ranks share.
+calls, which would mix with those of training; they communicate through files in the shared folder.
 """
 
 import os
@@ -22,7 +22,7 @@ from siirl.engine.training.saved_state import SHARDS, export_weights
 from siirl.engine.training.shard_files import StagedParts, write_metadata, write_parts
 from siirl.errors import CheckpointError
 
-POLL_S = 0.05  # between two looks for a note; a shard takes longer
+POLL_S = 0.05  # between two checks for a note; a shard takes longer
 
 Fingerprints = dict[str, dict[str, Any]]
 
@@ -46,7 +46,7 @@ class Saving:
         ranks: Number of ranks.
         complete: On rank 0: writes the remaining files and renames the folder; gets the
             fingerprints of all shards, returns the checkpoint.
-        stack: Closed at the end: removes what is unfinished.
+        stack: Closed at the end: removes unfinished files.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Saving:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank's thread has met an error."""
+        """Whether this rank's thread has failed."""
         return any(
             work.done() and work.exception() is not None for work in (self.written, self.finished)
         )
@@ -117,7 +117,9 @@ class Saving:
         file = self._note(rank)
         while not file.is_file():
             if self.cancelled.wait(POLL_S):
-                raise CheckpointError(f"{self.folder} is given up: rank {rank} wrote no shards.")
+                raise CheckpointError(
+                    f"{self.folder} was not completed: rank {rank} wrote no shards."
+                )
         note: Note = pickle.loads(file.read_bytes())  # of this run, in a folder of mode 0700
         file.unlink()
         return note

@@ -22,7 +22,7 @@ from siirl.execution.dag import NodeOutput
 from siirl.params import sizes
 
 OF_EPISODES = ("/episodes", "/return", "/episode_length", "/truncated_share", "success_rate")
-"""Ends of the names of metrics that count whole episodes; rows are parts of them."""
+"""Suffixes of metrics that count whole episodes; rows are parts of episodes."""
 
 
 class SegmentCollector(RolloutCollector):
@@ -30,7 +30,7 @@ class SegmentCollector(RolloutCollector):
 
     Args:
         segments: Runs them on the rollout's environments.
-        options: Those of `RolloutCollector`.
+        options: The arguments of `RolloutCollector`.
     """
 
     def __init__(self, *, segments: SegmentWorkflow, **options: Any) -> None:
@@ -76,7 +76,7 @@ class SegmentCollector(RolloutCollector):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Episodes under way on all ranks, by environment."""
+        """Running episodes of all ranks, by environment."""
         running: dict[int, Any] = {}
         for of_rank in self.ranks.gather_objects(self.segments.state_dict()):
             running |= of_rank
@@ -86,7 +86,7 @@ class SegmentCollector(RolloutCollector):
         """Resume the episodes of a checkpoint, on any number of ranks.
 
         Raises:
-            CheckpointError: It comes from a run of whole episodes, or has another number of
+            CheckpointError: It comes from a run on whole episodes, or has another number of
                 environments.
         """
         if not state:
@@ -98,7 +98,7 @@ class SegmentCollector(RolloutCollector):
         if state["environments"] != self.segments.environments:
             raise CheckpointError(
                 f"The checkpoint has {state['environments']} environments, and this run has "
-                f"data.train_batch_size={self.segments.environments}: resume with the same."
+                f"data.train_batch_size={self.segments.environments}: resume with the same number."
             )
         self.segments.load_state_dict(state["running"])
 

@@ -57,9 +57,9 @@ EPISODE_COLUMNS = (
 
 @stage(NodeType.DATA_LOAD, provides=PROMPT_COLUMNS)
 def load_prompts(*, batch: TensorDict) -> NodeOutput:
-    """This rank's prompts of the step, which every DATA_LOAD node gets, whatever its dependencies.
+    """This rank's prompts of the step; every DATA_LOAD node gets them, whatever its dependencies.
 
-    A function in its place may choose among them, or add columns.
+    A custom function may select among them, or add columns.
     """
     return NodeOutput(batch=batch)
 
@@ -354,10 +354,10 @@ def train_critic(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     optional=["uid", "old_log_probs", "ref_log_prob"],
 )
 def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Update the policy and check acting against training log-probs; skipped in critic warm-up."""
+    """Update the policy, and compare acting with training log-probs; skipped in critic warm-up."""
     if context.step <= context.config.trainer.critic_warmup:
         return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
-    # an agent that shares the weights may have taken steps since they were synced
+    # an agent that shares the weights may have stepped since the last sync
     with work_of_update(context.actor.engine) as speed:
         metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
     require_agreement(metrics, context.config.actor_rollout_ref)

@@ -1,8 +1,8 @@
 """Chrome trace of one training step over all ranks.
 
-Each rank records its own step with torch.profiler, and rank 0 joins the files into one, which
-Perfetto (https://ui.perfetto.dev) and chrome://tracing open: the lanes of a rank follow each other,
-on one time axis. Left out: aligning the clocks of several machines.
+Each rank records its own step with torch.profiler, and rank 0 joins the files into one. Perfetto
+(https://ui.perfetto.dev) and chrome://tracing open it: the lanes of each rank are adjacent, on a
+common time axis. Left out: aligning the clocks of several machines.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def traced_step(folder: Path, *, step: int, ranks: Collectives) -> Iterator[None
         yield
     parts = [folder / f"step_{step:08d}_rank_{rank}.json" for rank in range(ranks.size)]
     profiler.export_chrome_trace(str(parts[ranks.rank]))
-    ranks.gather_objects(None)  # all parts are there
+    ranks.gather_objects(None)  # all parts are written
     if ranks.rank == 0:
         join_traces(parts, folder / f"step_{step:08d}.json")
 

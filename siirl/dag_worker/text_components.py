@@ -129,7 +129,7 @@ class TextBuilder(RankBuilder):
         )
 
     def loader(self, ranks: Collectives) -> TaskLoader | PromptLoader:
-        """See `RankBuilder`; from `data.train_files`, else from seeds of the environment."""
+        """See `RankBuilder`; reads `data.train_files`, else seeds of the environment."""
         data = self.config.data
         if not data.train_files:
             return make_task_loader(data, tasks=self.spec.tasks, ranks=ranks)
@@ -326,7 +326,7 @@ def make_tokenizer(model: ModelArguments) -> ChatTokenizer:
 
 
 def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
-    """Refuse an engine that passes no pictures to a vision-language model.
+    """Refuse an engine that does not pass images to a vision-language model.
 
     Raises:
         ConfigError: Another engine than `hf`.
@@ -334,7 +334,7 @@ def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
     engine, path = policy.rollout.name, policy.model.path
     if engine != "hf" and path is not None and picture_model_config(source_of(path)) is not None:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.name={engine} passes no pictures to the model, but "
+            f"actor_rollout_ref.rollout.name={engine} does not pass images to the model, but "
             f"actor_rollout_ref.model.path={path} is a vision-language model: set rollout=hf."
         )
 
@@ -344,7 +344,7 @@ def make_language_model(
 ) -> LanguageModel:
     """Load a job's model in float32, or that of another folder `path` without adapters.
 
-    With `weights` false a `TrainEngine` on several ranks reads them, each rank its part.
+    If `weights` is false, a `TrainEngine` on several ranks reads the weights, each rank its part.
     """
     assert model.path is not None
     return load_language_model(

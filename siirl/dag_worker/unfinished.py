@@ -1,7 +1,7 @@
 """Temporary folder of a checkpoint during writing, and its removal after a crash.
 
 A writer holds a lock on a file next to the folder. The kernel releases the lock when the process
-ends, so a starting run removes folders of killed writers and none of a live run. On a file system
+ends, so a starting run removes folders of killed writers, but none of a live run. On a file system
 without locks the folders remain.
 """
 

@@ -10,8 +10,8 @@ estimate success on other prompts, evaluate more prompts with one sample each.
 
 Ungraded rows have no success. The job's reward scores only these episodes.
 
-Images of an episode are freed when it ends: memory holds those of running episodes and of the few
-videos that wait to be written.
+Images of an episode are freed when it ends: memory holds only images of running episodes and of the
+few videos that wait to be written.
 """
 
 import itertools
@@ -67,7 +67,7 @@ class Validator:
         tasks: Names of the tasks, in the order of their ids.
         episodes: Held-out prompts per task.
         first_seed: Prompt i of every task has seed first_seed + i.
-        record: Episodes per evaluation that become videos, over all ranks.
+        record: Episodes per evaluation that are written as videos, over all ranks.
         max_failed_share: Largest share of an evaluation's episodes, over all ranks, that may fail
             to simulate.
         prompts: This rank's held-out prompts from files; None: `episodes` prompts per task, made
@@ -146,7 +146,7 @@ class Validator:
         outcomes = [
             _outcome(trajectory)
             for trajectory in result.trajectories
-            if trajectory.row.get("agent", 0) == 0  # of agents with roles, the first
+            if trajectory.row.get("agent", 0) == 0  # only the first of agents with roles
         ]
         metrics = evaluation_metrics(
             outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success
@@ -167,7 +167,7 @@ class Validator:
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
 
     def _show(self, trajectory: Trajectory, *, step: int) -> None:
-        """Write an episode's video without a reward: episodes with images are always graded."""
+        """Write an episode's video, without a reward: episodes with images are always graded."""
         self.recorder.keep([trajectory], kind="val", step=step)
         self.recorder.write({})
 

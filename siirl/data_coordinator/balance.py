@@ -1,8 +1,8 @@
 """Divides rows into parts of equal work: partitions for ranks, micro-batches under a token budget.
 
 The k-way largest differencing method of Karmarkar and Karp (1982; k-way after Korf, "Multi-way
-number partitioning", 2009), then exchanges between the heaviest and the lightest part. Plain
-numbers in, lists of positions out; no torch, deterministic.
+number partitioning", 2009), then exchanges between the heaviest and the lightest part. It takes
+plain numbers and returns lists of positions; it is deterministic and does not need torch.
 """
 
 import heapq
@@ -20,7 +20,7 @@ Bin = tuple[int, int]  # sum of its lengths, its number
 State = list[Bin]
 
 EXCHANGES_PER_PART = 4  # bounds the time of the refinement; it usually converges earlier
-# largest part in which pairs of rows are exchanged too; larger parts have enough single rows to
+# largest part in which pairs of rows are also exchanged; larger parts have enough single rows to
 # choose from
 PAIRS_UP_TO = 64
 PARTNERS = 8  # parts with which the heaviest and the lightest are compared in each round
@@ -71,8 +71,9 @@ def micro_batches_by_budget(
         lengths: Tokens of each row.
         max_tokens: Budget of a micro-batch.
         num_batches_divided_by: The number of micro-batches is a multiple of this, and some may be
-            empty: interleaved pipeline stages take them in groups of one size (Megatron's
-            microbatch_group_size_per_vp_stage). siirl's engines have no such stages and leave it 1.
+            empty: interleaved pipeline stages take them in groups of equal size (Megatron's
+            microbatch_group_size_per_vp_stage). siirl's engines have no such stages and leave it at
+            1.
 
     Raises:
         ConfigError: A row is longer than the budget, or `num_batches_divided_by` < 1.
@@ -186,7 +187,9 @@ class _KarmarkarKarp:
                 insort(state, (total + length, bin_))
 
     def _merge(self, left: State, right: State) -> State:
-        """Put the heaviest bins of one onto the lightest of the other, empty ones first."""
+        """Merge the heaviest bins of one solution with the lightest of the other, empty ones
+        first.
+        """
         empty = self.count - len(left)
         heavy_first = right[::-1]
         joined = [
@@ -290,7 +293,7 @@ def _best_exchange(
         gap / 2,
         [],
         [],
-    )  # an amount of 0 or of the whole gap misses by this
+    )  # distance of the amounts 0 and gap from half the gap
     for given_sizes, taken_sizes in sizes:
         given, taken = _bundles(heavy, given_sizes), _bundles(light, taken_sizes)
         if not len(given.sums) or not len(taken.sums):

@@ -8,11 +8,11 @@ leased until it is acknowledged; it returns to the queue if its holder dies or t
 every sample is in exactly one state: waiting, leased, left over, acknowledged or discarded.
 
 Samples that are put without a reference stay in the memory of the rank that made them; `get_share`
-returns to each rank which of them it sends and receives.
+tells each rank which of them it sends and receives.
 
-A plain class without waiting: "not yet" is None or False. `ray_edge` makes it an actor that waits.
-The cost of an operation does not depend on other queued samples: none scans other nodes' queues or
-other samples of the same rank, and a filter is called once for each sample.
+The class never waits: it answers "not yet" with None or False. `ray_edge` makes it an actor that
+waits. The cost of an operation does not depend on other queued samples: none scans other nodes'
+queues or other samples of the same rank, and a filter is called once for each sample.
 """
 
 import time
@@ -92,7 +92,7 @@ class DataCoordinator:
                 None for `get_batch`.
 
         Returns:
-            False if the node's queues are full: try again when samples have been taken. The share
+            False if the node's queues are full: try again after samples have been taken. The share
             of a rank for the oldest step of its node is always accepted, because that step cannot
             finish without it.
 
@@ -162,9 +162,9 @@ class DataCoordinator:
         """Lease the part of a step that belongs to `rank`; None until all sources have put and
         older steps of the node are divided.
 
-        The first call divides what was put and what earlier steps left over; samples that the
-        filter rejects or the request leaves out become leftovers. A repeated call before the
-        acknowledgement returns the same lease.
+        The first call divides the samples of this step and the leftovers of earlier steps; samples
+        that the filter rejects or the request leaves out become leftovers. A repeated call before
+        the acknowledgement returns the same lease.
 
         Raises:
             InvariantError: The ranks' requests differ, or this rank has acknowledged its part.
@@ -217,7 +217,7 @@ class DataCoordinator:
         return None if lease is None else Share(lease.lease_id, self._queue(key).transfers[rank])
 
     def keep_leftovers(self, node: str, refs: Mapping[str, Any]) -> None:
-        """Register references of rows that a step left over in a rank's memory, by id."""
+        """Register, by id, references to rows that a step left over in a rank's memory."""
         queues = self._nodes.get(node, NodeQueues())
         queues.leftovers = [
             entry._replace(ref=refs[entry.info.uid]) if entry.info.uid in refs else entry
@@ -273,7 +273,7 @@ class DataCoordinator:
         ]
 
     def restore_leftovers(self, node: str, leftovers: Sequence[Leftover]) -> None:
-        """Restore what `leftovers` returned, before the first step of a resumed run."""
+        """Restore the result of `leftovers`, before the first step of a resumed run."""
         queues = self._nodes.setdefault(node, NodeQueues())
         for info, ref, source in leftovers:
             queues.leftovers.append(

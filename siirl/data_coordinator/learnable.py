@@ -30,8 +30,8 @@ class LearnableTaskLoader(TaskLoader):
     """`TaskLoader` that gives more prompts to tasks of higher learnability; takes the same
     arguments.
 
-    Every rank must `observe` the same outcomes, those of all ranks, at the same positions between
-    its draws, so that all draw the same stream.
+    Every rank must `observe` the same outcomes, those of all ranks, at the same points between
+    draws, so that all ranks draw the same stream.
     """
 
     sampling = "learnable"
@@ -42,7 +42,7 @@ class LearnableTaskLoader(TaskLoader):
         self._successes_T, self._episodes_T = np.zeros(len(self.tasks)), np.zeros(len(self.tasks))
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
-        """See `Loader.observe`; later draws follow what was observed."""
+        """See `Loader.observe`; later draws use the observed outcomes."""
         self._successes_T *= REMEMBERED
         self._episodes_T *= REMEMBERED
         for of_rank in outcomes:

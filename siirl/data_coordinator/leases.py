@@ -39,7 +39,7 @@ class LeaseBook:
         self._by_holder: dict[str, set[int]] = {}
         self._deadlines: list[
             tuple[float, int]
-        ] = []  # a heap; entries of closed or renewed leases are dropped when they come up
+        ] = []  # a heap; entries of closed or renewed leases are dropped when they reach the top
         self._opened = 0
 
     def open(
@@ -78,7 +78,7 @@ class LeaseBook:
         record = self._records.pop(lease_id, None)
         if record is None:
             raise InvariantError(
-                f"Lease {lease_id} is not open: it was acknowledged before, or given back after "
+                f"Lease {lease_id} is not open: it was already acknowledged, or returned after "
                 f"{self.lease_seconds:g} s or its holder's death. Another worker may have its "
                 "samples: do not train on them."
             )

@@ -1,12 +1,13 @@
-"""Divides the samples of a step among ranks with equal work and few transfers, on request with
-equal counts and whole groups; computes each rank's transfers.
+"""Divides the samples of a step among ranks with equal work and few transfers, and computes each
+rank's transfers. On request, counts are equal or groups stay whole.
 
-Only the surplus moves. A rank may have up to 2 % more work than the mean. A rank above that gives
-away the rows with the fewest bytes that bring it below; they go to the ranks with the least work.
-If whole rows do not fit so closely, heavy and light ranks exchange some. If a rank still has more
-work than 2 % above the mean and more than Karmarkar and Karp's method gives, which ignores where
-rows are, that method's parts are taken, each by the rank that holds most of it. Plain numbers in
-and out; no torch, deterministic.
+Only the surplus moves. A rank may have up to 2 % more work than the mean. A rank above that limit
+gives away the rows with the fewest bytes that bring it below; they go to the ranks with the least
+work. If whole rows do not fit so closely, heavy and light ranks exchange some. Karmarkar and Karp's
+method, which ignores where rows are, is the fallback. Its parts are used if a rank is still more
+than 2 % above the mean and has more work than under that method; each part goes to the rank that
+holds most of it. Inputs and outputs are plain numbers; the module is deterministic and does not
+need torch.
 
 Left out: machines. A row that moves to a neighbouring rank costs as much here as one that moves to
 another machine.
@@ -40,8 +41,8 @@ Integers = NDArray[np.int64]
 # than it saves, because a row's bytes are packed, sent and unpacked.
 TOLERANCE = 0.02
 NOWHERE = -1
-"""Home of a row that no rank holds: it moves in any case."""
-# largest number of rows of a rank for which pairs of rows are tried too; larger ranks have enough
+"""Home of a row that no rank holds and that always moves."""
+# largest number of rows of a rank for which pairs of rows are also tried; larger ranks have enough
 # single rows
 PAIRS_UP_TO = 64
 
@@ -61,7 +62,7 @@ def partition_with_few_transfers(
         bytes_N: Bytes to send if a row moves.
         home_N: The part that holds a row, or `NOWHERE`.
         parts: Number of parts.
-        equal_counts: Whether each part gets N / `parts` rows; N must be a multiple then.
+        equal_counts: Whether each part gets N / `parts` rows; N must then be a multiple of `parts`.
     """
     cap = largest_load(work_N, parts=parts)
     part_N = _move_surplus(
@@ -218,7 +219,7 @@ def _exchange(
 def _nearest_labels(
     by_work: Sequence[Sequence[int]], *, bytes_N: Integers, home_N: Integers, parts: int
 ) -> Integers:
-    """Number parts so that ranks get those of which they hold most bytes, greedily."""
+    """Number parts greedily, so that each rank gets the part of which it holds most bytes."""
     group_N = np.empty(len(bytes_N), np.int64)
     for group, rows in enumerate(by_work):
         group_N[list(rows)] = group
@@ -262,8 +263,8 @@ def divide(
     """Divide `entries`, oldest first.
 
     Returns:
-        Each rank's part, in the order of `entries`, and the youngest entries, which equal counts
-        leave over.
+        Each rank's part, in the order of `entries`, and the youngest entries, left over by equal
+        counts.
     """
     bundles = _groups(entries) if request.keep_groups else [[entry] for entry in entries]
     usable = (

@@ -60,7 +60,8 @@ class Leftover(NamedTuple):
     info: SampleInfo
     ref: Any
     source: int | None
-    """The rank that put it: it decides which rank gets a part, so a resumed run must know it."""
+    """The rank that put it; the division among ranks depends on it, so a resumed run must know
+    it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Transfers:
     fetched: Mapping[str, Any]
     """References of the rows of its part that are in no rank's memory, by id."""
     left_over: Sequence[str]
-    """Ids of the rows in its memory that wait for the next step: `keep` says where."""
+    """Ids of the rows in its memory that wait for the next step; `keep` registers their
+    location."""
     exchange: bool
     """Whether any rank sends a row: the same for all ranks of the step."""
 
@@ -104,7 +106,7 @@ class Share:
 class WaitingEntries:
     """Entries in order; takes the first of all, or of those that a filter accepts.
 
-    A filter is called once for each entry, however often it takes some: accepted entries are queued
+    A filter is called once for each entry, however often it is used: accepted entries are queued
     for it. A taken entry is dropped from the other queues when it reaches their front.
     """
 
@@ -178,7 +180,7 @@ class _View:
     """Entries that the filter has not seen yet."""
     accepted: set[Order] = field(default_factory=set)
     order: list[Order] = field(default_factory=list)
-    """A heap of `accepted`, with orders of entries that were taken since."""
+    """A heap of `accepted`; may include orders of taken entries."""
 
 
 @dataclass
@@ -220,12 +222,12 @@ class StepQueue:
         """Refuse puts that would lose or duplicate samples, with InvariantError."""
         if self.sources != sources:
             raise InvariantError(
-                f"Rank {source} expects puts of {sources} ranks for {key}, another rank expects "
+                f"Rank {source} expects {sources} ranks to put for {key}, but another rank expects "
                 f"{self.sources}."
             )
         if sources is not None and not 0 <= source < sources:
             raise InvariantError(
-                f"Rank {source} put for {key}, but only ranks 0 to {sources - 1} do."
+                f"Rank {source} put for {key}, but only ranks 0 to {sources - 1} may."
             )
         if sources is not None and source in self.sources_done:
             raise InvariantError(f"Rank {source} has already put its share for {key}.")
@@ -245,9 +247,9 @@ class NodeQueues:
     waiting: int = 0
     """Samples in queues, undelivered parts and leftovers; not those leased."""
     _ascending: list[int] = field(default_factory=list)
-    """A heap of `steps`, with steps that are done since."""
+    """A heap of `steps`; may include steps that are done."""
     _undivided: list[int] = field(default_factory=list)
-    """A heap of steps still to be divided, including some that are divided since."""
+    """A heap of steps to divide; may include steps that were divided meanwhile."""
 
     def add_step(self, step: int, queue: StepQueue) -> None:
         """Register a step's queue."""

@@ -1,5 +1,5 @@
-"""The coordinator as a Ray actor with waiting calls. `ray_redistribution` is the worker's end; the
-actor's process needs no torch.
+"""The coordinator as a Ray actor with waiting calls. `ray_redistribution` is the worker's client;
+the actor's process does not need torch.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey, 
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.data_coordinator.waiters import Waiters
 
-# Calls that may wait in the actor at once: all ranks of a large run, several times.
+# Calls that may wait in the actor at once: several for each rank of a large run.
 WAITING_CALLS = 10_000
 REMEMBERED_FILTERS = 64
 
@@ -158,7 +158,7 @@ class CoordinatorActor:
         except TimeoutError as error:
             missing = self.coordinator.missing_sources(key)
             raise TimeoutError(
-                f"Nothing for {key} within {timeout:g} s. Ranks that have not put: "
+                f"No samples for {key} within {timeout:g} s. Ranks that have not put: "
                 f"{missing or 'unknown'}."
             ) from error
 
@@ -167,8 +167,8 @@ class CoordinatorActor:
         self._serve_parts(key.node)
 
     def _after_take(self, node: str) -> None:
-        """Samples left a node's queues or are leased: serve puts that wait for room, and watch the
-        lease.
+        """Handle samples that left a node's queues or are leased: serve puts that wait for room,
+        and watch the lease.
         """
         for key in self._putters.keys(node):
             if self._putters.serve(key):
@@ -177,7 +177,7 @@ class CoordinatorActor:
         self._watch_expiry()
 
     def _after_return(self) -> None:
-        """Leases of any node were returned."""
+        """Handle returned leases of any node."""
         for key in self._takers.keys():
             self._takers.serve(key)
         for node in {key.node for key in self._parts.keys()}:

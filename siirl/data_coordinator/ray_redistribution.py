@@ -1,10 +1,10 @@
-"""The worker's end of the coordinator: metadata out, the surplus of rows out and in.
+"""The worker's client of the coordinator: sends metadata, and sends and receives surplus rows.
 
-Rows stay in the memory of the rank that made them. The coordinator sees metadata only and decides
-which rows move; those go as whole columns, directly from rank to rank (`row_transport`). Leftover
+Rows stay in the memory of the rank that made them. The coordinator sees only metadata and decides
+which rows move. These go as whole columns, directly from rank to rank (`row_transport`). Leftover
 rows of a step go into Ray's object store, one object per row, so that every rank can put them into
-a checkpoint. An object lives as long as the worker that made it. If that has died, the ranks that
-need its rows raise an error, and the run resumes from its checkpoint.
+a checkpoint. An object lives as long as the worker that made it. If that worker has died, the ranks
+that need its rows raise an error, and the run resumes from its checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ DEFAULT_TIMEOUT_S = 86_400.0
 
 
 class RayRedistribution:
-    """The worker's end (`redistribution.Redistribution`).
+    """The worker's client (`redistribution.Redistribution`).
 
     Args:
         coordinator: Handle from `start_coordinator`.
@@ -67,7 +67,7 @@ class RayRedistribution:
     def redistribute(
         self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
     ) -> TensorDict:
-        """Put this rank's rows for `node`; returns the rows that it shall process, padded to the
+        """Put this rank's rows for `node`; returns the rows that it must process, padded to the
         longest, possibly none. If no row moves, rows are not copied.
 
         Raises:
@@ -101,8 +101,8 @@ class RayRedistribution:
         return {node: self._leftovers(node) for node in sorted(self._nodes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the leftovers. Rank 0 does it before it puts its first share, without which no
-        step is divided.
+        """Restore the leftovers. Rank 0 does so before it puts its first share; no step is divided
+        without that share.
         """
         self._nodes |= state.keys()
         if self.rank != 0:

@@ -14,8 +14,8 @@ from siirl.data_coordinator.sample import Sample, Samples2Dict, row_infos
 
 
 class Redistribution(Protocol):
-    """Moves rows between ranks; `ray_redistribution.RayRedistribution` through the coordinator,
-    `StayOnRank` not at all.
+    """Moves rows between ranks: `ray_redistribution.RayRedistribution` through the coordinator;
+    `StayOnRank` moves none.
     """
 
     bytes_given: int
@@ -24,7 +24,7 @@ class Redistribution(Protocol):
     def redistribute(
         self, batch: TensorDict, *, node: str, step: int, flops_B: Sequence[float] | None = None
     ) -> TensorDict:
-        """Put this rank's rows for `node`; returns those that it shall process, possibly none.
+        """Put this rank's rows for `node`; returns those that it must process, possibly none.
 
         `flops_B` is the work of each row; None: its tokens are counted instead.
         """
@@ -40,8 +40,8 @@ class Redistribution(Protocol):
 
 
 class StayOnRank:
-    """Redistribution on a single rank: rows stay, after those that a checkpoint of several ranks
-    left over.
+    """Redistribution on a single rank: rows stay, preceded by leftovers from a checkpoint of
+    several ranks.
     """
 
     bytes_given = 0
@@ -61,10 +61,10 @@ class StayOnRank:
         )
 
     def acknowledge(self) -> None:
-        """Nothing was leased."""
+        """Do nothing: no row was leased."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows that were loaded from a checkpoint and not used yet."""
+        """Rows loaded from a checkpoint and not used yet."""
         return {node: list(rows) for node, rows in self._leftovers.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """Moves rows from rank to rank: whole columns, packed, in one collective call of torch.distributed.
 
-A packed batch is the length of its header in eight bytes, the header as JSON (names, dtypes and
-shapes of tensor columns; string columns in full), and the columns' bytes, each at a multiple of
-`ALIGNMENT`. Nothing is pickled. A step's surplus is small, and for small transfers a collective is
-faster than one Ray object per pair of ranks; tens of megabytes between two ranks go faster through
-Ray.
+A packed batch has three parts: the length of its header in eight bytes; the header as JSON (names,
+dtypes and shapes of tensor columns; string columns in full); and the columns' bytes, each at a
+multiple of `ALIGNMENT`. Nothing is pickled. A step's surplus is small, and for small transfers a
+collective is faster than one Ray object per pair of ranks; for tens of megabytes between two ranks,
+Ray is faster.
 
 Left out: columns of types other than numbers and strings.
 """

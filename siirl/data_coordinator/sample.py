@@ -1,8 +1,8 @@
 """Samples: single unpadded rows of a batch, ready for transport, and their metadata for the
 coordinator.
 
-A row owns its numpy arrays: pickling a view would pickle the whole batch with every row. Columns in
-bfloat16, which numpy lacks, become float32.
+A row owns its numpy arrays: pickling a view would pickle the whole batch with every row. bfloat16
+columns become float32, because numpy has no bfloat16.
 """
 
 # B trajectory, T response token, S prompt and response token
@@ -50,7 +50,7 @@ class Sample:
         return str(self.columns["uid"])
 
     def info(self, *, node_id: str | None = None) -> SampleInfo:
-        """The metadata of this sample, which is held on machine `node_id`."""
+        """The metadata of this sample, held on machine `node_id`."""
         extent = _sample_extent(self)
         plain = {name: _plain(value) for name, value in self.columns.items() if np.ndim(value) == 0}
         return SampleInfo(
@@ -193,8 +193,8 @@ def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
             row = int((lengths[layout] != found_B).argmax())
             raise InvariantError(
                 f"Columns along the axis {layout.value!r} differ in width: in row {row} {name!r} "
-                f"has {found_B[row]}, and another "
-                f"{lengths[layout][row]}. All belong to the same rows."
+                f"has {found_B[row]}, and another has {lengths[layout][row]}. All belong to the "
+                "same rows."
             )
     nothing_B = np.zeros(len(next(iter(values.values()))), np.int64)
     prompt_B = lengths.get(Layout.PROMPT, nothing_B)

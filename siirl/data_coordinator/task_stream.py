@@ -41,8 +41,8 @@ class EpisodeTask:
     """Unique over the run."""
 
     def columns(self) -> dict[str, Any]:
-        """As columns of a batch; `Samples2Dict([Sample(task.columns()) for task in tasks])` builds
-        one.
+        """The task as columns of a batch; `Samples2Dict([Sample(task.columns()) for task in
+        tasks])` builds one.
         """
         values = asdict(self)
         return {"index": values.pop("group_id"), "task_name": values.pop("task"), **values}
@@ -80,7 +80,7 @@ class TaskLoader:
 
     Args:
         tasks: Names of the tasks.
-        weights: Prompts of each task in a pass over them; None: one of each.
+        weights: Prompts of each task in a pass over the tasks; None: one each.
         prompts_per_step: `data.train_batch_size`, over all ranks.
         seed: Seed of the order and of the environments; runs with different seeds have different
             episodes.
@@ -109,8 +109,8 @@ class TaskLoader:
             raise ConfigError(f"TaskLoader: rank {rank} of {ranks}; ranks count from 0.")
         if prompts_per_step < ranks:
             raise ConfigError(
-                f"data.train_batch_size={prompts_per_step} gives some of the {ranks} ranks no "
-                f"prompt. Use at least {ranks}."
+                f"data.train_batch_size={prompts_per_step} leaves some of the {ranks} ranks "
+                f"without a prompt. Use at least {ranks}."
             )
         self.tasks = tuple(tasks)
         self.weights = tuple(weights) or (1,) * len(self.tasks)
@@ -135,10 +135,10 @@ class TaskLoader:
         return [self._prompt(number) for number in numbers]
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
-        """Nothing: the stream does not depend on outcomes."""
+        """Do nothing: the stream does not depend on outcomes."""
 
     def metrics(self) -> dict[str, float]:
-        """None: the stream of start states has no end."""
+        """Empty: the stream of start states has no end."""
         return {}
 
     def passes(self) -> float:

@@ -1,9 +1,9 @@
 """Calls a user's reward function in a worker process of `envs.worker_pool`.
 
 The pool starts its processes with `module:function`. Here the function's name encodes the whole
-reference. The user's module is therefore imported at the start of the process, under the start
-deadline, and its errors are reported before the first sample. This module imports nothing heavy,
-and checks all results of the function.
+reference. The user's module is therefore imported when the process starts, within the start
+deadline, and its errors are reported before the first sample. This module has only light imports;
+it checks all results of the function.
 """
 
 import importlib
@@ -25,7 +25,7 @@ PREFIX = "function_"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 FAILED = "failed"
-PING = "ping"  # a request that checks only that the function loads
+PING = "ping"  # a request that only checks that the function loads
 
 
 def target_of(*, name: str, path: str | None, batched: bool) -> str:
@@ -51,7 +51,7 @@ def __getattr__(attribute: str) -> Callable[[Any], Any]:
         inspect.signature(function).bind(**dict.fromkeys(names))
     except TypeError as error:
         raise ImportError(
-            f"it is called with ({', '.join(names)}), which its signature does not take: {error}"
+            f"its signature does not accept the arguments ({', '.join(names)}): {error}"
         ) from error
     return _batch_caller(function) if reference["batched"] else _caller(function)
 
@@ -76,7 +76,7 @@ def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
         scores = await _awaited(function(**columns))
         if isinstance(scores, str | bytes | Mapping) or not isinstance(scores, Sequence):
             raise TypeError(
-                f"it returned {type(scores).__name__}, and {len(samples)} samples need a list of "
+                f"it returned {type(scores).__name__}, but {len(samples)} samples need a list of "
                 f"{len(samples)} scores"
             )
         if len(scores) != len(samples):
@@ -104,8 +104,8 @@ def judged(result: Any) -> dict[str, Any]:
 def checked(result: Any) -> dict[str, float]:
     """`result` as {"score": float, further parts: float}.
 
-    Further parts that are not finite numbers (for example the extracted answer) are left out: they
-    are for logs, and no value of theirs makes the score fail.
+    Further parts that are not finite numbers (for example the extracted answer) are left out: parts
+    are only logged, and none of their values makes the score fail.
 
     Raises:
         TypeError: Not a number, or a dict without `score`.
@@ -127,12 +127,12 @@ def _score(value: Any) -> float:
     number = as_float(value)
     if number is None:
         raise TypeError(
-            f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'"
+            f"it returned {type(value).__name__}, but a score is a number or a dict with 'score'"
         )
     if not is_reward(number):
         raise ValueError(
-            f"it returned {number}, which is not a score: finite, and at most "
-            f"{LARGEST_REWARD:g} in size"
+            f"it returned {number}, but a score must be finite and at most {LARGEST_REWARD:g} in "
+            "size"
         )
     return number
 
@@ -153,7 +153,7 @@ def _load(name: str, path: str | None) -> Callable[..., Any]:
 
 
 def _module_of(path: str) -> ModuleType:
-    """A file as a module, which can import its neighbours like a script."""
+    """A file as a module; like a script, it can import its neighbours."""
     sys.path.insert(0, os.path.dirname(path))
     spec = importlib.util.spec_from_file_location("user_reward_functions", path)
     assert spec is not None and spec.loader is not None

@@ -1,15 +1,15 @@
-"""Advantages: by how much a sample, or one of its tokens, exceeded expectation.
+"""Advantages: how far a sample, or one of its tokens, exceeded expectation.
 
 An estimator is a function that returns `(advantages, returns)`, both [B, T] and 0 where the mask is
-0, registered under a name of `algorithm.adv_estimator`. Arguments are passed by name, those of
-`ESTIMATOR_ARGUMENTS` that the signature has. User-defined functions register in the same way.
+0, registered under a name of `algorithm.adv_estimator`. It is called with the arguments of
+`ESTIMATOR_ARGUMENTS` that its signature names. User-defined functions register in the same way.
 
-A file has the formula, without registry or ranks, and the estimator that applies it to tokens and
-ranks: `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG, CPGD), `pass_at_k`, `gae`, `reinforce`
-(REINFORCE++, ReMax). Every file of this folder is imported, so a new file needs no second line.
+Each file holds a formula, without registry or ranks, and the estimator that applies it to tokens
+and ranks: `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG, CPGD), `pass_at_k`, `gae`, `reinforce`
+(REINFORCE++, ReMax). Every file of this folder is imported, so a new file needs no entry elsewhere.
 Configuration and checks read names and signatures from these files.
-`siirl.algos.trajectories` turns robot episodes into masks and token rewards, so they need no
-formulas of their own.
+`siirl.algos.trajectories` turns robot episodes into masks and token rewards, so the same formulas
+apply to them.
 """
 
 import importlib

@@ -29,11 +29,11 @@ ESTIMATOR_COLUMNS = {
     "token_level_rewards": "[B, T], rewards after any KL penalty",
     "response_mask": "[B, T], 1 where the policy chose the token",
     "index": "int64 [B], group of each sample",
-    "values": "[B, T], the critic's values; if a pipeline provides them",
-    "value_mask": "[B, T], 1 at the first token of each decision; if a pipeline provides it",
+    "values": "[B, T], the critic's values, if a pipeline provides them",
+    "value_mask": "[B, T], 1 at the first token of each decision, if a pipeline provides it",
     "bootstrap_values": "[B], the critic's value of the state behind a cut or truncated row, "
     "0 if the episode terminated; with actor_rollout_ref.rollout.n_steps",
-    "reward_baselines": "[B], reward of a greedy rollout of the same prompt; if a pipeline "
+    "reward_baselines": "[B], reward of a greedy rollout of the same prompt, if a pipeline "
     "provides it",
 }
 """Columns that an estimator may take."""
@@ -42,7 +42,7 @@ ESTIMATOR_SETTINGS = {
     "gamma": "discount factor",
     "lam": "GAE's lambda",
     "norm_adv_by_std_in_grpo": "whether GRPO divides by the group's deviation",
-    "min_group_spread": "groups whose rewards differ by less carry no advantage",
+    "min_group_spread": "groups whose rewards differ by less than this get advantage 0",
     "pass_k": "k of pass@k; None is the whole group",
     "weight_factor_in_cpgd": "CPGD's weighting of groups",
     "adv_whitening": "how advantages of single tokens are whitened",
@@ -64,9 +64,9 @@ def register_adv_est(
 
     Args:
         name_or_enum: The name.
-        reward_at_finish: Put the whole reward at the last executed token. Needed by an estimator
-            that subtracts the return of another whole episode at every token: an earlier reward
-            would have no baseline.
+        reward_at_finish: Put the whole reward at the last executed token. An estimator that
+            subtracts the return of another whole episode at every token needs this: an earlier
+            reward would have no baseline.
 
     Raises:
         ConfigError: The name is taken by another function, or the function requires an argument

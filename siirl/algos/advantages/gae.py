@@ -21,8 +21,8 @@ from siirl.algos.ranks import ALONE, Ranks, together
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
-CACHED_ELEMENTS = 1 << 18  # 1 MiB of float32 for each of the half dozen tensors on the way
-BLOCK = 64  # tokens of a matrix product: less is many small products, more is more arithmetic
+CACHED_ELEMENTS = 1 << 18  # 1 MiB of float32 for each of about six intermediate tensors
+BLOCK = 64  # tokens of a matrix product: fewer give many small products, more give more arithmetic
 
 
 def gae_advantage(

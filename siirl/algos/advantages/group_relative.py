@@ -2,9 +2,8 @@
 
 Three rules are common. A group of one has advantage 0. A group whose rewards are equal up to
 rounding, or differ by less than `min_group_spread`, has advantage 0. Computations are in float64
-for any dtype of rewards. Formulas come first, the estimators that apply them to tokens and ranks
-(`siirl.algos.advantages.samples`) after them. Left out: pass@k
-(`siirl.algos.advantages.pass_at_k`).
+for any dtype of rewards. Formulas come first; the estimators that apply them to tokens and ranks
+(`siirl.algos.advantages.samples`) follow. Left out: pass@k (`siirl.algos.advantages.pass_at_k`).
 """
 
 # B sample of all ranks, T token
@@ -36,7 +35,7 @@ def check_epsilon(epsilon: float) -> None:
 def _centred(rewards_B: torch.Tensor, statistics: GroupStatistics) -> torch.Tensor:
     """Rewards minus their group's mean, float64, without gradient.
 
-    Later sums are of small numbers, so a common offset costs no digits.
+    Later sums then add small numbers, so a common offset costs no digits.
     """
     return rewards_B.detach().to(torch.float64) - statistics.mean_B
 
@@ -117,14 +116,14 @@ def opo_advantage(
     """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens.
 
     Source: arXiv 2505.23585, section 3.2. The minimum-variance baseline weights rewards by squared
-    gradient norms. These are proportional to the length if the gradients of tokens are orthogonal
-    and of equal norm, as the paper assumes.
+    gradient norms. These norms are proportional to the length if token gradients are orthogonal and
+    have equal norms, as the paper assumes.
 
     Args:
         rewards_B: One reward per sample.
         group_B: int64.
-        length_B: Tokens that the policy chose, without tool output. A group without tokens has the
-            plain mean as its baseline.
+        length_B: Tokens that the policy chose, without tool output. The baseline of a group without
+            tokens is the plain mean.
         min_group_spread: As in `grpo_advantage`.
 
     Raises:

@@ -1,4 +1,5 @@
-"""Pass@k: a sample is worth its contribution to the best of k, which rewards diverse groups.
+"""Pass@k: the advantage of a sample is its contribution to the best of k, which rewards diverse
+groups.
 
 `A_i = mean over all choices of k - 1 others of [max(r_i, theirs) - max(theirs)]`, never negative.
 If k is the group size, this is `r_max - r_second` for the best sample and 0 for the others
@@ -28,7 +29,7 @@ def pass_at_k_advantage(
     epsilon: float = 1e-6,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """By how much each sample raises the best of k, over the group's deviation (pass@k-GRPO).
+    """How much each sample raises the best of k, divided by the group's deviation (pass@k-GRPO).
 
     Sort a group's rewards, `r_0 <= ... <= r_(n-1)`. Raising a sample from rank l - 1 to rank l
     gains `r_l - r_(l-1)` in the choices whose k - 1 others all rank below l, a share
@@ -49,8 +50,8 @@ def pass_at_k_advantage(
     """
     if k is not None and k < 2:
         raise ConfigError(
-            f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs "
-            "at least 2."
+            f"pass_k={k}: the best of one sample is its own reward, as in grpo; pass@k needs at "
+            "least 2."
         )
     check_epsilon(epsilon)
     statistics = group_statistics(values_B=rewards_B, group_B=group_B, name="rewards")
@@ -60,15 +61,13 @@ def pass_at_k_advantage(
     chosen_B = count_B if k is None else count_B.clamp(max=k)
 
     exact_B = rewards_B.detach().to(torch.float64)[order_B]
-    # Gains in units of the group's spread: large rewards of one group cost no digits of another's
-    # in the running sum over all groups.
+    # Gains are in units of the group's spread: in the running sum over all groups, large rewards of
+    # one group cost no digits of another's.
     gap_B = torch.where(rank_B > 0, exact_B - exact_B.roll(1), 0.0) / torch.where(
         spread_B > 0, spread_B, 1.0
     )
     running_B = (_share_below(rank_B, count_B, chosen_B) * gap_B).cumsum(0)
-    gain_B = (
-        running_B - running_B[first_B]
-    ) * spread_B  # the first of a group gains nothing itself
+    gain_B = (running_B - running_B[first_B]) * spread_B  # the first of a group gains nothing
     if normalize_by_std:
         gain_B = gain_B / (statistics.std_B[order_B] + epsilon)
     advantages_B = torch.empty_like(gain_B)

@@ -42,7 +42,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     """REINFORCE++: discounted returns of tokens, whitened over all kept tokens of all ranks (arXiv
     2501.03262, section 3).
 
-    It needs no group; the KL to the reference policy belongs in its reward
+    It needs no group. The KL to the reference policy belongs in the reward
     (`algorithm.use_kl_in_reward`). Returns are not whitened.
     """
     returns_BT = together(
@@ -67,8 +67,8 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     """REINFORCE++ with baseline: `r - mean of the group`, whitened over all kept tokens of all
     ranks (arXiv 2501.03262, section 3).
 
-    The scale is the batch's, not the group's. The mean is over tokens, so if long and short samples
-    differ in reward, a group without signal ends at minus that mean instead of 0.
+    The scale is the batch's, not the group's. The mean is over tokens: if long and short samples
+    differ in reward, a group without signal gets minus that mean instead of 0.
     """
     centred_BT, _ = compute_dr_grpo_outcome_advantage(
         token_level_rewards,
@@ -96,7 +96,7 @@ def compute_remax_outcome_advantage(
         token_level_rewards: [B, T].
         reward_baselines: [B], the reward that the policy's greedy response to the same prompt gets.
             A pipeline that uses this estimator rolls every prompt out once more, without sampling,
-            scores that too, and puts its reward into the column.
+            and puts the reward of that rollout into the column.
         response_mask: [B, T].
     """
     require_axes(1, reward_baselines=reward_baselines)

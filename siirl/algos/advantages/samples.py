@@ -45,7 +45,7 @@ def gather_samples(
     """Gather the samples of all ranks.
 
     Raises:
-        TensorError: Shapes that differ, or a sum that is not finite, which every rank refuses.
+        TensorError: Shapes that differ, or a sum that is not finite, which raises on every rank.
     """
     rewards_BT = rewards_BT.detach()
     require_axes(2, token_level_rewards=rewards_BT)
@@ -53,8 +53,8 @@ def gather_samples(
     kept_BT = as_bool_mask(mask_BT)
     if ranks.size > 1 and not isinstance(index, torch.Tensor):
         raise TensorError(
-            "index must be an int64 tensor on several ranks: the numbers of strings would differ "
-            "between ranks."
+            "index must be an int64 tensor on several ranks: strings would be numbered differently "
+            "on each rank."
         )
     group_B = group_ids(index).to(rewards_BT.device)
     if len(group_B) != len(rewards_BT):

@@ -1,7 +1,7 @@
 """Policy losses: a loss per token from new and old log-probs and advantages.
 
-`siirl.algos.aggregation` averages tokens. Each family is a file and each loss a function with its
-formula and source; `loss_registry` registers and calls them. Every file of this folder is
+`siirl.algos.aggregation` averages tokens. A family of losses is a file; a loss is a function
+with its formula and source. `loss_registry` registers and calls them. Every file of this folder is
 imported:
     clipped_ratio    vanilla, decoupled
     sequence_ratio   gspo, gspo_token, gmpo

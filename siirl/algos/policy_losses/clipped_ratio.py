@@ -1,4 +1,4 @@
-"""PPO's clipped ratio: with dual clip and two bounds, and decoupled from the policy that acted."""
+"""PPO's clipped loss: with dual clip and two bounds, and decoupled from the acting policy."""
 
 # B row (trajectory), T token
 

@@ -4,10 +4,10 @@ Source: arXiv 2505.22617, section 4.2. Entropy falls with the covariance of log-
 `c_t = (log pi_t - mean log pi)(A_t - mean A)`. Clip-Cov removes the gradient of some tokens with
 large covariance; KL-Cov adds a penalty at the tokens with the largest.
 
-Means, ranking and draw are over the tokens of the whole mini-batch on all ranks, as in the paper,
-once before its first micro-batch. The authors' code does this per micro-batch: the choice then
-depends on the cut, and at least one token per micro-batch is chosen, far more than the configured
-share. The cost here is one more forward pass.
+As in the paper, means, ranking and draw cover the tokens of the whole mini-batch on all ranks; they
+are computed once, before its first micro-batch. The authors' code does this per micro-batch: the
+choice then depends on the cut, and each micro-batch chooses at least one token, far more than the
+configured share. The cost here is one more forward pass.
 """
 
 # B row (trajectory), T token, N compared token, R row of any rank
@@ -74,7 +74,8 @@ def select_clip_cov(
         clip_ratio_high: PPO's bound.
         clip_cov_ratio: Share of all kept tokens that is chosen, at least one if there are
             candidates; 2e-4, the paper's.
-        clip_cov_lb: Lower bound of the covariance; 1, the paper's. It suits normalised advantages.
+        clip_cov_lb: Lower bound of the covariance; 1, the paper's, which suits normalised
+            advantages.
         clip_cov_ub: Upper bound; 5, the paper's.
         ranks: The ranks that share the mini-batch.
     """
@@ -97,7 +98,7 @@ def select_clip_cov(
 
     number_BT, total = _numbered(candidates_BT, place_B, ranks)
     wanted = _share(clip_cov_ratio, kept_BT, ranks)
-    # the last entry is of tokens that are not candidates
+    # the last entry is for tokens that are not candidates
     drawn_N = torch.zeros(total + 1, dtype=torch.bool)
     drawn_N[torch.randperm(total, generator=generator)[:wanted]] = True
     return drawn_N.to(number_BT.device)[number_BT]

@@ -3,7 +3,8 @@
 Arguments are passed by name. Further parameters of a loss have defaults and are its options
 (`actor_rollout_ref.actor.loss_options`). A loss that treats tokens chosen among *all* tokens of a
 mini-batch differently has a selection: a function of `SELECTION_ARGUMENTS`, called once before the
-first micro-batch. The loss receives its result as `selected_BT`, for any cut into micro-batches.
+first micro-batch. The loss receives the selection as `selected_BT`, which is the same for any cut
+into micro-batches.
 """
 
 # B row (trajectory), T token
@@ -50,7 +51,7 @@ class LossTraits:
 
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 LOSS_TRAITS: dict[str, LossTraits] = {}
-"""Of each loss in `POLICY_LOSSES`."""
+"""Properties of each loss in `POLICY_LOSSES`."""
 
 _BOTH = {
     "old_log_probs_BT": "log-probs of the policy in the ratio's denominator",
@@ -76,7 +77,8 @@ SELECTION_ARGUMENTS = {
     **_BOTH,
     "log_probs_BT": "log-probs of the trained policy before the mini-batch's step, without "
     "gradient",
-    "place_B": "int64, position of each row among the rows of all ranks, for any distribution",
+    "place_B": "int64, position of each row among the rows of all ranks, however rows are "
+    "distributed",
     "generator": "torch.Generator in the same state on every rank",
     "ranks": "siirl.algos.ranks.Ranks: sums and rows of all ranks",
 }

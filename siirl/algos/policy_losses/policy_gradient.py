@@ -57,7 +57,7 @@ def cpgd_policy_loss(
         old_log_probs_BT: Without.
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
-        clip_ratio_low: 0.2, PPO's own; below 1, because its logarithm is taken.
+        clip_ratio_low: 0.2, PPO's own; below 1, because the bound is log(1 - low).
         clip_ratio_high: 0.2, PPO's own.
         policy_drift_coef: 0.01, the authors'; siiRL defaults to 0, its scripts set 0.001.
         policy_drift_cap: Limit of the ratio in the drift term; 3, as in siiRL; the authors use a
@@ -152,9 +152,9 @@ def sapo_policy_loss(
 ) -> PolicyLoss:
     """SAPO: `-A sigmoid(tau (r - 1)) * 4 / tau`, a gate that closes smoothly where PPO clips.
 
-    Source: arXiv 2511.20347, section 3, equations 5 and 6. At r = 1 its slope is 1, as the ratio's.
-    Tokens with a positive advantage use `tau_pos`, all others `tau_neg`, which is larger because
-    lowering one token raises all others; 1.0 and 1.05 are the paper's.
+    Source: arXiv 2511.20347, section 3, equations 5 and 6. At r = 1 its slope is 1, like that of
+    the ratio. Tokens with a positive advantage use `tau_pos`, all others `tau_neg`, which is larger
+    because lowering one token raises all others; 1.0 and 1.05 are the paper's.
     """
     if not (tau_pos > 0 and tau_neg > 0):
         raise ConfigError(

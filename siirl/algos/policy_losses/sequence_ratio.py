@@ -1,8 +1,8 @@
 """Losses with one ratio per row: the geometric mean of token ratios.
 
-GSPO clips the mean, GMPO each token. The length of a row is its number of kept tokens, without tool
-output and unexecuted actions. The advantage of a row is the mean over its kept tokens. Each kept
-token gets the loss of its row, so the mean over tokens is the row's loss.
+GSPO clips the mean, GMPO clips each token. The length of a row is its number of kept tokens,
+without tool output and unexecuted actions. The advantage of a row is the mean over its kept tokens.
+Each kept token gets the loss of its row, so the mean over tokens is the row's loss.
 """
 
 # B row (trajectory), T token
@@ -29,8 +29,9 @@ def gspo_policy_loss(
 ) -> PolicyLoss:
     """GSPO: one ratio per row, `s = exp(mean_t log(pi_t / pi_old_t))`, clipped as a whole.
 
-    Source: arXiv 2507.18071, equations 5 to 7. `max(-A s, -A clip(s, 1 - low, 1 + high))`. Bounds
-    of 3e-4 and 4e-4 are the paper's (section 5.1): a mean log-ratio is far smaller than a token's.
+    Source: arXiv 2507.18071, equations 5 to 7. `max(-A s, -A clip(s, 1 - low, 1 + high))`. The
+    bounds 3e-4 and 4e-4 are the paper's (section 5.1): a mean log-ratio is far smaller than a
+    token's.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT, log_ratio_BT = checked_ratio(

@@ -1,8 +1,8 @@
-"""The edge of one agent group between `rollout` and `train`: its ledger and its rows on the way.
+"""The edge of one agent group between `rollout` and `train`: its ledger and its rows in transit.
 
-Prompts that wait to be used have their rows in the DataCoordinator, under the id of the node that
-gets them. A group that draws no prompts, because others play episodes with it, has no edge. Left
-out: waiting and weights (`siirl.dag_worker.separate.exchange`).
+Rows of finished prompts wait in the DataCoordinator, under the id of the node that gets them. A
+group that draws no prompts, because others play episodes with it, has no edge. Left out: waiting
+and weights (`siirl.dag_worker.separate.exchange`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Edge:
         self._reports: list[tuple[int, int, Report]] = []
         """Rollout rank, step and report."""
         self._told: list[tuple[int, int, Report]] = []
-        """Those that a step has taken which is not done."""
+        """Prompts that an unfinished step has taken."""
         self._rewards = dict.fromkeys(range(ledger.ranks), NOTHING)
         self._puts = 0
         self._discarded = 0
@@ -103,7 +103,7 @@ class Edge:
         }
 
     def is_behind(self) -> bool:
-        """Whether blocks run, or are to run, under weights older than the newest."""
+        """Whether blocks run, or will run, under weights older than the newest."""
         last = self.ledger.version + self.ledger.max_staleness
         return not self.ledger.streaming and self.ledger.due_until(last)
 
@@ -162,7 +162,8 @@ class Edge:
             info.uid = f"{info.dict_info[PROMPT]}/{self._puts}"
         if not self.coordinator.put_batch(self.key, infos, refs):
             raise InvariantError(
-                f"{len(infos)} prompts do not fit in the buffer, whose bound the ledger keeps."
+                f"{len(infos)} prompts exceed the buffer's capacity, although the ledger enforces "
+                "it."
             )
 
     def _lease(self, numbers: Sequence[int], holder: str = "look") -> Lease | None:
@@ -203,7 +204,9 @@ class Edge:
         )
 
     def _due_reports(self, step: int) -> list[tuple[int, Report]]:
-        """Reports so far; in block mode only those of the step, sorted, so timing has no effect."""
+        """Reports so far. In block mode, only those of the step, sorted, so that timing has no
+        effect.
+        """
         due = self._reports
         if not self.ledger.streaming:
             due = sorted((entry for entry in due if entry[1] <= step), key=lambda entry: entry[0])

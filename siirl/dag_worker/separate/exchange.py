@@ -1,4 +1,4 @@
-"""The exchange between the groups `rollout` and `train`: prompts one way, rows and weights another.
+"""The exchange between the groups `rollout` and `train`: passes prompts, rows and weights.
 
     rollout rank                    exchange                         training rank 0
     work(rank, wanted)  <---------  Edge.ledger
@@ -6,9 +6,9 @@
     weights(after)      <---------  newest buckets   <-------------  publish(...), step_done(step)
     result(...)         --------->  evaluation       <------------>  evaluate(step, ...)
 
-Every agent group that draws prompts has an edge of its own; steps and weights are those of the run.
+Every agent group that draws prompts has its own edge; steps and weights belong to the run.
 It holds counts, metadata and references, never rows or weights. A call that has to wait returns
-None after `WAIT_S`, so that its caller can check for a stop request. Left out: Ray
+None after `WAIT_S`, so that the caller can check for a stop request. Left out: Ray
 (`siirl.dag_worker.separate.ray_exchange`); one object serves threads in tests.
 """
 
@@ -41,10 +41,10 @@ class Exchange:
     def __init__(self, edges: Mapping[int, Edge]) -> None:
         self.edges = dict(edges)
         [self._ledger, *_] = [edge.ledger for edge in edges.values()]
-        """Of the first edge, for what all have in common."""
+        """Ledger of the first edge, for settings that all edges share."""
         self.published: dict[int, Published] = {}
         self._weights: dict[int, Weights] = {}
-        """The newest of each agent group; they act from the end of the step on."""
+        """The newest weights of each agent group; they act from the end of the step on."""
         self._changed = asyncio.Condition()
         self._over = False
         self._calls = 0
@@ -52,7 +52,7 @@ class Exchange:
         self._results: dict[int, Any] = {}
         self._gathered: dict[tuple[int, int], dict[int, Any]] = {}
         self._served = dict.fromkeys(range(self._ledger.ranks), 0)
-        """Blocks that each rank got."""
+        """Number of blocks that each rank got."""
 
     # Training side
 
@@ -74,7 +74,7 @@ class Exchange:
             state: The ledger's state from a checkpoint; None for a new run, or one that was
                 colocated before.
             rows: Metadata and reference of each prompt that waited to be used.
-            reports: Rollout rank, step and report of what was not reported yet.
+            reports: Rollout rank, step and report of everything not yet reported.
         """
         self.edges[group].open(version, position, state, rows, reports)
         await self._notify()
@@ -104,8 +104,8 @@ class Exchange:
     async def references(self, group: int, numbers: Sequence[int]) -> list[Any]:
         """The reference of the rows of each taken prompt; None where all its episodes failed.
 
-        Each training rank asks for those of its share: Ray knows the owner of an object only on a
-        process that got the reference from Ray.
+        Each training rank asks for the references of its share: Ray knows an object's owner only in
+        a process that got the reference from Ray.
         """
         return self.edges[group].references(numbers)
 
@@ -115,7 +115,7 @@ class Exchange:
         await self._notify()
 
     async def refill(self, group: int, step: int, count: int) -> None:
-        """Ask for `count` further prompts for the step under way."""
+        """Ask for `count` additional prompts for the running step."""
         self.edges[group].ledger.refill(step, count)
         await self._notify()
 
@@ -132,7 +132,7 @@ class Exchange:
         await self._notify()
 
     async def results(self) -> list[Any] | None:
-        """Results of the rollout ranks' evaluation; None while one still works."""
+        """Results of the rollout ranks' evaluation; None while a rank is still running it."""
         if len(self._results) < self._ledger.ranks:
             await self._wait()
         if len(self._results) < self._ledger.ranks:
@@ -192,14 +192,14 @@ class Exchange:
         entries: Sequence[tuple[Prompt, SampleInfo, Any, int]],
         report: Report | None,
     ) -> None:
-        """Hand over rows; those of a prompt that another rank has by now are ignored.
+        """Hand over rows; rows of a prompt that was meanwhile given to another rank are ignored.
 
         Args:
             group: Agent group that drew the prompts.
             rank: Rollout rank.
             entries: Prompt, metadata, reference of its rows (None: no episode could be simulated)
                 and step of the oldest weights that acted.
-            report: Metrics since the last one.
+            report: Metrics since the last report.
         """
         self.edges[group].put(rank, entries, report)
         await self._notify()

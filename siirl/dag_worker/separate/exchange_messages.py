@@ -32,7 +32,7 @@ class Rewards:
 
     by_uid: Mapping[str, float]
     step: int
-    """Step up to which all rewards are known."""
+    """All rewards up to this step are known."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Weights:
     """Weights of one agent group: buckets by reference."""
 
     step: int
-    """Training step that made them; the group may not train in later ones."""
+    """Training step that made them; the group may not train in every later step."""
     version: int
-    """Optimiser steps, as samples are marked."""
+    """Number of optimiser steps, as recorded in samples."""
     buckets: tuple[tuple[tuple[Any, ...], Any], ...]
     """Packed entries and reference of each bucket (siirl.engine.training.weight_buckets)."""
     checksum: int

@@ -66,8 +66,8 @@ class UnavailableComponent:
 
     def __getattr__(self, attribute: str) -> NoReturn:
         raise ConfigError(
-            f"A node reads context.{self._name}.{attribute}, which only ranks of the group "
-            f"{self._group!r} have: give the node group={self._group!r}."
+            f"A node reads context.{self._name}.{attribute}, which exists only on ranks of the "
+            f"group {self._group!r}: give the node group={self._group!r}."
         )
 
 
@@ -86,7 +86,7 @@ def build_training(
 ) -> WorkerComponents:
     """Components of an agent group on a training rank.
 
-    Arguments are those of `build_components`, and `rollouts`.
+    Arguments are those of `build_components`, plus `rollouts`.
     """
     spec = describe_env(config)
     make = builder_of(config, spec, ranks=ranks, device=device)
@@ -146,7 +146,7 @@ def build_training(
 def acting_dtype(
     model: ModelArguments, trainer: TrainingArguments, dag: DagArguments
 ) -> torch.dtype | None:
-    """Type of the acting weights, which compute as the training ranks do; None: as loaded.
+    """Dtype of the acting weights, so that they compute like the training ranks; None: as loaded.
 
     One rank trains under autocast, and several with weights that FSDP2 casts.
     """
@@ -164,8 +164,8 @@ def build_rollouts(
     line: "ExchangeLine",
     rank: int,
 ) -> dict[int, RolloutParts]:
-    """Components of a rollout rank by agent group, those of shared weights first: of the groups
-    that draw prompts, those that play in their environments, and those whose weights these share.
+    """Components of a rollout rank by agent group, owners of shared weights first. Includes groups
+    that draw prompts, groups that play in their environments, and groups whose weights they share.
 
     Args:
         config: The checked job.
@@ -222,7 +222,7 @@ def _rollout_parts(
     first_step: int,
     shares: RolloutParts | None,
 ) -> RolloutParts:
-    """Components of an agent group; `scores` if a node of it rewards rows."""
+    """Components of an agent group; `scores` says whether one of its nodes rewards rows."""
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
     make = builder_of(config, pool.spec, ranks=OneProcess(), device=device)
     place: Any = {"pool": pool, "ranks": ranks, "folder": folder, "first_step": first_step}

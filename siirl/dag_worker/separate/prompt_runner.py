@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # imports Ray
 REPORT_EVERY_S = 1.0  # in stream mode: counts over shorter times are noise
 
 KEEP = (
-    "A node of your own in the group 'rollout' puts out rows of its input, with the columns index, "
-    "uid and policy_version as they are."
+    "A custom node in the group 'rollout' must return rows of its input and leave the columns "
+    "index, uid and policy_version unchanged."
 )
 
 Entry = tuple[Prompt, SampleInfo, Any, int]
@@ -74,9 +74,9 @@ class PromptRunner:
         parts.context.exchange = self
         parts.context.collector.check = self._count
         self.running: set[asyncio.Task[None]] = set()
-        """Prompts that run beside each other."""
+        """Prompts that run concurrently."""
         self.idle_s = 0.0
-        """Time since the last report in which the rank waited for work."""
+        """Time that the rank has waited for work since the last report."""
         self._entries: list[Entry] = []
         self._prompts: dict[int, Prompt] = {}
         self._metrics: list[dict[str, Value]] = []
@@ -88,7 +88,7 @@ class PromptRunner:
     # Blocks
 
     def run_block(self, prompts: Sequence[Prompt]) -> tuple[list[Entry], Report]:
-        """Run the share of a step."""
+        """Run this rank's share of a step."""
         self.parts.context.step = prompts[0].step
         self._drawn = self._batch(prompts)
         self._prompts = self._of_groups(self._drawn, prompts)
@@ -107,11 +107,11 @@ class PromptRunner:
         return max(0, -(-rollout.at_once // n) + 1 - len(self.running))
 
     def start(self, prompt: Prompt) -> None:
-        """Start a prompt beside those that run."""
+        """Start a prompt, concurrently with the running ones."""
         self.running.add(asyncio.ensure_future(self._run_prompt(prompt)))
 
     def check(self) -> None:
-        """Forget the prompts that are over, and raise the error of one that failed."""
+        """Remove finished prompts, and raise the error of one that failed."""
         for task in [task for task in self.running if task.done()]:
             self.running.remove(task)
             task.result()
@@ -120,7 +120,7 @@ class PromptRunner:
         batch = self._batch([prompt])
 
         def resume() -> None:
-            """Note whose nodes run from here to the next wait for episodes."""
+            """Record which prompt's nodes run until the next wait for episodes."""
             self.parts.context.step = prompt.step
             self._prompts = self._of_groups(batch, [prompt])
 
@@ -182,8 +182,8 @@ class PromptRunner:
             )
         if output.more_prompts:
             raise ConfigError(
-                f"Node {node.node_id!r} of the group 'rollout' asks for more prompts, which only "
-                "training ranks can: set group=train, or leave its group out."
+                f"Node {node.node_id!r} of the group 'rollout' asks for more prompts, but only "
+                "training ranks can do so: set group=train, or leave its group out."
             )
         self._metrics.append({**output.metrics, f"time/{node.node_id}_s": since(begin)})
         return output
@@ -211,8 +211,8 @@ class PromptRunner:
         index = int(columns["index"])
         if index not in self._prompts:
             raise InvariantError(
-                f"A row belongs to the prompt with index {index}, and the prompts that are run "
-                f"have {sorted(self._prompts)}. {KEEP}"
+                f"A row has the prompt index {index}, but the running prompts have "
+                f"{sorted(self._prompts)}. {KEEP}"
             )
         return index
 

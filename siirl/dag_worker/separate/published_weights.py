@@ -1,10 +1,10 @@
-"""Sends weights from training to rollout ranks: in buckets, into a second copy that is swapped in
-between two forward passes.
+"""Sends weights from training to rollout ranks, in buckets, into a second copy. The copy is swapped
+in between two forward passes.
 
-The sender puts buckets into the object store, so that it never waits, and a rollout rank that was
-replaced fetches them like the others. The receiver copies them into separate tensors while the
-policy acts, verifies the checksum over their bits, and swaps the two copies by reference. Left out:
-engines with their own copy of the weights (vLLM).
+The sender puts buckets into the object store, so it never waits. A replaced rollout rank fetches
+them like the others. The receiver copies them into separate tensors while the policy acts, verifies
+the checksum over their bits, and swaps the two copies by reference. Left out: engines with their
+own copy of the weights (vLLM).
 """
 
 import threading
@@ -64,8 +64,8 @@ class WeightPublisher:
         trained: The engine of its policy.
         ranks: The training ranks; rank 0 publishes.
         line: Connection to the exchange.
-        acting_dtype: Type of the acting weights; None: that of the trained ones. Buffers keep
-            theirs.
+        acting_dtype: Type of the acting weights; None: that of the trained ones. Buffers keep their
+            dtype.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class WeightPublisher:
         self.trained, self.ranks, self.line = trained, ranks, line
         self.acting_dtype = acting_dtype
         self.step = 0
-        """Training step under way, or the one that was resumed."""
+        """The running training step, or the resumed one."""
         self.version = 0
         self.acting = None
-        """No copy of the weights acts on this rank."""
+        """None: no copy of the weights acts on this rank."""
         self.transferred_bytes = 0
         """Bytes that the last sync stored for the rollout ranks; 0 on ranks that store none."""
         self.unchanged = False
         """Whether optimiser steps before the last sync left the trained weights unchanged."""
         self.steps_of_versions: dict[int, int] = {}
-        """The last training step that ended with a version."""
+        """By version: the last training step that ended with it."""
         self._checksum: int | None = None
 
     def sync(self) -> None:
-        """Publish the current weights as those of the step under way.
+        """Publish the current weights as those of the running step.
 
         Raises:
             InvariantError: The weights are not finite.
@@ -120,7 +120,7 @@ class WeightPublisher:
         self.version = version
 
     def step_done(self) -> None:
-        """Note that the step under way ended with the last weights that were published."""
+        """Record that the running step ended with the last published weights."""
         self.steps_of_versions[self.version] = self.step
 
     def _as_acting(self, weights: Iterable[Rows], digest: RunningChecksum) -> Iterator[Rows]:
@@ -160,7 +160,8 @@ class SecondCopy:
         self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
 
     def receive(self, weights: Weights) -> None:
-        """Copy published weights into the second copy; any thread, while the first acts.
+        """Copy published weights into the second copy while the first acts; callable from any
+        thread.
 
         Raises:
             InvariantError: The checksum differs from the sender's.
@@ -181,7 +182,7 @@ class SecondCopy:
                 digest.add(rows)
         if digest.value != weights.checksum:
             raise InvariantError(
-                f"The weights of step {weights.step} arrived with the checksum {digest.value}, and "
+                f"The weights of step {weights.step} arrived with the checksum {digest.value}, but "
                 f"were sent with {weights.checksum}. Report this with the run's config; the last "
                 "checkpoint is intact."
             )
@@ -199,7 +200,7 @@ class SecondCopies:
 
     Args:
         copies: By the agent group that owns the weights.
-        owners: That group for each agent group.
+        owners: For each agent group, the group that owns its weights.
     """
 
     def __init__(self, copies: Mapping[int, SecondCopy], *, owners: Mapping[int, int]) -> None:
@@ -208,7 +209,7 @@ class SecondCopies:
         """Step whose weights act; -1 before the first arrival."""
 
     def receive(self, published: Published) -> None:
-        """Receive those weights that do not act already; see `SecondCopy`."""
+        """Receive the weights that do not act yet; see `SecondCopy`."""
         for copy, weights in self._new(published):
             copy.receive(weights)
 
@@ -239,8 +240,8 @@ class WeightThread:
     Args:
         copies: Receive the weights.
         line: Connection to the exchange.
-        arrived: Called in the thread with weights that were received; the next ones are received
-            after `release`.
+        arrived: Called in the thread with the received weights; the next weights are received after
+            `release`.
     """
 
     def __init__(

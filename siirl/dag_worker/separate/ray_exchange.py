@@ -1,7 +1,7 @@
-"""The exchange as a Ray actor, and a rank's line to it.
+"""The exchange as a Ray actor, and a rank's connection to it.
 
 Rows and weights travel through Ray's object store, from the process that made them to those that
-read them: one copy per machine, in shared memory.
+read them, with one copy per machine in shared memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from siirl.dag_worker.separate.exchange_messages import LOST
 from siirl.errors import RunFailed
 from siirl.execution.scheduler.ray_errors import stated_cause
 
-WAITING_CALLS = 1000  # a few of each rank
+WAITING_CALLS = 1000  # a few per rank
 
 
 def start_exchange(edges: Mapping[int, Edge]) -> Any:

@@ -1,8 +1,8 @@
-"""What rollout ranks have in place of a colocated rank's collectives and recorder.
+"""Collectives and recorder of rollout ranks, which replace those of a colocated rank.
 
-They share no process group: a dead rank is replaced while the others continue, and its replacement
-runs the current evaluation from the start. Collectives of small objects go through the run's
-exchange. Rewards come later, from the training ranks.
+Rollout ranks share no process group: a dead rank is replaced while the others continue, and its
+replacement restarts the current evaluation. Collectives of small objects go through the run's
+exchange. Rewards arrive later, from the training ranks.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class RolloutRanks:
 
 
 class Recording:
-    """Recordings of training episodes whose rewards come later, from another process.
+    """Recordings of training episodes whose rewards arrive later from another process.
 
     Args:
         recorder: Writes the recordings; has a list `waiting` of (trajectory, kind, step).
@@ -91,7 +91,9 @@ class Recording:
         self._write(rewards, [entry for entry in self.recorder.waiting if entry[1] == "val"])
 
     def write_up_to(self, step: int, rewards: Any) -> None:
-        """Write training episodes with a reward, and those up to step `step`, which get none."""
+        """Write training episodes that have a reward, and episodes up to step `step`, which will
+        get none.
+        """
         ready = [
             entry
             for entry in self.recorder.waiting
@@ -114,7 +116,7 @@ class RolloutParts:
     context: StageContext
     rollout: Rollout
     engine: Any
-    """Acts with the weights of the group; `rollout.engine` may play other agents too."""
+    """Acts with the weights of the group; `rollout.engine` may also play other agents."""
     validator: Validator
     recording: Recording
     acting: Any

@@ -2,10 +2,10 @@
 
 It has two modes. In block mode, it runs its share of each step with the weights that the schedule
 names (at most `max_staleness` steps old), independent of timing; agent groups take turns. In stream
-mode, it runs as many prompts of each agent group as its environments take, starts another whenever
-one ends, and swaps in new weights of all agents between two forward passes, so that running
-episodes continue with them. Left out: training, which `siirl.dag_worker.dagworker` does, and how a
-prompt is run (`siirl.dag_worker.separate.prompt_runner`).
+mode, it runs as many prompts of each agent group as its environments take, and starts another
+whenever one ends. It swaps in new weights of all agents between two forward passes, and running
+episodes continue with them. Left out: training (`siirl.dag_worker.dagworker`) and running a prompt
+(`siirl.dag_worker.separate.prompt_runner`).
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class RolloutWorker:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks))
         first = min(self.graph.agent_groups())
-        for group in sorted(parts, key=lambda group: group == first):  # its loop is that of all
+        for group in sorted(parts, key=lambda group: group == first):  # one event loop for all
             parts[group].rollout.close()
             for part in parts[group].closes:
                 part.close()
@@ -157,7 +157,7 @@ class RolloutWorker:
             runner.idle_s += seconds
 
     def _weights(self, step: int | None) -> Published | None:
-        """Weights of `step`; None if they act."""
+        """Weights of `step`; None if they already act."""
         if step == self.copies.step and step is not None:
             return None
         with OCCUPATION.doing(f"waits for the weights of step {step}", waiting=True):
@@ -207,7 +207,7 @@ class RolloutWorker:
             self._thread.stop()
 
     async def _until_command(self) -> Work:
-        """Keep the environments busy until the run is over or an evaluation is due."""
+        """Keep the environments busy until the run ends or an evaluation is due."""
         ask: asyncio.Task[Work] | None = None
         while True:
             if ask is None:

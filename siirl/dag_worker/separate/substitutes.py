@@ -25,12 +25,12 @@ class DistantLoader:
         self.loader = loader
 
     def draw(self, count: int) -> Sequence[Any]:
-        """Count the prompts; the rollout ranks have them."""
+        """Count the prompts; the rollout ranks hold them."""
         self.loader.position += count
         return []
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
-        """Nothing: streams that depend on outcomes need colocated rollouts."""
+        """Do nothing: streams that depend on outcomes need colocated rollouts."""
 
     def metrics(self) -> dict[str, float]:
         """Position in the data."""
@@ -62,7 +62,7 @@ class DistantCollector:
         self._rewards: dict[str, float] = {}
 
     def write_recordings(self, rewards: Mapping[str, float]) -> None:
-        """Keep rewards by uid; the call without any, at the end of a step, sends them."""
+        """Keep rewards by uid; a call without rewards, at the end of a step, sends them."""
         if self.side.ranks.rank != 0 or not self.side.draws:
             return
         self._rewards |= rewards
@@ -113,7 +113,7 @@ class DistantRollout:
         self.side = side
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def seat(self) -> None:
         """None: the rollout ranks have the engine."""
@@ -128,4 +128,4 @@ class NoEpisodeLog:
     """Replaces the episode log on a rank that records nothing."""
 
     def close(self) -> None:
-        """Nothing to finish."""
+        """Do nothing."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 VERSIONS = "policy_versions"
-"""Column of the version of each token; a robot's chunk has one for all its tokens."""
+"""Column with the weight version of each token; a robot's chunk has one for all its tokens."""
 
 
 class TrainingSide:
@@ -49,7 +49,7 @@ class TrainingSide:
         group: Its number.
         rollouts: The rollout ranks of the run.
         ranks: The training ranks.
-        publisher: Publishes the weights with which the group acts.
+        publisher: Publishes the group's acting weights.
         max_failed_share: `env.max_failed_share`.
         max_staleness: `trainer.max_staleness`.
     """
@@ -68,7 +68,7 @@ class TrainingSide:
         self.publisher = publisher
         self.max_failed_share, self.max_staleness = max_failed_share, max_staleness
         self.draws = True
-        """Whether the group draws prompts; if not, its rows are those of another's episodes."""
+        """Whether the group draws prompts; if not, its rows come from episodes of another group."""
         self._step = -1
         self.taken = 0
         """Prompts taken in the current step."""
@@ -174,7 +174,7 @@ class TrainingSide:
         return found
 
     def _behind(self, batch: TensorDict) -> torch.Tensor:
-        """Training steps by which the oldest weights that acted in each row are behind."""
+        """Age in training steps of the oldest weights that acted in each row."""
         known = self.rollouts.steps_of_versions()
         groups = batch.get("agent_group", torch.full((len(batch),), self.group)).tolist()
         versions = batch["policy_version"].tolist()
@@ -189,8 +189,8 @@ class TrainingSide:
     # Checkpoints
 
     def state(self, *, complete: bool) -> dict[str, Any]:
-        """Prompts and rows on the way; called on rank 0."""
-        with OCCUPATION.doing("waits for the rollouts that older weights act on", waiting=True):
+        """Running prompts and waiting rows; called on rank 0."""
+        with OCCUPATION.doing("waits for rollouts with older weights", waiting=True):
             found = self.call("state", complete)
             while found is None:
                 found = self.call("state", complete and STOP.number is None)
@@ -266,7 +266,7 @@ class SeparateRollouts:
         states = self._of_groups({} if resumed is None else resumed.get(ROLLOUTS, {}))
         for group, side in self.sides.items():
             state = states.get(group)
-            if state is not None:  # each rank measures how old its own rows are
+            if state is not None:  # each rank measures the age of its own rows
                 side.publisher.steps_of_versions |= state["versions"]
             side.draws = group in positions
             if side.ranks.rank == 0 and side.draws:

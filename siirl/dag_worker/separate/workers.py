@@ -56,10 +56,10 @@ class WorkerFactory:
     on_start: Callable[[], object] | None = None
     """Called in the process of each rank when its worker is built."""
     replaces: bool = False
-    """Whether the worker takes the place of one that died: recordings of the run stay."""
+    """Whether the worker replaces one that died; existing recordings of the run then stay."""
 
     def __call__(self, *, rank: int, init_method: str) -> Worker:
-        """The worker of `rank`; with several training ranks these meet at `init_method`."""
+        """The worker of `rank`; several training ranks rendezvous at `init_method`."""
         graph, group = self.graphs[rank], self.groups.group_of(rank)
         number = group.ranks.index(rank)
         if rolls_out_only(graph):
@@ -120,7 +120,7 @@ class WorkerFactory:
 
 
 def edges_of(config: SiiRLArguments, graph: TaskGraph) -> dict[int, Edge]:
-    """An edge for each agent group whose rows the graph of the training ranks gets."""
+    """An edge for each agent group whose rows the training graph gets."""
     gets = [node for node in graph.nodes.values() if node.executable_ref == GET]
     return {node.agent_group: _edge(config, node.agent_group, node.node_id) for node in gets}
 
@@ -136,14 +136,15 @@ def _edge(config: SiiRLArguments, group: int, node: str) -> Edge:
 
 
 def _streams(config: SiiRLArguments) -> bool:
-    """Whether episodes of all agents are started continuously; they agree on it."""
+    """Whether episodes are started continuously; the setting is the same for all agents."""
     own = next(iter(group_configs(config).values()))
     return sizes.streams(config.trainer, config.dag, own.actor_rollout_ref.rollout)
 
 
 def exclude_from_collections() -> None:
-    """Exclude the objects of this process from garbage collections, for a process that runs one
-    worker: they live as long as it. Collecting them took 1/6 of a profiled step of short answers.
+    """Exclude the objects of this process from garbage collection. For a process that runs one
+    worker: its objects live as long as the process. Collecting them took 1/6 of a profiled step of
+    short answers.
     """
     gc.collect()
     gc.freeze()

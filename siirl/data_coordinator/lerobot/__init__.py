@@ -1,4 +1,4 @@
-"""Demonstrations in LeRobot's data sets: read and written."""
+"""Reads and writes demonstrations as LeRobot data sets."""
 
 VERSIONS = ("v2.1", "v3.0")
 """Layouts of a data set."""

@@ -2,7 +2,7 @@
 
 An episode has a parquet file and one mp4 file per camera in both layouts. v3.0 allows several
 episodes per file; merge a data set of thousands of episodes with lerobot's own tools. Left out:
-pictures in parquet, and appending to an existing data set.
+images in parquet, and appending to an existing data set.
 """
 
 import json
@@ -101,7 +101,7 @@ class DataSetWriter:
         films = dict(zip(self.cameras, np.moveaxis(episode.images, 1, 0), strict=True))
         shapes = {name: values.shape[1:] for name, values in {**films, **numbers}.items()}
         if self._shapes and shapes != self._shapes:
-            raise ValueError(f"Episode {number} has {shapes}, and the first {self._shapes}.")
+            raise ValueError(f"Episode {number} has {shapes}, but the first has {self._shapes}.")
         self._shapes = shapes
         if task_name is not None:
             self._task_names[episode.task] = task_name
@@ -166,7 +166,7 @@ class DataSetWriter:
         parquet.write_table(pyarrow.Table.from_pylist(list(map(self._place, self._rows))), file)
 
     def _place(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row of v3.0's table of episodes."""
+        """A row of the episode table of v3.0."""
         number, length = row[INDEX], row[LENGTH]
         first = sum(each[LENGTH] for each in self._rows[:number])
         place = {
@@ -289,7 +289,9 @@ def _write_lines(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _write_tasks(file: Path, tasks: Mapping[str, int]) -> None:
-    """Tasks as pandas writes a frame that is indexed by them, which lerobot reads by pandas."""
+    """Write the tasks in pandas' form of a frame indexed by them: lerobot reads them with
+    pandas.
+    """
     index = "__index_level_0__"
     column = {"metadata": None, "pandas_type": "int64", "numpy_type": "int64"}
     text = {"metadata": None, "pandas_type": "unicode", "numpy_type": "object"}

@@ -1,7 +1,7 @@
 """Statistics of a feature in LeRobot's form, which its policies use for normalisation.
 
-Numeric features have statistics per entry. Pictures have them per channel over all pixels, scaled
-to 0..1, from histograms of the 256 values. Quantiles over several episodes are means of the
+Numeric features have statistics per entry. Images have statistics per channel over all pixels,
+scaled to 0..1, from histograms of the 256 values. Quantiles over several episodes are means of the
 episodes' quantiles, weighted by frames.
 """
 
@@ -30,7 +30,7 @@ class FeatureStatistics:
 
     @classmethod
     def of_numbers(cls, values: NDArray[Any]) -> "FeatureStatistics":
-        """Of numbers [T, D]."""
+        """Statistics of numbers [T, D]."""
         exact = np.asarray(values, np.float64)
         return cls(
             count=len(exact),
@@ -45,7 +45,7 @@ class FeatureStatistics:
 
     @classmethod
     def of_images(cls, images: NDArray[np.uint8]) -> "FeatureStatistics":
-        """Of pictures [T, H, W, 3]; arrays have shape [3, 1, 1]."""
+        """Statistics of images [T, H, W, 3]; arrays have shape [3, 1, 1]."""
         counts = np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in range(3)])
         values = np.arange(256) / 255
         total = counts.sum(1)
@@ -70,7 +70,7 @@ class FeatureStatistics:
         )
 
     def plain(self) -> dict[str, Any]:
-        """The statistics as JSON and parquet store them."""
+        """The statistics in the form that JSON and parquet store."""
         arrays = {"min": self.low, "max": self.high, "mean": self.mean, "std": self.std}
         return {name: array.tolist() for name, array in {**arrays, **self.quantiles}.items()} | {
             "count": [self.count]

@@ -3,7 +3,7 @@
     meta/info.json     features, frames per second, patterns of file names
     meta/tasks.*       tasks by number: jsonl in v2.1, parquet in v3.0
     meta/episodes*     episodes and, in v3.0, their places in shared files
-    data/              numbers of every frame, parquet; pictures too if a camera has no videos
+    data/              numbers of every frame, parquet; images too if a camera has no videos
     videos/            mp4 of a camera: one episode per file in v2.1, several in v3.0
 
 Videos are decoded by ffmpeg in one pass over each file, at the requested size. The lerobot package
@@ -35,14 +35,14 @@ from siirl.data_coordinator.lerobot.video_frames import VideoFile
 from siirl.params.documents import is_count
 
 INFO, TASK_NAMES = "meta/info.json", "meta/siirl_tasks.json"
-"""The second is siirl's own: the environment's task name of each instruction."""
+"""siirl adds the second column: the environment's task name of each instruction."""
 STATE, ACTION = "observation.state", "action"
 INDEX, LENGTH = "episode_index", "length"
 SHARED_DATA = "data/"
-"""Head of the columns of v3.0's table of episodes that name the parquet file."""
+"""Prefix of the columns that name the parquet file in v3.0's episode table."""
 REMEDY = "Download or record the data set again."
-MOST_PIXELS = 1 << 24  # of a picture: 4096 x 4096
-MOST_VALUES = 1 << 27  # of the columns that are read of a parquet file: a gigabyte of numbers
+MOST_PIXELS = 1 << 24  # of an image: 4096 x 4096
+MOST_VALUES = 1 << 27  # of the columns read from a parquet file: a gigabyte of numbers
 MOST_FPS, LAST_SECOND = 10_000.0, 1e9  # of a video: larger values would overflow
 LONGEST_NAME = 255  # bytes of a part of a path
 WORD = re.compile(r"\{(\w+)(?::0?(\d?)d)?\}")
@@ -68,7 +68,7 @@ class RobotEpisode:
 
 @dataclass(frozen=True)
 class EpisodePlace:
-    """Where the frames of an episode are."""
+    """Location of an episode's frames."""
 
     index: int
     task: str
@@ -102,15 +102,15 @@ class RobotDataSet:
         version = self.info.get("codebase_version")
         if version not in VERSIONS:
             raise ValueError(
-                f"{folder / INFO} has codebase_version {version!r}; known are "
+                f"{folder / INFO} has codebase_version {version!r}; known versions are "
                 f"{' and '.join(VERSIONS)}. Convert it with the lerobot package."
             )
         try:
             self.fps = _number(self.info, "fps")
             if not 0 < self.fps <= MOST_FPS:
                 raise ValueError(
-                    f"{folder / INFO} has fps={self.fps:g}, not above 0 and up to {MOST_FPS:g}. "
-                    f"{REMEDY}"
+                    f"{folder / INFO} has fps={self.fps:g}; it must be above 0 and at most "
+                    f"{MOST_FPS:g}. {REMEDY}"
                 )
             features: Mapping[str, Any] = self.info["features"]
             self.cameras = tuple(
@@ -146,7 +146,7 @@ class RobotDataSet:
 
         Args:
             cameras: Names of `self.cameras`, in the order of the images.
-            size: Height and width that pictures are scaled to; None: as they are.
+            size: Height and width to scale images to; None: unscaled.
             every: Distance of kept frames; the last frame is always kept.
             state: Feature of proprioception; None: no feature, and P is 0.
             episodes: Numbers of the episodes; None: all.
@@ -206,8 +206,8 @@ class RobotDataSet:
         if missing or len(table) != place.length:
             found = f"no {missing[0]}" if missing else f"{len(table)} frames"
             raise ValueError(
-                f"{place.data} has {found} of episode {place.index}, of {place.length} frames. "
-                f"{REMEDY}"
+                f"{place.data} has {found} for episode {place.index}, which has {place.length} "
+                f"frames. {REMEDY}"
             )
         return table
 
@@ -277,7 +277,7 @@ class RobotDataSet:
 
 
 class _NoNumber(ValueError):
-    """An entry of the metadata is no number."""
+    """An entry of the metadata is not a number."""
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
@@ -310,15 +310,17 @@ def _check_picture(shape: tuple[Any, ...], *, place: str) -> None:
         or sides[0] * sides[1] > MOST_PIXELS
     ):
         raise ValueError(
-            f"{place} has the shape {shape!r:.100}; it is height, width and channels, of at most "
-            f"{MOST_PIXELS} pixels. {REMEDY}"
+            f"{place} has the shape {shape!r:.100}; it must be height, width and channels, with at "
+            f"most {MOST_PIXELS} pixels. {REMEDY}"
         )
 
 
 def _table(
     file: Path, columns: Sequence[str], *, filters: list[tuple[str, str, int]] | None = None
 ) -> pyarrow.Table:
-    """Columns of a parquet file; limits values, because constant columns compress without bound."""
+    """Columns of a parquet file. The number of values is limited, because constant columns compress
+    without bound.
+    """
     try:
         metadata = parquet.read_metadata(file)
         heads = tuple(f"{name}." for name in columns)
@@ -362,7 +364,7 @@ def _numbers(
 def _pictures(
     column: pyarrow.ChunkedArray, kept: Sequence[int], size: Size | None, *, file: Path
 ) -> NDArray[np.uint8]:
-    """Decoded pictures of a parquet column."""
+    """Decoded images of a parquet column."""
     pictures = []
     for number in kept:
         try:
@@ -383,7 +385,7 @@ def _object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {error}. {REMEDY}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{file} holds no JSON object. {REMEDY}")
+        raise ValueError(f"{file} does not hold a JSON object. {REMEDY}")
     return found
 
 

@@ -28,8 +28,8 @@ def tasks_of(data: RobotDataSet, *, tasks: Sequence[str]) -> Mapping[str, str]:
     matched = {instruction: task for instruction, task in found.items() if task is not None}
     if not matched:
         raise ValueError(
-            f"{data.folder} has no episode of the tasks {', '.join(tasks)}. It has "
-            f"{'; '.join(list(instructions)[:LISTED]) or 'none'}. Set env.tasks to tasks of the "
+            f"{data.folder} has no episode of the tasks {', '.join(tasks)}. Its instructions are "
+            f"{'; '.join(list(instructions)[:LISTED]) or 'none'}. Set env.tasks to tasks with the "
             "same words."
         )
     return matched

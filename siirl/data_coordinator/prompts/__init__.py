@@ -2,8 +2,8 @@
 source of each row), `dataset`, `prompt_loader` (the stream).
 
 At the start all ranks together read the files once: each reads its share of the rows, and they
-exchange numbers only (token length, hash of the question, data source). From then on a rank reads
-the rows that it trains on, when it needs them.
+exchange numbers only (token length, hash of the question, data source). Later a rank reads only the
+rows that it trains on, when it needs them.
 """
 
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, PromptTask

@@ -52,7 +52,7 @@ class Prompts:
         return cls(files, rows, index.question_N[rows], index.source_N[rows], index.sources)
 
     def read(self, places: Sequence[int]) -> dict[int, PromptRow]:
-        """The rows at these places of `rows_N`, by place; each is read once.
+        """The rows at these positions of `rows_N`, by position; each is read once.
 
         Raises:
             InvariantError: A file was changed after it was indexed.
@@ -72,7 +72,7 @@ class Prompts:
     def _is_unchanged(self, row: PromptRow, place: int) -> bool:
         try:
             return question_number(row) == int(self.question_N[place])
-        except ValueError:  # a picture is gone
+        except ValueError:  # an image is gone
             return False
 
     def digest(self) -> str:
@@ -175,6 +175,6 @@ def check_task_names(sources: Sequence[str]) -> None:
         other = by_name.setdefault(task_name(source), source)
         if other != source:
             raise ConfigError(
-                f"The data sources {other!r} and {source!r} would both be called "
+                f"The data sources {other!r} and {source!r} have the same name "
                 f"{task_name(source)!r} in metrics. Rename one of them."
             )

@@ -25,7 +25,7 @@ from siirl.data_coordinator.prompts.read_ahead import in_order
 from siirl.errors import ConfigError
 
 Encode = Callable[..., Sequence[int]]
-"""From chat messages, and pictures if there are any, to the tokens of the prompt:
+"""Maps chat messages, with images if any, to the tokens of the prompt:
 `siirl.models.chat.ChatTokenizer.encode_prompt`.
 """
 Gather = Callable[[Any], list[Any]]
@@ -45,7 +45,7 @@ class PromptIndex:
     file.
     """
     wording_N: NDArray[np.uint64]
-    """Likewise, but questions that differ only in case or blanks have the same number."""
+    """The same, except that questions that differ only in case or blanks have equal numbers."""
     source_N: NDArray[np.int32]
     """Position in `sources`."""
     sources: tuple[str, ...]
@@ -104,7 +104,7 @@ def build_index(
     Args:
         files: The files; every rank has the same.
         encode: Chat messages to tokens; must be picklable if worker processes are used.
-        check: The environment's check of a row; likewise picklable.
+        check: The environment's check of a row; also picklable.
         rank: This rank.
         ranks: Number of ranks.
         gather: Gathers an object of every rank.
@@ -136,7 +136,7 @@ def build_index(
 
 
 def question_number(row: PromptRow) -> int:
-    """Digest that identifies a question with its pictures.
+    """Digest that identifies a question with its images.
 
     It has the formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that
     both hold out the same questions.
@@ -162,7 +162,7 @@ def _number_of(text: str) -> int:
 def check_first_rows(
     files: PromptFiles, *, encode: Encode, check: CheckRow = has_truth, count: int
 ) -> None:
-    """Read the first `count` rows as a run reads all of them, with their pictures.
+    """Read the first `count` rows, with their images, in the way a run reads all rows.
 
     Raises:
         ConfigError: An invalid row.

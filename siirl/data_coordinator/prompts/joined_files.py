@@ -21,7 +21,7 @@ from siirl.params.hub_place import DATASET, hub_place
 
 TRAIN_FILES = "data.train_files"
 SPLITS = {"training": ("train",), "held-out": ("test", "validation", "val", "valid", "dev")}
-"""Names of splits on the Hub, by what siirl does with them."""
+"""Names of splits on the Hub, by their use in siirl."""
 CheckRow = Callable[[PromptRow], object]
 """Raises ValueError for a row that the environment cannot use: `EnvSpec.check_row`."""
 
@@ -105,20 +105,20 @@ def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
         MissingAssetError: A missing file.
     """
     if not names:
-        raise ConfigError(f"{key}=[] names no file to read prompts from.")
+        raise ConfigError(f"{key}=[] names no file with prompts.")
     paths = [path for name in names for path in prompt_paths(name, key=key)]
     resolved = [os.path.realpath(path) for path in paths]
     repeated = [path for path, end in zip(paths, resolved, strict=True) if resolved.count(end) > 1]
     if repeated:
         raise ConfigError(
-            f"{key} names {repeated[0]} more than once: its prompts would count double. Name it "
+            f"{key} names {repeated[0]} more than once: its prompts would count twice. Name it "
             "once."
         )
     return PromptFiles(paths, key=key)
 
 
 def prompt_paths(name: str, *, key: str) -> list[Path]:
-    """The files of an entry of `key`: a file; or of a folder the files of the key's split.
+    """The files of an entry of `key`: the file itself, or a folder's files of the key's split.
 
     Files of a split begin with its name, as on the Hub (`train-00000-of-00001.parquet`), or lie in
     a folder of that name. `hf://...` is downloaded.
@@ -151,7 +151,7 @@ def prompt_paths(name: str, *, key: str) -> list[Path]:
         names = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
         raise ConfigError(
             f"{key}={name} is a folder without {split} files (*.parquet or *.jsonl whose name "
-            f"begins with {', '.join(SPLITS[split])}). It has {names}. Name a file of it."
+            f"begins with {', '.join(SPLITS[split])}). It contains {names}. Name one of its files."
         )
     return found
 
@@ -177,5 +177,5 @@ def _check(row: PromptRow, check: CheckRow, file: PromptFile, number: int) -> No
         check(row)
     except ValueError as error:
         raise ValueError(
-            f"{file.path}, {file.place(number)}: {error}. Correct the row, or take it out."
+            f"{file.path}, {file.place(number)}: {error}. Correct or remove the row."
         ) from error

@@ -2,9 +2,9 @@
 `data_coordinator.task_stream.TaskLoader`.
 
 The state is one position in the stream of all ranks, the same on every rank: a run can resume in
-the middle of an epoch, and with another number of ranks or prompts per step. Rows are read some
-hundreds at a time, because a pass over a parquet file costs the same for one row as for many; with
-`num_workers`, other processes read them ahead.
+the middle of an epoch, and with another number of ranks or prompts per step. Rows are read a few
+hundred at a time, because a pass over a parquet file costs the same for one row as for many. With
+`num_workers`, other processes read ahead.
 """
 
 import itertools
@@ -57,8 +57,8 @@ class PromptLoader:
     ) -> None:
         if prompts_per_step < dataset.ranks:
             raise ConfigError(
-                f"data.train_batch_size={prompts_per_step} gives some of the {dataset.ranks} ranks "
-                f"no prompt. Use at least {dataset.ranks}."
+                f"data.train_batch_size={prompts_per_step} leaves some of the {dataset.ranks} "
+                f"ranks without a prompt. Use at least {dataset.ranks}."
             )
         self.dataset, self.heldout = dataset, heldout
         self.prompts_per_step, self.num_workers = prompts_per_step, num_workers
@@ -85,8 +85,8 @@ class PromptLoader:
         Args:
             data: The `data` group.
             encode: Chat messages to the tokens of a prompt.
-            check: What the environment requires of a row (`EnvSpec.check_row`); None: a ground
-                truth.
+            check: The environment's check of a row (`EnvSpec.check_row`); None: it must have a
+                ground truth.
             rank: This rank.
             ranks: Number of ranks.
             gather: Gathers an object of every rank.
@@ -156,7 +156,7 @@ class PromptLoader:
         return [self._known[number] for number in numbers]
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
-        """Nothing: the order of the prompts does not depend on outcomes."""
+        """Do nothing: the order of the prompts does not depend on outcomes."""
 
     def metrics(self) -> dict[str, float]:
         """Position in the data and the questions left out; the same on every rank."""
@@ -212,13 +212,13 @@ class PromptLoader:
         )
         if self.heldout is None or not chosen:
             raise ConfigError(
-                "trainer.val_episodes asks for an evaluation, and no prompt is held out: give "
+                "trainer.val_episodes asks for an evaluation, but no prompt is held out: give "
                 "data.val_files, a larger data.heldout_share, "
                 "or trainer.val_episodes=0."
             )
         if len(chosen) > FIRST_TRAINING_SEED:
             raise ConfigError(
-                f"{len(chosen)} held-out prompts are more than an evaluation can have seeds: lower "
+                f"{len(chosen)} held-out prompts exceed the seeds of an evaluation: lower "
                 "trainer.val_episodes."
             )
         own = list(enumerate(chosen))[rank::ranks]
@@ -233,7 +233,7 @@ class PromptLoader:
         self._stream = None
 
     def _read_from(self, start: int) -> Iterator[PromptTask]:
-        # at most an epoch of a small file
+        # at most one epoch of a small file
         size = min(ROWS_AT_A_TIME, -(-len(self.dataset) // self.dataset.ranks))
         batches = self.dataset.own_batches(start, size=size)
         for tasks in in_batches(self.dataset, batches=batches, num_workers=self.num_workers):

@@ -3,8 +3,8 @@ demand in this process.
 
 Workers come from a fresh fork server, because a process with threads of Ray, pyarrow and torch
 cannot be forked safely. The server imports torch once for all workers. Left out: the loader's own
-state, which counts what one rank has read; a run saves one position in the stream of all ranks
-instead (`siirl.data_coordinator.prompts.prompt_loader`).
+state, which counts the rows that one rank has read; a run saves one position in the stream of all
+ranks instead (`siirl.data_coordinator.prompts.prompt_loader`).
 """
 
 import multiprocessing

@@ -89,8 +89,8 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
         raise ConfigError(
             f"data.max_prompt_length={max_prompt_length} + "
             f"data.max_response_length={max_response_length} = "
-            f"{max_prompt_length + max_response_length} tokens, and the model holds "
-            f"{model_length}: make them smaller by "
+            f"{max_prompt_length + max_response_length} tokens, but the model's context has "
+            f"{model_length}: reduce them by "
             f"{max_prompt_length + max_response_length - model_length}, or take a model with a "
             "longer context."
         )

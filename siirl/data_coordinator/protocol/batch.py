@@ -38,9 +38,7 @@ def shallow_copy(batch: TensorDict) -> TensorDict:
 
 
 def without_texts(batch: TensorDict) -> TensorDict:
-    """The tensor columns alone: selecting rows of a string column takes a hundred times as long as
-    of a tensor.
-    """
+    """Only the tensor columns: selecting rows of a string column takes a hundred times as long."""
     return TensorDict(
         {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)},
         batch_size=batch.batch_size,
@@ -95,7 +93,9 @@ def extents_of(batch: TensorDict) -> list[Extent]:
 
 
 def without_padding(batch: TensorDict) -> TensorDict:
-    """The same rows, padded to their longest; views of the columns. Without rows `batch` itself."""
+    """The same rows, padded to their longest; views of the columns. A batch without rows is
+    returned itself.
+    """
     if not len(batch):
         return batch
     padded = Extent.of_shapes(tensor_shapes(batch))
@@ -121,20 +121,20 @@ def check_unique_uids(batch: TensorDict) -> None:
     if repeated:
         raise InvariantError(
             f"{len(repeated)} sample ids occur more than once in a batch, first {repeated[0]!r}. "
-            "Each rollout needs its own."
+            "Each rollout needs its own id."
         )
 
 
 def check_shapes(batch: TensorDict) -> None:
-    """Refuse a batch whose one axis is not that of its rows, or whose columns differ in width.
+    """Refuse a batch whose batch axis is not its rows, or whose columns differ in width.
 
     Raises:
         InvariantError: Names the columns.
     """
     if len(batch.batch_size) != 1:
         raise InvariantError(
-            f"A batch has batch_size={list(batch.batch_size)}, which does not name its number of "
-            "rows: return TensorDict(columns, batch_size=[rows])."
+            f"A batch has batch_size={list(batch.batch_size)}, which is not its number of rows: "
+            "return TensorDict(columns, batch_size=[rows])."
         )
     Extent.of_shapes(tensor_shapes(batch))
 

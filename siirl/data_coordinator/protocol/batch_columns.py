@@ -34,7 +34,7 @@ class Layout(Enum):
     WORDS = "words"
     """Instruction words, padded on the right; never cut, because a policy may need them all."""
     PICTURES = "pictures"
-    """Patches of the pictures of a prompt, padded on the right; never cut."""
+    """Patches of the images of a prompt, padded on the right; never cut."""
     TEXT = "text"
     """A string per row, not a tensor."""
 
@@ -62,7 +62,7 @@ class Column:
         if not np.can_cast(array.dtype, self.dtype, casting="same_kind"):
             raise ConfigError(
                 f"Column {name!r} ({self.axes}: {self.meaning}) is {np.dtype(self.dtype).name}, "
-                f"and got {array.dtype.name}."
+                f"but got {array.dtype.name}."
             )
         return array.astype(self.dtype)
 
@@ -77,7 +77,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "seed": Column(np.int64, "B", Layout.FIXED, "seed of the environment"),
     "task_id": Column(np.int64, "B", Layout.FIXED, "position of the task in env.tasks"),
-    "trial_id": Column(np.int64, "B", Layout.FIXED, "how many prompts of this task came before"),
+    "trial_id": Column(np.int64, "B", Layout.FIXED, "number of earlier prompts of this task"),
     "task_name": Column(None, "B", Layout.TEXT, "name of the task"),
     # Observations of the policy
     "prompts": Column(np.int64, "B P", Layout.PROMPT, "prompt tokens"),
@@ -87,19 +87,19 @@ COLUMNS: dict[str, Column] = {
         np.int64,
         "B P+T",
         Layout.SEQUENCE,
-        "positions of the tokens; of a vision-language model, [B P+T 3]: time, height and width",
+        "positions of the tokens; for a vision-language model, [B P+T 3]: time, height and width",
     ),
     "picture_patches": Column(
-        np.uint8, "B K V", Layout.PICTURES, "patches of the pictures in the prompt"
+        np.uint8, "B K V", Layout.PICTURES, "patches of the images in the prompt"
     ),
     "picture_grids": Column(
         np.int64,
         "B K 2",
         Layout.PICTURES,
-        "height and width in patches of the picture of each patch; 0 at padding",
+        "height and width, in patches, of the image of each patch; 0 at padding",
     ),
     "picture_number": Column(
-        np.int64, "B", Layout.FIXED, "digest of the pictures in the prompt, 0 for none"
+        np.int64, "B", Layout.FIXED, "digest of the images in the prompt, 0 for none"
     ),
     "pixel_values": Column(
         np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"
@@ -167,10 +167,13 @@ COLUMNS: dict[str, Column] = {
         np.uint8, "B N H W 3", Layout.FIXED, "camera images behind the last decision of a row"
     ),
     "final_proprioception": Column(
-        np.float32, "B J", Layout.FIXED, "what the robot feels behind the last decision of a row"
+        np.float32, "B J", Layout.FIXED, "proprioception behind the last decision of a row"
     ),
     "final_instruction_ids": Column(
-        np.int64, "B L", Layout.FIXED, "words behind the last decision of a row, if they may change"
+        np.int64,
+        "B L",
+        Layout.FIXED,
+        "words of the instruction behind the last decision of a row, if it may change",
     ),
     "bootstrapped": Column(
         np.bool_,
@@ -205,7 +208,7 @@ def register_column(name: str, entry: Column) -> None:
     """
     if COLUMNS.get(name, entry) != entry:
         raise ConfigError(
-            f"Column {name!r} is {COLUMNS[name].axes} ({COLUMNS[name].meaning}) already. Take "
+            f"Column {name!r} is already {COLUMNS[name].axes} ({COLUMNS[name].meaning}). Choose "
             "another name."
         )
     COLUMNS[name] = entry

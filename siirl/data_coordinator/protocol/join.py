@@ -1,8 +1,8 @@
 """Joins batches of the same samples: the rows that all have, with the columns of each.
 
 Rows are matched by `uid`. A batch of prompts has no `uid` yet; its rows are matched by `index`, one
-prompt to all samples of its group. The join is an inner one: a row that one branch filtered out is
-dropped from the join. Left out: which batch gives a column that several have
+prompt to all samples of its group. The join is an inner join: a row that one branch filtered out is
+dropped. Left out: choosing among several batches that have a column
 (`siirl.execution.dag.writers`).
 """
 
@@ -36,9 +36,9 @@ def join_batches(
     """Rows that all `batches` have, in the order of the first that has samples.
 
     Args:
-        batches: Of the same samples, or of samples and their prompts.
+        batches: Batches of the same samples, or of samples and their prompts.
         source: For each column of the result the position of the batch that gives it.
-        unwritten: Columns that hold what the prompts held.
+        unwritten: Columns that are unchanged from the prompts.
 
     Raises:
         ConfigError: Rows of one id belong to different prompts.
@@ -100,8 +100,8 @@ def _check_prompts(name: str, values: Sequence[Any]) -> None:
     for other in values[1:]:
         if not torch.equal(values[0], other):
             raise ConfigError(
-                f"Rows of one id differ in the column {name!r} of their prompts: agent groups draw "
-                "prompts of their own. Give them the same environment, data.seed and "
+                f"Rows of one id differ in the column {name!r} of their prompts: each agent group "
+                "draws its own prompts. Give them the same environment, data.seed and "
                 "data.train_batch_size, or do not join their rows."
             )
 

@@ -87,8 +87,8 @@ def row_extents(
     """The unpadded extent of each row.
 
     The response ends with its last token in the attention mask, or in the response mask if a batch
-    has no attention mask (for robots, whose length is then rounded up to a whole chunk). Without
-    masks nothing is cut.
+    has no attention mask. A robot's response has none; its length is then rounded up to a whole
+    chunk. Without masks nothing is cut.
     """
     padded = Extent.of_shapes(shapes)
     rows = next(iter(shapes.values()))[0] if shapes else 0
@@ -120,7 +120,7 @@ def _tokens_per_chunk(padded: Extent) -> int:
     if padded.tokens % padded.chunks:
         raise InvariantError(
             f"{padded.tokens} response tokens are not a multiple of {padded.chunks} chunks, but "
-            "chunks have one length each."
+            "all chunks have the same length."
         )
     return padded.tokens // padded.chunks
 

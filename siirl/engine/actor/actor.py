@@ -1,10 +1,10 @@
 """Actor: PPO's policy update in any domain: epochs, mini-batches, one loss, over a TrainEngine.
 
-`siirl.engine.actor.actor_loss` defines the loss of a token, the scorer computes its log-prob in
-either domain, and the batch holds its advantage.
+`siirl.engine.actor.actor_loss` defines a token's loss, the scorer of the domain computes its
+log-prob, and the batch holds its advantage.
 
-Old log-probs are, in this order: the column `old_log_probs`; with `on_policy` the current ones,
-detached; else the column `rollout_log_probs`.
+Old log-probs come from the first of these sources: the column `old_log_probs`; with `on_policy`,
+the current ones, detached; the column `rollout_log_probs`.
 
 The learning rate may follow the measured KL (`next_rate_factor`). A run whose acting and training
 log-probs differ by more than rounding is stopped (`require_agreement`).
@@ -42,11 +42,11 @@ class Actor:
     """Updates the policy that `engine` trains.
 
     Args:
-        engine: Initialised; its temperature is that of rollout.
+        engine: Initialised; its temperature equals that of the rollout.
         config: The group `actor_rollout_ref.actor`.
         rollouts_per_prompt: Trajectories of a prompt; `ppo_mini_batch_size` counts prompts.
         seed: Seed of the generator that draws mini-batches, and tokens if a loss selects some at
-            random; by default that of `trainer.seed`.
+            random; defaults to that of `trainer.seed`.
         horizon: Tokens of the longest possible response; needed by
             `loss_agg_mode=seq-mean-token-sum-norm` only.
         observe: Called with this rank's rows after an update, on every rank.
@@ -93,8 +93,8 @@ class Actor:
         Args:
             batch: This rank's rows with `advantages`, `response_mask`, the scorer's columns,
                 `ref_log_prob` if KL is in the loss, and old log-probs (see the module).
-            on_policy: The current weights generated every row and this is their only update, so
-                that their detached log-probs are the old ones.
+            on_policy: The current weights generated every row, and this is their only update, so
+                their detached log-probs are the old ones.
             policy_version: Version of the current weights; rows of other versions are left out of
                 `rollout/log_prob_gap` and its mean. None: no row is left out.
 
@@ -124,7 +124,7 @@ class Actor:
                     f"epochs of {len(parts)} mini-batches: compute old_log_probs first."
                 )
             for number, rows in enumerate(parts):
-                # The weights are those of rollout only before the first step.
+                # The weights equal those of the rollout only before the first step.
                 acted = epoch == 0 and number == 0
                 loss = functools.partial(
                     self.loss.of_micro_batch,
@@ -142,7 +142,7 @@ class Actor:
     def _follow_kl(self, metrics: Metrics) -> None:
         """Adjust the learning rate to the KL of an update of several optimiser steps.
 
-        The KL is measured before each of them, so that it is 0 if there is only one. A loss without
+        The KL is measured before each step, so it is 0 if there is only one. A loss without
         a ratio, such as `gpg`, measures none.
         """
         target = self.config.target_kl
@@ -203,8 +203,8 @@ class Actor:
         """Take one optimiser step; none if neither an advantage nor another term has a gradient.
 
         AdamW would otherwise move the weights by its momentum and shrink them by its decay, without
-        a reason in the data. Rows without advantage (groups that were all right or all wrong) count
-        in the denominator. They are left out of the passes if they have no gradient.
+        a reason in the data. Rows without advantage (groups that were all correct or all wrong)
+        count in the denominator. The passes skip them if they have no gradient.
         """
         other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
         advantage_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
@@ -283,22 +283,22 @@ def require_agreement(metrics: Mapping[str, float], settings: ActorRolloutRefArg
     """Raise InvariantError if acting and training log-probs differ by more than rounding.
 
     The check uses the mean over tokens, which does not depend on the number of tokens. The maximum
-    is a metric and grows with that number: of 7000 tokens in bfloat16 one was off by 0.05 in a
-    sound run. Other frameworks log such numbers and do not stop: TRL the mean and the largest
-    difference (`sampling/sampling_logp_difference`), and verl the probability differences
-    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL. Likewise prime-rl
-    that KL (`mismatch_kl`), NeMo RL the mean of `exp |difference|` (`token_mult_prob_error`), AReaL
-    the importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which
-    in bfloat16 moves the mean less than rounding does; the maximum shows it.
+    is a metric and grows with that number: of 7000 tokens in bfloat16, one was off by 0.05 in a
+    correct run. Other frameworks log such numbers and do not stop. TRL logs the mean and the
+    largest difference (`sampling/sampling_logp_difference`). verl logs the probability differences
+    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL. prime-rl logs that
+    KL (`mismatch_kl`), NeMo RL the mean of `exp |difference|` (`token_mult_prob_error`), AReaL the
+    importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds. In
+    bfloat16 it moves the mean less than rounding does; the maximum shows it.
     """
     gap = metrics.get(MEAN_GAP, 0.0)
     bound = log_prob_gap_bound(settings, on_gpu=torch.cuda.is_available())
     if not gap <= bound:  # also true for NaN
         raise InvariantError(
             "Acting and training disagree: log-probs of the same actions and weights differ by "
-            f"{gap:.2g} in the mean and by {metrics[LARGEST_GAP]:.2g} at most, and rounding "
-            f"explains a mean of {bound:.2g} "
-            "(actor_rollout_ref.rollout.max_log_prob_gap). The ratio of PPO would be wrong."
+            f"{gap:.2g} in the mean and by {metrics[LARGEST_GAP]:.2g} at most; rounding explains a "
+            f"mean of up to {bound:.2g} (actor_rollout_ref.rollout.max_log_prob_gap). The ratio of "
+            "PPO would be wrong."
         )
 
 
@@ -307,12 +307,12 @@ def log_prob_gap_bound(settings: ActorRolloutRefArguments, *, on_gpu: bool) -> f
 
     Measured on the shipped model: 5e-7 in float32. In bfloat16: 1e-3 to 3e-3 if one module acts and
     trains by the same kernels, and 9e-3 to 2e-2 if one side has bfloat16 weights (vLLM) and the
-    other casts in the forward pass. On an H200 the same bfloat16 weights, four layers of Qwen2.5-7B
-    with random weights, differ by 1e-2 under two kernels of attention. There text acts by one and
-    trains by the other, and compiled blocks have kernels of their own. Errors for comparison: a
-    temperature of 0.9 instead of 1.0 gives 3e-2 to 6e-2, an off-by-one position 1.9, weights that
-    are one step old 0.4 at lr 2e-4 and 1.6e-2 at lr 1e-5. Smaller steps are detectable in float32
-    only; the checksum of the weight sync proves in any case that new weights arrived
+    other casts in the forward pass. On an H200, four layers of Qwen2.5-7B with the same random
+    bfloat16 weights differ by 1e-2 between two attention kernels. There text acts with one kernel
+    and trains with the other; compiled blocks have further kernels. Errors for comparison: a
+    temperature of 0.9 instead of 1.0 gives 3e-2 to 6e-2; an off-by-one position gives 1.9; weights
+    that are one step old give 0.4 at lr 2e-4 and 1.6e-2 at lr 1e-5. Smaller steps are detectable in
+    float32 only; the checksum of the weight sync proves in any case that new weights arrived
     (siirl.engine.training.weight_sync).
     """
     rollout = settings.rollout
@@ -332,10 +332,11 @@ def next_rate_factor(factor: float, *, kl: float, target: float) -> float:
     """Factor of the learning rate after an update with a measured `kl`, in nats per token.
 
     The effect of a rate depends on the policy: a rate that hardly moves a broad distribution
-    overshoots with a sharp one. So the factor rises while the KL between the acting and the trained
-    policy is under half the target, and falls while it is above twice the target (Schulman et al.
-    2017, arXiv 1707.06347, section 4, which applies it to a penalty). Rudin et al. 2022, arXiv
-    2109.11978, apply it to the rate. If the schedule lowers the rate, the target falls with it.
+    overshoots with a sharp one. The factor therefore rises while the KL between the acting and the
+    trained policy is under half the target, and falls while it is above twice the target (Schulman
+    et al. 2017, arXiv 1707.06347, section 4, which applies it to a penalty). Rudin et al. 2022,
+    arXiv 2109.11978, apply it to the rate. If the schedule lowers the rate, the target falls with
+    it.
     """
     if kl > 2 * target:
         return max(factor / RATE_STEP, 1 / LARGEST_RATE_FACTOR)

@@ -1,8 +1,8 @@
 """Loss of the actor's update, built from its configuration: policy loss, entropy, KL, aggregation.
 
 The loss of a token is `policy loss * importance weight - entropy_coef * entropy + kl_loss_coef *
-KL`; all terms are aggregated alike, with denominators over the whole mini-batch. An `ActorLoss`
-refuses every wrong configuration when it is made.
+KL`; all terms are aggregated in the same way, with denominators over the whole mini-batch.
+`ActorLoss` refuses an invalid configuration at construction.
 """
 
 # B row (trajectory), T token
@@ -112,7 +112,7 @@ class ActorLoss:
 
     @property
     def sums_tokens(self) -> bool:
-        """Whether the loss is a sum over tokens, each of which depends on no other.
+        """Whether the loss is a sum over tokens that do not depend on each other.
 
         Micro-batches may then cut rows (`TrainEngine.train_batch`).
         """
@@ -198,7 +198,7 @@ class ActorLoss:
         """The loss of a micro-batch as a sum, for `TrainEngine.train_batch`.
 
         Args:
-            scores: Of the current weights, with gradient.
+            scores: Scores of the current weights, with gradient.
             rows: The micro-batch.
             old_column: Column of old log-probs; None: the current ones, detached.
             gap: Whether the weights are those of rollout, so that training and rollout log-probs
@@ -310,7 +310,8 @@ def _bounds(config: ActorArguments) -> dict[str, float | None]:
     own = LOSS_TRAITS[config.loss].own_bounds
     reads = _parameters(config.loss)
     if not is_built_in(config.loss):
-        # A pipeline's bounds are for PPO's ratio: a user's loss gets those that it reads.
+        # A pipeline's bounds apply to PPO's ratio; a user's loss gets only the bounds that it
+        # reads.
         given = {name: value for name, value in given.items() if name in reads or "config" in reads}
     if "config" not in reads:
         _refuse_unread(config, given, reads, own=own)

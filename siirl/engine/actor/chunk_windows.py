@@ -1,8 +1,8 @@
 """Cuts trajectories of VLA policies at chunks: into windows for a pass, or into single decisions.
 
-A chunk is an independent observation: its log-probs depend on no other chunk. So the executed
-chunks of all rows are laid end to end and cut into windows of nearly equal size, and a pass has a
-fixed number of observations. A window may begin and end within a trajectory.
+A chunk is an independent observation: its log-probs depend on no other chunk. The executed chunks
+of all rows are concatenated and cut into windows of nearly equal size, so a pass has a fixed number
+of observations. A window may begin and end within a trajectory.
 """
 
 # B row, C chunk, S token of a chunk, T = C*S token, N executed chunk of any row
@@ -32,7 +32,7 @@ def chunk_windows(batch: TensorDict, *, chunks: int) -> list[Part]:
 
     Args:
         batch: `response_mask` [B, T] and at least one column of observations [B, C, ...].
-        chunks: Most chunks of a part, at least 1.
+        chunks: Largest number of chunks in a part, at least 1.
     """
     kept_BCS = as_bool_mask(batch["response_mask"]).unflatten(1, (number_of_chunks(batch), -1))
     row_N, chunk_N = kept_BCS.any(-1).nonzero().unbind(1)
@@ -58,11 +58,11 @@ def chunk_windows(batch: TensorDict, *, chunks: int) -> list[Part]:
 def rows_of_decisions(batch: TensorDict) -> TensorDict:
     """A row for each executed chunk of `batch`, in the order of rows and chunks.
 
-    Columns along tokens and chunks are cut, others repeat; a row's id is that of its trajectory and
-    the number of the chunk in it. A mini-batch is drawn from rows.
+    Columns along tokens and chunks are cut, others repeat; a row's id consists of its trajectory's
+    id and the number of the chunk. A mini-batch is drawn from rows.
     Decisions of one episode resemble each other, and rows of a segment differ in length, so PPO
     draws its mini-batches from single decisions (arXiv 1707.06347, algorithm 1). Advantages are
-    computed before: they look ahead along the row.
+    computed beforehand, because they look ahead along the row.
     """
     chunks = number_of_chunks(batch)
     kept_BC = as_bool_mask(batch["response_mask"]).unflatten(1, (chunks, -1)).any(-1)

@@ -36,7 +36,7 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
         micro_batch: `responses` [B, T] or [B, T, J], `response_mask` [B, T], `instruction_ids`
             [B, L] or `chunk_instruction_ids` [B, C, L], and `pixel_values` uint8
             [B, C, cameras, H, W, 3] or `proprioception` [B, C, P] or both.
-        temperature: Of the policy's distribution.
+        temperature: Temperature of the policy's distribution.
 
     Raises:
         TensorError: Shapes of columns that disagree with each other or with the distribution.
@@ -113,9 +113,9 @@ def number_of_chunks(micro_batch: TensorDict) -> int:
     if not found:
         known = ", ".join(map(str, micro_batch.keys()))
         raise TensorError(
-            f"A batch of trajectories needs pixel_values or proprioception; it has: {known}."
+            f"A batch of trajectories needs pixel_values or proprioception; this one has: {known}."
         )
     chunks = next(iter(found.values()))
     if len(set(found.values())) > 1 or chunks == 0 or tokens % chunks:
-        raise TensorError(f"{tokens} tokens a trajectory and {found} chunks do not fit each other.")
+        raise TensorError(f"{tokens} tokens per trajectory do not fit {found} chunks.")
     return chunks

@@ -1,4 +1,6 @@
-"""Pictures of packed rows, as the model takes them: each shown once, however many rows share it."""
+"""Pictures of packed rows in the model's input form; each is shown once, however many rows share
+it.
+"""
 
 # B row, S token, L lane, N token of any row that the model sees, F place of any picture
 
@@ -22,7 +24,7 @@ def seen_in_lanes(packed: PackedRows, micro_batch: TensorDict, module: Any) -> d
     """
     if "picture_patches" not in micro_batch or not len(packed.row_N):
         return {}
-    # imports Pillow, which models of text do without
+    # imports Pillow, which text models do not need
     from siirl.models.seen_pictures import grids_of
     from siirl.models.sight import SeenPictures
 

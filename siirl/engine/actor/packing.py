@@ -1,11 +1,11 @@
-"""Packs rows of different length, so that a language model computes hardly any padding.
+"""Packs rows of different lengths, so that a language model computes hardly any padding.
 
-Rows are laid one after the other into *lanes* of one length. The model sees a lane as a row of its
-batch, in which each text begins where positions restart
+Rows are concatenated into *lanes* of equal length. The model sees a lane as one row of its batch;
+each text in it begins where positions restart
 (`siirl.models.language_model.LanguageModel.forward`). One lane with all rows would need no padding,
-but masked attention costs the square of a lane's length. At a quarter of the model's width it costs
-some 4 % of the matrices (4 S D operations a token and layer, against 24 D^2), so a lane has that
-length, or that of its longest group.
+but the cost of masked attention grows with the square of the lane's length. At a quarter of the
+model's width it is about 4 % of the cost of the matrices (4 S D operations per token and layer,
+against 24 D^2). A lane therefore has that length, or that of its longest group.
 
 If the model supports it, rows with the same prompt share it (`prefix_groups`): prompt, answer,
 answer, …; the positions of each answer continue those of the prompt, and a mask lets it attend to
@@ -44,7 +44,7 @@ class PackedRows:
     input_ids_LS: torch.Tensor
     position_ids_LS: torch.Tensor
     sees: LaneMask | None
-    """Attention mask; None: each place attends to its own text up to itself.
+    """Attention mask; None: each place attends to its text up to itself.
 
     Without a mask, texts begin where positions restart.
     """
@@ -63,7 +63,7 @@ class PackedRows:
     column_N: torch.Tensor
     """Row and column in the batch of every token that the model sees."""
     target_N: tuple[torch.Tensor, torch.Tensor]
-    """Lane and place of each; rows that share a prompt have the same."""
+    """Lane and place of each; equal for rows that share a prompt."""
 
     def placed(self, values_BS: torch.Tensor) -> torch.Tensor:
         """Values [L, S, ...] of the tokens of a batch [B, P + T, ...] in their lanes."""
@@ -95,7 +95,7 @@ class _Rows:
     needed_BS: torch.Tensor
     """Bool: every token up to the one before the row's last scored token."""
     picture_B: torch.Tensor | None
-    """Digest of the pictures of each prompt; None for models of text."""
+    """Digest of the pictures of each prompt; None for text models."""
 
     @property
     def first(self) -> int:
@@ -104,7 +104,7 @@ class _Rows:
 
     def groups(self, *, width: int, most_tokens: int | None = None) -> list[PrefixGroup]:
         prompts_BP = self.ids_BS.where(self.present_BS, PADDING_OWNER)[:, : self.first]
-        if self.picture_B is not None:  # the same words about another picture
+        if self.picture_B is not None:  # same words, different picture
             prompts_BP = torch.cat([prompts_BP, self.picture_B[:, None]], dim=1)
         prefixes_B = self.needed_BS[:, : self.first].sum(1)
         return prefix_groups(
@@ -128,7 +128,7 @@ class _Layout:
     length: int
 
     def one_row_a_lane(self, row_N: torch.Tensor) -> bool:
-        """Whether the rows of some tokens are alone in their lanes."""
+        """Whether each row with tokens is alone in its lane."""
         shared = self.prefix_B.any() | self.suffix_start_B[row_N].any()
         return not bool(shared)
 
@@ -147,7 +147,7 @@ def model_width(module: Any) -> int:
 def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> PackedRows:
     """Pack the rows of a micro-batch into lanes.
 
-    If no token is scored, one token is packed, which `put_back` leaves out: over several ranks the
+    If no token is scored, one token is packed, which `put_back` leaves out: on several ranks the
     model must run, even for padding rows.
 
     Args:
@@ -182,8 +182,8 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     empty_LS = rows.ids_BS.new_zeros((layout.lanes, layout.length))
     sees = None
     if layout.one_row_a_lane(row_N):
-        # Padding continues the row and is seen by nothing before it. So no text begins within a
-        # lane, and the model attends without a mask, with torch's fastest kernel.
+        # Padding continues the row, and no earlier token attends to it. No text then begins within
+        # a lane, so the model attends without a mask, with torch's fastest kernel.
         positions_LS = torch.arange(layout.length, device=row_N.device).expand_as(empty_LS)
     else:  # padding has position 0, so each padding token is a separate text
         positions_LS = empty_LS.index_put(target, number_N)
@@ -240,8 +240,8 @@ def _needed(micro_batch: TensorDict) -> _Rows:
         or response[1] > whole[1]
     ):
         raise TensorError(
-            f"Columns of texts do not fit each other: {shapes}; expected [B, P + T], the same, "
-            "[B, T], the same."
+            f"Columns of texts do not fit each other: {shapes}; expected [B, P + T] twice, then "
+            "[B, T] twice."
         )
     ids_BS = micro_batch["input_ids"]
     present_BS = as_bool_mask(micro_batch["attention_mask"], name="attention_mask")
@@ -269,7 +269,7 @@ def _single_rows(needed_BS: torch.Tensor) -> list[PrefixGroup]:
 
 
 def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.device) -> _Layout:
-    """Place groups in lanes, longest first; each is its prefix and then one row after the other."""
+    """Place groups in lanes, longest first; a group is its prefix, followed by its rows."""
     lengths = [group.tokens for group in groups]
     parts = first_fit_decreasing(lengths, max(lane_length, *lengths))
     placed: dict[int, tuple[int, int, int, int, int]] = {}
@@ -298,7 +298,7 @@ def _lane_mask(
     number_N: torch.Tensor,
     target: tuple[torch.Tensor, torch.Tensor],
 ) -> LaneMask:
-    shared_N = len(layout.lane_B) + layout.group_B[row_N]  # a number that no row has
+    shared_N = len(layout.lane_B) + layout.group_B[row_N]  # a number that no row uses
     owner_N = torch.where(number_N < layout.prefix_B[row_N], shared_N, row_N)
     padding_LS = row_N.new_full((layout.lanes, layout.length), PADDING_OWNER)
     return LaneMask(

@@ -1,13 +1,14 @@
-"""Groups rows with the same prompt, in the size for which computing the prompt once is cheapest.
+"""Groups rows with the same prompt, so that the prompt is computed once; chooses the cheapest group
+size.
 
 The rollouts of a group answer one prompt, so its keys and values are the same in all of them, and
-its gradients are a sum. With the prompt computed once and the responses behind it, a group of n
-rows of c prompt and t response tokens has c + n t tokens instead of n (c + t). Masked attention,
-however, costs the square of the joint length: 4 S D operations a token and layer, in addition to
-the 24 D^2 of the matrices. So n rows in parts of k cost n / k * (c + k t) * (24 D^2 + 4 (c + k t)
-D). The minimum is at k = sqrt(c (6 D + c)) / t: whole groups of short answers, few rows of long
-ones. Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) also shares prompts, by attention in two
-parts instead of a mask.
+its gradients are a sum. If the prompt is computed once, followed by the responses, a group of n
+rows with c prompt and t response tokens has c + n t tokens instead of n (c + t). The cost of masked
+attention, however, grows with the square of the joint length: 4 S D operations per token and layer,
+in addition to the 24 D^2 of the matrices. So n rows in parts of k cost n / k * (c + k t) * (24 D^2
++ 4 (c + k t) D). The minimum is at k = sqrt(c (6 D + c)) / t: whole groups of short answers, or a
+few rows of long ones. Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) also shares prompts, by
+attention in two parts instead of a mask.
 """
 
 # B row, S token, P prompt token
@@ -44,12 +45,13 @@ def prefix_groups(
     width: int,
     most_tokens: int | None = None,
 ) -> list[PrefixGroup]:
-    """Put each row in one group; group sizes make the passes cheapest.
+    """Put each row in one group, of the size with the cheapest passes.
 
     Args:
         prompts_BP: Tokens of the prompts, with one value for all padding.
         lengths_B: Tokens of each row that the model must see.
-        prefixes_B: How many of them belong to the prompt; 0 for a row that the model need not see.
+        prefixes_B: Number of these that belong to the prompt; 0 for a row that the model need not
+            see.
         width: D, entries of a hidden state.
         most_tokens: Limit of a group of several rows; None: no limit.
     """

@@ -1,9 +1,9 @@
 """Scorer of language models: log-probs and entropy of response tokens, with hardly any padding.
 
-Rows are packed in lanes, the answers to a prompt behind the prompt (`packing`), and pass the model
-once. Only hidden states that predict a scored token reach the head
-(`siirl.algos.linear_log_probs`), so whole logits are never built. Tokens of other speakers (tools,
-prompts) are input of the model and not scored: they have 0.
+Rows are packed into lanes, each prompt followed by its answers (`packing`), and pass through the
+model once. Only hidden states that predict a scored token reach the head
+(`siirl.algos.linear_log_probs`), so full logits are never built. Tokens of other speakers (tools,
+prompts) are inputs of the model; they are not scored and get 0.
 """
 
 # B row, T response token, L lane, S place in a lane, D entry of a hidden state, V entry of the
@@ -54,9 +54,9 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
 
 
 def _head(hidden_MD: torch.Tensor, module: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and output weights in the type in which the model's own head multiplies them.
+    """Hidden states and output weights in the dtype of the model's own head.
 
-    A bias becomes one more entry of both.
+    A bias becomes an additional entry of both.
     """
     device = hidden_MD.device.type
     dtype = (

@@ -1,8 +1,8 @@
-"""Critic: the update of a value model in any domain: epochs, mini-batches, one clipped loss.
+"""Critic: updates a value model in any domain, with epochs, mini-batches and one clipped loss.
 
-A value belongs to a decision, and a decision is one token of text or a whole chunk of a robot's
-actions. `decisions` selects the token of each decision, which the column `value_mask` marks. The
-loss is the mean over these tokens of the whole mini-batch, over all ranks.
+A value belongs to a decision: one token of text, or a whole chunk of a robot's actions. `decisions`
+selects the token of each decision, which the column `value_mask` marks. The loss is the mean over
+these tokens of the whole mini-batch, over all ranks.
 """
 
 # B row (trajectory), T token
@@ -50,7 +50,7 @@ class Critic:
         decisions: Bool [B, T] of a batch: the token of each decision.
         epochs: Passes over the samples of a step.
         rows_per_mini_batch: Trajectories of one optimiser step, over all ranks.
-        clip_range: How far an update may move a value before the loss is clipped, in the units of
+        clip_range: Largest move of a value before the loss is clipped, in the units of
             `ValueModel.normalized`; None: no clipping.
         seed: Seed of the generator that draws mini-batches.
         observe: Called with this rank's rows after an update, on every rank.
@@ -96,7 +96,7 @@ class Critic:
         Every rank calls it.
 
         Args:
-            batch: With `bootstrapped` and the columns that `states_behind` reads.
+            batch: Rows with `bootstrapped` and the columns that `states_behind` reads.
 
         Raises:
             TensorError: A value that is not finite on this rank; InvariantError on the others.
@@ -132,7 +132,7 @@ class Critic:
         metrics = self._old_value_metrics(
             batch["values"][kept_BT].double(), batch["returns"][kept_BT].double()
         )
-        # Values of the first step are only the initial 0, so updates are not clipped to them.
+        # In the first step all values are the initial 0, so updates are not clipped to them.
         first = self.model.normalize_returns and not self.model.has_seen_returns
         clip_range = math.inf if first else self.clip_range
         self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)

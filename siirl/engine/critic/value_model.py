@@ -4,7 +4,7 @@ The head starts at zero: random values would add noise to the first advantages a
 gradients through the trunk.
 
 With `normalize_returns` the head predicts returns in deviations from their running mean (`mean`,
-`std`). It is rescaled whenever these move, so that no value changes (PopArt: van Hasselt et al.
+`std`). When these move, the head is rescaled so that no value changes (PopArt: van Hasselt et al.
 2016, arXiv 1602.07714, equation 9). Only the first returns move all values, from 0 to their mean.
 """
 
@@ -17,7 +17,7 @@ from siirl.algos.ranks import Ranks
 from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 
-# Decay of the statistics per training step: half of their weight is from the last seven steps.
+# Decay of the statistics per training step: half of their weight comes from the last seven steps.
 DECAY = 0.9
 SMALLEST_STD = 1e-2  # nearly equal returns do not determine their scale
 
@@ -51,7 +51,8 @@ class ValueModel(nn.Module):
     def forward(
         self, *observation: torch.Tensor | None, **columns: torch.Tensor | None
     ) -> torch.Tensor:
-        """Values float32 [N] (or [B, S]) in units of the return, one a feature vector of the trunk.
+        """Values float32 [N] (or [B, S]) in units of the return, one per feature vector of the
+        trunk.
 
         Arguments are those of the trunk.
         """
@@ -60,7 +61,7 @@ class ValueModel(nn.Module):
 
     @property
     def has_seen_returns(self) -> bool:
-        """Whether mean and deviation are those of observed returns."""
+        """Whether mean and deviation come from observed returns."""
         return float(self.moments[0]) > 0
 
     def normalized(self, numbers: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 Text: a token's value is read from the hidden state that predicts it.
 
 Rows are packed without padding, as in the policy's scorer (`siirl.engine.actor.text_scorer`).
-Tokens of other speakers (tools, the prompt) are input of the model and have no value. Each token of
-the policy is a decision.
+Tokens of other speakers (tools, the prompt) are inputs of the model and have no value. Each token
+of the policy is a decision.
 
 VLA policies: one value per observation, at every executed token of its chunk. All tokens of a chunk
 are decoded at once from one observation: one state and one decision. The critic and the steps of

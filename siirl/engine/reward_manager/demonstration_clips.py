@@ -28,12 +28,12 @@ def load_demonstration_clips(
 
     Args:
         file: The npz, or the folder of the data set.
-        tasks: Of the environment; episodes of others in a data set are left out.
-        every: Frames between two of a clip from a data set (`reward.frame_every`).
+        tasks: Tasks of the environment; a data set's episodes of other tasks are left out.
+        every: Distance between the frames of a clip from a data set (`reward.frame_every`).
 
     Raises:
         MissingAssetError: No such file.
-        ValueError: Neither of them, or more than `MOST_CLIP_BYTES` unpacked.
+        ValueError: Neither kind of file, or more than `MOST_CLIP_BYTES` unpacked.
     """
     if Path(file).is_dir():
         from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet, is_robot_data_set
@@ -63,7 +63,7 @@ def _clip(frames: NDArray[Any], key: str) -> NDArray[np.uint8]:
     """`frames` of the archive's entry `key`, if they are pictures."""
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not frames.size:
         raise ValueError(
-            f"{key} is {frames.dtype} of the shape {frames.shape}, and a clip is uint8 "
+            f"{key} is {frames.dtype} of the shape {frames.shape}, but a clip must be uint8 "
             "[frames, height, width, 3]"
         )
     return frames

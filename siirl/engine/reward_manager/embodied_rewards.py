@@ -26,7 +26,8 @@ from siirl.params import RewardArguments
 from siirl.params.references import check_call, is_reference, load_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 
-# SciPy and scikit-learn take a fifth of the imports' time of a run, and only these need them.
+# Importing SciPy and scikit-learn takes a fifth of a run's import time; only these rewards need
+# them.
 if TYPE_CHECKING:
     from vjepa.reward import RewardOutput, TrajectoryReward
     from vjepa.success_value import SuccessValueReward
@@ -155,7 +156,7 @@ class VideoValueReward:
 class ReleasedVideoReward(Memoryless):
     """The reward as siiRL published it (`vjepa.released_reward`), for comparison.
 
-    It depends on the step's episodes only.
+    It depends only on the episodes of the step.
     """
 
     ranks_failures = True
@@ -198,7 +199,7 @@ FEWEST_TO_RANK = 5
 
 SWITCHES = ("ranks_failures", "looks_at_all_ranks")
 METHODS = ("score", "remember", "has_reference", "state_dict", "load_state_dict", "close")
-"""Members of `RewardManager`."""
+"""Required members of a `RewardManager`."""
 
 REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "video_value", "oracle")
 
@@ -245,12 +246,12 @@ def make_reward_manager(
 def check_own_manager(config: RewardArguments) -> None:
     """Refuse a `reward.name` of the form `module:name` that makes no reward manager.
 
-    A class is judged by its methods, since its instances may load a large model. A function is
-    called, since nothing else tells what it makes.
+    A class is judged by its methods, since its instances may load a large model. A function has to
+    be called to see its result.
 
     Raises:
-        ConfigError: It does not exist, does not take the reward's arguments, raises, or makes
-            something else.
+        ConfigError: It does not exist, does not take the reward's arguments, raises, or returns
+            another object.
     """
     if not is_reference(config.name):
         return

@@ -29,7 +29,7 @@ class EpisodeOutcomes:
     graded_B: NDArray[np.bool_] | None = None
     """Whether the environment reports success and return; None: always."""
     total: int = 0
-    """Episodes of all ranks; these may be a part of them."""
+    """Number of episodes of all ranks; these outcomes may be a part of them."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class RewardScores:
     env_weight_B: NDArray[np.float32] | None = None
     """Weight of the environment's return in `reward_B`; None: 0.
 
-    That share of the environment's rewards is put at the tokens that earned them (the column
-    `env_rewards`), the rest of `reward_B` at the end.
+    That share of the environment's rewards is placed at the tokens that earned them (the column
+    `env_rewards`); the rest of `reward_B` is placed at the end.
     """
     parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     """Summands and further numbers, by name, for logs; NaN for episodes without one."""
@@ -59,8 +59,8 @@ class RewardScores:
 class RewardManager(Protocol):
     """Scores the episodes of a step; its memory is part of the checkpoint.
 
-    Optional: `only_waits`, true if `score` may run in a thread beside other work, because other
-    processes compute.
+    Optional: `only_waits`, true if `score` only waits for other processes and so may run in a
+    thread beside other work.
     """
 
     ranks_failures: bool
@@ -75,7 +75,7 @@ class RewardManager(Protocol):
         """Rewards of all outcomes."""
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
-        """Take in episodes of the step that a filter dropped.
+        """Learn from episodes of the step that a filter dropped.
 
         They are not scored, but their successes are references.
         """
@@ -96,7 +96,7 @@ class RewardManager(Protocol):
 class Memoryless:
     """A reward that depends on its own episode only."""
 
-    looks_at_all_ranks = True  # cheap for scalars, and every rank logs the same
+    looks_at_all_ranks = True  # cheap for scalars; every rank then logs the same
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
         """Do nothing."""

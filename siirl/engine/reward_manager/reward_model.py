@@ -1,8 +1,8 @@
-"""Reward model: a sequence classifier whose single output for a whole conversation is the reward.
+"""Reward model: a sequence classifier; its single output for a whole conversation is the reward.
 
-It reads the conversation in its own tokens and chat template, which may differ from the policy's.
-Each rank scores its own episodes. On several ranks the weights are sharded (FSDP2), and all ranks
-make the same number of passes, since each pass gathers weights.
+It uses its own tokenizer and chat template, which may differ from the policy's. Each rank scores
+its own episodes. On several ranks the weights are sharded (FSDP2), and all ranks make the same
+number of passes, since each pass gathers weights.
 """
 
 import json
@@ -53,8 +53,8 @@ class RewardModel:
     ) -> None:
         if classifier.config.num_labels != 1:
             raise ConfigError(
-                f"{KEY}={place} has {classifier.config.num_labels} outputs, and a reward is one "
-                "number: take a model with num_labels=1."
+                f"{KEY}={place} has {classifier.config.num_labels} outputs, but a reward is one "
+                "number: choose a model with num_labels=1."
             )
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         if pad is None:
@@ -97,12 +97,12 @@ class RewardModel:
             )
             if self.max_length is not None and len(ids) > self.max_length:
                 scores.failed[row] = (
-                    f"the conversation has {len(ids)} tokens, and the reward model takes at most "
+                    f"the conversation has {len(ids)} tokens, but the reward model takes at most "
                     f"{self.max_length}"
                 )
             else:
                 tokens[row] = ids
-        # rows of similar length share a pass, which then has little padding
+        # rows of similar length share a pass, to reduce padding
         by_length = sorted(tokens, key=lambda row: len(tokens[row]))
         for start in range(0, self._most_rows(len(by_length)), self.micro_batch_size):
             some = by_length[start : start + self.micro_batch_size]
@@ -119,9 +119,9 @@ class RewardModel:
         return int(self.ranks.maximum(torch.tensor(float(own))))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a whole conversation in the chat template.
+        """Tokens of a whole conversation, by the chat template.
 
-        Without a template, contents are joined by line ends.
+        Without a template, contents are joined by newlines.
         """
         if self.tokenizer.chat_template is None:
             return list(
@@ -169,7 +169,7 @@ def make_reward_model(
         return None
     if reward_model.path is None:
         raise ConfigError(
-            f"reward.name=model, and {KEY}=null: name a sequence classifier with one output, a "
+            f"reward.name=model, but {KEY}=null: name a sequence classifier with one output, a "
             "folder or a hub id."
         )
     return load_reward_model(reward_model, device=device, ranks=ranks)
@@ -204,8 +204,8 @@ def load_reward_model(
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(
             f"{KEY}={source} lacks {len(missing)} weights of a {type(classifier).__name__}, the "
-            f"first is {missing[0]!r}; they and the rewards would be random. Take a model that was "
-            "trained as a reward model."
+            f"first of them {missing[0]!r}; these weights and the rewards would be random. Choose "
+            "a model that was trained as a reward model."
         )
     return RewardModel(
         classifier,

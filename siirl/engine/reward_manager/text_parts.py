@@ -1,7 +1,7 @@
 """Parts of a text's reward: the environment's verdict, and user functions in killable processes.
 
-If a function raises, hangs, dies, or returns an invalid score, its sample is dropped and counted,
-never given a number (`envs.worker_pool`, `siirl.engine.reward_worker`). Left out: a reward model
+If a function raises, hangs, dies, or returns an invalid score, its sample is dropped and counted;
+it never gets a number (`envs.worker_pool`, `siirl.engine.reward_worker`). Left out: a reward model
 (`reward_model`).
 """
 
@@ -71,7 +71,7 @@ class EnvironmentPart:
         graded = [row for row in rows if outcomes.graded_B is None or outcomes.graded_B[row]]
         failed = dict.fromkeys(
             set(rows) - set(graded),
-            "the environment cannot grade this row, so there is no verdict to reward",
+            "the environment cannot grade this row, so it has no verdict",
         )
         return PartScores(value={row: float(column_B[row]) for row in graded}, failed=failed)
 
@@ -88,8 +88,8 @@ class FunctionPart:
         timeout_s: Time limit of a call.
 
     Raises:
-        ConfigError: It cannot be imported, or not be called with its arguments; one process is
-            started to check this.
+        ConfigError: It cannot be imported or called with its arguments; one process is started to
+            check this.
     """
 
     def __init__(self, part: RewardPart, *, num_workers: int, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Rewards of text: a weighted sum of parts, each of which scores the episodes of its own rank.
+"""Rewards of text: a weighted sum of parts. Each part scores the episodes of its rank.
 
 Parts are the environment's verdict (success, return), user functions (`text_parts`), and a reward
 model. Managers (`reward.manager`): naive has one process, parallel has several, dapo is parallel
@@ -33,13 +33,13 @@ OVERLONG_SHARE = 5
 
 
 class TextRewardManager(Memoryless):
-    """A weighted sum of parts, with DAPO's penalty on long responses if that has a weight.
+    """A weighted sum of parts, with DAPO's penalty on long responses if the penalty has a weight.
 
     Args:
         parts: Summands, with their configuration.
         max_failed_share: Limit of failures, of all ranks' samples; a part may give up when its own
             failures exceed it.
-        overlong: From lengths [B] in tokens to penalties [B], at most 0; None: no penalty.
+        overlong: Maps lengths [B] in tokens to penalties [B], at most 0; None: no penalty.
     """
 
     looks_at_all_ranks = False
@@ -130,9 +130,9 @@ def make_text_reward_manager(
     penalty = _penalty(overlong, longest=max_response_length)
     if reward.manager == "dapo" and penalty is None:
         raise ConfigError(
-            "reward.manager=dapo adds a penalty on long responses, and "
-            "algorithm.overlong.penalty=0 disables it: set it (pipeline=dapo sets 1), or take "
-            "reward.manager=parallel."
+            "reward.manager=dapo adds a penalty on long responses, but "
+            "algorithm.overlong.penalty=0 disables it: set the key (pipeline=dapo sets 1), or "
+            "choose reward.manager=parallel."
         )
     parts = reward_parts(reward, custom)
     made: list[tuple[RewardPart, PartScorer]] = []
@@ -187,7 +187,7 @@ def _penalty(
     if buffer > longest:
         raise ConfigError(
             f"algorithm.overlong.buffer={buffer} is more than data.max_response_length={longest}: "
-            "make it smaller."
+            "lower it."
         )
 
     def penalty(length_B: NDArray[np.int64]) -> NDArray[np.float32]:

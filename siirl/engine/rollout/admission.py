@@ -2,7 +2,7 @@
 
 By default requests join as they arrive. In lockstep mode they join in rounds, in the order of their
 uids. A round begins when every episode that can run is waiting and all requests of the last round
-are answered. The rows of a forward pass then do not depend on timing.
+are answered. The rows of a forward pass therefore do not depend on timing.
 """
 
 import asyncio
@@ -56,12 +56,14 @@ class Admission:
 
     @property
     def all_wait(self) -> bool:
-        """Whether every episode that can run has a request that waits."""
+        """Whether every episode that can run has a waiting request."""
         waiting = {pending.request.of_episode for pending in self.waiting}
         return len(waiting) >= min(self.unfinished, self.at_once)
 
     def admit(self, *, idle: bool) -> list[PendingRequest]:
-        """Remove and return the requests that join now; `idle`: all earlier ones are answered."""
+        """Remove and return the requests that join now; `idle` means that all earlier ones are
+        answered.
+        """
         if self.lockstep:
             if not idle or not self.all_wait:
                 return []
@@ -83,7 +85,7 @@ def check_length(request: GenerationRequest, *, longest: int) -> None:
         raise ConfigError(f"{asked}: both must be at least 1.")
     if prompt + new > longest:
         raise ConfigError(
-            f"{asked}, and the engine ends at {longest}: the model's length or, with vLLM, "
+            f"{asked}, but the engine's limit is {longest}: the model's length or, with vLLM, "
             "data.max_prompt_length + data.max_response_length if that is less. Request fewer "
             "tokens, or change these."
         )

@@ -1,4 +1,4 @@
-"""Messages and tokens of one agent in a text episode, and the training row that they become."""
+"""Messages and tokens of one agent in a text episode, and the training row made from them."""
 
 # T response token
 
@@ -16,7 +16,7 @@ from siirl.engine.rollout.workflow import EpisodeRequest
 if TYPE_CHECKING:  # the module imports Pillow
     from siirl.models.seen_pictures import Pictures
 
-_LOG_PROB_DIGITS = 5  # in the record, which is for human readers; the row has full precision
+_LOG_PROB_DIGITS = 5  # in the record for human readers; the row has full precision
 
 
 @dataclass
@@ -26,9 +26,9 @@ class Dialogue:
     prompt: tuple[int, ...]
     messages: list[Message]
     pictures: "Pictures | None" = None
-    """Pictures in the prompt; None for a model that reads only."""
+    """Pictures in the prompt; None for a text-only model."""
     tokens: list[int] = field(default_factory=list)
-    """Generated tokens and those of messages, like all columns of the response."""
+    """Generated tokens and tokens of messages, like all columns of the response."""
     mask: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Dialogue:
     verdict: str = ""
     success: bool = False
     graded: bool = True
-    """Whether the environment graded the episode; if not, return and success have no meaning."""
+    """Whether the environment graded the episode; if not, return and success are meaningless."""
 
     def say(self, response: GenerationResponse) -> None:
         """Append the model's tokens."""
@@ -59,7 +59,9 @@ class Dialogue:
         self.finish_reason = response.finish_reason
 
     def cut(self, length: int) -> None:
-        """Keep `length` tokens; the last ends a stop string. All dropped ones were generated."""
+        """Keep `length` tokens; the last one ends a stop string. All dropped tokens were
+        generated.
+        """
         gone = len(self.tokens) - length
         for column in (self.tokens, self.log_probs, self.mask, self.rewards, self.versions):
             del column[len(column) - gone :]

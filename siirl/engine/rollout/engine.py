@@ -1,4 +1,4 @@
-"""The interface and the counters that every rollout engine has, for text and actions alike."""
+"""The interface and the counters of every rollout engine, for both text and actions."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -26,7 +26,7 @@ class RolloutEngine(Protocol):
         """Counts since the last call (`EngineCounts`)."""
 
     def rest(self) -> None:
-        """Free memory of rollouts alone; the next rollout or new weights allocate it again."""
+        """Free memory that only rollouts use; the next rollout or new weights allocate it again."""
 
     def close(self) -> None:
         """Release the model; safe to call twice."""

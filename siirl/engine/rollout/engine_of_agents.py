@@ -3,8 +3,8 @@
 Each request goes to the engine of the group that plays its agent. In deterministic mode the rounds
 span all engines. A round begins when every episode that can run has a request waiting at any of
 them and all requests of the last round are answered. Each engine sees the requests of a round as
-episodes that begin and end with it, so its own rounds are whole. Left out: weights, which each
-group's own sync hands to its engine.
+episodes that begin and end with it, so its own rounds are whole. Left out: weights; each group's
+own sync passes them to its engine.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from siirl.engine.rollout.text_workflow import TextWorkflow
 
 
 class EngineOfAgents:
-    """A `TextEngine` that hands each agent's requests to its own engine.
+    """A `TextEngine` that passes each agent's requests to the agent's own engine.
 
     Args:
         players: The engine of each of the environment's agents; some may be the same.
@@ -47,7 +47,7 @@ class EngineOfAgents:
             engine.interrupt()
 
     def update_weights(self, version: int) -> None:
-        """See `TextEngine`; for scripts, in which all engines have one policy."""
+        """See `TextEngine`; used in scripts where all engines have one policy."""
         self.policy_version = version
         for engine in self.engines:
             engine.update_weights(version)

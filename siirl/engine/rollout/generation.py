@@ -47,7 +47,7 @@ class GenerationRequest:
     agent: int = 0
     """The agent of the episode that generates."""
     pictures: Pictures | None = None
-    """Pictures in the prompt, for a model that sees."""
+    """Pictures in the prompt, for a vision-language model."""
 
     @property
     def of_episode(self) -> str:

@@ -12,9 +12,9 @@ scripts without a graph use it as follows.
 `with` calls `initialize` and `destroy`.
 
 The names are those of AReaLite's design document. Two differences are deliberate. Results come in
-the order of submission: the first to finish are the short ones, and a step that trained on those
-would favour short episodes. Episodes advance only while a method of this class waits for one, so
-weights may change between two calls without locks.
+the order of submission: short episodes finish first, and training on the first to finish would
+favour them. Episodes advance only while a method of this class waits for one, so weights may change
+between two calls without locks.
 
 Episodes that could not be simulated are reported as failed and never scored. Episodes that the
 workflow rejects are reported as rejected.
@@ -47,7 +47,8 @@ Result = TypeVar("Result")
 Accept = Callable[[Sequence[Trajectory]], bool]
 """Decides from the trajectories of one episode whether to accept it."""
 
-# Episodes at once without environments: fills a batch and bounds the memory of keys and values.
+# Episodes at once if there are no environments: fills a batch and bounds the memory of keys and
+# values.
 AT_ONCE = 64
 # Episodes tried per accepted one, as verl's DAPO script generates (max_num_gen_batches).
 ATTEMPTS = 10
@@ -64,7 +65,7 @@ class InferenceEngine:
 
     Args:
         engine: A TextEngine, or the EmbodiedEngine of a VLA policy.
-        pool: Environments, which `initialize` starts and `destroy` ends; None for workflows that
+        pool: Environments, started by `initialize` and ended by `destroy`; None for workflows that
             need none.
         at_once: Episodes that run at the same time; by default the number of slots of the pool.
 
@@ -91,8 +92,8 @@ class InferenceEngine:
     # Lifecycle
 
     def advance_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let episodes advance on the loop of another engine, beside its episodes; before
-        `initialize`. The other engine is destroyed last.
+        """Let episodes advance on the loop of another engine, beside its episodes; call it before
+        `initialize`. The other engine must be destroyed last.
         """
         self.loop.close()
         self.loop, self._has_own_loop = loop, False
@@ -133,7 +134,7 @@ class InferenceEngine:
     def update_weights(self, version: int) -> "Future[None]":
         """Set the version of the engine's weights.
 
-        Running episodes continue with the new weights and keep the tokens they have.
+        Running episodes keep their tokens and continue with the new weights.
 
         Returns:
             A completed future: the weights are in place when this returns.
@@ -151,7 +152,7 @@ class InferenceEngine:
         """Add an episode; it advances while another method waits for episodes."""
         self.engine.expect(episodes=1, at_once=self.at_once)
         task = self.loop.create_task(self._run_episode(data, workflow))
-        # also if it is cancelled before it began
+        # even if it is cancelled before it began
         task.add_done_callback(lambda _: self.engine.episode_ended())
         self._submitted.append(_Submitted(data, task))
 
@@ -192,7 +193,7 @@ class InferenceEngine:
         should_accept: Accept | None = None,
         on_done: Callable[[Any], None] = lambda data: None,
     ) -> RolloutResult:
-        """Run an episode for each entry of `data` and return when all are over.
+        """Run an episode for each entry of `data` and return when all have ended.
 
         Rejected episodes are not replaced. If the process receives a stop signal, the episodes are
         cancelled, and the result has only `broken_off`.
@@ -214,10 +215,10 @@ class InferenceEngine:
         episodes of this call and is raised.
 
         Args:
-            data: Passed to `arun_episode`, an entry an episode.
+            data: Passed to `arun_episode`, one entry per episode.
             workflow: Runs an episode.
             should_accept: Decides by an episode's trajectories; None accepts all.
-            on_done: Called with each entry when its episode is over.
+            on_done: Called with each entry when its episode has ended.
         """
         self.engine.expect(episodes=len(data), at_once=self.at_once)
 
@@ -252,7 +253,8 @@ class InferenceEngine:
         Further entries of the data replace rejected and failed ones.
 
         Args:
-            dataloader: Yields one episode's data at a time. If it ends, there are fewer episodes.
+            dataloader: Yields one episode's data at a time. If it is exhausted, there are fewer
+                episodes.
             workflow: Runs an episode.
             count: Accepted episodes.
             ahead: Further episodes that run meanwhile and finish in a later call, with tokens of
@@ -297,8 +299,8 @@ class InferenceEngine:
         """Wait for the oldest episode; an error of any episode cancels all."""
         if not self._submitted:
             raise RuntimeError(
-                "No submitted episode is left to wait for: submit as many as you need, and more "
-                "to replace rejected ones."
+                "No submitted episode is left to wait for: submit as many as you need, plus "
+                "replacements for rejected ones."
             )
         self.loop.run_until_complete(self._oldest_or_error(until))
         for entry in self._submitted:
@@ -379,7 +381,7 @@ def _accepted(outcome: Outcome, should_accept: Accept | None) -> Outcome:
 
 
 def _add_outcome(result: RolloutResult, entry: _Submitted, should_accept: Accept | None) -> bool:
-    """Add a finished episode to `result`; whether it was accepted."""
+    """Add a finished episode to `result`; return whether it was accepted."""
     outcome = _accepted(entry.task.result(), should_accept)
     result.add(entry.data, outcome)
     return not isinstance(outcome, SimulationFailed) and bool(outcome)

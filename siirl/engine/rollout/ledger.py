@@ -1,16 +1,16 @@
-"""Ledger of a run that rolls out while it trains: which prompts run, wait and are used.
+"""Ledger of a run that rolls out while it trains: which prompts are running, waiting and used.
 
 Admission follows AReaL (arXiv 2505.24298, section 5.1): before version i + 1 of the policy exists,
 at most (max_staleness + i + 1) x batch prompts have been started, not counting dropped ones. A used
-sample is at most `max_staleness` versions old; 0 is lockstep. A prompt is started, finished and
-used under its number in the stream of prompts, so every sample is accounted for:
+sample is at most `max_staleness` versions old; 0 is lockstep. A prompt keeps its number in the
+stream of prompts when it is started, finished and used, so every sample is accounted for:
 
     started = running + returned + finished + used + discarded
 
 There are two ways to hand out prompts. A stream (`next_prompts`) gives them to any rank that has
-room. Blocks (`next_block`) are a fixed share of each step for each rank, independent of timing.
-Pure: no Ray, no clock. Left out: the rows (siirl.data_coordinator), and their transport
-(siirl.dag_worker.separate).
+room. Blocks (`next_block`) are a fixed share of each step for each rank, independent of timing. The
+module uses neither Ray nor a clock. Left out: the rows (siirl.data_coordinator), and their
+transport (siirl.dag_worker.separate).
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class Prompt:
     number: int
     """Position in the stream of prompts."""
     step: int
-    """Training step in which it is started; part of the ids of its samples."""
+    """Training step that starts it; part of the ids of its samples."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Finished:
     rank: int
     """The rollout rank that has its rows."""
     version: int
-    """Training steps behind the oldest weights that acted in it."""
+    """Training step of the oldest weights that acted in it."""
 
 
 class RolloutLedger:
@@ -77,13 +77,13 @@ class RolloutLedger:
         self.running: dict[Prompt, int] = {}
         """Rank by prompt."""
         self.returned: list[Prompt] = []
-        """Prompts of ranks that died; they are started again."""
+        """Prompts of dead ranks, to be started again."""
         self.finished: dict[int, Finished] = {}
         """Prompts by number, in the order of arrival."""
         self.blocks: dict[int, list[list[int]]] = {}
-        """Numbers of each step that is not done: its batch, and its refills."""
+        """Prompt numbers of each unfinished step: its batch, and its refills."""
         self._surplus = 0
-        """Prompts that steps with another batch used beyond `batch` for each."""
+        """Prompts that steps with another batch size used in excess of `batch` each."""
 
     # Starting
 
@@ -124,7 +124,7 @@ class RolloutLedger:
         return self.next_block(rank)
 
     def due_until(self, step: int) -> bool:
-        """Whether blocks up to `step` have prompts that are not finished, or were not opened."""
+        """Whether blocks up to `step` have unfinished prompts or were not opened."""
         pending = [*self.running, *self.returned]
         opened = max(self.blocks, default=self.version)
         return opened < step or any(prompt.step <= step for prompt in pending)
@@ -150,8 +150,8 @@ class RolloutLedger:
     # Finishing
 
     def finish(self, rank: int, prompt: Prompt, *, version: int) -> bool:
-        """Record that the samples of `prompt` are complete; False if another rank has taken it
-        over.
+        """Record that the samples of `prompt` are complete; False if another rank has taken the
+        prompt over.
         """
         if self.running.get(prompt) != rank:
             return False
@@ -170,7 +170,7 @@ class RolloutLedger:
         return numbers
 
     def take_back(self, prompts: Iterable[Prompt]) -> None:
-        """Start taken prompts again whose rows are lost."""
+        """Restart taken prompts whose rows are lost."""
         again = list(prompts)
         self.used -= len(again)
         self.returned = sorted({*self.returned, *again}, key=lambda prompt: prompt.number)
@@ -192,8 +192,8 @@ class RolloutLedger:
     def take(self, count: int, *, step: int) -> list[Finished] | None:
         """`count` finished prompts for a step, sorted by number; None until enough are finished.
 
-        In block mode these are the prompts of the step. In stream mode they are those of the oldest
-        weights, longest-waiting first.
+        In block mode these are the prompts of the step. In stream mode these are the prompts with
+        the oldest weights, longest-waiting first.
         """
         if not self.streaming:
             wanted = {number for part in self.blocks.get(step, []) for number in part}
@@ -228,7 +228,7 @@ class RolloutLedger:
         }
 
     def state_dict(self, unused: Sequence[Finished] = ()) -> dict[str, Any]:
-        """State as plain data; `unused` are prompts that a step has taken and not used yet."""
+        """State as plain data; `unused` holds prompts that a step has taken but not used yet."""
         pending = sorted([*self.running, *self.returned], key=lambda prompt: prompt.number)
         return {
             "streaming": self.streaming,
@@ -250,8 +250,8 @@ class RolloutLedger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint: running prompts start again, finished ones wait to be used.
 
-        A run in blocks discards what a stream had under way. It runs the blocks of a run in blocks
-        again if they have another size, or weights that are too old.
+        A run in block mode discards the running prompts of a stream. It reruns the blocks of an
+        earlier run if they have another size, or weights that are too old.
 
         Raises:
             CheckpointError: The counts do not add up.
@@ -280,13 +280,12 @@ class RolloutLedger:
         totals = self.totals()
         if totals["started"] != sum(totals.values()) - totals["started"]:
             raise CheckpointError(
-                f"The checkpoint's rollouts do not add up: {totals}. Resume from an earlier one."
+                f"The checkpoint's rollout counts do not add up: {totals}. Resume from an earlier "
+                "checkpoint."
             )
 
     def _fits(self) -> bool:
-        """Whether the blocks that are not done have the size and the weights that this run gives
-        them.
-        """
+        """Whether the unfinished blocks have the size and the weights that this run requires."""
         return all(len(batch) == self.batch for batch, *_ in self.blocks.values()) and all(
             entry.prompt.step - 1 - entry.version <= self.max_staleness
             for entry in self.finished.values()

@@ -1,6 +1,6 @@
 """Rollout: environments, engine and workflow of one rank; requests in, trajectories out.
 
-Text needs no more than this; `embodied_rollout` adds frames and the video encoder.
+This suffices for text; `embodied_rollout` adds frames and the video encoder.
 """
 
 import itertools
@@ -68,7 +68,7 @@ class Rollout(InferenceEngine):
             embed: Whether rows get the embedding by which a reward compares episodes; only videos
                 are embedded.
             workflow: Replaces this rollout's workflow, usually by a wrapper around it.
-            on_done: Called with each request when its episode is over.
+            on_done: Called with each request when its episode has ended.
 
         Returns:
             The episodes in the order of the requests, including those that could not be simulated
@@ -76,7 +76,7 @@ class Rollout(InferenceEngine):
             counts: seconds, busy seconds, policy calls, environment steps.
         """
         begin = time.perf_counter()
-        self.pool.stats()  # restarts the counts
+        self.pool.stats()  # resets the counts
         result = self.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
         stats = self.take_stats(seconds=time.perf_counter() - begin)
         self.engine.rest()
@@ -113,7 +113,7 @@ def requests_for_prompts(
         rollouts: Episodes of each prompt.
         run_seed: Seed of the run.
         step: Training step.
-        record: Episodes that become videos.
+        record: Number of episodes to record as videos.
         noise_correlation: See `EpisodeRequest`.
     """
     requests = []
@@ -145,12 +145,12 @@ def check_failures(
 ) -> None:
     """Raise if more than `max_failed_share` of all ranks' episodes failed, or a rank was stopped.
 
-    The share is taken over all ranks of a step, so that either all ranks stop or none. A rank whose
-    episodes all fail continues without rows if the total share is low enough. A limit for each rank
-    would be too strict: with ten episodes a rank, one failure is more than 5 %.
+    The share is taken over all ranks of a step, so that either all ranks stop or none. If all
+    episodes of a rank fail but the total share is low enough, the rank continues without rows. A
+    limit for each rank would be too strict: with ten episodes a rank, one failure is more than 5 %.
 
     Args:
-        result: Of this rank.
+        result: This rank's episodes.
         episodes: Number of this rank's episodes, finished and failed.
         max_failed_share: `env.max_failed_share`.
         ranks: The processes that share the step; each of them calls this.

@@ -9,12 +9,14 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def longest_in_tokens(stop: Sequence[str]) -> int:
-    """Most tokens that a stop string can span: all but `SPARE_TOKENS` hold at least one byte."""
+    """Largest number of tokens that a stop string can span: all but `SPARE_TOKENS` hold at least
+    one byte.
+    """
     return max((len(text.encode()) for text in stop), default=0) + SPARE_TOKENS
 
 
 def says_stop(tokens: Sequence[int], *, stop: Sequence[str], decode: Decode) -> bool:
-    """Whether a stop string ends in the newest of `tokens`, provided that none ended earlier."""
+    """Whether a stop string ends in the newest of `tokens`; assumes that none ended earlier."""
     text = decode(tokens[max(0, len(tokens) - longest_in_tokens(stop)) :])
     return any(string in text for string in stop)
 

@@ -34,7 +34,7 @@ class TextEngineBase:
         self.policy_version = version
 
     def rest(self) -> None:
-        """See `TextEngine`; by default nothing."""
+        """See `TextEngine`; does nothing by default."""
 
     def take_stats(self) -> dict[str, float]:
         """Busy seconds, requests, forward passes and generated tokens since the last call."""
@@ -87,7 +87,7 @@ class InProcessTextEngine(TextEngineBase, abc.ABC):
         try:
             work_left = self._step()
         except Exception as error:
-            # the waiting episodes must see it, or they would wait forever
+            # waiting episodes must get the error, or they would wait forever
             for pending in self._all_pending():
                 pending.fail(error)
             self._clear()
@@ -98,7 +98,9 @@ class InProcessTextEngine(TextEngineBase, abc.ABC):
 
     @abc.abstractmethod
     def _step(self) -> bool:
-        """Admit waiting requests, continue running ones, answer ended ones; whether any run."""
+        """Admit waiting requests, continue running ones, answer ended ones; return whether any is
+        running.
+        """
 
     @abc.abstractmethod
     def _all_pending(self) -> list[PendingRequest]:

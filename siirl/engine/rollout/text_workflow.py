@@ -1,15 +1,16 @@
-"""A text episode in tokens: prompt, turn of the model, reply of the environment, and so on.
+"""A text episode in tokens: the prompt, a turn of the model, the environment's reply, and so on.
 
 A single-turn environment ends the episode after the first turn. Generated tokens go back into the
 model unchanged; only the environment's messages are tokenized, once. Their tokens are part of the
-response with a zero in `response_mask`, so that the loss ignores them. `max_response_length` counts
-all tokens after the prompt, over all turns.
+response, with 0 in `response_mask`, so that the loss ignores them. `max_response_length` counts all
+tokens after the prompt, over all turns.
 
-An episode that used up its tokens is truncated: the environment still grades the last text, and the
-reward counts. If the engine was interrupted, for example by a weight update, the turn continues
-after the tokens it has, and each token keeps the version of the weights that generated it.
-Environments with several agents yield a trajectory for each that generated. Agents with an
-observation generate concurrently, and the others wait; each has one dialogue over all its turns.
+An episode that has used up its tokens is truncated: the environment still grades the last text, and
+the reward counts. If the engine is interrupted, for example by a weight update, the turn continues
+after its tokens so far, and each token keeps the version of the weights that generated it. An
+environment with several agents yields a trajectory for each agent that generated. Agents with an
+observation generate concurrently while the others wait; each agent has one dialogue over all its
+turns.
 """
 
 # P prompt token, T response token
@@ -86,7 +87,7 @@ class TextWorkflow(RolloutWorkflow):
         self.pool = pool
         self.tokenizer = tokenizer
         self.tokenizers: Mapping[int, ChatTokenizer] = {}
-        """Tokenizers of agents that other groups play; the rest use `tokenizer`."""
+        """Tokenizers of agents that other groups play; other agents use `tokenizer`."""
         self.played_by = tuple(played_by)
         self.stop = tuple(stop)
         self.text_columns = tuple(text_columns)
@@ -94,7 +95,8 @@ class TextWorkflow(RolloutWorkflow):
         self.max_response_length = max_response_length
         self.cut_prompts = cut_prompts
         self.marks_versions = False
-        """Whether rows get the column `policy_versions`: new weights may come within an episode."""
+        """Whether rows get the column `policy_versions`, because new weights may arrive within an
+        episode."""
         self._encode_prompt = functools.lru_cache(maxsize=_PROMPTS_KEPT)(self._encode_chat)
 
     async def arun_episode(self, engine: TextEngine, data: EpisodeRequest) -> list[Trajectory]:
@@ -102,7 +104,7 @@ class TextWorkflow(RolloutWorkflow):
 
         Raises:
             SimulationFailed: The pool could not simulate it, even by replay; its answer cannot be
-                graded; its prompt is too long.
+                graded; or its prompt is too long.
             ConfigError: The environment refuses the prompt.
         """
         async with self.pool.slot() as slot:
@@ -159,7 +161,7 @@ class TextWorkflow(RolloutWorkflow):
             raise SimulationFailed(
                 f"The pictures of {data.task!r}, row {data.trial_id}: {error}."
             ) from error
-        if self.cut_prompts and not sources:  # part of a picture is unusable
+        if self.cut_prompts and not sources:  # a part of a picture would be unusable
             prompt = prompt[-self.max_prompt_length :]
         if len(prompt) > self.max_prompt_length:
             raise SimulationFailed(
@@ -182,7 +184,7 @@ class TextWorkflow(RolloutWorkflow):
         self, engine: TextEngine, dialogues: Mapping[int, Dialogue], data: EpisodeRequest
     ) -> dict[int, str]:
         """Run a turn of each of these agents concurrently; returns their texts."""
-        # A single agent runs without a task, which would cost as much as its environment.
+        # A single agent runs without an asyncio task, which would cost as much as its environment.
         if len(dialogues) == 1:
             [(agent, dialogue)] = dialogues.items()
             return {agent: await self._speak(engine, dialogue, data, agent)}
@@ -288,8 +290,7 @@ class TextWorkflow(RolloutWorkflow):
         The text is not truncated.
         """
         verdict = (
-            f"a text has more than the {self._most_characters()} characters that the environment "
-            "takes"
+            f"a text has more than {self._most_characters()} characters, the environment's limit"
         )
         for dialogue in dialogues.values():
             dialogue.note(0.0, {"success": False if graded else None, VERDICT: verdict})
@@ -328,9 +329,9 @@ def _uid(data: EpisodeRequest, agent: int, agents: int) -> str:
 
 
 def _reset_options(data: EpisodeRequest) -> dict[str, Any]:
-    """Options with the task; without it if the request has a row, which is the task itself.
+    """Options with the task, or without it if the request has a row (the row is then the task).
 
-    Pictures stay here: the environment sees the text of the row.
+    Pictures are left out: the environment sees only the text of the row.
     """
     if ROW not in data.options:
         return {"task": data.task, **data.options}
@@ -354,7 +355,7 @@ def make_text_workflow(reference: str | None, **arguments: Any) -> RolloutWorkfl
             those it does not use.
 
     Raises:
-        ConfigError: It cannot be imported or called with these arguments, or makes no
+        ConfigError: It cannot be imported or called with these arguments, or does not make a
             RolloutWorkflow.
     """
     if reference is None:
@@ -373,7 +374,7 @@ def check_own_workflow(reference: str, *, has_roles: bool) -> None:
         has_roles: Whether it gets `played_by`.
 
     Raises:
-        ConfigError: As `make_text_workflow`, but for what a function makes.
+        ConfigError: As `make_text_workflow`, except that the result of a function is not checked.
     """
     names = inspect.signature(TextWorkflow).parameters.keys()
     make = _maker(reference, dict.fromkeys(names if has_roles else names - {"played_by"}))

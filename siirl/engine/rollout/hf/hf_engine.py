@@ -1,10 +1,10 @@
 """Text engine with continuous batching over a transformers model, by default the trained module
 itself.
 
-Every pass continues all running requests by one token. Finished requests leave at once and waiting
-ones join. The prompts of joiners are prefilled in one pass, each distinct prompt once, without its
-last token. The next pass takes that token together with the newest tokens of the other rows, so
-that tokens are drawn in one place.
+Every pass extends all running requests by one token. Finished requests leave at once, and waiting
+ones join. The prompts of joining requests are prefilled in one pass, each distinct prompt once,
+without its last token. The next pass takes that token together with the newest tokens of the other
+rows, so tokens are drawn in only one place.
 
 A pass is synchronous. Between two passes the event loop runs other tasks, so environments answer
 while other episodes generate. Left out: keeping the keys and values of an episode between its
@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # these modules import Pillow
     from siirl.models.sight import SeenPictures
 
 # A prefill costs about one decoding pass, whatever its size: joining one by one would halve the
-# speed. So joiners wait until they are this share of the running rows, or have waited for this many
-# passes.
+# speed. Joining requests therefore wait until they are this share of the running rows, or have
+# waited for this many passes.
 FEWEST_JOINERS_SHARE = 1 / 8
 LONGEST_WAIT_PASSES = 16
 # Tokens of one prefill pass, including padding. Hidden states of 8192 tokens of a 7B model take
@@ -74,8 +74,8 @@ class HFEngine(InProcessTextEngine):
         top_p: Draw from the smallest set of tokens with this probability; log-probs remain those of
             the whole distribution.
         top_k: Draw from this many most likely tokens; None: from all.
-        max_running: Most requests in one forward pass; others wait. The default is the number of
-            episodes that `InferenceEngine` runs at once by default.
+        max_running: Largest number of requests in one forward pass; others wait. The default is the
+            number of episodes that `InferenceEngine` runs at once by default.
         lockstep: Deterministic mode; see `Admission`. The rows of a pass, and so its floating-point
             results, then do not depend on timing.
         compute_dtype: Type of the forward pass, the same as in training; None: the weights' type.
@@ -176,7 +176,7 @@ class HFEngine(InProcessTextEngine):
 
     @torch.inference_mode()
     def _prefill(self, prompts: Sequence[PrefillPrompt], slots: Sequence[Sequence[int]]) -> None:
-        # padded on the right, which attention never sees
+        # padded on the right; attention never sees padding
         input_ids_PT = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
         for row, prompt in enumerate(prompts):
             input_ids_PT[row, : len(prompt)] = prompt.ids

@@ -1,9 +1,9 @@
 """Key-value cache of running sequences, one slot each, as a transformers `Cache`.
 
-Slots are preallocated, and every row writes at its own position. So sequences of different lengths
-decode together, rows leave and join between two passes, and no token causes an allocation. The
-caches of transformers append to all rows alike; its paged cache needs one packed row of all
-sequences and a kernel for it.
+Slots are preallocated, and every row writes at its own position. Sequences of different lengths
+therefore decode together, rows leave and join between two passes, and no token causes an
+allocation. The caches of transformers append equally to all rows; its paged cache needs one packed
+row of all sequences and a kernel for it.
 
 Left out: linear attention and other states that are not keys and values; such models need another
 engine.
@@ -166,8 +166,8 @@ def attend(
     """Attention of one new token per row over its slot; a transformers attention function.
 
     Query heads that share a key head form one matrix product, so keys are neither repeated nor
-    copied. On a CPU with six query heads per key head and 512 positions this takes a seventeenth of
-    the time of `scaled_dot_product_attention` with a mask.
+    copied. On a CPU, with six query heads per key head and 512 positions, it takes 1/17 of the time
+    of `scaled_dot_product_attention` with a mask.
 
     Args:
         query: [R, H * G, 1, D].
@@ -192,7 +192,7 @@ def attend(
     rows, heads, length, channels = key.shape
     if sliding_window is not None and sliding_window < length:
         attention_mask = attention_mask + out_of_window(attention_mask, window=sliding_window)
-    # The batch of the matrix products is row and key head; slots are contiguous, so these are
+    # The batch axes of the matrix products are row and key head; slots are contiguous, so these are
     # views.
     bias = attention_mask.expand(rows, heads, 1, length).reshape(rows * heads, 1, length)
     query = query.reshape(rows * heads, -1, channels).to(key.dtype)
@@ -219,8 +219,8 @@ def attend_rounded(
     """The same in 16 bits, rounded where scaled_dot_product_attention rounds in training.
 
     Follows FlashAttention (arXiv 2205.14135): scores are sums in float32, and weights are rounded
-    before the division by their sum. So log-probs of the shipped model differ from those of
-    training by 1.5e-3 in the mean, as much as training differs from itself in other micro-batches.
+    before the division by their sum. Log-probs of the shipped model then differ from those of
+    training by 1.5e-3 in the mean, as much as those of training differ between micro-batch sizes.
     With rounded scores and divided weights they differed by 5.7e-3.
     """
     with torch.autocast(query.device.type, enabled=False):
@@ -243,7 +243,9 @@ def out_of_window(bias: torch.Tensor, *, window: int) -> torch.Tensor:
 
 @contextmanager
 def slot_attention(causal_lm: Any) -> Iterator[None]:
-    """Makes the model attend by `attend`; scoring and training keep the model's own function."""
+    """Makes the model use `attend`; scoring and training keep the model's own attention
+    function.
+    """
     config = causal_lm.config.get_text_config()
     own = config._attn_implementation
     config._attn_implementation = ATTENTION

@@ -1,4 +1,4 @@
-"""Pictures of the prompts of a prefill pass, as the model takes them."""
+"""Pictures of the prompts of a prefill pass, in the model's input form."""
 
 # P prompt, T token of a prompt, F place of any picture
 
@@ -18,13 +18,13 @@ def seen_by_prompts(
     Empty if no prompt has pictures.
 
     Args:
-        pictures: `siirl.models.seen_pictures.Pictures` of each prompt; None for models of text.
+        pictures: `siirl.models.seen_pictures.Pictures` of each prompt; None for text models.
         input_ids_PT: Tokens of the prompts, padded on the right.
         device: Where the pass runs.
     """
     if not any(one is not None and one.number for one in pictures):
         return {}
-    # imports Pillow, which models of text do without
+    # imports Pillow, which text models do not need
     from siirl.models.sight import SeenPictures
 
     vision = pictures[0].vision

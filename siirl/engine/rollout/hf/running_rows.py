@@ -19,7 +19,7 @@ from siirl.engine.rollout.generation import FinishReason, GenerationResponse
 
 @dataclass(frozen=True)
 class Moves:
-    """Rows that moved when others left; other per-row storage must make the same moves."""
+    """Rows that moved when others left; other per-row storage must move in the same way."""
 
     sources: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -37,7 +37,7 @@ class RunningRows:
         self.positions = np.zeros(0, np.int64)
         """Position of that token."""
         self.shifts = np.zeros(0, np.int64)
-        """How much its rotary position is less, because of pictures before it."""
+        """Difference to its rotary position, which is lower after pictures."""
         self.counts = np.zeros(0, np.int64)
         """Tokens generated so far."""
         self.limits = np.zeros(0, np.int64)

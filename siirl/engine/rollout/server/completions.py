@@ -15,7 +15,7 @@ from siirl.engine.rollout.generation import FinishReason, GenerationRequest, Gen
 
 COMPLETIONS = "/v1/completions"
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
-# Sampling options that siirl's engines lack, at neutral values: a server would take missing options
+# Neutral values of sampling options that siirl's engines lack: a server would take missing options
 # from the model's generation_config.json.
 NEUTRAL = {
     "repetition_penalty": 1.0,
@@ -23,9 +23,10 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "min_p": 0.0,
 }
-IMPOSSIBLE = -9999.0  # vLLM writes it for log-probs below; JSON has no infinity
+IMPOSSIBLE = -9999.0  # vLLM's value for lower log-probs; JSON has no infinity
 ROUNDING = 1e-3  # a token of probability 1 may have a log-prob this much above 0
-# Bytes of an answer: its frame, and of a token its text, number and log-prob, each as JSON twice.
+# Bytes of an answer: its frame, and for each token its text, number and log-prob, each as JSON
+# twice.
 FRAME_BYTES, TOKEN_BYTES = 1 << 16, 1 << 10
 
 
@@ -44,8 +45,8 @@ def completion_body(
 ) -> dict[str, Any]:
     """The request as JSON.
 
-    Temperature 1 is the training temperature: the server's workers divide the logits. So log-probs
-    are those of the whole distribution, whatever top-p and top-k.
+    The request says temperature 1, because the server's workers already divide the logits.
+    Log-probs are therefore those of the whole distribution, whatever top-p and top-k.
 
     Args:
         request: The prompt and its sampling settings.
@@ -119,7 +120,7 @@ def completion(
     log_probs = _log_probs(choice, count=len(tokens))
     most = request.max_new_tokens
     if len(tokens) > most:
-        raise BadAnswer(f"it has {len(tokens)} tokens, and at most {most} were requested")
+        raise BadAnswer(f"it has {len(tokens)} tokens, but at most {most} were requested")
     if reason == "length" and len(tokens) < most:
         raise BadAnswer(
             f"it was cut after {len(tokens)} of {most} tokens: the server applies its own limit "
@@ -144,7 +145,7 @@ def scored_log_probs(content: bytes, *, ids: Sequence[int]) -> list[float]:
     choice = _choice(content)
     listed = _listed_log_probs(choice)
     if len(listed) != len(ids):
-        raise BadAnswer(f"it scores {len(listed)} tokens, and the text has {len(ids)}")
+        raise BadAnswer(f"it scores {len(listed)} tokens, but the text has {len(ids)}")
     return _numbers(listed[1:], first=1)
 
 
@@ -178,7 +179,7 @@ def _log_probs(choice: Mapping[str, Any], *, count: int) -> list[float]:
         return []
     listed = _listed_log_probs(choice)
     if len(listed) != count:
-        raise BadAnswer(f"it has {count} tokens and {len(listed)} log-probs")
+        raise BadAnswer(f"it has {count} tokens but {len(listed)} log-probs")
     return _numbers(listed, first=0)
 
 

@@ -1,6 +1,6 @@
 """Handshake with an inference server: its model, and siirl's extension in its workers.
 
-Imports no torch: the checks before a run call it.
+Does not import torch: the checks before a run call it.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 PROTOCOL = 2
 """Version of the methods of `siirl.engine.rollout.server.server_worker`."""
 NO_WEIGHTS = ""
-"""Label of weights that no run has loaded."""
+"""Label of weights before any run has loaded its own."""
 START = "docs/inference_server.md has the command that starts vLLM"
-LACKS_METHOD = (404, 500)  # HTTP status without development mode, and without siirl's extension
+LACKS_METHOD = (404, 500)  # HTTP status without development mode; without siirl's extension
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None)
     served = await _served(link)
     if longest_text is not None and served.longest < longest_text:
         raise ServerError(
-            f"The inference server at {link.url} ends at {served.longest} tokens, and "
+            f"The inference server at {link.url} is limited to {served.longest} tokens, but "
             f"data.max_prompt_length + data.max_response_length is {longest_text}: start it with "
             f"--max-model-len {longest_text}, or lower these."
         )
@@ -48,13 +48,13 @@ async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None)
     if protocol != PROTOCOL:
         raise ServerError(
             f"The inference server at {link.url} has siirl {description.get('siirl')} (protocol "
-            f"{protocol}), and this run has protocol {PROTOCOL}: install the same version of "
-            "siirl at both ends."
+            f"{protocol}), but this run has protocol {PROTOCOL}: install the same version of siirl "
+            "on both sides."
         )
     if computes_in != dtype:
         raise ServerError(
-            f"The inference server at {link.url} computes in {computes_in}, and the run in "
-            f"{dtype}: start it with --dtype {dtype}, or set "
+            f"The inference server at {link.url} computes in {computes_in}, but the run computes "
+            f"in {dtype}: start it with --dtype {dtype}, or set "
             f"actor_rollout_ref.model.dtype={computes_in}."
         )
     return served
@@ -73,7 +73,7 @@ async def _served(link: ServerLink) -> Served:
 
 
 async def worker_description(link: ServerLink) -> dict[str, Any]:
-    """Description that the first worker returns of itself.
+    """The first worker's description of itself.
 
     Raises:
         ServerError: No worker with siirl's extension.
@@ -91,7 +91,7 @@ async def worker_description(link: ServerLink) -> dict[str, Any]:
     if not isinstance(description, dict):
         raise ServerError(
             f"The inference server at {link.url} runs another version of siirl: install the same "
-            "version at both ends."
+            "version on both sides."
         )
     return description
 

@@ -1,14 +1,15 @@
-"""Text engine over an inference server: vLLM's OpenAI-compatible one, or one with its routes.
+"""Text engine over an inference server: vLLM's OpenAI-compatible server, or one with the same
+routes.
 
 The server holds a copy of the weights, on this machine or another, and batches requests as they
 arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks verify them:
-a checksum over the bits that arrived, the log-probs of a fixed text, and a label. The workers lose
-the label when they are restarted; it is compared before and after each rollout.
+a checksum over the bits that arrived, the log-probs of a fixed text, and a label. Workers lose the
+label when they restart; the engine compares it before and after each rollout.
 
-A request without a usable answer costs its episode, which counts as failed and is never scored. If
-the server no longer answers, the other episodes of the rollout fail at once. If it did not take the
-weights, all episodes fail. In both cases all ranks end together, with a checkpoint. Left out:
-several servers for one rank, sleeping between rollouts, separate rollout ranks (`dag.groups`).
+If a request gets no usable answer, its episode counts as failed and is never scored. If the server
+no longer answers, the other episodes of the rollout fail at once. If it did not accept the weights,
+all episodes fail. In both cases all ranks end together, with a checkpoint. Left out: several
+servers for one rank, sleeping between rollouts, separate rollout ranks (`dag.groups`).
 """
 
 import asyncio
@@ -52,7 +53,7 @@ from siirl.occupation import OCCUPATION
 Result = TypeVar("Result")
 
 
-RESTART_S = 120.0  # vLLM with a 7B model starts in about as long
+RESTART_S = 120.0  # about as long as vLLM takes to start with a 7B model
 
 
 class WeightRoute(Protocol):
@@ -119,9 +120,9 @@ class ServerEngine(TextEngineBase):
         self.requests = 0
         self.label = ""
         self.gone = ""
-        """Why the server is given up for this rollout; empty: it is not."""
+        """Reason why this rollout no longer uses the server; empty: it is used."""
         self.refusal = ""
-        """Why the server did not take the last weights; empty: it did."""
+        """Reason why the server did not accept the last weights; empty: it did."""
         self.answered_at = 0.0
         self._verification: asyncio.Task[None] | None = None
         self._ids = secrets.token_hex(8)  # distinguishes this run's requests and weights
@@ -210,7 +211,7 @@ class ServerEngine(TextEngineBase):
         """
         with contextlib.suppress(ServerError):
             if not (self.gone or self.refusal or self.link.wait(self._has_own_weights())):
-                raise InvariantError(f"{self._lost()} Nothing was trained on this rollout.")
+                raise InvariantError(f"{self._lost()} This rollout was not trained on.")
         self.gone = ""
         self._verification = None
 
@@ -229,7 +230,7 @@ class ServerEngine(TextEngineBase):
             take them: the episodes of the next rollout then fail with the reason.
         """
         self._verification, self.refusal = None, ""
-        # a chain has no close(), so a failed send leaves the rest for the loop below: all ranks
+        # a chain has no close(), so a failed send leaves the rest to the loop below: all ranks must
         # gather it
         remaining = itertools.chain(weights)
         pairs: list[ChecksumPair] = []
@@ -261,16 +262,16 @@ class ServerEngine(TextEngineBase):
             RunFailed: The server refuses them or does not answer.
         """
         self.label = f"{self._ids}-{secrets.token_hex(4)}"
-        # the server's requests would mix two weights
+        # the server's requests would mix two versions of the weights
         self._wait(self.link.post("/pause", reconnect_s=self.restart_s, mode="abort"))
-        self._on_workers("siirl_set_temperature", str(self.temperature))  # a restart forgets it
+        self._on_workers("siirl_set_temperature", str(self.temperature))  # a restart loses it
         self._on_workers("siirl_begin_weights")
         exported = loadable(self.model, weights, self.dtype)
         with self.route.open(self.link) as transport:
             expected = send(exported, transport, bucket_bytes=self.bucket_bytes)
         found = [
             str(number) for number in self._on_workers("siirl_finish_weights")
-        ]  # vLLM's are texts
+        ]  # vLLM's workers return texts
         if not all(number.isdecimal() for number in found):
             raise RunFailed(
                 f"The inference server at {self.link.url} answers with {shortened(found)} instead "

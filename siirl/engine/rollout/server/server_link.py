@@ -1,9 +1,9 @@
 """HTTP client of one inference server; bounds the time and the size of an answer.
 
-The requests run on an event loop in a separate thread, so that weights can be sent while the loop
-of the episodes does not run. Failed connections are retried for a while; requests have seeds and
-ids, so the same request gives the same answer. Left out: TLS settings beyond the system's
-certificates, redirects, proxies.
+Requests run on an event loop in a separate thread, so that weights can be sent while the episodes'
+loop is not running. Failed connections are retried for a while; requests have seeds and ids, so the
+same request gives the same answer. Left out: TLS settings beyond the system's certificates,
+redirects, proxies.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class ServerLink:
         self._client: httpx2.AsyncClient = self.wait(self._connected())
 
     async def _connected(self) -> httpx2.AsyncClient:
-        # each request has a connection; the rest of this process needs descriptors as well
+        # each request has a connection; the rest of this process also needs file descriptors
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         return httpx2.AsyncClient(
             base_url=self.url,

@@ -1,11 +1,11 @@
-"""Extension of the workers of a vLLM server that a run reaches over HTTP.
+"""Worker extension of a vLLM server that a run reaches over HTTP.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
         --worker-extension-cls siirl.engine.rollout.server.server_worker.ServerWorker
 
 The route /collective_rpc calls these methods with texts as arguments. The workers store the label
-of the weights loaded last, and lose it with their process. So a run detects a server that was
-restarted or has another run's weights.
+of the last loaded weights, and lose it with their process. A run can therefore detect that a server
+was restarted or has another run's weights.
 """
 
 import json
@@ -27,7 +27,7 @@ class ServerWorker(WorkerExtension):
     siirl_label = NO_WEIGHTS
     siirl_group: WeightGroup | None = None
     rank: int
-    """Number of the worker at its server, vLLM's."""
+    """The worker's number at its server, set by vLLM."""
 
     def siirl_describe(self) -> dict[str, Any]:
         """Versions, type of the weights, and label of the weights that a run loaded last."""

@@ -1,7 +1,7 @@
 """Sends weights to a server through a shared folder, one file per bucket.
 
 A file is removed when the server has read it, so the folder needs room for one bucket. Every file
-has a new name: a network file system may serve an old one from its cache.
+has a new name, because a network file system may serve an old file from its cache.
 """
 
 import itertools
@@ -65,7 +65,7 @@ class FolderBuckets:
     """A `WeightTransport` whose buckets are files.
 
     Args:
-        folder: Shared by both sides; exists.
+        folder: Existing folder that both sides share.
         call: Carries the path of a bucket and its packed entries to the server; returns when the
             server has read it.
     """
@@ -110,16 +110,16 @@ class FolderBuckets:
 
 
 def read_bucket(file: str, entries: Sequence[Entry]) -> torch.Tensor:
-    """The content of a bucket, uint8, mapped.
+    """The content of a bucket, uint8, memory-mapped.
 
     Raises:
         ValueError: The file is empty, or shorter than its entries.
         OSError: It cannot be read.
     """
-    # private: torch refuses memory that must not be written
+    # private mapping: torch refuses read-only memory
     content = torch.from_numpy(np.memmap(file, np.uint8, mode="c"))
     if entries[-1].end > len(content):
         raise ValueError(
-            f"{file} has {len(content)} bytes, and the weights in it take {entries[-1].end}."
+            f"{file} has {len(content)} bytes, but its weights take {entries[-1].end}."
         )
     return content

@@ -37,21 +37,21 @@ class WeightGroup:
     """A gloo group for one sync.
 
     Args:
-        store: Where the members exchange their addresses.
-        address: Of this process, at which gloo listens.
+        store: Store through which the members exchange addresses.
+        address: Address of this process, at which gloo listens.
         rank: Number of this process.
         ranks: Number of members; all make the group at the same time.
         timeout_s: Longest wait for another member.
 
     Raises:
-        InvariantError: A process that is no member has connected.
+        InvariantError: A process outside the group has connected.
         RuntimeError: A member did not connect in time.
     """
 
     def __init__(
         self, store: distributed.Store, *, address: str, rank: int, ranks: int, timeout_s: float
     ) -> None:
-        gloo: Any = distributed.ProcessGroupGloo  # without types
+        gloo: Any = distributed.ProcessGroupGloo  # has no type stubs
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=address)]
         options._timeout = datetime.timedelta(seconds=timeout_s)
@@ -66,10 +66,10 @@ class WeightGroup:
 
 
 def join_group(host: str, port: int, *, rank: int, ranks: int) -> WeightGroup:
-    """A worker's end of the group that a run opens at `host` and `port`.
+    """A worker's side of the group that a run opens at `host` and `port`.
 
     Raises:
-        RuntimeError: The run is not there.
+        RuntimeError: The run does not listen there.
     """
     before = open_sockets()
     store = distributed.TCPStore(
@@ -98,7 +98,7 @@ class GroupRoute:
             group = self._group(link)
             try:
                 yield GroupBuckets(group, link)
-            finally:  # also ends a broadcast that the workers did not take
+            finally:  # also ends a broadcast that the workers did not join
                 link.wait(call_workers(link, "siirl_leave_group"))
         except ServerError as error:
             raise RunFailed(
@@ -138,7 +138,7 @@ class GroupRoute:
             )
             admit_ranks_only(store, rank=ROOT, ranks=ranks, before=before)
         except RuntimeError as error:
-            joining.result()  # its error says more
+            joining.result()  # its error is more specific
             raise ServerError(
                 f"The workers of the inference server at {link.url} did not connect to {address} "
                 f"({error})."
@@ -152,7 +152,7 @@ class GroupBuckets:
 
     Args:
         group: Of this process and the server's workers.
-        link: Tells the workers what comes.
+        link: Announces each bucket to the workers.
     """
 
     def __init__(self, group: WeightGroup, link: ServerLink) -> None:
