@@ -29,7 +29,7 @@ class UnknownNameError(ConfigError):
 
 
 class MissingAssetError(SiirlError, FileNotFoundError):
-    """A required file, library, clip or weights are missing; the message says how to get them."""
+    """A required file, library, clip or weight file is missing; the message says how to get it."""
 
 
 class CheckpointError(SiirlError, RuntimeError):
@@ -45,7 +45,9 @@ class SimulationFailed(SiirlError, RuntimeError):
 
 
 class RefusedByEnvironment(SiirlError, ValueError):
-    """An environment refused an argument, option, state or action; its note is its trace."""
+    """An environment refused an argument, option, state or action; the exception's note is the
+    trace.
+    """
 
 
 class TooManyFailures(SiirlError, RuntimeError):

@@ -31,7 +31,7 @@ WORDS = {
         "", "policy folder (hf://owner/name on the Hub), checkpoint, or run folder", "PATH"
     ),
     "actions": Word("both", "kind of action: sampled, argmax or both"),
-    "resume": Word("", "run folder of an interrupted LIBERO protocol, to continue it", "FOLDER"),
+    "resume": Word("", "run folder of an interrupted LIBERO protocol to continue", "FOLDER"),
 }
 """The command's own words."""
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}

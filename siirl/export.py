@@ -5,7 +5,7 @@
 
 RUN is a run folder (its newest checkpoint), a checkpoint, or a policy folder. The folder holds
 weights with adapters merged, configuration, tokenizer, and a model card with results, command and
-versions. Nothing is sent anywhere: `hf upload` does that. Read the card first; the command and the
+versions. The command uploads nothing; use `hf upload`. Read the card first: the command and the
 configuration in the folder contain paths of this machine.
 """
 
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "--license",
         type=licence,
         default="unknown",
-        help="licence in the model card, an identifier of the Hub such as apache-2.0 (unknown)",
+        help="licence in the model card, a Hub identifier such as apache-2.0 (unknown)",
     )
     parser.add_argument(
         "--file-gb",
@@ -94,9 +94,9 @@ def gigabytes(text: str) -> float:
 
 
 def licence(text: str) -> str:
-    """An identifier in the form of the Hub's."""
+    """An identifier in the Hub's form."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+_-]*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no identifier such as apache-2.0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an identifier such as apache-2.0")
     return text
 
 

@@ -4,10 +4,10 @@
     siirl gpu-check --minutes 8 --json results.json
     siirl gpu-check --only device attention
 
-Needs torch, transformers, numpy, tensordict and omegaconf. Checks of what else is missing (ray,
-vLLM, MuJoCo, Gymnasium) are skipped by name. On a machine without GPU the small form of each check
-runs, which tests use. Exit status: 0 if no check failed, 1 otherwise, 2 for a wrong command line.
-Left out: real weights, training to a result, several machines.
+Needs torch, transformers, numpy, tensordict and omegaconf. Checks that need a missing package (ray,
+vLLM, MuJoCo, Gymnasium) are skipped and name it. On a machine without a GPU, a small form of each
+check runs; tests use it. Exit status: 0 if no check failed, 1 otherwise, 2 for a wrong command
+line. Left out: real weights, training to a result, several machines.
 """
 
 import argparse
@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argument_parser(__doc__, "siirl.gpu_check")
+    parser.add_argument("--minutes", type=_minutes, default=MINUTES, help="time limit (default 8)")
     parser.add_argument(
-        "--minutes", type=_minutes, default=MINUTES, help="time budget, which is kept (default 8)"
+        "--json", type=file_flag, default=None, help="also write the results to this file"
     )
-    parser.add_argument("--json", type=file_flag, default=None, help="also write the results there")
     parser.add_argument(
         "--only",
         nargs="+",

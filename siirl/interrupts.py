@@ -1,19 +1,19 @@
-"""SIGINT, SIGTERM and SIGHUP: ends a command at any point of its execution.
+"""Handles SIGINT, SIGTERM and SIGHUP: ends a command at any point of its execution.
 
 No exception is raised at an arbitrary point of the program: not in imports, asyncio, destructors or
 callbacks of C code. A thread receives the signal, even while the main thread waits in C.
 
-- Usually the command ends at once: one message, no process left, exit status 128 + the signal's
-  number (130, 143, 129), as in a shell.
+- Usually the command ends at once, with one message, no process left, and exit status 128 + the
+  signal's number (130, 143, 129), as in a shell.
 - Within `grace_period(grace_s)` the first signal is a request (`STOP`) that the run checks for, to
   save completed steps (siirl.dag_worker.dagworker). A second signal or the end of the grace period
   ends the command at once.
 
 Signals within `SAME_WISH_S` count as one: a terminal signals a whole group, and `srun`, `make` and
 `docker` forward theirs in addition. A signal may also end the reader of the output (Ctrl-C ends
-`tee`, a closed terminal sends SIGHUP); what is printed after that is lost, and the command ends as
-it would otherwise. Left out: signals before Python runs this module, of which SIGINT ends a command
-without a message; and use as a library, which installs no handler.
+`tee`, a closed terminal sends SIGHUP); later output is lost, and the command ends as usual. Left
+out: signals before Python runs this module (SIGINT then ends the command without a message), and
+use as a library, where no handler is installed.
 """
 
 import atexit
@@ -34,8 +34,8 @@ from typing import Any, NoReturn, TextIO
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_WISH_S = 1.0
 FLUSH_S = 1.0  # the reader of the output may have gone
-OTHER_THREAD_S = 5.0  # that ends the command meanwhile; it may be stuck
-THREADS_END_S = 10.0  # after the result; no thread of siirl works then
+OTHER_THREAD_S = 5.0  # limit for another thread that is ending the command; it may be stuck
+THREADS_END_S = 10.0  # after the result; siirl's own threads have ended by then
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
@@ -75,7 +75,7 @@ class Stop:
                 wake()
 
     def arrives(self, *, within_s: float) -> bool:
-        """Whether there is a request, or one comes within `within_s`; it may be held."""
+        """Whether there is a request, or one arrives within `within_s`; it may be on hold."""
         return self._arrived.wait(within_s)
 
     def hold(self, held: bool) -> None:
@@ -84,7 +84,7 @@ class Stop:
 
     @contextmanager
     def waking(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Call `wake`, from another thread, if a request arrives meanwhile."""
+        """Call `wake`, from another thread, if a request arrives within the context."""
         with self._lock:
             self._wakers.append(wake)
         try:
@@ -116,7 +116,7 @@ class _Output(io.FileIO):
 
 
 def _outlive_reader(stream: TextIO) -> TextIO:
-    """The same stream by way of `_Output`; a closed or replaced one is returned as it is."""
+    """The stream, wrapped in `_Output`; a closed or replaced stream is returned unchanged."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
@@ -158,8 +158,8 @@ class _Listener:
             else:
                 asked_at, until = now, now + grace_s
                 _say(
-                    f"{signal.Signals(number).name} ends this within trainer.grace_s={grace_s:g} "
-                    "s; a second one at once"
+                    f"{signal.Signals(number).name} ends the run within "
+                    f"trainer.grace_s={grace_s:g} s; a second signal ends it at once"
                 )
                 STOP.request(number)
         assert STOP.number is not None
@@ -184,7 +184,7 @@ def listen() -> None:
     """Start listening to signals, in the main thread of a command; may be called twice."""
     global _listener
     if _listener is None:
-        atexit.register(_end_finished)  # registered before all others, it is called after them
+        atexit.register(_end_finished)  # registered first, so called last
         sys.stdout, sys.stderr = _outlive_reader(sys.stdout), _outlive_reader(sys.stderr)
         _listener = _Listener()
 
@@ -252,7 +252,8 @@ def grace_period(grace_s: float) -> Iterator[None]:
 
 @contextmanager
 def final_message(words: Callable[[], str]) -> Iterator[None]:
-    """Call `words` and print its result if the command ends at once meanwhile; it may clean up.
+    """Call `words` and print its result if the command ends at once within the context; it may
+    clean up.
 
     It is called from another thread.
     """
@@ -266,11 +267,11 @@ def final_message(words: Callable[[], str]) -> Iterator[None]:
 def end_at_once(status: int, sentence: str) -> NoReturn:
     """End this process and its descendants without further output; callable from any thread.
 
-    The sentence comes first: a final message may fail, and it cleans up after processes that have
-    ended.
+    The sentence is printed first, because a final message may fail: it cleans up after ended
+    processes.
     """
     try:
-        _ending.acquire(timeout=OTHER_THREAD_S)  # held to the end: one thread ends the command
+        _ending.acquire(timeout=OTHER_THREAD_S)  # never released: only one thread ends the command
         _flush()
         if os.isatty(1):
             _write(SHOW_CURSOR, to=1)
@@ -338,10 +339,10 @@ def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
 
 
 def _hear_nothing() -> None:
-    """Let signals end a forked child, without its parent's listener.
+    """Let signals end a forked child, which has no listener.
 
-    Python's own handler of SIGINT would raise KeyboardInterrupt, with a traceback where the child
-    is about to become another program.
+    Python's own SIGINT handler would raise KeyboardInterrupt, with a traceback, in a child that is
+    about to execute another program.
     """
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
@@ -357,23 +358,23 @@ def _flush() -> None:
 
 
 def _say(sentence: str) -> None:
-    """Write a sentence on a line of its own: a terminal shows ^C or a progress bar on this one."""
+    """Write a sentence on a new line: the current one may show ^C or a progress bar."""
     start = "\n" if os.isatty(2) else ""
     _write(f"{start}siirl: {sentence}\n")
 
 
 def _write(text: str, *, to: int = 2) -> None:
-    # The terminal may have been closed, which is what SIGHUP reports, or the pipe's reader ended.
+    # The terminal may have been closed (SIGHUP), or the pipe's reader may have ended.
     with suppress(OSError):
         os.write(to, text.encode())
 
 
 def start_apart(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process that a terminal's Ctrl-C does not reach: this command finishes its work, and
-    needs the process for it.
+    """Start a process that a terminal's Ctrl-C does not reach, because this command needs it to
+    finish its work.
 
-    The process is in a group of its own. Between its start and that, SIGINT is blocked, in this
-    thread for the moment and in the process for good.
+    The process gets its own process group. Until then SIGINT is blocked: in this thread for the
+    moment, in the process for good.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process = None
@@ -382,7 +383,7 @@ def start_apart(command: Sequence[str], **options: Any) -> "subprocess.Popen[byt
     finally:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        except KeyboardInterrupt:  # Ctrl-C came meanwhile; the caller will not get the process
+        except KeyboardInterrupt:  # Ctrl-C arrived meanwhile; the caller will not get the process
             if process is not None:
                 process.kill()
                 process.wait()

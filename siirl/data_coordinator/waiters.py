@@ -48,7 +48,7 @@ class Waiters:
             async with asyncio.timeout(timeout):
                 return await result
         except TimeoutError:
-            if result.done() and not result.cancelled():  # the result came in the same turn
+            if result.done() and not result.cancelled():  # resolved in the same loop iteration
                 return result.result()
             raise
         finally:

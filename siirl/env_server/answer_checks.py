@@ -1,7 +1,7 @@
 """Checks results of an environment against its spec: shapes, dtypes, finite numbers, types.
 
 The checks are cheap enough for every chunk. Each function returns a description of the first fault,
-or None. Bounds of a `Box` are not checked: intact simulators overshoot them.
+or None. Bounds of a `Box` are not checked, because working simulators overshoot them.
 """
 
 from collections.abc import Mapping
@@ -132,12 +132,12 @@ def _fault_of_success(info: Mapping[str, Any], *, spec: EnvSpec) -> str | None:
     if isinstance(success, bool | np.bool_):
         return None
     return (
-        f"info['success'] is {_shown(success)} instead of a bool, and the spec has reports_success"
+        f"info['success'] is {_shown(success)} instead of a bool, but the spec has reports_success"
     )
 
 
 def _fault_of_distance(info: Mapping[str, Any]) -> str | None:
-    """Check the key that environments may report beside those of the contract; NaN is unknown."""
+    """Check the optional key that is not part of the contract; NaN means unknown."""
     try:
         float(info.get("oracle_distance", 0.0))
     except (TypeError, ValueError, RuntimeError):

@@ -1,15 +1,16 @@
-"""Direct connection between a pool and one of its servers: messages over TCP, also between nodes.
+"""Direct connection between a pool and one of its servers: messages over TCP, also between
+machines.
 
 A message has eight bytes with its length, followed by the content, which this module does not
 interpret. The server's end blocks its thread until the next message, because it has no other work.
 The pool's end runs in an event loop and never blocks, even if the other side writes slowly or
-incompletely. The end of the stream is the order to close; a pool that dies ends the stream too.
+incompletely. The end of the stream tells a server to close; a dying pool also ends the stream.
 
-Callers unpickle the messages, which can execute arbitrary code. So before any message is read, each
-side proves that it knows a secret (32 random bytes, received on another channel): both send a
-random number and answer the other's with an HMAC-SHA256 (RFC 2104) over both numbers and their
-role, which prevents replay and reflection. A peer that fails is disconnected. A server listens only
-until its pool has connected.
+Callers unpickle the messages, which can execute arbitrary code. Before any message is read, each
+side therefore proves that it knows a secret (32 random bytes, received on another channel). Both
+send a random number and answer the other's with an HMAC-SHA256 (RFC 2104) over both numbers and
+their role, which prevents replay and reflection. A peer that fails is disconnected. A server
+listens only until its pool has connected.
 
 Left out: encryption. An attacker who can read or change the traffic between the machines can read
 and change messages.
@@ -30,11 +31,11 @@ NUMBER_BYTES = PROOF_BYTES = SECRET_BYTES = 32  # of SHA-256
 HANDSHAKE_DEADLINE_S = 60.0  # takes milliseconds, unless the machine is overloaded
 # six observations of 64 x 64 pixels are 74 kB; the buffer grows for a longer message
 BUFFER_BYTES = 1 << 18
-# a buffer that has grown to at most this size is kept: observations come again and again, videos
-# once an episode
+# a buffer that has grown to at most this size is kept: observations arrive all the time, videos
+# once per episode
 KEPT_BYTES = 1 << 24
-# An episode's video of 300 frames of 1024 x 1024 pixels has 0.9 GB. A longer message is refused, so
-# that a damaged length does not take all memory.
+# A video of 300 frames of 1024 x 1024 pixels has 0.9 GB. A longer message is refused, so that a
+# corrupt length does not exhaust the memory.
 MAX_MESSAGE_BYTES = 1 << 32
 # some firewalls drop a connection that is idle for minutes, and a policy update may take longer
 KEEP_ALIVE_S = 60
@@ -95,8 +96,8 @@ class ServerEnd:
             yield message
 
     def send(self, message: bytes, *rest: bytes | memoryview) -> None:
-        """Send a message, whose content continues in `rest`; after the connection is lost, do
-        nothing (`messages` ends).
+        """Send a message; `rest` continues its content. After the connection is lost, do nothing
+        (`messages` ends).
         """
         size = len(message) + sum(len(part) for part in rest)
         with suppress(OSError):
@@ -233,7 +234,7 @@ class ClientEnd(asyncio.BufferedProtocol):
         return end if self._filled < end else end + int(HEADER.unpack_from(self._buffer, begin)[0])
 
     def _keep_from(self, begin: int, *, room: int) -> None:
-        """Move the rest of the buffer to its front and make a message of `room` bytes fit."""
+        """Move the rest of the buffer to its front, and make room for a message of `room` bytes."""
         rest = self._buffer[begin : self._filled]
         if len(self._buffer) < room or len(self._buffer) > max(KEPT_BYTES, room):
             self._buffer = bytearray(max(BUFFER_BYTES, room))

@@ -1,5 +1,4 @@
-"""Serves an environment of siirl by OpenEnv's protocol, to openenv-core's clients and to
-env=openenv.
+"""Serves a siirl environment over OpenEnv's protocol, to openenv-core's clients and to env=openenv.
 
     server = OpenEnvServer(pool, token=token, max_message_bytes=4 << 20, seed=1)
     async with server.listening("127.0.0.1", 8000):
@@ -8,13 +7,13 @@ env=openenv.
 Each WebSocket session (`/ws`) has a slot of the pool: a separate environment, in a separate process
 if the pool has one environment per server. A dead server is replaced and its episode replayed, so a
 client only sees a slower answer (`siirl.env_server.slot`). GET `/schema`, `/metadata` and `/health`
-describe the server. All but `/health` need the token, as `Authorization: Bearer TOKEN` or as the
-password of basic authentication.
+describe the server. All routes except `/health` need the token, as `Authorization: Bearer TOKEN` or
+as the password of basic authentication.
 
 `envs.openenv.wire` defines the messages. A reset takes `seed`, `episode_id` and the environment's
-options, a step `text` or `action`, or `actions` for a chunk. Left out: TLS (a reverse proxy or an
-SSH tunnel has it), the stateless routes POST `/reset` and `/step`, MCP tools, rows of prompt files,
-frames for videos, and the ground truth.
+options; a step takes `text` or `action`, or `actions` for a chunk. Left out: TLS (use a reverse
+proxy or an SSH tunnel), the stateless routes POST `/reset` and `/step`, MCP tools, rows of prompt
+files, frames for videos, and the ground truth.
 """
 
 import base64
@@ -72,7 +71,7 @@ class OpenEnvServer:
             pool: Its slots are the sessions; it starts servers as sessions need them.
             token: The token that a client must send.
             max_message_bytes: Largest message of a client.
-            seed: Seeds the generator for episodes that come without a seed.
+            seed: Seeds the generator for episodes without a seed.
 
         Raises:
             ValueError: A space or a number of agents that OpenEnv cannot express.
@@ -224,7 +223,7 @@ class _Episode:
 
 
 def is_authorized(headers: Headers, *, token: bytes) -> bool:
-    """Whether a request has the token; takes as long for a wrong one."""
+    """Whether a request has the token; compares in constant time."""
     scheme, _, given = headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "basic":
         try:
@@ -237,7 +236,7 @@ def is_authorized(headers: Headers, *, token: bytes) -> bool:
 
 
 def _schema(spec: EnvSpec) -> Message:
-    """The document of `/schema`: JSON schemas, and the spec for siirl's own clients."""
+    """The answer of `/schema`: JSON schemas, and the spec for siirl's own clients."""
     space = spec.observation_space
     if isinstance(space, spaces.Dict) and INFO in space.spaces:
         raise ValueError(f"an entry {INFO!r} of the observation would hide the infos: rename it")

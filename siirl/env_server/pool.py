@@ -9,10 +9,10 @@
             frames = await slot.frames("recorder")
 
 A server that dies, hangs, raises or returns an invalid answer is replaced. Its episodes are
-simulated again, each from its seed with the chunks it had executed; their coroutines only see a
-call that took longer. An episode that is charged with more than `max_replays` failures ends with
-`SimulationFailed`; the others continue. So an episode is either returned unchanged or reported, and
-never scored after a broken simulation. Use the pool from one event loop.
+simulated again, each from its seed and its executed chunks; to their coroutines, the call only
+takes longer. An episode that is charged with more than `max_replays` failures ends with
+`SimulationFailed`; the others continue. An episode is therefore either returned unchanged or
+reported as failed, and never scored after a broken simulation. Use the pool from one event loop.
 """
 
 import asyncio
@@ -59,8 +59,8 @@ class EnvPool:
             deadline_s: Seconds that one reset or chunk may take; deadlines of queued requests add
                 up. The same as `env.deadline_s`.
             max_replays: Server failures that an episode survives.
-            start_deadline_s: Seconds that a server may take to start; covers imports on a cold disk
-                by many processes at once.
+            start_deadline_s: Seconds that a server may take to start; allows for imports from a
+                cold disk by many processes at once.
 
         Raises:
             ConfigError: A value out of range.

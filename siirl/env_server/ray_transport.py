@@ -1,14 +1,14 @@
 """Transport to environment servers in Ray actors: Ray places, starts, watches and kills their
 processes; requests and answers bypass Ray.
 
-An actor call costs the two processes more than a millisecond together, compared to six for a
-simulator's chunk of actions: an empty chunk took 1.4 ms of processor time through Ray and 0.4 ms
-over the direct connection. So a server is an actor with one long call, `serve`, which takes
-requests from the connection (`siirl.env_server.connection`) and answers them one at a time. Further
-requests queue in the connection, so that the simulator never waits for the next chunk. Environments
-that await (tools, graders in processes) are handled concurrently: further requests start meanwhile,
-and each answer is sent when it is ready. Ray reports a process that died, for example of memory
-exhaustion, as the result of `serve`.
+An actor call costs the two processes together more than a millisecond; simulating a chunk of
+actions takes six. An empty chunk took 1.4 ms of processor time through Ray and 0.4 ms over the
+direct connection. A server is therefore an actor with one long call, `serve`, which takes requests
+from the connection (`siirl.env_server.connection`) and answers them one at a time. Further requests
+queue in the connection, so that the simulator never waits for the next chunk. Environments that
+await (tools, graders in processes) are handled concurrently: further requests start meanwhile, and
+each answer is sent when it is ready. If the process dies, for example because memory is exhausted,
+Ray reports this as the result of `serve`.
 
 Images of a server on the pool's machine lie in memory that both share
 (`siirl.env_server.shared_area`); those of other machines follow the message on the connection.
@@ -18,8 +18,8 @@ already run code in the cluster.
 
 For administrators: until its pool has connected, a server listens at its node's address in Ray and
 a free port that the system chooses (net.ipv4.ip_local_port_range). Ray's workers use ports from
---min-worker-port to --max-worker-port, by default of `ray start` 10002 to 19999. If only those are
-open between nodes, the system's ports must be opened too; torch.distributed needs them as well.
+--min-worker-port to --max-worker-port, by default of `ray start` 10002 to 19999. If only those
+ports are open between nodes, open the system's port range too; torch.distributed also needs it.
 RAY_USE_TLS encrypts Ray's traffic, but not this connection.
 """
 
@@ -61,15 +61,15 @@ from siirl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PASSED_ON = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
-# glibc's malloc returns memory of 128 kB and more to the system at once, so that each new image
-# costs 70 us in page faults, and 5 us in memory that was kept. Here it keeps arrays of up to 4 MB,
-# and up to 16 MB of free memory.
+# By default glibc's malloc returns blocks of 128 kB and more to the system at once. A new image
+# then costs 70 us in page faults, instead of 5 us in kept memory. With these settings malloc keeps
+# arrays of up to 4 MB, and up to 16 MB of free memory.
 KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 22), "MALLOC_TRIM_THRESHOLD_": str(1 << 24)}
 RAY_WAS_SHUT_DOWN = (
     "Ray was shut down while environment servers were in use: close the EnvPool first."
 )
-# Ray detects the end of a process within a second; that of a node after half a minute, which is too
-# long to wait
+# Ray detects the end of a process within a second, but the loss of a node only after half a minute,
+# which is too long to wait
 REASON_S = 5.0
 
 
@@ -105,7 +105,7 @@ class EnvServerActor:
     ) -> None:
         choose_render_device(**draws_on)
         self._number = draws_on["number"]
-        # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds for
+        # Not asyncio.Runner: its `run` builds a repr of the result, which takes milliseconds for
         # images.
         self._loop = asyncio.new_event_loop()
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
@@ -181,7 +181,7 @@ class RayTransport:
         """Calls by number."""
         self._unread: Counter[int] = Counter()  # answers of each environment still to be read
         self._background: list[asyncio.Future[Any]] = []
-        self._lost: Exception | None = None  # why sending is no longer possible
+        self._lost: Exception | None = None  # reason why sending is no longer possible
         self._reader = AnswerReader(area=None)
 
     def open(self) -> "asyncio.Future[Raised | None]":
@@ -228,7 +228,7 @@ class RayTransport:
             future.cancel()
         self._connection.abort()
         self._reader.close()
-        # Without Ray its processes have ended, and ray.kill would start another Ray.
+        # If Ray was shut down, its processes have ended, and ray.kill would start another Ray.
         if ray.is_initialized():
             with suppress(ActorHandleNotFoundError):  # the actor belongs to an earlier Ray
                 ray.kill(self._actor, no_restart=True)
@@ -270,8 +270,8 @@ class RayTransport:
             return None
 
     def _order_of(self, requests: Sequence[Request]) -> Order:
-        """An answer that was not read yet keeps its environment's place: an episode was abandoned
-        while its request was under way.
+        """An unread answer keeps its environment's place: its episode was abandoned while the
+        request was running.
         """
         unread, place_is_free = self._unread.copy(), []
         for request in requests:
@@ -326,7 +326,7 @@ class RayTransport:
         reported = self._serving.exception() if self._serving.done() else None
         if isinstance(reported, TaskCancelledError):  # Ray's word for an interrupt
             return ConnectionError("its process raised KeyboardInterrupt")
-        if isinstance(reported, RayTaskError):  # begins with the actor and ends with the exception
+        if isinstance(reported, RayTaskError):  # text: actor first, exception last
             last_line = str(reported).rstrip().rpartition("\n")[2]
             return ConnectionError(f"its process raised {last_line}")
         return reported if isinstance(reported, Exception) else error
@@ -335,9 +335,9 @@ class RayTransport:
 def server_environment() -> dict[str, str]:
     """Environment variables of a server's process.
 
-    One OpenMP thread, because there is a server for each core; memory that is reused (`KEEPS`);
-    this process's OpenGL settings; and this process's import paths outside of the interpreter, so
-    that `module:Class` names the same class in both.
+    They set one OpenMP thread, because there is a server for each core, and memory reuse (`KEEPS`).
+    They also pass on this process's OpenGL settings and its import paths outside of the
+    interpreter, so that `module:Class` names the same class in both.
     """
     outside = [
         os.path.abspath(path)

@@ -1,8 +1,8 @@
 """Small samples of an environment's results, and their comparison after a replay.
 
 A replay requires that seed and actions determine the episode. `difference` checks this: it compares
-the replayed results with samples of the first ones, because keeping every image would cost more
-than the simulation.
+the replayed results with samples of the first results. Keeping every image would cost more than the
+simulation.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 # elements kept of an array: enough to distinguish two images, 1/48 of a 64 x 64 image
 SAMPLE_SIZE = 256
 IMAGE_TOLERANCE = 8  # of 255 levels: graphics drivers of two nodes round differently
-# Processors of two nodes round differently too; a diverged episode differs by more.
+# Processors of two nodes also round differently; a diverged episode differs by more.
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-5
 

@@ -2,9 +2,9 @@
 
     envs = stable_baselines3_env(PoolVectorEnv(pool, autoreset_mode="SameStep"))
 
-Stable-Baselines3 is not a dependency of siirl: it is imported when the adapter is made. Its step
-returns values in another form than Gymnasium's; `StableBaselines3Steps` translates them and does
-not import it.
+Stable-Baselines3 is not a dependency of siirl: it is imported when the adapter is made. The return
+values of its step differ from Gymnasium's; `StableBaselines3Steps` translates them without
+importing it.
 
 Left out: attributes and methods of single environments, which live in other processes.
 """
@@ -71,7 +71,7 @@ class StableBaselines3Steps:
         self._envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """None for `render_mode`, which Stable-Baselines3 reads; other attributes are refused."""
+        """Return None for `render_mode`, which Stable-Baselines3 reads; refuse other attributes."""
         if attr_name != "render_mode":
             raise AttributeError(
                 f"{attr_name!r} cannot be read: the environments live in their servers' processes."
@@ -92,7 +92,7 @@ class StableBaselines3Steps:
         )
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """False: Stable-Baselines3 wraps no environment of a server."""
+        """False: Stable-Baselines3 does not wrap environments inside servers."""
         return [False for _ in range(self._envs.num_envs)]
 
 
@@ -107,7 +107,7 @@ def stable_baselines3_env(envs: PoolVectorEnv) -> Any:
         vec_env = importlib.import_module("stable_baselines3.common.vec_env").VecEnv
     except ModuleNotFoundError as error:
         raise MissingAssetError(
-            f"The adapter needs Stable-Baselines3, and {error.name} is not installed: {INSTALL}"
+            f"The adapter needs Stable-Baselines3, but {error.name} is not installed: {INSTALL}"
         ) from error
 
     # the base class is only known here

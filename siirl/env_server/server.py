@@ -39,7 +39,7 @@ class Raised(NamedTuple):
     summary: str
     """Type and message; for a `mistake` the message only, since it is raised again."""
     trace: str
-    """Traceback, after a line end; empty if the summary names the place."""
+    """Traceback, after a newline; empty if the summary names the place."""
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
@@ -56,7 +56,7 @@ class Raised(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Results of requests of one batch that were ready together."""
+    """Results of requests in one batch that were ready together."""
 
     values: list[Any]
     """One entry per request: its result, or `Raised`."""
@@ -116,7 +116,7 @@ class EnvServer:
         closing = [_close(entry.environment) for entry in hosted]
         try:
             await asyncio.gather(*closing, return_exceptions=True)
-        finally:  # a signal may end the process before all have begun
+        finally:  # a signal may end the process before all tasks have begun
             for coroutine in closing:
                 if getcoroutinestate(coroutine) == CORO_CREATED:
                     coroutine.close()
@@ -158,7 +158,7 @@ class _HostedEnvironment:
         self._frames: dict[str, list[Frames]] = {}
 
     async def carry_out(self, request: Request) -> Any:
-        """Execute `request` after those that came before it."""
+        """Execute `request` after all earlier ones."""
         async with self._turn:
             with self._clock:
                 match request.method:

@@ -1,17 +1,17 @@
-"""Messages between a pool and a server: pickles whose large arrays travel beside them.
+"""Messages between a pool and a server: pickles, with large arrays sent separately.
 
 An array's bytes are left out of the pickle (protocol 5, PEP 574), so that each side copies them
-once. The arrays of an answer lie in memory that both processes share (`SharedArea`), if they are on
-one machine and the place is free, and otherwise follow the message on the connection.
+once. If both processes are on one machine and the place is free, the arrays of an answer lie in
+shared memory (`SharedArea`). Otherwise they follow the message on the connection.
 
     answers:  length of the head, 8 bytes big-endian | head | arrays that follow
     head:     pickle of [(pickle of a value, [(place or -1, size) of each array])], busy_s
 
-Each value is pickled separately: one that cannot be pickled is a fault of its environment only.
+Each value is pickled separately: if one cannot be pickled, only its environment is at fault.
 
-Linux clears every page that a process gets: 150 kB of new memory take 70 microseconds before
-anything is written, and a copy into memory in use takes 5. Observations have one size and are often
-dropped within a step, so the pool reuses their memory (`RecycledMemory`).
+Linux clears every page that it gives to a process: 150 kB of new memory take 70 microseconds before
+anything is written, while a copy into used memory takes 5. Observations have a fixed size and are
+often dropped within a step, so the pool reuses their memory (`RecycledMemory`).
 
 Unpickling can execute code: only an authenticated connection may bring these messages
 (`siirl.env_server.connection`).
@@ -38,7 +38,7 @@ LENGTH = struct.Struct(">Q")
 FOLLOWS = -1
 """Place of an array that follows the head."""
 HEAD_ROOM = 1 << 20
-"""Bytes left free in a message for what the head has beside the values."""
+"""Bytes reserved in a message for the parts of the head other than the values."""
 
 # Exceptions of pickling and unpickling: those that `pickle` documents, and those of methods of a
 # user's class.
@@ -50,14 +50,14 @@ MAX_SIZE = 1 << 21
 """Largest recycled array in bytes: an image has 0.2 to 1 MB; videos have many sizes."""
 NUM_SIZES = 4
 NUM_KEPT = 32
-"""Arrays of each size; with `MAX_SIZE` and `NUM_SIZES` at most 256 MiB stay, in practice 5."""
+"""Arrays of each size; with `MAX_SIZE` and `NUM_SIZES`, at most 256 MiB are kept, in practice 5."""
 NUMBER = struct.Struct(">Q")
-"""Before a message to the server: its number."""
+"""Precedes a message to the server: its number."""
 PART = struct.Struct(">QI")
-"""Before a message of answers: number of the message that they answer, and how many; the positions
-there follow, four bytes each.
+"""Precedes a message of answers: number of the message that they answer, and their count. Their
+positions in that message follow, four bytes each.
 """
-# An environment that has not answered after this time awaits something.
+# An environment without an answer after this time is taken to be awaiting something.
 AWAITS_S = 0.001
 
 
@@ -103,7 +103,7 @@ class AnswerWriter:
         size = len(content) + sum(array.nbytes for array in arrays)
         if size > left:
             return _fault(
-                f"its return value has {size:,} bytes, and the message has room for {left:,}"
+                f"its return value has {size:,} bytes, but the message has room for {left:,}"
             )
         places, end = [], 0 if place is None else place + self._room
         for array in arrays:
@@ -174,10 +174,10 @@ def pickled(value: Any) -> bytes:
 
 
 def _pickled(value: Any, *, large: int) -> tuple[bytes, list[memoryview]]:
-    """Pickle `value` and return its arrays of `large` bytes and more beside it; by cloudpickle if
-    it was defined in a script, a notebook or a function.
+    """Pickle `value`, and return its arrays of at least `large` bytes separately. Uses cloudpickle
+    if the value was defined in a script, a notebook or a function.
 
-    pickle takes half the time of cloudpickle.
+    pickle takes half as long as cloudpickle.
     """
     try:
         content, arrays = _without_arrays(pickle.dumps, value, large)
@@ -208,17 +208,17 @@ def _fault(text: str) -> tuple[bytes, list[tuple[int, int]]]:
 
 
 class RecycledMemory:
-    """Lends memory for arrays of one event loop; arrays may end in any thread.
+    """Lends memory for arrays of one event loop; arrays may be freed in any thread.
 
     An array holds its memory through a lease, a view that is collected with the last array on it.
-    Its end returns the memory, however long the arrays are kept.
+    Collecting the lease returns the memory, however long the arrays are kept.
     """
 
     def __init__(self) -> None:
         self._free: dict[int, deque[bytearray]] = {}
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """Memory of `size` bytes [size], with old content; it is returned by its end."""
+        """Memory of `size` bytes [size], with old content; it is returned when it is collected."""
         if size > MAX_SIZE:
             return np.empty(size, np.uint8)
         if size not in self._free:
@@ -226,7 +226,7 @@ class RecycledMemory:
                 self._free.clear()
             self._free[size] = deque(maxlen=NUM_KEPT)
         free = self._free[size]
-        # only this thread takes: what is there stays until it is taken
+        # only this thread takes memory, so an entry stays until it is taken
         memory = free.pop() if free else bytearray(size)
         lease = np.frombuffer(memory, np.uint8)
         weakref.finalize(lease, free.append, memory).atexit = False
@@ -245,8 +245,8 @@ class Serving:
     async def answer_all(self) -> None:
         """Answer messages until the connection ends.
 
-        While nothing is under way, the thread waits in the connection itself, which takes the least
-        time; otherwise another thread waits there.
+        If no request is running, this thread waits in the connection itself, which is fastest;
+        otherwise another thread waits there.
         """
         messages = self._pool.messages()
         reading: asyncio.Future[bytes | None] | None = None
@@ -289,7 +289,7 @@ class Serving:
 
 
 def _rest(tasks: set[asyncio.Future[None]]) -> set[asyncio.Future[None]]:
-    """Those that are not done; an error of the server's own is raised."""
+    """The tasks that are not done; raises the server's own errors."""
     for task in tasks:
         if task.done():
             task.result()

@@ -1,8 +1,8 @@
 """Supervisor of one server: sends requests to it, detects its failure, and starts the next one.
 
-Simultaneous requests of several environments travel in one message, because a message costs the two
-processes some tenths of a millisecond; a policy that answers a batch of observations causes such
-requests. Answers come one by one or together, as the environments have them. A message has at most
+Simultaneous requests of several environments are sent in one message, because a message costs the
+two processes some tenths of a millisecond. Such requests arise when a policy answers a batch of
+observations. Answers arrive one by one or together, as they become ready. A message has at most
 half of a server's environments, so that the server works on the other half while the policy
 computes for the first.
 
@@ -46,7 +46,7 @@ class _Waiting(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class _Call:
     waiting: dict[int, _Waiting]
-    """By position in the message; those without an answer."""
+    """Requests without an answer, by position in the message."""
 
 
 class ServerSupervisor:
@@ -104,7 +104,7 @@ class ServerSupervisor:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(request, loop.create_future())
         if not self._outbox:
-            # after all coroutines that are ready now, so that their requests share a message
+            # runs after all coroutines that are ready now, so that their requests share a message
             loop.call_soon(self._flush)
         self._outbox.append(waiting)
         return await waiting.answer
@@ -116,8 +116,8 @@ class ServerSupervisor:
 
         A repeated call for the same generation has no effect. Without known `culprits`, every
         environment that waits for an answer of this server is charged. Until their episodes have
-        ended, the next server gets one request at a time: so an innocent episode is charged at most
-        once, and a repeated failure identifies its cause.
+        ended, the next server gets one request at a time. An innocent episode is therefore charged
+        at most once, and a repeated failure identifies its cause.
         """
         if self._transport is None or generation != self.generation:
             return
@@ -238,9 +238,9 @@ class ServerSupervisor:
         return [waiting for call in self._calls for waiting in call.waiting.values()]
 
     def _watch(self, call: _Call, sent: "asyncio.Future[None]") -> None:
-        """Note the end of a call; after the deadline the server has hung.
+        """Handle the end of a call; after the deadline, treat the server as hung.
 
-        Callbacks cost a third of a task for each message.
+        For each message, callbacks cost a third of what a task costs.
         """
         generation = self.generation
         # the server begins the earlier requests first

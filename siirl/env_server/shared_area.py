@@ -1,16 +1,16 @@
-"""Memory that a server shares with its pool on one machine, for the large arrays of answers.
+"""Memory that a server shares with its pool on the same machine, for the large arrays of answers.
 
 The server makes the memory and sends its process number and file descriptor; the pool maps the same
 memory through /proc/<process>/fd, for reading only. The memory has no name in any file system:
 nothing is left when both processes have ended, even if they were killed. Its mode is 0600, and
-Linux lets only processes of the same user look into another's descriptors. Its size is sealed, so
-that a reader never loses a page that it has mapped. A random token at its beginning shows the
-reader that it has opened this memory and not another file of a process with the same number, for
-example in another container.
+Linux lets only processes of the same user read another's descriptors. Its size is sealed, so that a
+reader never loses a mapped page. A random token at its beginning lets the reader verify that it has
+opened this memory, and not a file of another process with the same number, for example in another
+container.
 
 Each environment has one place in the memory, for its last answer. The pool copies the answer when
-its message arrives. A request of an environment whose last answer was not read yet is marked, and
-the answer to it travels on the connection (`siirl.env_server.server_messages`).
+its message arrives. If an environment's last answer was not read yet, its next request is marked,
+and the answer is sent over the connection (`siirl.env_server.server_messages`).
 
 Left out: systems other than Linux; there the connection carries everything.
 """
@@ -29,13 +29,13 @@ import gymnasium
 from envs.base import EnvSpec
 
 LARGE = 4096
-"""Bytes from which an array gets a place: smaller ones cost less inside the message."""
+"""Smallest array in bytes that gets a place: smaller ones cost less inside the message."""
 ALIGNMENT = 64  # bytes of a cache line
-TOKEN_BYTES = 32  # no chance of an equal one
+TOKEN_BYTES = 32  # too long to be equal by chance
 
 
 class AreaHandle(NamedTuple):
-    """What another process of the same user and machine needs to open an area."""
+    """Data with which another process of the same user and machine opens an area."""
 
     process: int
     descriptor: int
@@ -90,7 +90,7 @@ class SharedArea:
 
     @property
     def handle(self) -> AreaHandle:
-        """Argument of `open` in another process; only of memory that this process made."""
+        """Argument of `open` in another process; exists only for memory that this process made."""
         assert self._descriptor is not None
         token = self._memory[:TOKEN_BYTES]
         return AreaHandle(os.getpid(), self._descriptor, len(self._places), token)

@@ -2,7 +2,7 @@
 
 Every call is recorded. If the server fails, the slot waits for the next one, repeats the recorded
 calls there, checks that the results agree, and then makes the failed call. The policy is not run
-again. An episode that cannot be replayed fails, unless its reset failed: then it starts anew.
+again. An episode that cannot be replayed fails, unless its reset failed: then it starts again.
 """
 
 import copy
@@ -211,7 +211,7 @@ class Slot:
         if differs is not None:
             self._give_up(
                 episode,
-                f"its replay took another course: at call {number}, {differs}. Seed and actions do "
+                f"its replay diverged: at call {number}, {differs}. Seed and actions do "
                 f"not determine an episode of {self._spec.name!r}: make it deterministic, or set "
                 "replayable=False in its EnvSpec",
             )
@@ -245,7 +245,7 @@ class Slot:
             )
         if episode.calls and not self._spec.replayable:
             self._give_up(episode, f"{UNREPLAYABLE}. Last: {fault}")
-        action = "is started anew"
+        action = "is started again"
         if episode.calls:
             action = f"is replayed after {episode.num_chunks} chunks"
         cause = "another episode's failure"

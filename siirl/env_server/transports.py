@@ -1,7 +1,7 @@
 """Transports to a server: in this process (`LocalTransport`) or a Ray actor (`RayTransport`).
 
 A transport only forwards requests and kills its server. It is looked up by cluster mode, so that
-Ray is imported only if it is used.
+Ray is imported only when needed.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class LocalTransport:
         return task
 
     async def _and_go_back(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Await `coroutine`, and undo its change of the working directory."""
+        """Await `coroutine`, and undo any change of the working directory."""
         try:
             return await coroutine
         finally:
@@ -112,8 +112,8 @@ class LocalTransport:
                 os.chdir(self._folder)
                 if not self._told_folder:
                     logger.warning(
-                        "Environment %r changed the working directory, which is %s again: with "
-                        "cluster=local the run writes its files relative to it.",
+                        "Environment %r changed the working directory; it was reset to %s, because "
+                        "with cluster=local the run writes its files relative to it.",
                         self._env_name,
                         self._folder,
                     )

@@ -5,7 +5,7 @@
     observations, infos = envs.reset(seed=0)
     observations, rewards, terminations, truncations, infos = envs.step(actions)
 
-The interface requires one action per call and a barrier after each. So it lacks the speed of
+The interface requires one action per call and a barrier after each. It is therefore slower than
 `EnvPool` (chunks, no barrier), but has its fault tolerance: replacement of servers, replay,
 deterministic episodes. `step` raises SimulationFailed.
 
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class EnvOutcome(NamedTuple):
-    """Result of one environment for one step of all."""
+    """One environment's result of a joint step."""
 
     observation: Observation
     reward: float
@@ -61,8 +61,8 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         Args:
             pool: A pool that was not started.
-            observation_entry: Entry of a `Dict` observation to return alone; by default the only
-                entry of a Dict with one entry.
+            observation_entry: Entry of a `Dict` observation to return alone; by default the entry
+                of a Dict that has only one.
             autoreset_mode: When the next episode begins: `NEXT_STEP` (the step after the last one
                 returns its first observation and ignores the action), `SAME_STEP` (the last step
                 does; the final observation is `infos["final_obs"]`) or `DISABLED`
@@ -105,8 +105,8 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Start new episodes, in all environments or those of `options["reset_mask"]`.
 
         Args:
-            seed: Seed of environment 0, from which the others count up; or one for each. Seeds of
-                later episodes are drawn from it.
+            seed: Seed of environment 0, from which the others count up; or one seed for each. Seeds
+                of later episodes are drawn from it.
             options: Passed to every environment, here and at automatic resets; `reset_mask` is a
                 bool array [num_envs].
         """

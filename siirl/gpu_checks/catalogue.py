@@ -21,13 +21,13 @@ CHECKS = (
     ),
     Check(
         "reduction",
-        "NCCL (gloo on a CPU) and FSDP2: gradient and reduction factor on one rank and all",
+        "NCCL (gloo on a CPU) and FSDP2: gradient and reduction factor on one rank and on all",
         f"{_HERE}.reduction:reduction",
         60,
     ),
     Check(
         "updates",
-        "GRPO and SRPO update of the shipped models, as on the CPU",
+        "GRPO and SRPO updates of the shipped models, compared with the CPU",
         f"{_HERE}.updates:as_on_cpu",
         45,
     ),
@@ -49,7 +49,7 @@ CHECKS = (
     ),
     Check(
         "pictures",
-        "EGL picture, its hash, frames/s of 1 to 16 simulators",
+        "EGL image, its hash, frames/s of 1 to 16 simulators",
         f"{_HERE}.pictures:frames",
         45,
         needs=("mujoco",),

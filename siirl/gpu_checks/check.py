@@ -1,8 +1,8 @@
 """A check, its context, and its result row.
 
-A check is a function of `Trial`. It records figures as it runs, so that those of a killed check are
-kept. It raises `CheckFailed` with a message, or `CheckSkipped` if this machine cannot run it; any
-other error is a failure too.
+A check is a function of `Trial`. It records figures while it runs, so that those of a killed check
+are kept. It raises `CheckFailed` with a message, or `CheckSkipped` if this machine cannot run it;
+any other error is a failure too.
 """
 
 import json
@@ -33,7 +33,7 @@ class Check:
     function: str
     """`module:name`, imported only in the check's process."""
     at_most_s: float
-    """Its part of a budget of eight minutes; unused time goes to later checks."""
+    """Its share of a budget of eight minutes; unused time goes to later checks."""
     needs: tuple[str, ...] = ()
     """Packages beyond the minimal installation."""
 
@@ -57,7 +57,7 @@ class Trial:
     Attributes:
         device: The first GPU, or the CPU.
         ends_at: `time.monotonic()` at which the process is killed.
-        file: Where figures are kept.
+        file: File for the figures.
     """
 
     device: torch.device
@@ -67,7 +67,7 @@ class Trial:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether published shapes are tried; a CPU tries small ones."""
+        """Whether to use published shapes; a CPU uses small ones."""
         return self.device.type == "cuda"
 
     @property
@@ -77,7 +77,7 @@ class Trial:
 
     @property
     def dtype_name(self) -> str:
-        """`dtype` as configurations name it."""
+        """Configuration name of `dtype`."""
         return str(self.dtype).removeprefix("torch.")
 
     def left_s(self) -> float:
@@ -85,7 +85,7 @@ class Trial:
         return self.ends_at - time.monotonic()
 
     def note(self, **figures: Any) -> None:
-        """Record figures, which are kept even if the process dies."""
+        """Record figures; they are kept even if the process dies."""
         self.figures |= figures
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps({"figures": self.figures}))
@@ -102,7 +102,9 @@ class Trial:
             torch.cuda.synchronize(self.device)
 
     def seconds_of(self, work: Any, *, least_s: float = 1.0, most: int = 50) -> float:
-        """Mean seconds of a call, after one that warms up; repeated for `least_s` at least once."""
+        """Mean seconds of a call after one warm-up call; repeats it for `least_s`, at least
+        once.
+        """
         work()
         self.wait_for_device()
         begin, calls = time.perf_counter(), 0
@@ -115,7 +117,7 @@ class Trial:
         return (time.perf_counter() - begin) / calls
 
     def peak_bytes(self) -> int | None:
-        """Most memory of the device's tensors since `forget_peak`; None on a CPU."""
+        """Peak memory of the device's tensors since `forget_peak`; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
 
     def forget_peak(self) -> None:

@@ -2,8 +2,9 @@
 
 A check that crashes (out of memory, CUDA error, segmentation fault) or takes too long is a failed
 row; the others continue in a fresh process. On a GPU every check runs in a separate process with
-the whole memory. On a CPU, where importing torch takes most of a small check's time, one process
-runs them in turn until one fails. A check gets its part of the budget, plus what earlier ones left.
+the whole memory. On a CPU, importing torch takes most of a small check's time, so one process runs
+them in turn until one fails. A check gets its share of the budget, plus time that earlier checks
+left.
 """
 
 import importlib.util
@@ -21,8 +22,8 @@ from typing import Any
 
 from siirl.gpu_checks.check import Check, Row
 
-STATED_MINUTES = 8.0  # for which `Check.at_most_s` was chosen
-STARTING_S = 8.0  # a process imports torch; less than this is not worth its start
+STATED_MINUTES = 8.0  # the values of `Check.at_most_s` were chosen for this budget
+STARTING_S = 8.0  # a process imports torch first; with less time, do not start one
 LONGEST_REASON = 300
 LOOK_EVERY_S = 0.02
 
@@ -75,7 +76,7 @@ class CheckWorker:
         """Wait for the first of `checks`; a new process is given all of them.
 
         Args:
-            checks: The check, and those that this process may do afterwards.
+            checks: The check, and further checks that this process may run afterwards.
             seconds: Limit of the first.
         """
         begin = time.monotonic()
@@ -126,13 +127,13 @@ class CheckWorker:
                 [sys.executable, "-m", "siirl.gpu_checks.child", str(self._folder), *words],
                 stdout=errors,
                 stderr=errors,
-                start_new_session=True,  # so that its own processes end with it
+                start_new_session=True,  # so that its child processes end with it
             )
 
 
 def _reason(said: str, status: int) -> str:
     """The last line of an error's traceback; for a death by signal its name."""
     if status < 0:
-        return f"its process died of {signal.Signals(-status).name}"
+        return f"its process was killed by {signal.Signals(-status).name}"
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith(" ")]
     return (lines[-1] if lines else f"its process ended with status {status}")[:LONGEST_REASON]

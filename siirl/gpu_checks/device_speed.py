@@ -1,5 +1,5 @@
-"""The device itself: name, driver, stated peak, the share of it in a matrix product, and what a
-dense mask costs in attention.
+"""The device itself: name, driver, stated peak, the share of the peak that a matrix product
+reaches, and the cost of a dense mask in attention.
 """
 
 import platform
@@ -16,7 +16,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def device(trial: Trial) -> None:
-    """Note the device, and the speed of square matrix products."""
+    """Record the device, and the speed of square matrix products."""
     trial.note(
         device=torch.cuda.get_device_name(trial.device) if trial.on_gpu else platform.machine(),
         torch=torch.__version__,
@@ -46,7 +46,7 @@ AGREEMENT = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # rounding of outputs, 
 
 
 def masked_attention(trial: Trial) -> None:
-    """Forward and backward pass of one layer for a causal row, and the same by a dense mask.
+    """Forward and backward pass of one layer for a causal row, and the same with a dense mask.
 
     Text that shares a lane or a prompt has such a mask (`siirl.engine.actor.packing`).
     """

@@ -1,4 +1,4 @@
-"""Pictures of a MuJoCo scene through EGL: the same bytes twice, and frames/s of many processes."""
+"""Images of a MuJoCo scene through EGL: equal bytes twice, and frames/s of many processes."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ SIZE, STEPS_A_FRAME, SECONDS = 256, 20, 2.0
 
 
 def frames(trial: Trial) -> None:
-    """Frames/s, physics included, of 1 to 16 simulators; the first picture's hash."""
+    """Frames/s, physics included, of 1 to 16 simulators; the first image's hash."""
     counts = (1, 2, 4, 8, 16) if trial.on_gpu else (1,)
     seconds = SECONDS if trial.on_gpu else 0.2
     for count in counts:
@@ -32,11 +32,11 @@ def frames(trial: Trial) -> None:
         hashes = {digest for digest, _ in found}
         trial.note(**{f"frames_per_s_{count}": sum(rate for _, rate in found)})
         trial.note(picture=sorted(hashes)[0][:16], backend=os.environ.get("MUJOCO_GL", "egl"))
-        trial.require(len(hashes) == 1, f"{count} processes drew {len(hashes)} different pictures")
+        trial.require(len(hashes) == 1, f"{count} processes drew {len(hashes)} different images")
 
 
 def simulate(number: int, seconds: float) -> tuple[str, float]:
-    """Hash of the first picture, and frames/s, of one process."""
+    """Hash of the first image, and frames/s, of one process."""
     choose_render_device(
         number=number, gpus=rank_gpus(os.environ, gpu_uuids()), machine=os.uname().nodename
     )

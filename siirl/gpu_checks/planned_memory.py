@@ -1,4 +1,4 @@
-"""Memory of an update: the plan's (`siirl.preflight.rank_memory`) against the measured peak."""
+"""Memory of an update: compares the plan (`siirl.preflight.rank_memory`) with the measured peak."""
 
 from siirl.gpu_checks.check import Trial
 from siirl.params.data_args import DataArguments
@@ -24,7 +24,7 @@ def planned_bytes(
         shape: Of the model.
         model: Its adapters, recomputation and types.
         data: Lengths of text.
-        episode_steps: Of a robot's trajectory; None for text.
+        episode_steps: Steps of a robot's trajectory; None for text.
         micro_batch_size: Rows of a pass.
         compiled: Whether the blocks are compiled.
     """
@@ -46,7 +46,7 @@ def planned_bytes(
 
 
 def compare_with_peak(trial: Trial, planned: float) -> None:
-    """Note both, and fail if the plan differs from the peak by more than `LARGEST_ERROR`."""
+    """Record both, and fail if the plan differs from the peak by more than `LARGEST_ERROR`."""
     trial.note(planned_gb=planned / 1e9)
     peak = trial.peak_bytes()
     if peak is None:
@@ -55,6 +55,6 @@ def compare_with_peak(trial: Trial, planned: float) -> None:
     trial.note(peak_gb=peak / 1e9, plan_error_percent=100 * error)
     trial.require(
         abs(error) <= LARGEST_ERROR,
-        f"the plan has {planned / 1e9:.1f} GB for this update, which took {peak / 1e9:.1f} GB "
-        f"({error:+.0%}; at most {LARGEST_ERROR:.0%} are right)",
+        f"the plan has {planned / 1e9:.1f} GB for this update, but it took {peak / 1e9:.1f} GB "
+        f"({error:+.0%}; at most {LARGEST_ERROR:.0%} is allowed)",
     )

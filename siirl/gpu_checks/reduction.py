@@ -13,13 +13,13 @@ from siirl.engine.training.rank_device import prepare_device
 from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.gpu_checks.updates import JOBS, distance, gradient_engine_of, update
 
-GRADIENT_BOUND = 1e-4  # of the norm, in float32: sums in another order
+GRADIENT_BOUND = 1e-4  # of the norm, in float32: allows for another order of sums
 
 
 def reduction(trial: Trial) -> None:
     """A forced group of one rank, and all ranks, train as a single process does."""
     if not trial.on_gpu and importlib.util.find_spec("psutil") is None:
-        raise CheckSkipped("not installed: psutil, which gloo's open ports are found with")
+        raise CheckSkipped("not installed: psutil, which finds gloo's open ports")
     load, scorer, make_batch = JOBS["srpo"]
     torch.manual_seed(0)
     batch = make_batch()
@@ -33,7 +33,8 @@ def reduction(trial: Trial) -> None:
         trial.note(**{f"factor_{ranks}": factor, f"gradient_{ranks}": apart})
         trial.require(
             apart < GRADIENT_BOUND,
-            f"the gradient of {ranks} ranks is {apart:.2g} of its norm from that of one process",
+            f"the gradient of {ranks} ranks differs from that of one process by {apart:.2g} of its "
+            "norm",
         )
 
 

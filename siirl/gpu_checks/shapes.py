@@ -23,7 +23,7 @@ from siirl.models.policy import Policy
 from siirl.params.model_args import LoraArguments
 
 QUESTION = 28
-"""Tokens of a LIBERO question, about as many as the published prompt makes of an instruction."""
+"""Tokens of a LIBERO question: about the length of the published prompt with an instruction."""
 ACTIONS, NUMBERS, BINS, PAD = 7, 8, 256, 32000
 # config.json of https://huggingface.co/openvla/openvla-7b: Llama-2 7B with 64 further tokens.
 LLAMA_7B: dict[str, Any] = {
@@ -67,7 +67,7 @@ def encoders_of(trial: Trial) -> tuple[str, ...]:
 
 
 def openvla_config(trial: Trial) -> dict[str, Any]:
-    """What the config.json of OpenVLA-OFT 7B says; small on a CPU."""
+    """Values of the config.json of OpenVLA-OFT 7B; small on a CPU."""
     openvla_vision.ENCODERS.update(SMALL_ENCODERS)  # of this process, which does one check
     text = LLAMA_7B if trial.on_gpu else {**SMALL, "vocab_size": 32064}
     return {
@@ -102,15 +102,15 @@ def openvla(trial: Trial, *, recompute: bool = False) -> OpenVLAOFT:
 
 
 def decoder_config(trial: Trial) -> dict[str, Any]:
-    """What the config.json of Qwen2.5-7B says; small on a CPU."""
+    """Values of the config.json of Qwen2.5-7B; small on a CPU."""
     return {"model_type": "qwen2", **(QWEN_7B if trial.on_gpu else {**SMALL, "vocab_size": 300})}
 
 
 def language_model(
     trial: Trial, *, lora: LoraArguments | None = None, recompute: bool = True
 ) -> LanguageModel:
-    """Qwen2.5-7B on the device, small on a CPU; weights in the type of the passes to act, in
-    float32 to train adapters, with activations computed again if `recompute`.
+    """Qwen2.5-7B on the device, small on a CPU. Weights have the dtype of the passes for acting,
+    and float32 for training adapters; activations are recomputed if `recompute`.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -132,7 +132,7 @@ def observations(policy: Policy, rows: int, *, shape: tuple[int, ...]) -> dict[s
     """Random inputs of `Policy.forward` for `rows` observations.
 
     Args:
-        policy: Tells the length of questions.
+        policy: Determines the length of questions.
         rows: N.
         shape: Of the images of an observation.
     """

@@ -20,7 +20,7 @@ from siirl.params.data_args import DataArguments
 from siirl.params.model_args import LoraArguments, ModelArguments
 from siirl.preflight.model_shapes import decoder_shape
 
-TINY_LM = "assets/tiny_lm"  # for the tokens that end a turn
+TINY_LM = "assets/tiny_lm"  # provides the tokens that end a turn
 ROWS_OF_A_PASS = 4
 
 

@@ -1,4 +1,4 @@
-"""Updates of the shipped models: as on the CPU, repeatable, and with log-probs that agree."""
+"""Updates of the shipped models: equal to the CPU's, repeatable, and with log-probs that agree."""
 
 import asyncio
 import functools
@@ -35,8 +35,8 @@ from siirl.params.compilers import has_compilers
 from siirl.params.paths import find
 
 TINY_LM, TINY_VLA = "assets/tiny_lm", "assets/tiny_vla"
-FLOAT32_BOUND = 1e-3  # of a gradient's norm: sums in another order
-GAP_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # mean log-prob, as a run has them
+FLOAT32_BOUND = 1e-3  # of a gradient's norm: allows for another order of sums
+GAP_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # mean log-prob; the bounds of a run
 LEARNING_RATE = 1e-4
 
 
@@ -61,12 +61,14 @@ def engine_of(module: nn.Module, scorer: Any, **options: Any) -> TrainEngine[Any
 
 
 def gradient_engine_of(module: nn.Module, scorer: Any, **options: Any) -> GradientEngine:
-    """The same, which keeps its gradients; for comparisons, because copies to the host are slow."""
+    """The same, but keeps its gradients. Only for comparisons, because copies to the host are
+    slow.
+    """
     return GradientEngine(module=module, scorer=scorer, **_settings(**options)).initialize()
 
 
 def _settings(*, device: torch.device, dtype: torch.dtype | None, **options: Any) -> dict[str, Any]:
-    """Of an engine with a constant learning rate."""
+    """Settings of an engine with a constant learning rate."""
     optim = OptimizerArguments(lr=LEARNING_RATE, scheduler="constant")
     compute_dtype = None if dtype == torch.float32 else dtype
     return {"optim": optim, "device": device, "compute_dtype": compute_dtype, **options}
@@ -81,12 +83,12 @@ def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:
 
 
 def compiles(trial: Trial) -> bool:
-    """Whether a model's blocks are compiled, as in the preset of one GPU."""
+    """Whether a model's blocks are compiled, as in the one-GPU preset."""
     return trial.on_gpu and has_compilers(gpu=True)
 
 
 def compiler_of(trial: Trial) -> str | None:
-    """Compiler of a model's blocks; noted."""
+    """Compiler of a model's blocks; recorded as a figure."""
     trial.note(compiled=compiles(trial))
     return COMPILER if compiles(trial) else None
 
@@ -94,7 +96,7 @@ def compiler_of(trial: Trial) -> str | None:
 def timed_update(
     trial: Trial, engine: TrainEngine[Any], batch: TensorDict
 ) -> tuple[dict[str, float], float]:
-    """Metrics and seconds of the second of two updates; the peak of memory is that update's."""
+    """Metrics and seconds of the second of two updates; the peak memory is that update's."""
     update(engine, batch)
     trial.wait_for_device()
     trial.forget_peak()
@@ -105,14 +107,14 @@ def timed_update(
 
 
 def text_batch() -> TensorDict:
-    """Answers to sums, as the shipped model's GRPO job has them."""
+    """Answers to sums, as in the shipped model's GRPO job."""
     numbers = np.random.default_rng(0).integers(10, 100, (16, 2))
     prompts = [list(f"{a}+{b}=".encode()) for a, b in numbers]
     return texts(prompts, [list(str(a + b).encode()) for a, b in numbers], pad=256)
 
 
 def policy_batch() -> TensorDict:
-    """Episodes of the shipped policy's size, as its SRPO job has them."""
+    """Episodes of the shipped policy's size, as in its SRPO job."""
     policy = load_policy(find(TINY_VLA))
     cameras, height, width = policy.config.image_shape or (1, 64, 64)
     return trajectories(
@@ -132,7 +134,9 @@ JOBS: dict[str, tuple[Callable[[], Any], Any, Callable[[], TensorDict]]] = {
 
 
 def as_on_cpu(trial: Trial) -> None:
-    """Gradients on the device are the CPU's: in float32, and in bfloat16 as near as the CPU's."""
+    """Gradients on the device equal the CPU's: in float32, and in bfloat16 as closely as the CPU's
+    own bfloat16.
+    """
     for name, (load, scorer, make_batch) in JOBS.items():
         torch.manual_seed(0)
         batch = make_batch()
@@ -155,12 +159,12 @@ def as_on_cpu(trial: Trial) -> None:
         trial.note(**{f"{name}_cpu_bfloat16": rounding})
         trial.require(
             apart < FLOAT32_BOUND,
-            f"the {name} gradient in float32 is {apart:.2g} of its norm from the CPU's",
+            f"the {name} gradient in float32 differs from the CPU's by {apart:.2g} of its norm",
         )
         trial.require(
             rounded < 2 * rounding + FLOAT32_BOUND,
-            f"the {name} gradient in bfloat16 is {rounded:.2g} of its norm from the CPU's in "
-            f"float32; the CPU's in bfloat16 {rounding:.2g}",
+            f"the {name} gradient in bfloat16 differs from the CPU's in float32 by {rounded:.2g} "
+            f"of its norm; the CPU's own in bfloat16 by {rounding:.2g}",
         )
 
 
@@ -171,7 +175,9 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def twice(trial: Trial) -> None:
-    """The same update from the same weights gives the same bits, the same numbers draw the same."""
+    """The same update from the same weights gives equal bits, and equal random numbers draw equal
+    tokens.
+    """
     set_deterministic(True)
     for name, (load, scorer, make_batch) in JOBS.items():
         sums = []
@@ -255,7 +261,7 @@ def acted_and_trained(
 
 
 def requests_of(batch: TensorDict) -> list[ActRequest]:
-    """A request for each observation of `batch`, in its order; most likely tokens are asked for."""
+    """A greedy request for each observation of `batch`, in its order."""
     return [
         ActRequest(
             f"{row}-{chunk}",
@@ -270,7 +276,7 @@ def requests_of(batch: TensorDict) -> list[ActRequest]:
 
 
 def act_all(engine: EmbodiedEngine, requests: list[ActRequest]) -> list[Any]:
-    """Responses to all requests, asked for at once."""
+    """Responses to all requests, sent at once."""
 
     async def everybody() -> list[Any]:
         return await asyncio.gather(*(engine.act(request) for request in requests))

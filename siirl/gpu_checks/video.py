@@ -15,7 +15,7 @@ from vjepa.vision_transformer import VideoTransformer
 
 
 def clips(trial: Trial) -> None:
-    """Clips/s as a rank encodes them: offloaded before and after."""
+    """Clips/s of a rank's encoder, which is offloaded before and after."""
     if trial.on_gpu:
         with torch.device(trial.device):
             network = VideoTransformer(ARCHITECTURES["vitg"])

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT at its published size: acting, and updates by adapters and of all weights."""
+"""OpenVLA-OFT at its published size: acting, and updates of adapters and of all weights."""
 
 import torch
 
@@ -29,7 +29,7 @@ CHUNKS_OF_ADAPTERS, CHUNKS = 32, 16  # of a micro-batch; trainer=gpu_libero_one 
 
 
 def acting(trial: Trial) -> None:
-    """Chunks of actions a second through the engine, and by the network alone."""
+    """Chunks of actions per second, through the engine and by the bare network."""
     policy = openvla(trial).to(trial.dtype)
     for rows in BATCHES if trial.on_gpu else (1, 2):
         engine = EmbodiedEngine(
@@ -69,14 +69,14 @@ def lora_update(trial: Trial) -> None:
 
 
 def full_update(trial: Trial) -> None:
-    """An update of all weights, where the plan says that it fits."""
+    """An update of all weights, if it fits by the plan."""
     chunks = CHUNKS if trial.on_gpu else 1
     planned = _planned(trial, LoraArguments(), chunks=chunks)
     if trial.on_gpu:
         free, _ = torch.cuda.mem_get_info(trial.device)
         if planned > free:
             raise CheckSkipped(
-                f"the plan has {planned / 1e9:.0f} GB for it, and {free / 1e9:.0f} GB are free"
+                f"it needs {planned / 1e9:.0f} GB by the plan, but {free / 1e9:.0f} GB are free"
             )
     policy = openvla(trial, recompute=True)
     _update(trial, policy, chunks=chunks, passes=TRAINED_WEIGHTS, planned=planned)

@@ -60,7 +60,7 @@ def equal_checksums(trial: Trial) -> None:
 
 
 def to_acting_copy(trial: Trial) -> None:
-    """Weights reach a copy in the type of the passes, as several ranks act."""
+    """Weights reach a copy in the dtype of the passes, as on several ranks."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = {**SMALL, "vocab_size": 300}
@@ -104,14 +104,14 @@ def to_process(trial: Trial) -> None:
         ours.send(None)
         arrived = ours.recv()
         seconds.append(time.perf_counter() - begin)
-        trial.require(sent == arrived, f"checksum {sent} was sent and {arrived} arrived")
+        trial.require(sent == arrived, f"checksum {sent} was sent, but {arrived} arrived")
         next(iter(weights.values())).add_(0.5)
     size = sum(weight.nbytes for weight in weights.values())
     trial.note(bytes=size, seconds=seconds[-1], gb_per_s=size / seconds[-1] / 1e9)
 
 
 def _receive(sender: Connection, device: torch.device) -> None:
-    """Map buckets and answer each; answer None, the end of the weights, by their checksum."""
+    """Map buckets and answer each; answer None, the end of the weights, with their checksum."""
     buffers, digest = MappedBuffers(), RunningChecksum()
     while True:
         try:
@@ -131,7 +131,7 @@ def _receive(sender: Connection, device: torch.device) -> None:
 
 
 def to_vllm(trial: Trial) -> None:
-    """Weights reach vLLM, which holds its own; the shipped model."""
+    """Weights of the shipped model reach vLLM, which holds its own copy."""
     from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
 
     model = load_language_model(TINY_LM).to(trial.device)
@@ -155,7 +155,7 @@ def to_vllm(trial: Trial) -> None:
 
 
 def _sync(trial: Trial, model: LanguageModel, *, acting: object, engine: object) -> None:
-    """Change the weights, transfer them, and note how long that takes; a difference raises."""
+    """Change the weights, transfer them, and record the time; raise if they differ."""
     trained = TrainEngine(
         module=model,
         scorer=text_scorer,

@@ -1,7 +1,7 @@
 """Behaviour cloning of a VLA policy on demonstrations from scripted experts.
 
 RL from a 0/1 reward needs a policy that sometimes succeeds. The demonstrations are few and noisy on
-purpose: the shipped weights succeed in 20 to 50 % of held-out episodes, which leaves room for RL.
+purpose: the shipped weights succeed in 20 to 50 % of held-out episodes, leaving room for RL.
 """
 
 # N observation, B row of an update, K action of a chunk, A action dimension, T = K*A token
@@ -22,7 +22,8 @@ from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.policy import Policy
 
 Expert = Callable[[Environment], NDArray[np.float32]]
-# of a proprioceptive value, a millimetre or milliradian: noise of constant values is not amplified
+# smallest deviation of a proprioceptive value, a millimetre or milliradian: noise of constant
+# values is not amplified
 LEAST_DEVIATION = 1e-3
 
 
@@ -47,7 +48,9 @@ def collect_demonstration(
     noise: float,
     generator: np.random.Generator,
 ) -> Demonstration | None:
-    """Run one expert episode with Gaussian action noise, to show recovery; None if it failed."""
+    """Run one expert episode with Gaussian action noise, so that it shows recovery; None if it
+    failed.
+    """
 
     async def episode() -> Demonstration | None:
         observation, info = await environment.reset(seed=seed, options={"task": task})
@@ -128,7 +131,9 @@ class CloningData:
     def targets(
         self, rows: torch.Tensor, *, noise: float, generator: torch.Generator
     ) -> torch.Tensor:
-        """Coded actions [B, T] of rows, with Gaussian noise of `noise` halves of the range."""
+        """Encoded actions [B, T] of rows, with Gaussian noise of deviation `noise`, in units of
+        half the range.
+        """
         actions = self.actions[rows]
         if noise > 0:
             half_range_A = (np.asarray(self.code.high) - np.asarray(self.code.low)) / 2
@@ -143,7 +148,8 @@ def fit_scale(layer: nn.Linear, values_NP: torch.Tensor) -> None:
     """Standardise the inputs `values_NP` of a new layer: W x + b becomes W (x - mean) / std + b.
 
     Fingers move by centimetres and arms by decimetres, so a fresh layer that reads metres is almost
-    insensitive to them. The change is folded into the weights; nothing else is computed or saved.
+    insensitive to them. The change is folded into the weights, so nothing else is computed or
+    saved.
     """
     deviation_P = values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION)
     mean_P = values_NP.mean(0)
@@ -163,12 +169,13 @@ def clone(
 ) -> Iterator[dict[str, Any]]:
     """Train `policy` in place by the imitation loss of its distribution; yield step, loss, fit.
 
-    With `target_noise`, each update adds new Gaussian noise of this deviation (in halves of the
-    range) to the demonstrated actions: the policy learns to act around them instead of repeating
-    them, so that rollouts of one start state end differently, which is what RL learns from.
+    With `target_noise`, each update adds new Gaussian noise of this deviation (in units of half the
+    range) to the demonstrated actions. The policy then learns to act around them instead of
+    repeating them. Rollouts from one start state end differently, and RL learns from these
+    differences.
 
     `token_accuracy` is the share of demonstrated tokens that are the most likely ones; for
-    continuous actions `action_error` is the mean distance of the mode, in halves of the range.
+    continuous actions `action_error` is the mean distance of the mode, in units of half the range.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)

@@ -1,7 +1,7 @@
 """Demonstrations for behaviour cloning from a LeRobot data set that fits the environment.
 
-Pictures are scaled to the environment's size. Actions are those of the environment's action space,
-and proprioception has its length: nothing is converted. Left out: data sets of another robot.
+Images are scaled to the environment's size. Actions must be in the environment's action space, and
+proprioception must have its length: nothing is converted. Left out: data sets of another robot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,8 @@ from siirl.params.paths import find
 
 FLAG = "--lerobot"
 TOLERANCE = 1e-3
-"""How far an action may lie outside of the action space, by rounding; it is clipped."""
+"""Largest distance of an action from the action space that rounding explains; such actions are
+clipped."""
 
 
 def read_demonstrations(
@@ -34,9 +35,9 @@ def read_demonstrations(
 
     Args:
         path: Folder of a data set, or `hf://owner/name`.
-        spec: Of the environment that the policy will act in.
+        spec: Spec of the environment that the policy will act in.
         cameras: Cameras of the data set in the order of the environment's; None: the first ones.
-        most: Largest number of episodes of each task, or of one.
+        most: Largest number of episodes, for all tasks or by task.
 
     Raises:
         ConfigError: Not a data set, or one that does not fit.
@@ -79,7 +80,7 @@ def _check_features(
     unknown = [camera for camera in chosen if camera not in data.cameras]
     if unknown or len(chosen) != needed:
         raise ConfigError(
-            f"{place} has the cameras {', '.join(data.cameras) or 'none'}, and {spec.name!r} "
+            f"{place} has the cameras {', '.join(data.cameras) or 'none'}, but {spec.name!r} "
             f"{needed}: name them in its order by --lerobot-cameras."
         )
     for name, size in (
@@ -89,8 +90,8 @@ def _check_features(
         found = int(np.prod(data.features.get(name, (0,))))
         if found != size:
             raise ConfigError(
-                f"{place} has {found} numbers of {name}, and environment {spec.name!r} has {size}: "
-                "the data set is of another robot."
+                f"{place} has {found} numbers of {name}, but environment {spec.name!r} has {size}: "
+                "the data set is for another robot."
             )
     return chosen
 

@@ -2,8 +2,8 @@
 
 RL from a 0/1 reward needs a model that is sometimes right. A short run on questions of the training
 split ends as soon as the model is right often enough in every task; RL does the rest. Tasks that
-are right often enough are left out meanwhile: a mean over tasks would end with one that is solved
-and another that is never right, and RL can improve neither. It uses RL's engine and scorer with
+have reached this share are left out meanwhile. Stopping at a mean over tasks could leave one task
+solved and another never right, and RL can improve neither. It uses RL's engine and scorer with
 another loss: the negative log-likelihood of the answer.
 """
 
@@ -40,7 +40,7 @@ from siirl.params.training_args import TrainingArguments
 
 NOTES_FILE = "warm_start.json"
 MEASURED_QUESTIONS = 1000  # held out; +-3 points at 40 %
-# updates between two measurements of success; questions of one, and the fewest of a task
+# updates between two measurements of success; questions of a measurement, and the fewest of a task
 LOOK_EVERY, LOOKED_AT, LOOKED_AT_LEAST = 20, 256, 32
 COLD = 1e-4  # temperature at which the most likely token has all the probability
 MAX_GRAD_NORM = 1.0
@@ -93,11 +93,11 @@ def _negative_log_likelihood(scores: TokenScores, rows: TensorDict) -> LossSum:
 
 @torch.no_grad()
 def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
-    """How often a model gives the answers of `rows`.
+    """Measure how often a model gives the answers of `rows`.
 
     Returns:
-        `greedy`: share of answers of which every token is the most likely one. `sampled`: mean
-        probability of a whole answer at temperature 1. `entropy`: nats per token along the right
+        `greedy`: share of answers in which every token is the most likely one. `sampled`: mean
+        probability of a whole answer at temperature 1. `entropy`: nats per token along the correct
         answers. `questions`: their number.
     """
     scores, cold = (text_scorer(model, rows, temperature) for temperature in (1.0, COLD))
@@ -129,7 +129,7 @@ class Questions:
         return self._rows([self._question(number, "train", asked) for number in range(count)])
 
     def distinct(self, count: int, *, tasks: Sequence[str] | None = None) -> TensorDict:
-        """Distinct held-out questions of `tasks` (all); fewer than `count` if there are too few."""
+        """Distinct held-out questions of `tasks` (all); fewer than `count` if not enough exist."""
         asked = tasks or self.source.tasks
         drawn = (self._question(number, "heldout", asked) for number in range(4 * count))
         return self._rows(list({row.prompt[-1]["content"]: row for row in drawn}.values())[:count])
@@ -149,7 +149,7 @@ class Questions:
 
 
 def unlearnt(model: LanguageModel, questions: Questions, *, stop_at: float) -> tuple[str, ...]:
-    """Tasks of which `model` answers less than `stop_at` of the training questions greedily."""
+    """Tasks in which `model` answers a share below `stop_at` of the training questions greedily."""
     tasks = questions.source.tasks
     count = max(LOOKED_AT_LEAST, LOOKED_AT // len(tasks))
     rows = ((task, questions.draw(count, tasks=(task,))) for task in tasks)
@@ -183,8 +183,8 @@ def warm_start_on_answers(
         command: Recorded in the folder's notes.
 
     Returns:
-        The notes: command, updates, loss, `measure_answers` on held-out questions (of all tasks
-        and, of several, of each), and the notes of the initial model.
+        The notes: command, updates, loss, `measure_answers` on held-out questions (of all tasks,
+        and of each if there are several), and the notes of the initial model.
     """
     model, tokenizer = _initial_model(initial, trainer)
     questions = Questions(sft_source(env), tokenizer, seed=trainer.seed)

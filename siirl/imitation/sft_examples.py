@@ -103,7 +103,7 @@ def ask_calculator(row: PromptRow) -> list[Message]:
     if found_value != row.ground_truth:
         raise ConfigError(
             f"One call of the calculator does not answer {row.prompt[-1]['content']!r} of the task "
-            f"{row.data_source!r}: take sums-n."
+            f"{row.data_source!r}: choose sums-n."
         )
     call = write_call(ToolCall("calculator", {"expression": found}))
     return [
@@ -114,10 +114,11 @@ def ask_calculator(row: PromptRow) -> list[Message]:
 
 
 def write_answer(row: PromptRow) -> str:
-    """The text of a right answer.
+    """The text of a correct answer.
 
     Raises:
-        ConfigError: The row defines how an answer is checked, but contains no right answer.
+        ConfigError: The row defines how an answer is checked, but does not contain a correct
+            answer.
     """
     match row.style:
         case "whole":
@@ -129,7 +130,7 @@ def write_answer(row: PromptRow) -> str:
         case _:
             raise ConfigError(
                 f"Questions of {row.data_source!r} are checked by the style {row.style!r}, which "
-                "contains no answer to learn from: take tasks whose ground truth is the answer "
+                "contains no answer to learn from: choose tasks whose ground truth is the answer "
                 "(sums-n, sorting-n, word-sums-n, files of GSM8K's form), or rows with "
                 "extra_info.solution."
             )

@@ -1,4 +1,4 @@
-"""Flags of `siirl warm-start`: which ones a warm start reads, and the defaults of those not given.
+"""Flags of `siirl warm-start`: which of them a warm start reads, and their defaults.
 
 Defaults depend on the kind of policy and on the environment. Left out: parsing
 (`siirl.warm_start`).
@@ -11,8 +11,8 @@ from siirl.errors import ConfigError
 from siirl.imitation.sft_examples import SFT_SOURCES
 
 TEXT_DEFAULTS = {"batch_rows": 128, "learning_rate": 1.5e-3, "stop_at": 0.4}
-# Of each task. differences-2, sums-3 and bases-3 in 700 altogether were right in 16 % of samples,
-# and a batch of RL had hardly any signal; 2100 gave 41 % (docs/learning.md).
+# For each task. With 700 updates for differences-2, sums-3 and bases-3 together, 16 % of samples
+# were right, and a batch of RL had hardly any signal; 2100 updates gave 41 % (docs/learning.md).
 UPDATES_OF_A_TASK = 700
 ROBOT_DEFAULTS = {
     **{"updates": 300, "batch_rows": 128, "learning_rate": 1e-3},
@@ -43,14 +43,14 @@ def check_read(flags: argparse.Namespace, *, env: str) -> None:
         if name in asked:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is read by warm starts of "
-                f"{'robots' if text else 'language models'}, and env.name={env} has "
+                f"{'robots' if text else 'language models'}, but env.name={env} has "
                 f"{'a language model' if text else 'none'}: leave it out."
             )
     if "lerobot" in asked and asked & {"expert", "noise"}:
         name = "expert" if "expert" in asked else "noise"
         raise ConfigError(
-            f"--{name} is read if an expert gives the demonstrations, and --lerobot "
-            f"{flags.lerobot} has some: leave one of them out."
+            f"--{name} is read if an expert gives the demonstrations, but --lerobot "
+            f"{flags.lerobot} provides them: leave one of the two out."
         )
     if "lerobot_cameras" in asked and "lerobot" not in asked:
         raise ConfigError(
@@ -59,7 +59,7 @@ def check_read(flags: argparse.Namespace, *, env: str) -> None:
 
 
 def text_defaults(tasks: Sequence[str]) -> dict[str, float]:
-    """Defaults of the flags: batches are shared between tasks, so that more need more updates."""
+    """Defaults of the flags: tasks share batches, so more tasks need more updates."""
     return {**TEXT_DEFAULTS, "updates": UPDATES_OF_A_TASK * len(tasks)}
 
 

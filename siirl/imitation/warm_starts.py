@@ -53,15 +53,15 @@ from siirl.preflight.machine import check_machine
 
 # Scripted expert, and the first seed of demonstrations. metaworld: the last tenth of the evaluation
 # seeds (0 to 999,999, siirl.data_coordinator.task_stream), which no evaluation reaches. LIBERO has
-# 50 initial states per task, and a seed only selects one: seeds below 1,000,000 select the
-# evaluation's states, seeds above it the others.
+# 50 initial states per task, and a seed only selects one of them: seeds below 1,000,000 select the
+# evaluation's states, higher seeds the others.
 EXPERTS = {
     "metaworld": ("envs.metaworld.metaworld_env:expert", 900_000),
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
 OTHER_FIRST_SEED = 900_000
-HARDLY_EVER = 0.01  # right samples: five groups of sixteen in six have none, so no signal
-CLIP_EVERY = 8  # environment steps between frames of a clip, as `reward.frame_every`
+HARDLY_EVER = 0.01  # share of right samples: five of six groups of sixteen have none, so no signal
+CLIP_EVERY = 8  # environment steps between frames of a clip, see `reward.frame_every`
 
 
 def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
@@ -145,7 +145,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     counts = {"demonstrations": len(demonstrations), "observations": len(data.actions)}
     tasks = list(dict.fromkeys(demonstration.task for demonstration in demonstrations))
     notes = {"command": command, "tasks": tasks, **counts, **final}
-    # half the size in a repository; training uses float32
+    # half the file size; training uses float32
     save_policy(policy, flags.output, notes=notes, dtype=torch.float16)
     if flags.clips is not None:
         _save_clips(flags.clips, demonstrations)
@@ -156,7 +156,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
 
 
 def check_target_noise(given: float, *, discrete: bool) -> None:
-    """Raise ConfigError for `--target-noise` on actions that are integers."""
+    """Raise ConfigError for `--target-noise` on integer actions."""
     if discrete and given > 0:
         raise ConfigError(
             f"--target-noise {given}: the actions are integers, to which no noise can be added; "
@@ -342,8 +342,9 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     policy = config.actor_rollout_ref.model.policy
     if policy != LANGUAGE_MODEL:
         raise ConfigError(
-            f"actor_rollout_ref.model.policy={policy} acts as a robot does, and "
-            f"env.name={config.env.name} is answered in text: take model=tiny_lm, or leave it out."
+            f"actor_rollout_ref.model.policy={policy} outputs robot actions, but "
+            f"env.name={config.env.name} is answered in text: choose model=tiny_lm, or leave it "
+            "out."
         )
     torch.set_num_threads(1)
     fill(flags, text_defaults(sft_source(config.env).tasks))
@@ -360,16 +361,16 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     )
     measured = notes["held_out"]
     print(
-        f"Saved {flags.output}: of {measured['questions']} held-out questions "
-        f"{measured['greedy']:.0%} right greedily, "
-        f"{measured['sampled']:.0%} sampled, entropy {measured['entropy']:.2f} nats per token."
+        f"Saved {flags.output}: {measured['greedy']:.0%} of {measured['questions']} held-out "
+        f"questions right greedily, {measured['sampled']:.0%} sampled, entropy "
+        f"{measured['entropy']:.2f} nats per token."
     )
     for line in describe_tasks(notes.get("held_out_by_task", {})):
         print(line)
 
 
 def describe_tasks(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """A line on the tasks, and one on those that RL can hardly improve."""
+    """A line with the success of each task, and one with tasks that RL can hardly improve."""
     lines = []
     if measured:
         shares = [f"{task} {found['sampled']:.1%}" for task, found in measured.items()]
@@ -378,6 +379,6 @@ def describe_tasks(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
     if hopeless:
         lines.append(
             f"Hardly ever right: {', '.join(hopeless)}. Reinforcement learning gets almost no "
-            "signal there: give more --updates, or take an easier size."
+            "signal there: give more --updates, or choose an easier size."
         )
     return lines

@@ -1,4 +1,4 @@
-"""Progress bars of a warm start; in a log file, a line a minute instead."""
+"""Progress bars of a warm start; a log file gets one line per minute instead."""
 
 import threading
 from typing import Any, Self
@@ -9,11 +9,11 @@ from siirl.reporting.progress import HEARTBEAT_S, duration
 
 
 class WorkProgress(Progress):
-    """rich's bars on a terminal; elsewhere each unfinished task is a line every `every_s`.
+    """rich's bars on a terminal; elsewhere one line for each unfinished task, every `every_s`.
 
     Args:
         every_s: Seconds between two lines.
-        options: Of rich's Progress.
+        options: Options of rich's Progress.
     """
 
     def __init__(self, *, every_s: float = HEARTBEAT_S, **options: Any) -> None:

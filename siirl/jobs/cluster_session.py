@@ -1,4 +1,4 @@
-"""The Ray session of a command, by the group `cluster`."""
+"""The Ray session of a command, from the config group `cluster`."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext

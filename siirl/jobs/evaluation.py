@@ -78,7 +78,7 @@ from siirl.reporting.statistics import (
 RESULT_FILE = "evaluation.json"
 # Settings of a run's configuration that an evaluation ignores: demonstrations and further ranks.
 NOTHING_IS_TRAINED = ("reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
-LARGE_RETURN = 10  # from here on tenths say enough; a score between 0 and 1 needs more
+LARGE_RETURN = 10  # from here on one decimal suffices; a score between 0 and 1 needs more
 Success = dict[str, SuccessInterval]
 Returns = dict[str, float]
 Scores = dict[str, MeanInterval]
@@ -155,7 +155,7 @@ def _print_results(folder: Path, tables: Sequence[Table], *, notice: str) -> Non
 
 
 def sampling_of(rollout: RolloutArguments, trainer: TrainingArguments) -> dict[str, Any]:
-    """Selects the episodes and the random numbers of sampled actions."""
+    """Settings that select the episodes and the random numbers of sampled actions."""
     return {
         "first_seed": trainer.val_seed_offset,
         "episodes_per_task": trainer.val_episodes,
@@ -200,7 +200,7 @@ def on_held_out(
 
 
 def adds_to(success: Mapping[str, Success], returns: Mapping[str, Returns]) -> bool:
-    """Whether a mean return is not the rate of success, as it is where success is the reward."""
+    """Whether mean returns say more than success rates; they do not if the reward is success."""
     return any(
         task not in success.get(kind, {})
         or not math.isclose(value, success[kind][task].rate, abs_tol=1e-6)
@@ -284,7 +284,7 @@ def by_protocol(
     description = identity(
         config.env, config.actor_rollout_ref.rollout, config.trainer, weights, notice=notice
     )
-    # refused before anything starts
+    # raises before anything starts
     done = [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)
     total = len(tasks) * STATES * len(names)
     before = sum(episode.kind in names for episode in done)
@@ -363,7 +363,7 @@ def run(
             with Progress(
                 f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples
             ) as progress:
-                # one kind is enough: the actions that training sees
+                # one kind suffices: the actions of training
                 shown = not greedy or len(kinds) == 1
                 advance = functools.partial(_advance, progress)
                 metrics = evaluation.validator.evaluate(

@@ -5,11 +5,11 @@
     model.safetensors       or several files with model.safetensors.index.json
     siirl_config.yaml       configuration of the run
 
-A language model has transformers' layout. An OpenVLA-OFT has its authors' layout, with the
-projector of proprioception in a separate file and with the weights that no pass reads, from the
-published checkpoint. A SmolVLA, pi0 or pi0.5 has LeRobot's layout, without the layer of learnt
-noise. LoRA adapters are merged. Weights are read from a checkpoint's shards and written one tensor
-at a time. Left out: the upload (`hf upload`), and the critic.
+A language model has transformers' layout. An OpenVLA-OFT has its authors' layout: the projector of
+proprioception is in a separate file, and weights that no pass reads come from the published
+checkpoint. A SmolVLA, pi0 or pi0.5 has LeRobot's layout, without the layer of learnt noise. LoRA
+adapters are merged. Weights are read from a checkpoint's shards and written one tensor at a time.
+Left out: the upload (`hf upload`), and the critic.
 """
 
 import json
@@ -50,9 +50,9 @@ CONFIG_FILE = "config.json"
 CARD_FILE = "README.md"
 RUN_CONFIG_FILE = "siirl_config.yaml"
 UNREAD = "vision_backbone.featurizer.norm.weight"
-"""One of the weights of an OpenVLA that no pass reads."""
+"""A weight of OpenVLA that no pass reads."""
 COMPANIONS = (".json", ".jinja", ".model", ".txt", ".py")
-"""Endings of the files that lie beside weights and are copied: configuration, tokenizer, code."""
+"""Endings of files that are copied along with weights: configuration, tokenizer, code."""
 Types = dict[str, tuple[torch.dtype, torch.Size]]
 
 
@@ -64,11 +64,11 @@ class WeightSource(Protocol):
         """Type and shape of each, in their order in the files."""
 
     def whole(self, name: str) -> torch.Tensor:
-        """One of them, in host memory."""
+        """One tensor, in host memory."""
 
 
 class MergedWeights:
-    """Weights of a model with LoRA adapters, as those of a model without.
+    """Weights of a model with LoRA adapters, in the form of a model without adapters.
 
     Args:
         stored: Under the names of the model with adapters.
@@ -88,7 +88,7 @@ class MergedWeights:
         self.types = {plain: stored.types[name] for plain, name in self._names.items()}
 
     def whole(self, name: str) -> torch.Tensor:
-        """A weight, with the change of its adapter if it has one."""
+        """A weight, with its adapter merged if it has one."""
         stored = self._names[name]
         layer = stored.removesuffix(".base_layer.weight")
         if layer == stored:
@@ -99,7 +99,7 @@ class MergedWeights:
 
 
 class JoinedWeights:
-    """Tensors of several sources; a name of an earlier one wins."""
+    """Tensors of several sources; earlier sources take precedence."""
 
     def __init__(self, *sources: WeightSource) -> None:
         self._of = {name: source for source in reversed(sources) for name in source.types}
@@ -186,7 +186,7 @@ def write_hub_folder(
 
 
 def _check_kind(policy: Path, description: Mapping[str, Any]) -> None:
-    """Refuse a folder of weights that is no policy: a video encoder, a classifier.
+    """Refuse a folder of weights that is not a policy: a video encoder, a classifier.
 
     Raises:
         ConfigError: The message names what the folder holds.
@@ -272,7 +272,7 @@ def write_separate_modules(
             for each in weights.types
             if each.startswith(prefix)
         }
-        if not tensors and found:  # `weights` are published ones, which have the file already
+        if not tensors and found:  # published `weights` already have the file
             loaded = torch.load(found[0], map_location="cpu", weights_only=True)
             tensors = {each: _cast(tensor, dtype) for each, tensor in loaded.items()}
         if tensors:
@@ -358,7 +358,7 @@ def _transposed(description: Mapping[str, Any]) -> list[str]:
 
 
 def _name_type(file: Path, dtype: torch.dtype) -> None:
-    """Set the type that transformers loads the weights in, where config.json has one."""
+    """Set the dtype in which transformers loads the weights, if config.json has one."""
     content = read_object(file, remedy="Copy the folder again.")
     for key in ("dtype", "torch_dtype"):
         if key in content:

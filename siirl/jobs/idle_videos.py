@@ -1,4 +1,4 @@
-"""Videos of episodes that achieve nothing, which a trajectory reward must not pay for.
+"""Videos of episodes that achieve nothing; a trajectory reward must not reward them.
 
 They are made from the frames of a step's real episodes. Left out: behaviour that only a simulation
 can show, such as hovering beside the target.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Video = NDArray[np.uint8]
 """Frames [F, height, width, 3]."""
-FREEZE_AFTER = (0.25, 0.5, 0.75)  # of a failure; the best paid one counts
+FREEZE_AFTER = (0.25, 0.5, 0.75)  # of a failure; the highest reward counts
 FAILURES_FROZEN = 4  # of a task
 
 
@@ -39,7 +39,7 @@ def idle_videos(episodes: Sequence[Played]) -> Iterator[IdleVideo]:
 
     - covered camera: black frames;
     - nothing moves: the first frame, for the length of a failure;
-    - stops half-way: a failure whose frames stay as after a part of it;
+    - stops half-way: a failure that freezes after a part of its frames;
     - another task: a success of each other task.
     """
     for task in sorted({episode.task for episode in episodes}):

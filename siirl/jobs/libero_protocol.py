@@ -3,8 +3,8 @@
 Papers report the share of successes over 10 tasks x 50 initial states per suite, and the mean over
 suites (OpenVLA-OFT, https://arxiv.org/abs/2502.19645, table 1; LIBERO,
 https://arxiv.org/abs/2306.03310). This module adds counts and 95 % intervals. `env.states=all`
-selects the protocol: training may have started from the same states, and the table states this. The
-table also states that fixtures in episode i stand as in the official evaluation's episode i
+selects the protocol: training may have started from the same states, and the table says so. The
+table also says that fixtures in episode i stand as in the official evaluation's episode i
 (`envs.libero.placements`), and how images differ from the official ones.
 
 Each finished episode is appended as a line to `episodes.jsonl` in the run folder. An interrupted
@@ -40,7 +40,7 @@ PHYSICS = (
     "mujoco",
     "robosuite",
     "hf-libero",
-)  # versions that change the score of the same policy
+)  # packages whose version changes the score of a policy
 # Pixels in openvla-oft's run_libero_eval.py; robosuite's renderer draws everything.
 OFFICIAL_IMAGES = (256, "full")
 SUITE_TITLES = {"spatial": "Spatial", "object": "Object", "goal": "Goal", "10": "Long", "90": "90"}
@@ -94,7 +94,7 @@ def identity(
     Args:
         env, rollout, trainer: Groups of the evaluation's configuration.
         weights: Files of the policy's weights, identified by digest and not by path.
-        notice: `EnvSpec.notice`, which states whether assets are stand-ins.
+        notice: `EnvSpec.notice`, which says whether assets are stand-ins.
     """
     digest = hashlib.sha256()
     for part in weights:
@@ -136,7 +136,7 @@ def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedE
     for name in expected.keys() | found.keys():
         if found.get(name) != expected.get(name):
             raise CheckpointError(
-                f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has "
+                f"{file} was evaluated with {name}={found.get(name)!r}, but this evaluation has "
                 f"{expected.get(name)!r}: resume with the same value, or start a new evaluation."
             )
     return [
@@ -306,7 +306,9 @@ def protocol_tables(
 def played_sentence(
     episodes: Iterable[PublishedEpisode], *, kind: str, max_episode_steps: int | None
 ) -> str:
-    """States, tasks and step limits that were played, and whether they are the papers'."""
+    """States, tasks and step limits of the evaluation, and whether they equal those of the
+    papers.
+    """
     by_task: dict[tuple[str, int], set[int]] = defaultdict(set)
     for episode in episodes:
         if episode.kind == kind:

@@ -1,9 +1,9 @@
 """README.md of a policy on the Hugging Face Hub: results with intervals, command, versions, data.
 
 The metadata at its head follows the Hub's specification (huggingface/hub-docs, modelcard.md). A
-card says nothing that its run did not record: results come from metrics.jsonl up to the
-checkpoint's step, the command and versions from origin.json. Left out: prose about intended use,
-which the owner adds.
+card contains only what its run recorded: results come from metrics.jsonl up to the checkpoint's
+step, the command and versions from origin.json. Left out: prose about intended use, which the owner
+adds.
 """
 
 import re
@@ -69,14 +69,14 @@ class Training:
 
     @property
     def base_folder(self) -> Path | None:
-        """Folder of `base`, if it is one on this machine."""
+        """Folder of `base`, if it is on this machine."""
         folder = None if self.base is None else find(self.base)
         return folder if folder is not None and folder.is_dir() else None
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card is made of."""
+    """Contents of a model card."""
 
     name: str
     description: Mapping[str, Any]
@@ -167,7 +167,7 @@ def _metadata(card: Card) -> dict[str, Any]:
 
 
 def repository(text: str | None, *, data: bool = False) -> str | None:
-    """`owner/name` of a value that names a place on the Hub; None for a local path."""
+    """`owner/name` of a value that names a repository on the Hub; None for a local path."""
     if text is None:
         return None
     place = hub_place(text, place="config.yaml", kind=DATASET if data else "model")
@@ -193,7 +193,9 @@ def _introduction(card: Card) -> str:
 
 
 def _graph(training: Training) -> str:
-    """The graph, in words: a shipped pipeline, or the owner's with its file or function."""
+    """Description of the graph: a shipped pipeline, or the owner's graph with its file or
+    function.
+    """
     pipeline, own = training.key("dag.pipeline"), training.own_graph
     if own is None:
         return f"pipeline `{pipeline}`"

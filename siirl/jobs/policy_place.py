@@ -20,12 +20,12 @@ class LocatedPolicy(NamedTuple):
     config_file: Path | None
     """Configuration of its run; None for a policy folder by itself."""
     group: int | None = None
-    """Agent group that the folder names; None: the run's lowest, or its only one."""
+    """Agent group of the folder's name; None: the run's lowest, or its only one."""
 
 
 def locate(checkpoint: Path) -> LocatedPolicy:
-    """The policy that `checkpoint` names: a policy folder, perhaps of an agent group (`actor_1`), a
-    checkpoint, or a run, whose newest checkpoint counts.
+    """The policy that `checkpoint` names: a policy folder, possibly of an agent group (`actor_1`);
+    a checkpoint; or a run (its newest checkpoint).
 
     Raises:
         CheckpointError: The path is not a policy folder, checkpoint or run folder, or is damaged.
@@ -53,10 +53,11 @@ def configuration(
         checkpoint: Policy folder, checkpoint or run folder; a run's configuration is the default.
         overrides: Configuration words of the command line.
         given: Words before them.
-        pipeline: For a policy folder by itself, unless `overrides` choose one.
+        pipeline: Pipeline for a policy folder without a run, unless `overrides` choose one.
 
     Raises:
-        CheckpointError: The path is no policy folder, checkpoint or run folder, or it is damaged.
+        CheckpointError: The path is not a policy folder, checkpoint or run folder, or it is
+            damaged.
     """
     located = locate(checkpoint)
     words = [f"actor_rollout_ref.model.path={quoted(located.policy)}", *given]
@@ -66,5 +67,5 @@ def configuration(
 
 
 def quoted(path: Path) -> str:
-    """A path as a command-line value, with any characters."""
+    """A path as a command-line value; it may have any characters."""
     return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,8 +1,8 @@
 """Writes the recorded episodes of a run as a LeRobot data set, by simulating them again.
 
 A recording keeps seed and actions; the data set needs an observation for each of them. An episode
-that ends differently than recorded is left out and named. Left out: failures, and environments
-without pictures and proprioception.
+that ends differently from its recording is skipped and named. Left out: failures, and environments
+without images and proprioception.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def write_recorded(
     Args:
         flags: `folder`, `overrides`, `lerobot`, `lerobot_version`, `fps`.
         rows: Recorded episodes of the run.
-        recording_of: Executed actions of an episode, and its reset options.
+        recording_of: Returns an episode's executed actions and its reset options.
 
     Raises:
         ConfigError: An environment that does not fit, or a folder with files.
@@ -109,10 +109,10 @@ def _writer(flags: argparse.Namespace, environment: Environment, *, cameras: int
 async def simulate(
     environment: Environment, row: Row, actions: NDArray[Any], options: Mapping[str, Any]
 ) -> RobotEpisode | None:
-    """Play an episode step by step; None if it ends differently than recorded.
+    """Play an episode step by step; None if it ends differently from its recording.
 
     Raises:
-        ValueError: Observations without pictures or proprioception, or discrete actions.
+        ValueError: Observations without images or proprioception, or discrete actions.
     """
     spec = environment.spec
     parts = (

@@ -1,15 +1,15 @@
 """Measures how a reward ranks a policy's failures, and how it rewards idle videos.
 
 Implements `siirl reward-check` after argument parsing. The policy plays groups of rollouts from
-held-out start states, a training step's number at a time. The reward scores a step, then learns
-from it, as in training. The first steps only fill its memory; the others are measured:
+held-out start states, as many at a time as in a training step. The reward scores a step, then
+learns from it, as in training. The first steps only fill its memory; the others are measured:
 
-- Within a group, which is all that an advantage compares: rank correlation of the rewards of
-  failures with their true closeness, if the environment reports `info["oracle_distance"]`, and how
-  many groups have failures with different rewards.
+- Within a group, because an advantage compares only its samples: rank correlation of failures'
+  rewards with their true closeness, if the environment reports `info["oracle_distance"]`, and the
+  number of groups in which failures have different rewards.
 - In the last step, the rewards of idle videos (`siirl.jobs.idle_videos`) beside those of failures.
 
-Left out: training; text, whose rewards read one answer at a time.
+Left out: training; text (its rewards read one answer at a time).
 """
 
 # B episode of a step, N episode of all measured steps
@@ -119,7 +119,7 @@ def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> N
         steps: Measured steps.
 
     Raises:
-        ConfigError: A text job, or a reward that gives every failure the same.
+        ConfigError: A text job, or a reward that is equal for all failures.
     """
     config = configuration(
         checkpoint,
@@ -129,7 +129,7 @@ def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> N
     )
     if config.actor_rollout_ref.model.policy == LANGUAGE_MODEL:
         raise ConfigError(
-            f"reward-check compares robots' failures, and env={config.env.name} is a text "
+            f"reward-check compares robots' failures, but env={config.env.name} is a text "
             "environment: its rewards read one answer at a time. siirl report RUN --rollouts shows "
             "them beside the answers."
         )
@@ -307,7 +307,7 @@ def with_idle(
 
 
 def ranking(scored: Scored) -> dict[str, Any]:
-    """How the reward ranked the failures of a task.
+    """The reward's ranking of a task's failures.
 
     `within_groups` [correlation, low, high] and `over_task` are None without true distances, with
     fewer than `FEWEST_FAILURES` failures, or if reward or distance is constant.

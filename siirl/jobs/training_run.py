@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
 
 MEAN_RETURN = "val/all/return"  # in every evaluation with a graded episode
-# and this one if some episodes may be ungraded; the job's reward scores them
+# used if some episodes may be ungraded; the job's reward scores them
 MEAN_SCORE = "val/all/mean_score"
 
 
@@ -88,7 +88,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     with ExitStack() as stack:
         write_graph(graph, run_folder, groups=config.dag.groups)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
-        # first: if the cluster refuses, nothing has been written
+        # first, so that nothing has been written if the cluster refuses
         stack.enter_context(session(config.cluster, folder=run_folder))
         layout = layout_of(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
         report = LiveReport(run_folder)
@@ -168,7 +168,7 @@ def first_step(trainer: TrainingArguments) -> int:
 
 
 def remove_unfinished_files(trainer: TrainingArguments, run_folder: Path) -> None:
-    """Remove unfinished files that killed writers of this experiment or the resumed run left."""
+    """Remove unfinished files of killed writers of this experiment or the resumed run."""
     folders = {*run_folder.parent.glob("*/checkpoints")}
     if trainer.resume is not None:
         folders.add(resolve_checkpoint(Path(trainer.resume)).parent)
@@ -191,7 +191,7 @@ def layout_of(
     there = machines()
     if cluster.address is None:
         on_gpus = device_slots()[1] == "GPU"
-    else:  # this machine may lack GPUs; the cluster's torch counts
+    else:  # this machine may lack GPUs; the cluster's torch is what counts
         on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
     layout = dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(rollout))
     require_machines(layout, there)
@@ -251,7 +251,9 @@ def start(
 
 
 def _replacement(make: WorkerFactory) -> Replacement:
-    """Rollout ranks are replaced when they die: they share no process group with others."""
+    """Replacement of dead rollout ranks; possible because they share no process group with
+    others.
+    """
     assert make.line is not None
     line, groups = make.line(), make.groups
     ranks = [rank for rank, graph in make.graphs.items() if rolls_out_only(graph)]
@@ -331,7 +333,7 @@ def show_summary(
 def success_change(
     before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInterval]
 ) -> str:
-    """Sentence on the change in success of all tasks together, or of the only task."""
+    """Sentence on the change in success, over all tasks or of the only task."""
     name = list(after)[-1]
     first, last = before[name], after[name]
     relation = "overlap" if first.overlaps(last) else "do not overlap"

@@ -46,9 +46,9 @@ class ActionTokenizer:
         box = _vector_space(space)
         if not box.is_bounded():
             raise ValueError(
-                f"Action space {space} has no bounds, so it cannot be binned: take a policy of "
-                f"continuous actions ({POLICY}=control_policy, which trainer=mujoco_control has), "
-                "or wrap the environment so that its actions have bounds."
+                f"Action space {space} has no bounds, so it cannot be binned: choose a policy with "
+                f"continuous actions ({POLICY}=control_policy, as in trainer=mujoco_control), or "
+                "wrap the environment so that its actions have bounds."
             )
         return cls(bins=bins, **_bounds(box))
 
@@ -96,8 +96,8 @@ class ActionTokenizer:
 class ContinuousActions:
     """Maps actions of a Box to numbers and back, linearly in each dimension.
 
-    A dimension with two bounds has the numbers [-1, 1]. Without bounds an action is its number;
-    with one bound the number of the bound is -1 (below) or 1 (above), and distances stay.
+    A dimension with two bounds maps to [-1, 1]. A dimension without bounds is unchanged. With one
+    bound, the bound maps to -1 (lower) or 1 (upper), and distances are unchanged.
     """
 
     low: tuple[float, ...]
@@ -114,8 +114,8 @@ class ContinuousActions:
 
         if isinstance(space, gymnasium.spaces.Discrete):
             raise ValueError(
-                f"Action space {space} is discrete, and a continuous distribution has no integers: "
-                "take a policy of tokens, such as model=tiny_vla."
+                f"Action space {space} is discrete, but a continuous distribution has no integers: "
+                "choose a policy with tokens, such as model=tiny_vla."
             )
         return cls(**_bounds(_vector_space(space)))
 
@@ -146,7 +146,7 @@ class ContinuousActions:
         )[0]
 
     def _range(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Actions of the numbers -1 and 1; where a bound is missing they are 2 apart."""
+        """Actions at the numbers -1 and 1; where a bound is missing they are 2 apart."""
         low_A, high_A = np.asarray(self.low, float), np.asarray(self.high, float)
         ends = np.isfinite(low_A), np.isfinite(high_A)
         return (
@@ -171,7 +171,7 @@ def _vector_space(space: gymnasium.Space) -> gymnasium.spaces.Box:
         )
     if np.dtype(space.dtype).kind != "f":
         raise ValueError(
-            f"Action space {space} is of whole numbers, and policies output float32: make it "
+            f"Action space {space} has whole numbers, but policies output float32: make it "
             "Discrete, or a float32 Box whose actions the environment rounds."
         )
     return space

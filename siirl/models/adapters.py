@@ -1,4 +1,4 @@
-"""LoRA adapters (https://arxiv.org/abs/2106.09685) of peft: added in place, disabled, merged.
+"""LoRA adapters (https://arxiv.org/abs/2106.09685) from peft: adding in place, disabling, merging.
 
 peft is imported only if an adapter is requested: its import takes many seconds.
 """
@@ -74,7 +74,7 @@ class Adaptable(nn.Module):
     def _scale_adapters(self, factor: float) -> None:
         """Scale the output of the adapters: 1 enables, 0 disables them.
 
-        peft's own switch also freezes them, which conflicts with the optimiser and FSDP2.
+        peft's own switch also freezes them; that conflicts with the optimiser and FSDP2.
         """
         for name in self.adapted:
             layer: Any = self.get_submodule(name)
@@ -89,12 +89,13 @@ def add_adapters(
     Args:
         model: Changed in place.
         lora: Settings of the adapters.
-        layers: Layers used without `target_modules`; None: all linear layers but the head, for a
-            model of transformers.
+        layers: Layers used without `target_modules`; None: all linear layers except the head, for a
+            transformers model.
         seed: Seed of the first matrices (A, section 4.1 of the paper); the second ones are zeros.
 
     Raises:
-        ConfigError: Layers or a rank that the model does not have (`adapted_layers`).
+        ConfigError: Layers that the model does not have, or a rank that is too large
+            (`adapted_layers`).
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -147,7 +148,7 @@ def adapted_layers(
 ) -> tuple[str, ...]:
     """Names of the layers that get an adapter.
 
-    It needs no weights (`torch.device("meta")`) and no peft.
+    Needs neither weights (`torch.device("meta")`) nor peft.
 
     Args:
         model: As for `add_adapters`.
@@ -171,9 +172,8 @@ def adapted_layers(
         chosen = [name for name in sides if model.get_submodule(name) is not head]
     if not chosen:
         raise ConfigError(
-            f"{PLACE}.rank={lora.rank}: {type(model).__name__} trains no linear layer, so that no "
-            f"adapter has a place: name its layers in {PLACE}.target_modules, or leave the rank "
-            "at 0."
+            f"{PLACE}.rank={lora.rank}: {type(model).__name__} trains no linear layer that could "
+            f"get an adapter: name its layers in {PLACE}.target_modules, or leave the rank at 0."
         )
     narrow = min(chosen, key=lambda name: sides[name])
     if lora.rank > sides[narrow]:
@@ -185,8 +185,8 @@ def adapted_layers(
             else ""
         )
         raise ConfigError(
-            f"{PLACE}.rank={lora.rank} is more than layer {narrow} of {rows} x {columns} can have: "
-            f"make it at most {sides[narrow]}{other}."
+            f"{PLACE}.rank={lora.rank} is more than layer {narrow} of {rows} x {columns} allows: "
+            f"lower it to {sides[narrow]}{other}."
         )
     return tuple(chosen)
 
@@ -265,7 +265,7 @@ def adapters_first(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, tor
 def merged_in_turn(
     weights: Iterable[Rows], lora: LoraArguments, *, transposed: Collection[str] = ()
 ) -> Iterator[Rows]:
-    """`merged` for weights that come a few rows at a time, in the order of `adapters_first`."""
+    """`merged` for weights that arrive a few rows at a time, in the order of `adapters_first`."""
     assembly = Assembly()
     matrices: dict[str, torch.Tensor] = {}  # of the layer whose weight comes next
     for rows in weights:

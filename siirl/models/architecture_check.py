@@ -8,7 +8,8 @@ import torch
 from siirl.errors import ConfigError
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-# For 16 bits: rounding changes a hidden state by percents, a leak between rows by its own size.
+# For 16 bits: rounding changes a hidden state by a few percent, a leak between rows by as much as
+# its size.
 ROUGH_TOLERANCE = 0.1
 
 
@@ -23,7 +24,7 @@ def try_out(model: Any, source: str) -> None:
     name = type(model.causal_lm).__name__
     if "position_ids" not in inspect.signature(model.causal_lm.base_model.forward).parameters:
         raise ConfigError(
-            f"{source}: {name} takes no position_ids, which separate packed rows. Take another "
+            f"{source}: {name} takes no position_ids, which separate packed rows. Choose another "
             "architecture."
         )
     ids_1S = torch.arange(1, 7)[None] % model.vocab_size
@@ -36,7 +37,7 @@ def try_out(model: Any, source: str) -> None:
     if _relative_difference(together, alone) > tolerance:
         raise ConfigError(
             f"{source}: in {name} packed rows see each other (recurrent or convolutional layers "
-            "ignore position ids), so log-probs would be wrong. Take an architecture with "
+            "ignore position ids), so log-probs would be wrong. Choose an architecture with "
             "attention only."
         )
     logits = model.causal_lm(
@@ -48,18 +49,18 @@ def try_out(model: Any, source: str) -> None:
     if _relative_difference(product, logits) > tolerance:
         raise ConfigError(
             f"{source}: the logits of {name} are not hidden states times output weights (they are "
-            "scaled or capped), and log-probs without whole logits support only that product. "
-            "Take another architecture."
+            "scaled or capped), but log-probs without full logits support only that product. "
+            "Choose another architecture."
         )
 
 
 @torch.no_grad()
 def supports_masks(model: Any) -> bool:
-    """Whether two answers behind one prompt equal each alone, on a few tokens.
+    """Whether two answers behind one prompt score as they do alone, on a few tokens.
 
-    A sliding window is longer than these tokens and would be lost under a custom mask, and
-    attention functions other than torch's take other masks; such models are not tested and get
-    False.
+    Models with a sliding window get False without a test: the window is longer than these tokens,
+    and a custom mask would lose it. So do attention functions other than torch's, which take other
+    masks.
     """
     config = model.config.get_text_config()
     has_window = getattr(config, "sliding_window", None) is not None

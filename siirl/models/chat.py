@@ -1,9 +1,9 @@
 """Chats as tokens: a prompt, and the tokens after a finished turn.
 
-No generated token is encoded again. The tokens that a chat template puts after the assistant's
+Generated tokens are never encoded again. The tokens that a chat template puts after the assistant's
 words are found by rendering a small chat with a placeholder: the text after the placeholder begins
-the next turn. So any template works that renders messages in order. A tokenizer
-without a template joins contents by line ends, and adds nothing else (`12+34=` stays `12+34=`).
+the next turn. Any template that renders messages in order therefore works. A tokenizer without a
+template joins contents by newlines, and adds nothing else (`12+34=` stays `12+34=`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ChatTokenizer:
         further_stop_ids: Tokens in addition to its own end token at which a continuation ends
             (generation_config.json).
         place: Source of the tokenizer, for messages.
-        reader: Reads pictures as the model does (`siirl.models.seen_pictures.PictureReader`);
+        reader: Reads pictures in the model's form (`siirl.models.seen_pictures.PictureReader`);
             None: the model reads text only.
 
     Raises:
@@ -71,15 +71,15 @@ class ChatTokenizer:
         self.reader = reader
         if reader is not None and tokenizer.chat_template is None:
             raise ConfigError(
-                f"{place} has no chat template, which places pictures in a prompt: copy "
-                "chat_template.json of the model's own there."
+                f"{place} has no chat template, which places pictures in a prompt: copy the "
+                "model's own chat_template.json there."
             )
         end = tokenizer.eos_token_id
         pad = tokenizer.pad_token_id
         if end is None and pad is None:
             raise ConfigError(
-                f"{place} has neither a padding token nor an end-of-text token, so that no "
-                "response could end: set eos_token in its tokenizer_config.json."
+                f"{place} has neither a padding token nor an end-of-text token, so no response "
+                "could end: set eos_token in its tokenizer_config.json."
             )
         self.pad_id = int(end if pad is None else pad)
         self._closing = self._closing_token()
@@ -88,13 +88,13 @@ class ChatTokenizer:
         """Tokens that end a continuation."""
         if not self.stop_ids:
             raise ConfigError(
-                f"{place} has no end-of-text token, so that no response could end: set eos_token "
+                f"{place} has no end-of-text token, so no response could end: set eos_token "
                 "in its tokenizer_config.json."
             )
 
     @property
     def end_id(self) -> int:
-        """The token that ends an assistant's turn: the template's, or else the end of text."""
+        """The token that ends an assistant's turn: the template's, else the end-of-text token."""
         return min(self.stop_ids) if self._closing is None else self._closing
 
     @property
@@ -113,7 +113,7 @@ class ChatTokenizer:
 
         Raises:
             ConfigError: The template refuses these messages (an unknown role), or pictures for a
-                model of text.
+                text model.
             ValueError: A picture that cannot be read, or is not in its place.
         """
         seen = self.pictures_of(pictures)
@@ -130,7 +130,7 @@ class ChatTokenizer:
         Args:
             messages: New messages to the assistant (answers of tools, words of a user).
             closed: Whether the turn ended with one of `stop_ids`, which is then not repeated. False
-                if a stop string or a limit cut the turn: the closing token is then put first.
+                if a stop string or a limit cut the turn: the closing token then comes first.
 
         Raises:
             ConfigError: As `encode_prompt`.
@@ -141,18 +141,18 @@ class ChatTokenizer:
         return ids[1:] if closed and ids[:1] == (self._closing,) else ids
 
     def pictures_of(self, sources: Sequence[PictureSource]) -> Pictures | None:
-        """Pictures as the model sees them; None for a model that reads only.
+        """Pictures in the model's form; None for a text-only model.
 
         Raises:
-            ConfigError: Pictures for a model that reads only.
+            ConfigError: Pictures for a text-only model.
             ValueError: A picture that cannot be read.
         """
         if self.reader is not None:
             return self.reader.read(tuple(sources))
         if sources:
             raise ConfigError(
-                f"{self.place} reads text only, but the row has pictures: take a "
-                "vision-language model (Qwen/Qwen2.5-VL-3B-Instruct, or model=tiny_vlm)"
+                f"{self.place} reads text only, but the row has pictures: choose a vision-language "
+                "model (Qwen/Qwen2.5-VL-3B-Instruct, or model=tiny_vlm)"
             )
         return None
 
@@ -236,8 +236,7 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*tokenizer*")) and not any(folder.glob("*vocab*")):
         raise MissingAssetError(
-            f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the files of the model's "
-            "own there."
+            f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the model's own files there."
         )
     files = folder if folder.is_dir() else cached_folder(source)
     if files is not None:
@@ -261,7 +260,7 @@ def _picture_reader(source: str) -> PictureReader | None:
     config = picture_model_config(source)
     if config is None:
         return None
-    # imports Pillow and transformers' image processors, which models of text do without
+    # imports Pillow and transformers' image processors, which text models do not need
     from siirl.models.seen_pictures import load_picture_reader
 
     return load_picture_reader(source, config)
@@ -281,7 +280,7 @@ def _generation_stops(source: str) -> list[int]:
 
 
 def _in_parts(entry: Message) -> dict[str, Any]:
-    """The message in the form in which chat templates take pictures."""
+    """The message in the form of chat templates with pictures."""
     parts = [part for part in re.split(f"({PICTURE})", entry["content"]) if part]
     content = [
         {"type": "image"} if part == PICTURE else {"type": "text", "text": part} for part in parts

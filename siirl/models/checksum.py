@@ -1,8 +1,8 @@
-"""One number for a set of weights, to compare them in two places without moving them.
+"""A checksum of a set of weights, to compare them in two places without moving them.
 
-It sums integers over the raw bits, so it depends on no order of summation, thread or device, nor on
-how and in which order the weights arrive: a float sum of 10,000 entries differs between one thread
-and two.
+It sums integers over the raw bits. The result therefore does not depend on the order of summation,
+the threads, the device, or the order in which weights arrive. A float sum of 10,000 entries, in
+contrast, differs between one thread and two.
 """
 
 # N entry of a tensor
@@ -15,14 +15,14 @@ import torch
 from siirl.models.weight_rows import Rows
 
 _INTEGER_OF_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Entries widened to 64 bits at a time, which are held three times: a CPU is fastest with 6 MB,
-# which fit its cache; a GPU needs fewer and larger kernels, here of 50 MB.
+# Entries widened to 64 bits at a time, held three times. A CPU is fastest with 6 MB, which fit its
+# cache; a GPU needs fewer, larger kernels, here of 50 MB.
 _CHUNK, _CHUNK_ON_GPU = 1 << 18, 1 << 21
 _MODULUS = 1 << 63  # range of a signed integer in a message
 
 
 class RunningChecksum:
-    """The checksum of weights that come part by part, in any order.
+    """The checksum of weights that arrive part by part, in any order.
 
     Entry i of a weight adds `(2 i + 1) (bits + 1)` times an odd number that depends on the weight's
     name, modulo 2**63. Shapes are not included.
@@ -48,7 +48,7 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def factor_of(name: str) -> int:
-    """An odd number for a name: weights that were exchanged change the checksum."""
+    """An odd number for a name, so that exchanged weights change the checksum."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") | 1
 
 

@@ -35,7 +35,7 @@ from siirl.params.model_args import ActorRolloutRefArguments
 
 Metrics = dict[str, float]
 RATE_STEP = 1.5  # Schulman et al. 2017, section 4: the choice of such factors hardly matters
-LARGEST_RATE_FACTOR = 32.0  # limit either way: a wrong target must not drive weights to infinity
+LARGEST_RATE_FACTOR = 32.0  # limit in both directions, in case of a wrong target
 
 
 class Actor:

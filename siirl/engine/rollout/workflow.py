@@ -2,10 +2,10 @@
 `RolloutWorkflow.arun_episode(engine, data)`; many at once by
 `siirl.engine.rollout.inference_engine.InferenceEngine`.
 
-The workflows of the two domains are `embodied_workflow` and `text_workflow`. In both an episode
-requests an action from the engine and passes it to its environment until the episode is over.
-Nothing is computed for it afterwards. Many episodes run at once; the engine decides which of them
-share a forward pass.
+The workflows of the two domains are `embodied_workflow` and `text_workflow`. In both, an episode
+requests actions from the engine and passes them to its environment until it ends; nothing is
+computed for it afterwards. Many episodes run at once; the engine decides which of them share a
+forward pass.
 """
 
 import abc
@@ -44,7 +44,7 @@ class EpisodeRequest:
     noise_correlation: float = 0.0
     """Robots: correlation of the random numbers of successive actions, for exploration."""
     record: bool = False
-    """Whether a video is wanted."""
+    """Whether to record a video."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the environment's reset, such as `split` or a whole `row`."""
 
@@ -60,7 +60,7 @@ class Trajectory:
     record: dict[str, Any] = field(default_factory=dict)
     """For human readers, as JSON values: messages, turns, verdict, reward parts."""
     changed_instruction: str = ""
-    """How a robot's instruction changed within a row that has place for one
+    """How a robot's instruction changed within a row that has room for only one
     (`EnvSpec.instruction_changes`); such a row cannot be trained on.
     """
 
@@ -80,7 +80,8 @@ class RolloutWorkflow(abc.ABC):
 
 
 Outcome = list[Trajectory] | SimulationFailed
-"""Result of an episode: its trajectories (none if rejected), or why its simulation failed."""
+"""Result of an episode: its trajectories (none if rejected), or the reason why its simulation
+failed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class RolloutResult:
     rejected: list[Any] = field(default_factory=list)
     """Episodes that the workflow or the caller rejected."""
     broken_off: int = 0
-    """Signal number that stopped the episodes (siirl.interrupts), 0 for none; if set, the other
+    """Number of the signal that stopped the episodes (siirl.interrupts); 0: none. If set, the other
     fields are empty.
     """
 
@@ -106,16 +107,16 @@ class RolloutResult:
         """As `batch`, for training.
 
         Raises:
-            InvariantError: The instruction of a row changed and it has place for one: its later
-                actions would be scored under another text than they were chosen by.
+            InvariantError: The instruction of a row changed, but the row has room for one: its
+                later actions would be scored under another text than the one they were chosen for.
         """
         for trajectory in self.trajectories:
             if trajectory.changed_instruction:
                 raise InvariantError(
                     f"The instruction of task {trajectory.row['task_name']!r} changed within an "
-                    f"episode ({trajectory.changed_instruction}), and its environment does not say "
-                    "so: set instruction_changes=True in its EnvSpec, or keep the text the same "
-                    "until the episode ends."
+                    f"episode ({trajectory.changed_instruction}), but its environment does not "
+                    "declare this: set instruction_changes=True in its EnvSpec, or keep the text "
+                    "the same until the episode ends."
                 )
         return self.batch()
 
@@ -138,7 +139,7 @@ def trajectories_of(workflow: RolloutWorkflow, returned: Any) -> list[Trajectory
     """The value returned by `arun_episode` as a list; empty if the episode was rejected.
 
     Raises:
-        TypeError: The workflow returned something else than trajectories or None.
+        TypeError: The workflow returned something other than trajectories or None.
     """
     if returned is None:
         return []

@@ -1,9 +1,9 @@
 """Cuts a batch into mini-batches, one per optimiser step, and these into micro-batches.
 
 A mini-batch is drawn from the rows of *all* ranks, in the order of their unique ids, by a generator
-with the same state on every rank. So one rank and four take the same optimiser steps. The price: a
-rank may own more rows of one mini-batch and fewer of the next, and the ranks wait for the one with
-the most.
+with the same state on every rank. One rank and four therefore take the same optimiser steps. The
+cost: a rank may own more rows of one mini-batch and fewer of the next, and the other ranks wait for
+the one with the most.
 
 A micro-batch goes through the module in one pass: a fixed number of rows, rows within a token
 budget, or parts of rows. The gradient does not depend on the cut.
@@ -47,7 +47,7 @@ def mini_batch_rows(
         rows: Rows of a mini-batch, over all ranks.
         ranks: The ranks that share the rows.
         generator: Drawn from only if there is more than one mini-batch.
-        owned: `rows_by_id` of the batch, which several epochs share; None: it is gathered.
+        owned: `rows_by_id` of the batch, shared by several epochs; None: gather it.
     """
     owned = rows_by_id(batch, ranks) if owned is None else owned
     parts = max(1, -(-len(owned) // rows))
@@ -96,7 +96,7 @@ Arguments are the batch and the budget; groups of several rows stay within that 
 
 @dataclass(frozen=True)
 class Part:
-    """Positions of some rows that go through the module together; the others are masked."""
+    """Positions of some rows that go through the module together; other positions are masked."""
 
     rows: Sequence[int]
     """Ascending row indices."""
@@ -177,7 +177,7 @@ class MicroBatches:
             )
         except ConfigError as error:
             failure = error
-        if self.tokens is not None:  # only a token budget can fail, on one rank
+        if self.tokens is not None:  # only a token budget can fail on a single rank
             fail_together(self.ranks, failure)
         return parts
 
@@ -218,7 +218,7 @@ def _single_rows(batch: TensorDict, budget: int) -> list[RowGroup]:
 def row_lengths(batch: TensorDict) -> torch.Tensor:
     """Tokens of each row, int64 [B].
 
-    With `attention_mask` all tokens that the model sees, else those of the response.
+    With `attention_mask`, all tokens that the model sees; otherwise those of the response.
     """
     mask = batch["attention_mask"] if "attention_mask" in batch else batch["response_mask"]
     return mask.sum(1).long()
@@ -268,7 +268,7 @@ def rows_added(
 def rows_in_order(
     kept: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]
 ) -> list[torch.Tensor]:
-    """Results of micro-batches, one entry a row, in the row order of the whole batch."""
+    """Results of micro-batches, one entry per row, in the row order of the whole batch."""
     numbers = torch.tensor([row for part in rows for row in part], dtype=torch.long)
     if bool((numbers[1:] > numbers[:-1]).all()):
         return list(kept)

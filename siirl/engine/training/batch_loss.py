@@ -36,7 +36,7 @@ class LossSum:
 LossFunction = Callable[[Scores, TensorDict], LossSum]
 """Loss of a micro-batch as a sum, from its scores and columns."""
 LossWeight = Callable[[TensorDict], torch.Tensor]
-"""Summand of the loss denominator for a batch of rows."""
+"""Contribution of a batch of rows to the loss denominator."""
 
 
 @dataclass(frozen=True)

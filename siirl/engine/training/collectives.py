@@ -1,8 +1,8 @@
-"""Collective calls besides gradients: sums, rows, small objects, and joint failure of all ranks.
+"""Collective calls other than gradients: sums, rows, small objects, and joint failure of all ranks.
 
 `OneProcess` is a world of one; `GroupOfProcesses` uses torch.distributed. Every rank of a group
 calls the same methods in the same order. Decisions (skip, stop, refuse) use only their results,
-which are equal on all ranks, so that no rank waits for one that left.
+which are equal on all ranks, so no rank waits for one that has left.
 """
 
 # B row
@@ -27,9 +27,9 @@ from siirl.occupation import OCCUPATION
 
 Thing = TypeVar("Thing")
 
-# A rank may wait for another's slowest rollout as long as that makes progress. The launcher detects
-# a rank that exits, the watchdog (siirl.execution.scheduler.watchdog, at most 20 hours) a rank that
-# hangs, and writes stack traces; this limit applies only without both.
+# A rank may wait for the slowest rollout of another rank as long as that makes progress. The
+# launcher detects a rank that exits, the watchdog (siirl.execution.scheduler.watchdog, at most 20
+# hours) a rank that hangs, and writes stack traces; this limit applies only if both are missing.
 TIMEOUT = datetime.timedelta(hours=24)
 # torch ends a process whose NCCL thread makes no progress for 8 minutes; the watchdog comes first.
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
@@ -80,7 +80,8 @@ class GroupOfProcesses:
     """The ranks of a process group.
 
     Args:
-        device: Where the group's backend needs tensors; results return to the device of the input.
+        device: Device on which the group's backend needs tensors; results return to the device of
+            the input.
         group: The process group; None: the group of all ranks.
     """
 
@@ -144,8 +145,8 @@ def _waiting(call: str) -> AbstractContextManager[None]:
 def fail_together(ranks: Collectives, error: SiirlError | None) -> None:
     """Raise on every rank if any rank has an error.
 
-    The failing rank raises its own error, the others an InvariantError that names it. So a rank
-    with a bad sample does not leave the others waiting in the next collective call.
+    The failing rank raises its own error; the others raise an InvariantError that names the rank. A
+    rank with a bad sample therefore does not leave the others waiting in the next collective call.
     """
     messages = ranks.gather_objects(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
@@ -178,7 +179,7 @@ def join(
         device: `cpu`, or this rank's `cuda:i`.
         backend: See `siirl.execution.scheduler.process_group_manager.choose_backend`.
         hang_s: The watchdog's limit; None: no watchdog.
-        force_group: Make a group of one process too, so that FSDP2 and NCCL run on one GPU.
+        force_group: Make a group even for one process, so that FSDP2 and NCCL run on one GPU.
     """
     if world_size == 1 and not force_group:
         return OneProcess()
@@ -197,8 +198,9 @@ def join(
         torch.cuda.set_device(device)
         limit_s = TIMEOUT.total_seconds() if hang_s is None else hang_s
         os.environ.setdefault(NCCL_HEARTBEAT, str(int(limit_s + AFTER_WATCHDOG_S)))
-    # With gloo beside NCCL the ports of both open here, and only gloo's may be closed afterwards:
-    # NCCL connects later then. Its own connections begin with a random number of 64 bits.
+    # With gloo beside NCCL, the ports of both open here, but only gloo's may be closed afterwards,
+    # because NCCL then connects later. NCCL's own connections begin with a random number of 64
+    # bits.
     distributed.init_process_group(
         backend,
         store=store,
@@ -216,14 +218,14 @@ def leave(ranks: OneProcess | GroupOfProcesses) -> None:
     """End torch.distributed in this process, and the threads that serve it.
 
     A group ends its threads when the last reference to it is dropped. A group that lives until the
-    interpreter exits can abort the process. A thread that then needs the GIL, to free the last
-    message, is made to exit in the middle of a destructor.
+    interpreter exits can abort the process. A thread that then needs the GIL to free the last
+    message is forced to exit in the middle of a destructor.
     """
     if isinstance(ranks, GroupOfProcesses):
         distributed.destroy_process_group(ranks.group)
         ranks.group = None
         _clear_caches_of_sharded_tensors()
-        gc.collect()  # tracebacks of kept errors refer to the group too
+        gc.collect()  # tracebacks of kept errors also refer to the group
 
 
 def _clear_caches_of_sharded_tensors() -> None:

@@ -1,8 +1,8 @@
 """Compiles the blocks of a module for the passes of training and scoring (`torch.compile`).
 
-The first pass compiles, and a pass with other sizes compiles again: seconds for a small model,
-minutes for a large one. Results differ by rounding. Acting runs the same blocks uncompiled, because
-its sizes change with every token. Left out: modules outside the blocks.
+The first pass compiles, and a pass with other sizes compiles again. Compiling takes seconds for a
+small model, minutes for a large one. Results differ by rounding. Acting runs the same blocks
+uncompiled, because its sizes change with every token. Left out: modules outside the blocks.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ COMPILER = "inductor"  # torch's own
 
 
 class Blocks(Protocol):
-    """The blocks of a module, which compute as they are or compiled."""
+    """The blocks of a module, compiled or not."""
 
     def passes(self) -> contextlib.AbstractContextManager[Any]:
         """The passes of training or scoring, backward passes included."""
@@ -37,7 +37,7 @@ class CompiledBlocks:
 
     Args:
         blocks: They stay the same modules, with the same weights.
-        backend: Of torch.compile.
+        backend: Backend of torch.compile.
 
     Raises:
         ConfigError: No blocks.
@@ -46,8 +46,8 @@ class CompiledBlocks:
     def __init__(self, blocks: Sequence[nn.Module], *, backend: str = COMPILER) -> None:
         if not blocks:
             raise ConfigError(
-                "actor_rollout_ref.actor.use_torch_compile=true compiles a model's blocks, the "
-                "layers in its lists, and this model has none: set it to false."
+                "actor_rollout_ref.actor.use_torch_compile=true compiles a model's blocks (the "
+                "layers in its lists), but this model has none: set it to false."
             )
         for block in blocks:
             block.compile(backend=backend)

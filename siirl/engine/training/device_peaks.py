@@ -1,7 +1,7 @@
 """Peak FLOP/s of GPUs from vendors' datasheets: the denominator of MFU.
 
 Dense products on tensor cores, without sparsity, in the fastest mode that accumulates in float32. A
-device that is not in the table has no MFU; its achieved TFLOP/s are reported all the same.
+device that is not in the table has no MFU, but its achieved TFLOP/s are reported.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Meeting point of the ranks, and the network interface that they use.
+"""Rendezvous point of the ranks, and the network interface that they use.
 
 Ranks of one machine meet in a file of a private folder and use the loopback. Ranks of several
 machines meet at a port of rank 0, and use the network that leads there. By default torch's store
@@ -100,7 +100,7 @@ def interface_of(address: str) -> str | None:
     """The network interface of this machine that has `address`; None if there is none."""
     if address == LOOPBACK and LOOPBACK_INTERFACE in {name for _, name in socket.if_nameindex()}:
         return LOOPBACK_INTERFACE
-    import psutil  # a job on one machine needs it for gloo's ports only
+    import psutil  # on one machine only gloo's ports need it
 
     return next(
         (

@@ -11,14 +11,14 @@ import torch
 
 from siirl.models.stored_tensors import local_part
 
-LEAST_BYTES = 1 << 20  # of host memory that is allocated apart: less is not worth a copy
+LEAST_BYTES = 1 << 20  # size of a separate host allocation; smaller ones are not worth it
 
 
 class Resident:
-    """Tensors that stay on their device; `Offloaded` leaves it."""
+    """Tensors that stay on their device; those of `Offloaded` leave it."""
 
     def resident(self) -> contextlib.AbstractContextManager[None]:
-        """Have the tensors on their device for the time of the block, which may be nested."""
+        """Keep the tensors on their device during the `with` block; may be nested."""
         return contextlib.nullcontext()
 
     def leave(self) -> None:
@@ -42,7 +42,7 @@ class Offloaded(Resident):
 
     @contextlib.contextmanager
     def resident(self) -> Iterator[None]:
-        """Bring the tensors back for the time of the block, which may be nested."""
+        """Bring the tensors back for the `with` block; may be nested."""
         self._depth += 1
         if self._depth == 1:
             self._come_back()
@@ -54,7 +54,7 @@ class Offloaded(Resident):
                 self.leave()
 
     def leave(self) -> None:
-        """Copy the tensors to host memory and free theirs."""
+        """Copy the tensors to host memory and free their device memory."""
         storages = {
             local_part(tensor).untyped_storage().data_ptr(): local_part(tensor)
             for tensor in self._tensors()
@@ -79,7 +79,7 @@ class Offloaded(Resident):
 
 
 def powers_of_two(length: int) -> list[int]:
-    """Sizes that add up to `length`: powers of two, and a rest below `LEAST_BYTES`.
+    """Sizes that add up to `length`: powers of two, and a remainder below `LEAST_BYTES`.
 
     PyTorch rounds pinned memory up to a power of two: a matrix of Qwen2.5-7B (259 MiB) would take
     512 MiB.

@@ -29,8 +29,8 @@ def decayed_names(module: nn.Module) -> set[str]:
 def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.optim.AdamW:
     """AdamW over the weights of `module` that require gradients.
 
-    On a GPU one kernel moves all weights: PyTorch's other way there makes a temporary of their
-    size.
+    On a GPU one fused kernel updates all weights: PyTorch's alternative allocates a temporary of
+    their size.
     """
     decayed = decayed_names(module)
     trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -53,12 +53,12 @@ def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.op
 
 
 def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and weights that the optimiser moves, in the module's order."""
+    """Names and weights that the optimiser updates, in the module's order."""
     return ((name, weight) for name, weight in module.named_parameters() if weight.requires_grad)
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], *, norm: float, limit: float | None) -> None:
-    """Scale gradients of the common norm `norm` down to the norm `limit`; None: no limit."""
+    """Scale gradients with the joint norm `norm` down to the norm `limit`; None: no limit."""
     if limit is not None and norm > limit:
         for gradient in gradients:
             gradient.mul_(limit / norm)

@@ -1,10 +1,11 @@
 """Closes the ports that gloo and torch's store leave open without authentication.
 
 gloo listens on a port for the life of its group, and accepts any peer that sends the number it
-expects of another rank. That number is the next of a count from 0, which is guessable. PyPI's torch
-is built without gloo's TLS. So two things happen once the ranks have connected. The kernel drops
-all further packets to the listening ports. The ranks publish their connections in their store: an
-incoming connection that no rank holds is foreign, and ends the run before anything is sent.
+expects from another rank. These numbers count up from 0, so they are guessable. PyPI's torch is
+built without gloo's TLS. This module therefore does two things once the ranks have connected. It
+makes the kernel drop all further packets to the listening ports. It also publishes the ranks'
+connections in their store: an incoming connection that no rank holds is foreign, and ends the run
+before anything is sent.
 
 Left out: encryption, and groups that are made later (`torch.distributed.new_group`); siirl makes
 none.

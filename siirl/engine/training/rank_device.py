@@ -1,4 +1,4 @@
-"""Process of a rank: its device, determinism, threads and folder.
+"""Set-up of a rank's process: device, determinism, threads and folder.
 
 Ray shows a rank only its own GPUs (CUDA_VISIBLE_DEVICES), so the first one is the rank's.
 """
@@ -13,8 +13,8 @@ from siirl.errors import ConfigError, InvariantError
 from siirl.params import sizes
 from siirl.params.training_args import TrainingArguments
 
-# cuBLAS picks a workspace per stream at run time, and sums in another order with another one,
-# unless it has a fixed one when its handle is made
+# cuBLAS picks a workspace per stream at run time, and the order of its sums depends on the
+# workspace. It is fixed only if set before the cuBLAS handle is made
 # (https://docs.nvidia.com/cuda/cublas/#results-reproducibility).
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACES = (":4096:8", ":16:8")  # the first is faster and takes 24 MiB
@@ -28,8 +28,8 @@ def device_of_rank() -> torch.device:
 def prepare_device(*, deterministic: bool) -> torch.device:
     """The device of this process, prepared; call it before the first CUDA computation.
 
-    cuDNN would round the factors of float32 convolutions to 10 bits (TF32), which matrix products
-    do not: float32 means the same on both devices.
+    By default cuDNN rounds the factors of float32 convolutions to 10 bits (TF32), unlike matrix
+    products. This is switched off, so float32 means the same on CPU and GPU.
 
     Raises:
         InvariantError: See `set_deterministic`.
@@ -53,14 +53,14 @@ def set_deterministic(wanted: bool) -> None:
         if value not in FIXED_WORKSPACES:
             raise InvariantError(
                 f"trainer.deterministic=true needs {CUBLAS_WORKSPACE}={FIXED_WORKSPACES[0]} before "
-                f"CUDA computes, and it is {value!r}: set it in the environment of the command."
+                f"CUDA computes, but it is {value!r}: set it in the environment of the command."
             )
     torch.use_deterministic_algorithms(wanted)
 
 
 def _has_computed() -> bool:
-    """Whether this process has had a tensor on a GPU. The plan, which asks for a GPU's memory, only
-    initialises CUDA.
+    """Whether this process has had a tensor on a GPU. Initialising CUDA does not count: the plan
+    does so to read a GPU's memory.
     """
     return torch.cuda.is_initialized() and any(
         torch.cuda.max_memory_allocated(number) > 0 for number in range(torch.cuda.device_count())

@@ -1,6 +1,6 @@
 """Saves and restores the state of a training engine.
 
-    model.safetensors    the weights, whole, as other programs and `model.path` read them
+    model.safetensors    the whole weights, as other programs and `model.path` read them
     shards/              weights and both moments (siirl.engine.training.shard_files)
 
 A resumed engine reads its part of `shards/`, on any number of ranks. `model.safetensors` is made
@@ -93,7 +93,7 @@ def export_weights(folder: Path) -> None:
 def write_state(staged: StagedParts, folder: Path, *, ranks: Collectives) -> None:
     """Write this rank's parts into `folder`; the first rank adds metadata and whole weights.
 
-    Every rank calls it. It returns when the last file is there.
+    Every rank calls it. It returns when the last file is written.
 
     Raises:
         CheckpointError: A rank cannot write. The others raise InvariantError.
@@ -110,7 +110,7 @@ def write_state(staged: StagedParts, folder: Path, *, ranks: Collectives) -> Non
     if ranks.rank == 0:
         write_metadata(folder / SHARDS, staged, everywhere)
         export_weights(folder)
-    ranks.gather_objects(None)  # all wait for the last file
+    ranks.gather_objects(None)  # all ranks wait for the last file
 
 
 def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | None) -> int:
@@ -136,7 +136,7 @@ def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | N
     moments: dict[str, torch.Tensor] = {}
     if has_moments:
         trained = dict(trained_parameters(module))
-        fused = optimizer.defaults["fused"]  # its kernel reads the counts
+        fused = optimizer.defaults["fused"]  # the fused kernel reads the counts
         for kind in MOMENTS:
             names = {f"{kind}/{name}": weight for name, weight in trained.items()}
             source.require(f"{kind}/", {name: weight.shape for name, weight in names.items()})

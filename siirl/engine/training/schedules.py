@@ -1,6 +1,6 @@
 """Learning-rate schedules: a factor for each optimiser step, as plain functions.
 
-There is no scheduler object: the step number is all that a checkpoint must hold.
+There is no scheduler object: a checkpoint needs only the step number.
 """
 
 import math
@@ -36,7 +36,8 @@ SCHEDULE_ARGUMENTS = {"progress": "0 to 1, of the rest of the run after warm-up"
 
 
 def register_schedule(name: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
-    """Decorator that registers a schedule: from `progress` to the factor of the learning rate.
+    """Decorator that registers a schedule, a function of `progress` that returns the factor of the
+    learning rate.
 
     Raises:
         ConfigError: Another function has this name, or the function requires another argument.
@@ -91,8 +92,8 @@ def learning_rate_factor(
         return 1.0
     if total_steps is None:
         raise ConfigError(
-            f"optim.scheduler={scheduler} needs the length of the run: set trainer.total_steps, "
-            "or take constant_with_warmup."
+            f"optim.scheduler={scheduler} needs the length of the run: set trainer.total_steps, or "
+            "choose constant_with_warmup."
         )
     return float(factor(progress=min(1.0, (step - warmup) / max(1, total_steps - warmup))))
 
@@ -105,7 +106,7 @@ def schedule_factor(
     Args:
         settings: The group `optim`.
         step: Optimiser steps so far.
-        progress: Share of the run that is done, in [0, 1]. Schedules fall with it where filters
+        progress: Share of the run that is done, in [0, 1]. Schedules follow it, because filters may
             leave fewer optimiser steps than planned.
         total_steps: Optimiser steps of the run; None if unknown.
 

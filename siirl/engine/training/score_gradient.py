@@ -1,7 +1,9 @@
-"""Gradient of a loss in the scores of whole rows, for rows that go through the module in parts.
+"""Gradient of a loss with respect to the scores of whole rows, for rows that go through the module
+in parts.
 
-All parts are scored first. The loss gives the gradient in the scores. Each part then propagates its
-share of it into the module in a second pass (the gradient cache of arXiv 2101.06983).
+All parts are scored first. The loss gives the gradient with respect to the scores. In a second
+pass, each part propagates its share of that gradient into the module (the gradient cache of arXiv
+2101.06983).
 """
 
 # B row, S kind of score (one of a critic; log-prob and entropy of a policy), T token
@@ -30,10 +32,10 @@ def gradient_in_scores(
     tally: LossTally,
     ranks: Collectives,
 ) -> torch.Tensor | None:
-    """Gradient of the loss's sum over this rank's rows in their scores, [B, S, T].
+    """Gradient of the loss's sum over this rank's rows with respect to their scores, [B, S, T].
 
     Args:
-        scores_BST: As `stacked` gives them, without gradient; no row on an empty rank.
+        scores_BST: Output of `stacked`, without gradient; no row on an empty rank.
         batch: The rows.
         loss_fn: Loss of rows as a sum.
         tally: Gets the loss.
@@ -76,7 +78,9 @@ def _unstacked(scores_BST: torch.Tensor) -> TokenScores | torch.Tensor:
 
 
 def _without_observations(batch: TensorDict) -> TensorDict:
-    """Columns of one entry a row or a token, which a loss reads; images are large."""
+    """Columns with one entry per row or token, which a loss reads; leaves out images, which are
+    large.
+    """
     columns = {
         name: value
         for name, value in batch.items()

@@ -49,7 +49,7 @@ class ScoringEngine(Generic[Scores]):
         prefix_groups: Groups the rows whose shared prefix the scorer computes once, so that a pass
             does not split them; None: no groups.
         cut: Cuts rows into parts, which are then the micro-batches; None: rows stay whole.
-        temperature: Divides the logits, as in rollout; 1 leaves the model as it is. A critic has 1.
+        temperature: Divides the logits, as in rollout; 1 leaves the model as it is. 1 for a critic.
         device: Device of this rank.
         compute_dtype: Type of the passes; None: the type of the weights.
         blocks: Returns the parts of a module that are gathered one at a time on several ranks.
@@ -134,8 +134,8 @@ class ScoringEngine(Generic[Scores]):
 
         Args:
             batch: This rank's rows; if it is empty, so is the result.
-            post_hook: Selects what to keep of a micro-batch's scores; one entry a row, which is 0
-                at masked tokens if rows are cut.
+            post_hook: Selects what to keep of a micro-batch's scores; one entry per row, 0 at
+                masked tokens if rows are cut.
             aggregate_fn: Joins the kept tensors of the micro-batches.
         """
         kept = []
@@ -149,7 +149,7 @@ class ScoringEngine(Generic[Scores]):
                 numbers.append(rows)
             if isinstance(self.module, FSDPModule):
                 # without a backward pass the root's weights would stay gathered, and the optimiser
-                # would see them whole
+                # would see whole weights
                 self.module.reshard()
         if self.micro_batches.cut is not None:
             kept = [rows_added(kept, numbers, size=len(batch))]
@@ -177,8 +177,8 @@ class ScoringEngine(Generic[Scores]):
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
         """Autocast to the compute dtype in a single process; in a group FSDP2 casts.
 
-        Autocast's cache is off. It would hold a second copy of all weights for the whole pass, and
-        sum the gradients of a weight that is used twice in the compute dtype.
+        Autocast's cache is off. It would hold a second copy of all weights for the whole pass. If a
+        weight is used twice, it would also sum its gradients in the compute dtype.
         """
         if self.compute_dtype is None or self.ranks.group is not None:
             return contextlib.nullcontext()

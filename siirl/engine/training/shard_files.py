@@ -6,8 +6,8 @@
 
 Each rank writes the parts that it holds, and reads the parts that it needs: no tensor is gathered,
 and the number of ranks may change in between. Writing has three steps. `stage` plans with the other
-ranks and copies. `write_parts` needs neither the other ranks nor the tensors, so a thread does it
-while training goes on. `write_metadata` joins the results of all ranks.
+ranks and copies. `write_parts` needs neither the other ranks nor the tensors, so a thread runs it
+while training continues. `write_metadata` joins the results of all ranks.
 
 Reading runs no code from a file: DCP pickles its metadata, so only DCP's own classes are admitted.
 """
@@ -50,7 +50,7 @@ UNREADABLE = (
     *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
 
-# Classes in DCP's metadata; `torch.float32` and its like are pickled as names of torch.
+# Classes in DCP's metadata; dtypes such as `torch.float32` are pickled as names in torch.
 _METADATA_CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         *("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
@@ -91,7 +91,7 @@ class StagedParts:
 
 
 def stage(tensors: Mapping[str, torch.Tensor], *, ranks: Collectives, copy: bool) -> StagedParts:
-    """Plan with the other ranks what this one writes; every rank calls it.
+    """Agree with the other ranks on the parts that this rank writes; every rank calls it.
 
     Args:
         tensors: Whole tensors or DTensors, under the same names on every rank. A whole tensor is
@@ -127,7 +127,7 @@ def write_parts(staged: StagedParts, folder: Path) -> list[WriteResult]:
     writer.set_up_storage_writer(staged.rank == 0)
     try:
         return writer.write_data(staged.plan, staged.planner).value()
-    except RuntimeError as error:  # torch.save's, which hides the reason
+    except RuntimeError as error:  # raised by torch.save, which hides the reason
         reason = files.failure or error
         raise OSError(f"{folder / staged.file_name} could not be written: {reason}") from error
 
@@ -170,7 +170,7 @@ def read_metadata(folder: Path) -> Metadata:
     """Read the metadata of a folder of shards.
 
     Raises:
-        CheckpointError: It is missing, damaged, or of another program.
+        CheckpointError: It is missing, damaged, or from another program.
     """
     file = folder / METADATA_FILE
     try:
@@ -218,7 +218,8 @@ class ShardFolder:
         """Fill tensors, or this rank's parts of DTensors, in place; no rank waits for another.
 
         Args:
-            tensors: Of stored names and shapes; filled in their own type, on their own device.
+            tensors: Tensors with stored names and shapes; filled in their own dtype, on their own
+                device.
 
         Raises:
             CheckpointError: Damaged or foreign files.

@@ -2,7 +2,7 @@
 
 The gradient of a batch is the *sum* over its micro-batches, so an engine must know whether its
 backend sums or averages over ranks. FSDP2 asks for an average, but gloo can sum instead (PyTorch
-issue 162338); so the reduction is measured, not assumed.
+issue 162338). The reduction is therefore measured, not assumed.
 """
 
 import warnings
@@ -31,7 +31,7 @@ class Sharding:
     pass.
     """
     reduce_once: bool = False
-    """Reduce gradients over ranks after the last micro-batch of an optimiser step only."""
+    """Reduce gradients over ranks only after the last micro-batch of an optimiser step."""
     shard_ranks: int | None = None
     """Ranks that share one copy of the module, which other ranks replicate; None: all."""
 
@@ -75,11 +75,12 @@ def shard(
     """
     require_equal_weights(module, ranks=ranks)
     # FSDP2 warns about every module that returns a view, because its output must not be changed in
-    # place; no scorer does that.
+    # place; no scorer changes it.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = mesh_of(ranks, device=device, shard_ranks=sharding.shard_ranks)
     for part in (*blocks, module):
-        # the root computes first and last: FSDP2 keeps it after the forward pass by default
+        # the root computes first and last; by default FSDP2 keeps it gathered after the forward
+        # pass
         reshard = None if part is module else sharding.reshard_after_forward
         _fully_shard(part, mesh=mesh, compute_dtype=compute_dtype, reshard_after_forward=reshard)
 
@@ -192,5 +193,6 @@ def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
     raise InvariantError(
         f"FSDP2 over {ranks} ranks reduced the gradients 1 to {ranks} to "
         f"{entries.unique().tolist()}; their sum is {total}, their average {total / ranks}. "
-        f"Gradients are wrong with this PyTorch ({torch.__version__}) and backend: use another."
+        f"Gradients are wrong with this PyTorch ({torch.__version__}) and backend: use other "
+        "versions."
     )

@@ -1,7 +1,7 @@
 """Named tensors in safetensors files, with errors that name file, expectation and content.
 
-No pickle: reading a foreign file runs no code. The format is a length, a header in JSON, and the
-bytes of the tensors (https://github.com/huggingface/safetensors, README, "Format").
+No pickle: reading a foreign file runs no code. The format consists of a length, a header in JSON,
+and the bytes of the tensors (https://github.com/huggingface/safetensors, README, "Format").
 """
 
 import json
@@ -79,8 +79,9 @@ def require_fitting(
     if wrong:
         raise CheckpointError(
             f"{file} belongs to another model. Expected {len(expected)} tensors, found "
-            f"{len(found)}, of which {len(wrong)} do not fit: {'; '.join(wrong[:LISTED])}"
-            f"{' ...' if len(wrong) > LISTED else ''}. Choose the checkpoint or the model to fit."
+            f"{len(found)}; {len(wrong)} do not fit: "
+            f"{'; '.join(wrong[:LISTED])}{' ...' if len(wrong) > LISTED else ''}. Choose a "
+            "checkpoint and a model that fit."
         )
 
 

@@ -2,9 +2,9 @@
 
 The engine is blind to algorithm and domain. A *scorer* turns the module and a micro-batch into
 numbers of each token (`ScoringEngine`), and a *loss* turns those into a sum. A *weight* is the
-denominator, counted over all rows of all ranks before the first backward pass. So the gradient does
-not depend on how rows are cut into micro-batches or spread over ranks. A rank with fewer rows, or
-none, joins the collective calls of the others with dummy passes that add nothing.
+denominator, counted over all rows of all ranks before the first backward pass. The gradient
+therefore does not depend on how rows are cut into micro-batches or spread over ranks. A rank with
+fewer rows, or none, joins the collective calls of the others with dummy passes that add nothing.
 
 A gradient that is not finite is never applied: all ranks skip and count the step, and the run stops
 after `SKIPS_IN_A_ROW` of them.
@@ -50,7 +50,7 @@ from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorErr
 from siirl.models.weight_rows import full_tensor
 from siirl.params import OptimizerArguments
 
-# A single overflow of the gradient happens; three in a row mean a broken model.
+# A single overflow of the gradient can happen; three in a row mean a broken model.
 SKIPS_IN_A_ROW = 3
 
 
@@ -61,9 +61,9 @@ class TrainEngine(ScoringEngine[Scores]):
         optim: Optimiser and schedule; None for a module that only scores (a reference policy).
         total_steps: Optimiser steps of the run, for schedules that fall; None if unknown.
         max_grad_norm: Clip the gradient to this norm; None: no clipping.
-        offload: Keep in host memory what is idle: moments outside of the optimiser's step, or the
-            weights of a module that only scores outside of its passes.
-        work: Operations of a training pass over a micro-batch; they add up in `flops`. None: not
+        offload: Keep idle tensors in host memory: moments outside of the optimiser's step, or, for
+            a module that only scores, weights outside of its passes.
+        work: Operations of a training pass over a micro-batch, summed in `flops`. None: not
             counted.
         scoring: Further arguments of `ScoringEngine`. Weights, gradients and moments keep the type
             of the weights, whatever `compute_dtype` is.
@@ -97,7 +97,7 @@ class TrainEngine(ScoringEngine[Scores]):
         self.skips_in_a_row = 0
 
     def initialize(self) -> Self:
-        """See `ScoringEngine`; measures the gradient reduction and builds the optimiser, too."""
+        """See `ScoringEngine`; also measures the gradient reduction and builds the optimiser."""
         if self.ranks.group is not None:
             self.gradient_factor = measure_reduction(
                 ranks=self.ranks,
@@ -114,7 +114,7 @@ class TrainEngine(ScoringEngine[Scores]):
         return self
 
     def destroy(self) -> None:
-        """Drop gradients and moments; the owner of the process group ends it."""
+        """Drop gradients and moments; the process group is left to its owner."""
         self.module.zero_grad(set_to_none=True)
         self.optimizer = None
 
@@ -134,11 +134,11 @@ class TrainEngine(ScoringEngine[Scores]):
         Args:
             batch: This rank's rows; may be empty.
             loss_fn: Loss of a micro-batch as a sum.
-            loss_weight_fn: What a micro-batch adds to the denominator.
-            weight: What this rank adds to the denominator, if that is more than `batch`; None:
-                `loss_weight_fn(batch)`.
-            sums_tokens: Whether the loss is a sum over tokens, each of which depends on no other.
-                Otherwise, where rows are cut, all are scored before the first backward pass.
+            loss_weight_fn: Contribution of a micro-batch to the denominator.
+            weight: Contribution of this rank to the denominator, if it counts more rows than
+                `batch`; None: `loss_weight_fn(batch)`.
+            sums_tokens: Whether the loss is a sum over tokens that do not depend on each other. If
+                it is not and rows are cut, all parts are scored before the first backward pass.
 
         Raises:
             TensorError: Bad numbers on this rank; the other ranks raise InvariantError.
@@ -212,7 +212,9 @@ class TrainEngine(ScoringEngine[Scores]):
         denominator: float,
         scale: float,
     ) -> BatchLoss:
-        """The gradient of a loss that needs whole rows, from parts of rows (`score_gradient`)."""
+        """The gradient of a loss that needs whole rows, computed from parts of rows
+        (`score_gradient`).
+        """
         tally = LossTally()
         in_scores = gradient_in_scores(
             self.forward(batch, lambda scores, _: stacked(scores)),
@@ -235,7 +237,7 @@ class TrainEngine(ScoringEngine[Scores]):
         return tally.total(self.ranks, weight=denominator)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
-        """Clip the gradient and move the weights, with the same decision on every rank.
+        """Clip the gradient and update the weights, with the same decision on every rank.
 
         The step is skipped if the batch had no weight or the gradient is not finite.
         """
@@ -302,7 +304,9 @@ class TrainEngine(ScoringEngine[Scores]):
         self.flops = None if work is None else self.flops + work
 
     def _reduces(self, last: bool) -> None:
-        """Reduce the gradient of the next backward pass over ranks, or leave it for a later one."""
+        """Reduce the gradient of the next backward pass over ranks, or defer the reduction to a
+        later pass.
+        """
         if self.sharding.reduce_once and isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(last)
 
@@ -314,7 +318,7 @@ class TrainEngine(ScoringEngine[Scores]):
         Every rank calls it.
 
         Args:
-            copy: Copy them to host memory, so that training can go on while they are written.
+            copy: Copy them to host memory, so that training can continue while they are written.
         """
         with self.moments.resident():
             tensors = state_tensors(self.module, self.optimizer, steps=self.steps)
@@ -331,7 +335,7 @@ class TrainEngine(ScoringEngine[Scores]):
         write_state(self.stage(copy=False), folder, ranks=self.ranks)
 
     def load(self, folder: Path) -> None:
-        """Resume from what `save` wrote, on any number of ranks.
+        """Resume from files of `save`, on any number of ranks.
 
         Every rank calls it and reads its part.
 

@@ -6,8 +6,8 @@
 - `CudaIpc`: GPU memory that a process with the same GPU maps.
 - `Broadcast`: a collective call of a process group (gloo or NCCL), over any number of machines.
 
-Memory beyond the weights is one bucket that both sides map, or one on each side: weights larger
-than a bucket are cut. Sender and receiver each compute a checksum over the bits; they must agree.
+Additional memory is one bucket that both sides map, or one on each side: weights larger than a
+bucket are cut. Sender and receiver each compute a checksum over the bits; they must agree.
 
 Left out: compression.
 """
@@ -37,7 +37,7 @@ class Entry:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    """Of the whole weight."""
+    """Shape of the whole weight."""
     first: int
     """Number of the first row."""
     count: int
@@ -63,7 +63,7 @@ class Entry:
         return Rows(self.name, values, self.shape, first=self.first)
 
     def packed(self) -> tuple[str, str, tuple[int, ...], int, int, int]:
-        """The entry as plain data, for calls that carry no classes."""
+        """The entry as plain data, for calls that cannot carry classes."""
         dtype = str(self.dtype).removeprefix("torch.")
         return self.name, dtype, self.shape, self.first, self.count, self.start
 
@@ -131,7 +131,7 @@ It returns when all have copied what they need; `receive_mapped` is its other en
 """
 
 
-_NUMBERS = itertools.count()  # of buffers, because a descriptor is used again
+_NUMBERS = itertools.count()  # of buffers, because descriptors are reused
 
 
 class SharedMemory:
@@ -218,7 +218,7 @@ class MappedBuffers:
         self._buffer: torch.Tensor | None = None
 
     def open(self, handle: Any, *, device: torch.device) -> torch.Tensor:
-        """The buffer that the sender names, uint8; one that is open already is not mapped again.
+        """The buffer that the sender names, uint8; an open buffer is not mapped again.
 
         Args:
             handle: As `WeightTransport.deliver` passes it.

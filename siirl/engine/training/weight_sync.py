@@ -2,10 +2,10 @@
 
 On one rank the rollout engine holds the training module itself: nothing is copied. On several ranks
 the training module is sharded. Its forward pass needs all ranks at once, but episodes differ in
-length; so each rank acts with a whole copy, which is filled here. An engine with its own weights
-(vLLM) loads them and returns checksums of what it loaded.
+length. Each rank therefore acts with a whole copy, which is filled here. An engine with its own
+weights (vLLM) loads them and returns their checksums.
 
-Weights pass a few rows at a time: for a sync no rank holds more than a bucket.
+Weights are sent a few rows at a time: a sync takes no more than one bucket of memory on a rank.
 """
 
 import copy
@@ -61,8 +61,8 @@ class ActingWeights(Protocol):
         call succeeds.
 
         Args:
-            weights: With the trained module's names. They are consumed to the end, one at a time,
-                on every rank: each may be gathered over the ranks.
+            weights: Weights under the trained module's names. Every rank consumes them to the end,
+                one at a time, because each may be gathered over the ranks.
         """
 
 
@@ -81,7 +81,7 @@ def acting_copy(
 ) -> Any:
     """A whole copy, in evaluation mode, of a module that several ranks will train.
 
-    Weights that were not read yet (`siirl.models.weights.PlannedWeights`) get memory on `device`;
+    Weights not read yet (`siirl.models.weights.PlannedWeights`) get memory on `device`;
     the first sync fills them.
 
     Its weights have the compute dtype, as FSDP2 gathers them in training. Weights kept in
@@ -100,7 +100,7 @@ def acting_copy(
 
 
 class ActingModule:
-    """A module that acts: the trained one itself, or a copy, perhaps in lower precision."""
+    """An acting module: the trained one itself, or a copy, possibly in lower precision."""
 
     def __init__(self, module: nn.Module, *, trained: nn.Module | None) -> None:
         self.module = module
@@ -110,7 +110,7 @@ class ActingModule:
         """See `ActingWeights`.
 
         Raises:
-            InvariantError: A weight that the module does not have, or lacks.
+            InvariantError: An unknown weight, or a missing one.
         """
         if self.module is self.trained:  # one set of weights, one checksum
             trained = RunningChecksum(weights)
@@ -129,8 +129,8 @@ class ActingModule:
         missing = sorted(own.keys() - taken)
         if missing:
             raise InvariantError(
-                f"The trained module lacks {len(missing)} weights of the acting one, the first is "
-                f"{missing[0]!r}."
+                f"The trained module lacks {len(missing)} weights of the acting one, the first of "
+                f"them {missing[0]!r}."
             )
         return [ChecksumPair(trained=trained.value, acting=checksum(self.module.state_dict()))]
 
@@ -140,7 +140,7 @@ def receive_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, s
 
     Args:
         module: Acts; its weights keep their type.
-        weights: By the trained module's names, in its order.
+        weights: Weights by the trained module's names, in its order.
         sent: The sender's checksum of `weights`.
 
     Raises:
@@ -189,7 +189,7 @@ class WeightSync:
 
     @property
     def transferred_bytes(self) -> int:
-        """Bytes of the trained weights that a sync hands on; 0 where the trained module acts."""
+        """Bytes of the trained weights that a sync transfers; 0 where the trained module acts."""
         if isinstance(self.acting, ActingModule) and self.acting.module is self.acting.trained:
             return 0
         weights = self.trained.module.parameters()
@@ -256,6 +256,7 @@ class Inspected:
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    # isfinite() would need twice the memory of its argument; NaN is both the least and the largest
+    # isfinite() would need twice the memory of its argument; with NaN, both minimum and maximum are
+    # NaN
     least, largest = torch.aminmax(tensor)
     return bool(least.isfinite() & largest.isfinite())

@@ -1,8 +1,8 @@
-"""Declares an algorithm as a graph of nodes, which is checked when it is built, before any process
-starts. No torch, no Ray.
+"""Declares an algorithm as a graph of nodes. The graph is checked when it is built, before any
+process starts. Imports neither torch nor Ray.
 
-Re-exports everything that a pipeline file needs. Left out: `builtin_pipelines`, which imports the
-pipeline files, which import this.
+Re-exports everything that a pipeline file needs. Left out: `builtin_pipelines`, because it imports
+the pipeline files, and these import this package.
 """
 
 from siirl.execution.dag.columns import Columns, columns

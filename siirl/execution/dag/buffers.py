@@ -1,5 +1,5 @@
-"""The buffer that a PUT_TO_BUFFER or GET_FROM_BUFFER node names; each is filled by one node, and
-read by one after it.
+"""Buffers of PUT_TO_BUFFER and GET_FROM_BUFFER nodes: one node fills a buffer, and one later node
+reads it.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ def buffer_of(node: Node) -> str:
 
 
 def check_buffers(graph: TaskGraph) -> None:
-    """Refuse a node whose buffer is not filled by one node and taken by one after it.
+    """Refuse a node unless one node fills its buffer and one later node reads it.
 
     Raises:
         ConfigError: Names the node, its buffer and the remedy.

@@ -1,4 +1,4 @@
-"""The batch columns that a node's function reads and adds, declared once, on the function.
+"""Declares on a node's function the batch columns that it reads and adds.
 
     @columns(requires=["responses", "response_mask"], provides=["token_level_rewards"])
     def compute_reward(*, batch, context): ...
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
-"""Columns of the prompts, which are there before any node has run."""
+"""Columns of the prompts; they exist before any node has run."""
 
 _ATTRIBUTE = "__batch_columns__"
 _PROVIDERS: dict[str, list[str]] = {}

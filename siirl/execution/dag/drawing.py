@@ -1,4 +1,5 @@
-"""Draws a graph in lines: `a -> b -> c` for a chain, and one line for each branch and each join.
+"""Draws a graph as lines of text: `a -> b -> c` for a chain, and one line for each branch and each
+join.
 
     a
     a -> b -> c

@@ -1,6 +1,6 @@
 """Resolves function names, `module:Class.method` or `module.function`, and their arguments.
 
-Resolving imports a module and loads no model. Errors for unknown names list the known ones.
+Resolving imports a module but does not load a model. Errors for unknown names list the known ones.
 """
 
 import importlib
@@ -65,7 +65,7 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
         )
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError as error:  # of some classes and functions written in C
+    except ValueError as error:  # raised for some classes and functions written in C
         raise ConfigError(
             f"The function {name} of {owner} has no signature that Python can read. Write a "
             "function that calls it."

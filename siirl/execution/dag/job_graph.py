@@ -1,9 +1,9 @@
 """Fits a graph to its job before it runs.
 
-Forward passes whose result no node uses are skipped with a reason; a KL in the reward moves the
-log-probs before the reward; every trained policy acts with its new weights in the next step. The
-caller decides what is needed (is there a KL, has the policy moved), because a graph does not see
-the configuration.
+Forward passes whose result no node uses are skipped, with a reason. A KL in the reward moves the
+log-probs before the reward. A sync lets every trained policy act with its new weights in the next
+step. The caller decides what is needed (whether there is a KL, whether the policy has changed),
+because a graph does not see the configuration.
 """
 
 from siirl.errors import ConfigError
@@ -12,7 +12,7 @@ from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.task_loader import trained_models, update_nodes
 
 NO_KL = "no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)"
-ON_POLICY = "the log-probs of acting serve as the old ones"
+ON_POLICY = "the rollout's log-probs serve as the old ones"
 SYNC = "siirl.dag_worker.stages:sync_weights"
 SYNC_ID = "sync_weights"
 
@@ -20,7 +20,7 @@ SYNC_ID = "sync_weights"
 def skip_unused(
     graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs: bool, group: int | None = None
 ) -> None:
-    """Skip the reference's and the old log-probs' nodes where they are not needed.
+    """Skip the nodes of reference and old log-probs where they are not needed.
 
     Args:
         graph: The graph.
@@ -88,8 +88,8 @@ def order_for_kl_in_reward(
             raise ConfigError(
                 "KL in the reward needs the log-prob nodes before the reward: in graph "
                 f"{graph.graph_id!r} {' and '.join(map(repr, late))} "
-                f"must come before {reward!r}, which is on another path than {rewards[0]!r}. Add "
-                "the dependency, or set algorithm.use_kl_in_reward=false."
+                f"must come before {reward!r}, which is on a different path from {rewards[0]!r}. "
+                "Add the dependency, or set algorithm.use_kl_in_reward=false."
             )
     graph.check_columns()
 
@@ -129,9 +129,9 @@ def check_one_policy(graph: TaskGraph) -> None:
         entries = ", ".join(f"{group}: {{}}" for group in groups)
         raise ConfigError(
             f"Graph {graph.graph_id!r} has nodes of the agent groups "
-            f"{', '.join(map(str, groups))}, and the run has the models of one: "
-            f"{', '.join(nodes)} would train and act with the weights of group {groups[0]}. Give "
-            f"each group its models, agents={{{entries}}}, or leave agent_group out of these nodes."
+            f"{', '.join(map(str, groups))}, but the run has the models of one: {', '.join(nodes)} "
+            f"would train and act with the weights of group {groups[0]}. Give each group its "
+            f"models, agents={{{entries}}}, or leave agent_group out of these nodes."
         )
 
 

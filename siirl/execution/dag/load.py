@@ -42,7 +42,7 @@ def check_name(pipeline: str | None) -> str:
     """
     if pipeline is None:
         raise ConfigError(
-            "dag.pipeline=null, and no graph of your own is named: choose pipeline=NAME "
+            "dag.pipeline=null, but no custom graph is named: choose pipeline=NAME "
             f"({', '.join(PIPELINES)}), or give "
             "dag.workflow_file=FILE.yaml or dag.custom_pipeline_fn=module:function."
         )
@@ -65,7 +65,7 @@ def _custom(reference: str) -> TaskGraph:
         graph = graph.build()
     if not isinstance(graph, TaskGraph):
         raise ConfigError(
-            f"dag.custom_pipeline_fn={reference!r} returned {type(graph).__name__}, and must "
+            f"dag.custom_pipeline_fn={reference!r} returned {type(graph).__name__}, but must "
             "return a TaskGraph."
         )
     graph.check()

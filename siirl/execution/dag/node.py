@@ -1,9 +1,9 @@
 """One step of an algorithm: a function, its predecessors, and the batch columns that it uses.
 
-A node's function is called with keyword arguments for its parameters (`function_names.OFFERED`), on
-a shallow copy of the batch, so that assigning `batch["x"]` does not change other nodes' batches.
-Columns are checked at both ends: those required before, those provided after. Columns of a function
-without a declaration are recorded when it has run. Left out: which process runs a node
+A node's function is called with keyword arguments for its parameters (`function_names.OFFERED`). It
+gets a shallow copy of the batch, so that assigning `batch["x"]` does not change other nodes'
+batches. Required columns are checked before the call, and provided columns after it. Columns of a
+function without a declaration are recorded when it has run. Left out: which process runs a node
 (siirl.execution.scheduler).
 """
 
@@ -86,7 +86,7 @@ class Node:
     """Resource group whose ranks run it; None: by its role (`resource_groups`)."""
     dependencies: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
-    """The node's own settings; its function reads them from `node.config`."""
+    """Settings of the node; its function reads them from `node.config`."""
     executable_ref: str | Callable[..., Any] | None = None
     """`module:Class.method`, `module.function` or a callable; None passes the batch on."""
     filter_plugin: str | Callable[..., bool] | None = None
@@ -117,9 +117,8 @@ class Node:
         if self.retry_limit and self.node_type not in REPEATABLE_TYPES:
             raise ConfigError(
                 f"Node {self.node_id!r}: retry_limit={self.retry_limit} on a "
-                f"{self.node_type.value} node. Its ranks work together, "
-                "so one that repeats its part leaves the others waiting. Only COMPUTE and CUSTOM "
-                "nodes are repeated."
+                f"{self.node_type.value} node. Its ranks work together, so a rank that repeats its "
+                "part leaves the others waiting. Only COMPUTE and CUSTOM nodes are repeated."
             )
         self.requires = None if self.requires is None else column_set(self.requires)
         self.provides = None if self.provides is None else column_set(self.provides)
@@ -215,8 +214,8 @@ class Node:
 
         Args:
             batch: The columns so far (TensorDict or dict).
-            copy: Makes the copy; the batch's own method may be slow.
-            settle: Gets the batch that the function returned; may correct or refuse it.
+            copy: Makes the copy, because the batch's own method may be slow.
+            settle: Receives the returned batch; may correct or refuse it.
             available: `config`, `context`, `process_group`, `agent_group` and further arguments;
                 the function gets those that it has parameters for, and `node`.
 
@@ -253,7 +252,7 @@ class Node:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Keep the status up to date, and name the node in errors."""
+        """Update the status, and name the node in errors."""
         self.status = NodeStatus.RUNNING
         try:
             yield
@@ -261,11 +260,11 @@ class Node:
             self.status = NodeStatus.FAILED
             error.add_note(f"(while {self.label} ran)")
             raise
-        except SystemExit as error:  # it would end the run without a word
+        except SystemExit as error:  # it would end the run without a message
             self.status = NodeStatus.FAILED
             raise RunFailed(
                 f"A function that {self.label} called ended with sys.exit({error.code!r}): raise "
-                "an error instead, which says why."
+                "an error that gives the reason instead."
             ) from error
         self.status = NodeStatus.COMPLETED
 

@@ -39,7 +39,7 @@ class Pipeline:
         self.description = description
         self._nodes: dict[str, Node] = {}
         self._given: dict[str, frozenset[str]] = {}
-        """The options that `add_node` got for each node."""
+        """The options passed to `add_node` for each node."""
 
     def add_node(
         self,
@@ -53,14 +53,14 @@ class Pipeline:
         Args:
             node_id: Unique in the pipeline; metrics call its time `time/<node_id>_s`.
             func: `module:Class.method`, `module.function` or a callable; None passes the batch on.
-            deps: Ids of the nodes that come before it.
+            deps: Ids of the nodes that it depends on.
             options: See `NodeOptions`. Type, role and `only_forward_compute` default to those that
                 the function declares as a stage, otherwise to COMPUTE without role. `requires` and
                 `provides` are added to its columns.
 
         Raises:
-            ConfigError: The id is taken or no printable text, `deps` is a string, or an option is
-                unknown.
+            ConfigError: The id is taken or is not printable text, `deps` is a string, or an option
+                is unknown.
         """
         given: object = node_id  # a user's pipeline may be untyped
         if not isinstance(given, str) or not given.strip() or not given.isprintable():
@@ -70,7 +70,7 @@ class Pipeline:
             )
         if node_id in self._nodes:
             raise ConfigError(
-                f"Pipeline {self.pipeline_id!r} has a node {node_id!r} already. Give the new one "
+                f"Pipeline {self.pipeline_id!r} already has a node {node_id!r}. Give the new one "
                 "another id."
             )
         if isinstance(deps, str):
@@ -103,7 +103,7 @@ class Pipeline:
         return graph
 
     def _as_declared(self, node: Node) -> Node:
-        """A copy of `node`; options that `add_node` did not get come from the function's stage
+        """A copy of `node`; options not passed to `add_node` come from the function's stage
         declaration.
         """
         stage = dataclasses.asdict(declared_stage(node.executable))

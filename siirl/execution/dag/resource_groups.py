@@ -1,12 +1,12 @@
 """Resource groups: assigns nodes to groups of ranks, and cuts the graph between them.
 
-A node belongs to the group that it names (`group=`). Otherwise it belongs to `rollout`, if the run
-has that group, and if it acts with the policy, comes before a node that does, or gets the prompts;
-else to `train`. `cut_graph` makes a graph for each group: an edge from one group to another becomes
-a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER node at its end, one pair for each agent
-group that draws prompts; rows that are read together are joined first. Pure: graphs in, graphs out.
-Left out: the number of ranks of a group (`siirl.execution.scheduler.task_scheduler`), and the
-buffers (`siirl.dag_worker.separate`).
+A node belongs to the group that it names (`group=`). Otherwise it belongs to `rollout` if the run
+has that group and the node acts with the policy, precedes a node that does, or gets the prompts.
+All other nodes belong to `train`. `cut_graph` makes a graph for each group. An edge from one group
+to another becomes a PUT_TO_BUFFER node at its beginning and a GET_FROM_BUFFER node at its end, one
+pair for each agent group that draws prompts. Rows that are read together are joined first. The
+functions are pure: graphs in, graphs out. Left out: the number of ranks of a group
+(`siirl.execution.scheduler.task_scheduler`), and the buffers (`siirl.dag_worker.separate`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,13 +17,13 @@ from siirl.execution.dag.task_graph import TaskGraph
 
 ROLLOUT, TRAIN = "rollout", "train"
 GROUPS = (TRAIN, ROLLOUT)
-"""Names that a run may have; rank 0 belongs to the first."""
+"""Group names that a run may have; rank 0 belongs to the first."""
 PUT = "siirl.dag_worker.stages:put_to_group"
 GET = "siirl.dag_worker.stages:get_from_group"
 
 
 def group_of_node(graph: TaskGraph, node: Node, *, groups: Collection[str]) -> str:
-    """The group that runs `node`, of those that the run has.
+    """The group of the run that runs `node`.
 
     Raises:
         UnknownNameError: The node names a group that the run lacks.
@@ -44,7 +44,7 @@ def group_of_node(graph: TaskGraph, node: Node, *, groups: Collection[str]) -> s
 
 
 def check_group_names(graph: TaskGraph) -> None:
-    """Refuse nodes of unknown groups, also in a run without groups, which ignores the names.
+    """Refuse nodes of unknown groups, even in a run without groups, which ignores the names.
 
     Raises:
         UnknownNameError: See `group_of_node`.
@@ -55,7 +55,7 @@ def check_group_names(graph: TaskGraph) -> None:
 
 def acts(node: Node) -> bool:
     """Whether the node plays episodes with the policy."""
-    if node.node_type is NodeType.BARRIER_SYNC:  # takes over new weights
+    if node.node_type is NodeType.BARRIER_SYNC:  # loads new weights
         return False
     return node.node_role is NodeRole.ROLLOUT or node.node_type is NodeType.ENV_INTERACT
 
@@ -71,9 +71,9 @@ def cut_graph(graph: TaskGraph, *, groups: Collection[str]) -> dict[str, TaskGra
     With the group `train` alone this is the graph itself.
 
     Raises:
-        ConfigError: A group without nodes, a node in a group that cannot run it or that reads what
-            only the other has, or several nodes whose rows pass to `train`, which does not read
-            them together.
+        ConfigError: A group without nodes; a node in a group that cannot run it, or that reads data
+            of the other group; or several nodes whose rows pass to `train` but are not read
+            together.
     """
     owner = {
         node.node_id: group_of_node(graph, node, groups=groups) for node in graph.nodes.values()
@@ -111,13 +111,13 @@ def get_node_id(source: str) -> str:
 
 
 def put_of(get: str) -> str:
-    """Id of the node that puts the rows that the node `get` gets."""
+    """Id of the node that puts the rows for the node `get`."""
     return put_node_id(get.removeprefix(get_node_id("")))
 
 
 def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
-    """The graph with a node of `rollout` that joins the rows of several nodes, for each agent whose
-    nodes of `train` read these nodes together and none of them alone; `owner` gets it as well.
+    """The graph, with joins added to `rollout`. An agent gets a join of several nodes if its nodes
+    of `train` always read these nodes together; `owner` gets the new node as well.
     """
     reads = {
         name: [before for before in graph.rev_adj[name] if owner[before] == ROLLOUT]
@@ -126,7 +126,7 @@ def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
     }
     joined = graph.copy()
     for name, before in graph.rev_adj.items():
-        joined.nodes[name].dependencies = list(before)  # ids, where a node may name aliases
+        joined.nodes[name].dependencies = list(before)  # as ids: a node may name aliases
     for agent in graph.agent_groups():
         found = [
             names
@@ -153,7 +153,7 @@ def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
 
 
 def _sources(graph: TaskGraph, owner: Mapping[str, str]) -> list[str]:
-    """The nodes whose rows pass to `train`: one of each agent group that draws prompts."""
+    """The nodes whose rows pass to `train`: one for each agent group that draws prompts."""
     crossing = [
         name
         for name in graph.get_topological_sort()
@@ -168,16 +168,16 @@ def _sources(graph: TaskGraph, owner: Mapping[str, str]) -> list[str]:
                 whose += f", agent group {agent}"
             raise ConfigError(
                 f"{whose}: the rows of {len(found)} nodes pass from the group {ROLLOUT!r} to "
-                f"{TRAIN!r} ({', '.join(found) or 'none'}), and there is one buffer. Give one of "
-                f"the two groups to more nodes (group=), so that {TRAIN!r} reads one node of "
+                f"{TRAIN!r} ({', '.join(found) or 'none'}), but there is only one buffer. Give one "
+                f"of the two groups to more nodes (group=), so that {TRAIN!r} reads one node of "
                 f"{ROLLOUT!r}, or the same nodes everywhere."
             )
     return crossing
 
 
 def _check_joins(graph: TaskGraph, owner: Mapping[str, str], sources: Sequence[str]) -> None:
-    """Refuse nodes of one agent in `rollout` that read another's, and nodes of `train` that join
-    rows of several buffers: each rank gets its share of each buffer by the work in it.
+    """Refuse nodes of `rollout` that read another agent's nodes, and nodes of `train` that join
+    rows of several buffers: each buffer is divided among the ranks separately, by work.
     """
     for node in graph.nodes.values():
         for before in graph.rev_adj[node.node_id]:
@@ -186,15 +186,14 @@ def _check_joins(graph: TaskGraph, owner: Mapping[str, str], sources: Sequence[s
                 raise ConfigError(
                     f"Node {node.node_id!r} of agent group {node.agent_group} and of the group "
                     f"{ROLLOUT!r} reads {before!r} of agent group {other}. Rollout ranks run the "
-                    f"prompts of each agent by themselves: set group={TRAIN}, or agent_group="
-                    f"{other}."
+                    f"prompts of each agent separately: set group={TRAIN}, or agent_group={other}."
                 )
         met = [name for name in sources if name in graph.get_ancestors(node.node_id)]
         if owner[node.node_id] == TRAIN and len(met) > 1:
             raise ConfigError(
-                f"Node {node.node_id!r} joins rows of {' and '.join(map(repr, met))}, which "
-                f"separate buffers bring from the group {ROLLOUT!r}, each in its own shares. Let "
-                "it depend on one of them, or leave dag.groups out."
+                f"Node {node.node_id!r} joins rows of {' and '.join(map(repr, met))}, which come "
+                f"from the group {ROLLOUT!r} through separate buffers, each divided separately. "
+                "Let it depend on one of them, or leave dag.groups out."
             )
 
 
@@ -202,7 +201,7 @@ def _check_owners(graph: TaskGraph, owner: Mapping[str, str], groups: Collection
     for group in groups:
         if group not in owner.values():
             raise ConfigError(
-                f"dag.groups names {group!r}, and no node of graph {graph.graph_id!r} belongs to "
+                f"dag.groups names {group!r}, but no node of graph {graph.graph_id!r} belongs to "
                 "it: leave the group out, or give it a node (group=)."
             )
     for node in graph.nodes.values():
@@ -226,7 +225,7 @@ def _check_owners(graph: TaskGraph, owner: Mapping[str, str], groups: Collection
 
 
 def _may_roll_out(node: Node) -> bool:
-    """Whether a rank of the group `rollout`, which has the acting policy alone, can run it."""
+    """Whether a rank of the group `rollout`, which has only the acting policy, can run it."""
     computes = node.node_type in (NodeType.COMPUTE, NodeType.CUSTOM, NodeType.DATA_LOAD)
     return computes or (acts(node) and not trains(node))
 
@@ -263,7 +262,7 @@ def _put_node(source: Node) -> Node:
 
 
 def _get_node(graph: TaskGraph, source: str) -> Node:
-    """The node that gets the rows of `source`, with all columns that they have at that point."""
+    """The node that gets the rows of `source`, with all their columns at that point."""
     before = [graph.nodes[name] for name in (*graph.get_writers(source), source)]
     provided = [node.provided_columns for node in before]
     loaded = frozenset().union(*(node.required_columns for node in before))

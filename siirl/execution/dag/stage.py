@@ -1,4 +1,4 @@
-"""A stage's type, role and columns, declared once, on its function.
+"""Declares a stage's type, role and columns on its function.
 
     @stage(NodeType.COMPUTE, NodeRole.REWARD, requires=["uid"], provides=["token_level_rewards"])
     def compute_reward(*, batch, context): ...
@@ -34,7 +34,7 @@ class Stage:
     only_forward_compute: bool = False
     """A forward pass of a model that is trained elsewhere in the graph."""
     moves_rows: bool = False
-    """Whether rows may go to other ranks; they then cannot be joined with rows that stayed."""
+    """Whether rows may move to other ranks; they then cannot be joined with rows that stayed."""
 
 
 def stage(

@@ -22,7 +22,7 @@ class TaskGraph:
         nodes: Node by id, in the order of their addition.
         adj: For each node the ids of those that depend on it.
         rev_adj: For each node the ids that it depends on.
-        loader_columns: Columns of the first batch, as of the last check of the columns.
+        loader_columns: Columns of the first batch, from the last check of columns.
     """
 
     def __init__(self, graph_id: str, description: str = "") -> None:
@@ -56,7 +56,7 @@ class TaskGraph:
         for name in (node.node_id, *node.aliases):
             if name in taken:
                 raise ConfigError(
-                    f"Graph {self.graph_id!r} has a node {name!r} already. Give the new one "
+                    f"Graph {self.graph_id!r} already has a node {name!r}. Give the new one "
                     "another id."
                 )
         self.nodes[node.node_id] = node
@@ -138,7 +138,7 @@ class TaskGraph:
 
     def playing_group(self, group: int) -> int:
         """The agent group whose episodes `group` trains on: itself, if one of its nodes gets the
-        prompts; else the lowest that leads to its nodes.
+        prompts; otherwise the lowest group that leads to its nodes.
         """
         entries = self.drawing_nodes()
         if group in entries.values():
@@ -174,9 +174,9 @@ class TaskGraph:
     def get_sources(self, node_id: str) -> list[str]:
         """Ids of the nodes whose output `node_id` gets: its dependencies.
 
-        None for a DATA_LOAD node, which gets the prompts and only runs after its dependencies. One
-        for a weight sync at the end of the graph, which reads no rows: its dependencies are updates
-        of one policy, possibly on rows that cannot be joined.
+        A DATA_LOAD node has none: it gets the prompts and only runs after its dependencies. A
+        weight sync at the end of the graph has one, because it reads no rows: its dependencies are
+        updates of one policy, possibly on rows that cannot be joined.
         """
         node, before = self.nodes[node_id], self.rev_adj[node_id]
         if node.node_type is NodeType.DATA_LOAD:
@@ -190,8 +190,9 @@ class TaskGraph:
     def get_topological_sort(self) -> list[str]:
         """Ids in an order in which each comes after its dependencies (Kahn 1962).
 
-        Among free nodes, ancestors of a DYNAMIC_SAMPLING node come first, so that no node reads
-        rows before a refill adds to them; then the node added first.
+        Among ready nodes, ancestors of a DYNAMIC_SAMPLING node come first, so that no node reads
+        rows before a refill adds to them. Other ready nodes follow in the order in which they were
+        added.
 
         Raises:
             ConfigError: A dependency that is not a node, or a cycle, named node by node.
@@ -214,8 +215,8 @@ class TaskGraph:
         if len(order) < len(ids):
             cycle = self._find_cycle([node_id for node_id in ids if missing[node_id]])
             raise ConfigError(
-                f"Graph {self.graph_id!r} has a cycle: {' -> '.join(cycle)}. Take one of these "
-                "dependencies out."
+                f"Graph {self.graph_id!r} has a cycle: {' -> '.join(cycle)}. Remove one of these "
+                "dependencies."
             )
         return order
 
@@ -344,7 +345,7 @@ class TaskGraph:
             walk.append(waits_for)
 
     def _entry_columns(self) -> frozenset[str]:
-        """Columns of the prompts, and what else the nodes require that get them."""
+        """Columns of the prompts, plus further columns that nodes with prompts require."""
         return frozenset(PROMPT_COLUMNS).union(
             *(
                 node.required_columns

@@ -1,10 +1,10 @@
 """Splits a graph into parts that different groups of ranks can run in parallel.
 
 A part is complete: it contains every ancestor of its last node, so common ancestors are in each
-part. Two parts never share a model that one of them trains, because the others would continue with
-stale weights; such a graph stays whole and its ranks run it data-parallel. So the built-in
-algorithms, with one policy each, are never split; the agents of a multi-agent workflow with
-separate policies are.
+part. Two parts never share a model that one of them trains, because the other would continue with
+stale weights; such a graph stays whole, and its ranks run it data-parallel. The built-in
+algorithms, with one policy each, are therefore never split; the agents of a multi-agent workflow
+with separate policies are.
 """
 
 from siirl.errors import ConfigError

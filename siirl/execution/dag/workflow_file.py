@@ -6,10 +6,10 @@
         node_role: ROLLOUT
         dependencies: []
 
-A node without `func` gets the stage of its type and role; one with a stage as `func` has the type,
-role and columns of that stage, as in `Pipeline.add_node`. `pipeline_id` defaults to the file's
-name, `description` to an empty text. Any other content is a ConfigError that names the file and the
-place in it; `FILE_KEYS` and `NODE_KEYS` have the keys and their types. Whether names exist and
+A node without `func` gets the stage of its type and role. If `func` is a stage, the node has that
+stage's type, role and columns, as in `Pipeline.add_node`. `pipeline_id` defaults to the file's
+name, `description` to an empty text. Any other content raises a ConfigError that names the file and
+the place in it; `FILE_KEYS` and `NODE_KEYS` list the keys and their types. Whether names exist and
 nodes fit each other is checked when the graph is built.
 """
 
@@ -129,14 +129,14 @@ def _read(path: Path) -> Mapping[Any, Any]:
         raise ConfigError(f"{path} is refused: {describe_yaml_error(error)}.") from error
     if not isinstance(content, dict):
         holds = "is empty" if content is None else f"holds {shown(content)}"
-        raise ConfigError(f"{path} must hold a mapping with the key 'nodes', and {holds}.")
+        raise ConfigError(f"{path} must hold a mapping with the key 'nodes', but {holds}.")
     return content
 
 
 def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
     if not isinstance(entry, dict):
         raise ConfigError(
-            f"{place}: a node is a mapping with a 'node_id', and this is {shown(entry)}."
+            f"{place}: a node must be a mapping with a 'node_id', but this is {shown(entry)}."
         )
     if isinstance(entry.get("node_id"), str):
         place = f"{place} ({entry['node_id']})"
@@ -220,7 +220,7 @@ FUNCTION = ValueType("text, 'module:function'", lambda value: value is None or _
 TEXTS = ValueType("a list of texts, for example [rollout_actor]", _is_list_of_texts)
 
 
-COUNT = ValueType("a whole number from 0 on", _is_count)
+COUNT = ValueType("a whole number of at least 0", _is_count)
 
 
 SWITCH = ValueType("true or false", lambda value: isinstance(value, bool))
@@ -282,7 +282,7 @@ def check_values(
             )
         if not types[key].fits(value):
             raise ConfigError(
-                f"{place}: {key!r} must be {types[key].description}, and is {shown(value)}."
+                f"{place}: {key!r} must be {types[key].description}, but is {shown(value)}."
             )
     for key in required:
         if key not in mapping:

@@ -1,16 +1,16 @@
-"""Ends the command if its Ray is lost and nothing else would end it: two threads.
+"""Two threads that end the command if its Ray is lost and nothing else would end it.
 
-`ClusterWatch`: Ray has died and the main thread is stuck in Ray's C++. Calls of Ray (placing or
+`ClusterWatch`: Ray has died and the main thread is stuck in Ray's C++. Calls to Ray (placing or
 ending an actor) wait for a dead GCS until Ray's C++ ends the process after a minute, without a
 message. Left out: the usual case, in which the main thread detects it and raises
 (`siirl.execution.scheduler.vitals`).
 
 `StoppedWatch`: a process of the command's own Ray is stopped (SIGSTOP) and not continued. A stopped
-process keeps its ports open, so `vitals` does not detect it. Ray 2.60 gives up a stopped raylet
-after a minute, and waits for it without limit when the command shuts Ray down. The operating system
-reports it at once (state T in /proc). Left out: environment servers, which only get a warning,
-because their pool replaces them (`env.deadline_s`); processes that a debugger has stopped (state
-t), which it continues; clusters that this command has not started.
+process keeps its ports open, so `vitals` does not detect it. Ray 2.60 declares a stopped raylet
+dead after a minute, but waits for it without limit when the command shuts Ray down. The operating
+system reports the stop at once (state T in /proc). Left out: environment servers, which only get a
+warning, because their pool replaces them (`env.deadline_s`); processes stopped by a debugger (state
+t), which continues them; clusters that this command has not started.
 """
 
 import logging
@@ -30,13 +30,13 @@ from siirl.interrupts import end_at_once
 logger = logging.getLogger(__name__)
 
 FAILED = 1
-MAIN_THREAD_S = 10.0  # for the main thread to raise an error and to end its actors
-# counts checks, not time: a command that was stopped itself has missed no answer
+MAIN_THREAD_S = 10.0  # time for the main thread to raise an error and end its actors
+# counts checks, not time: a command that was itself stopped has missed no answer
 SILENT_LOOKS = round(GCS_PATIENCE_S / EVERY_S)
 LOOK_EVERY_S = 2.0  # each check reads all of /proc, which takes 10 ms
 WARN_AFTER_S = 4.0  # two checks: a process that is continued at once needs no warning
-# Half of what Ray's GCS allows a raylet (health_check_* of Ray 2.60: 62 s were measured), after
-# which continuing it does not help.
+# Half of the time that Ray's GCS allows a raylet (health_check_* of Ray 2.60; measured: 62 s).
+# After that time, continuing the raylet does not help.
 END_AFTER_S = 30.0
 NEEDED = {
     "raylet/raylet ": "Ray's raylet on this machine",
@@ -45,8 +45,8 @@ NEEDED = {
     "ray::CoordinatorActor": "The data coordinator's process",
 }
 REPLACED = {"ray::EnvServerActor": "An environment server"}
-"""Process names in messages, by a part of the command line: processes that a run needs, and those
-that it replaces.
+"""Process names for messages, by a part of the command line: processes that a run needs, and
+processes that it replaces.
 """
 
 
@@ -95,12 +95,12 @@ class ClusterWatch:
         except RunFailed as error:
             return str(error)
         if not self._vitals.all_answer:
-            # It refuses connections too, for which `Vitals` has a separate limit.
+            # It also refuses connections, for which `Vitals` has a separate limit.
             self._looks_without_answer = 0
         elif self._asks.is_alive():
             self._looks_without_answer += 1
         if self._looks_without_answer > SILENT_LOOKS:
-            return "Ray's GCS takes connections and gives no answer."
+            return "Ray's GCS accepts connections but does not answer."
         if not self._answer:
             return (
                 "Ray's GCS counts this machine as dead, because its raylet has stopped sending "
@@ -144,8 +144,8 @@ def stopped_processes() -> list[RayProcess]:
 class StoppedWatch:
     """A thread that checks the command's own Ray from before its start until after its end.
 
-    Time is counted in checks. So stopping a command together with its processes (Ctrl-Z), or a
-    sleeping laptop, does not end the run.
+    Time is counted in checks. Stopping a command together with its processes (Ctrl-Z), or
+    suspending the laptop, therefore does not end the run.
 
     Args:
         look: Returns the stopped processes.
@@ -185,7 +185,7 @@ class StoppedWatch:
                 return
 
     def check(self) -> str | None:
-        """Check once and warn; returns why the command must end, or None."""
+        """Check once and warn; return the reason why the command must end, or None."""
         processes = list(self._look())
         self._stopped_s = {
             process.pid: self._stopped_s.get(process.pid, 0.0) + self._every_s
@@ -198,7 +198,7 @@ class StoppedWatch:
             if needed is not None and stopped_s >= self._end_after_s:
                 return (
                     f"{needed} (process {process.pid}) was stopped (SIGSTOP) for {stopped_s:.0f} "
-                    "s, and the run cannot continue without it."
+                    "s. The run cannot continue without it."
                 )
             if (
                 (needed or replaced)

@@ -14,7 +14,7 @@ AdvantageEstimator = StrEnum("AdvantageEstimator", NAMES)  # type: ignore[misc]
 
 
 class WorkflowType(StrEnum):
-    """`algorithm.workflow_type`: another way to name a pipeline."""
+    """`algorithm.workflow_type`: an alternative name of a pipeline."""
 
     DEFAULT = "DEFAULT"
     DAPO = "DAPO"

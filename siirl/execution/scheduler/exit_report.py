@@ -1,12 +1,12 @@
-"""Reports why a command ended that could not report it itself: a small child process, which briefly
-outlives the command.
+"""Reports why a command ended if the command could not: a small child process that briefly outlives
+it.
 
 If code holds the interpreter's lock, a timer in C ends the process
 (`siirl.execution.scheduler.watchdog.OwnWatch`). The timer can write stack traces to a file, but no
-message; nor can a process that is killed, for example because memory ran out. The child waits for
-the command's end. If the file then has traces, the timer ended it, otherwise a signal did; the
-child writes the reason and how to resume to stderr. Left out: commands that end themselves, which
-print their own message; they kill the child first (`siirl.interrupts.end_at_once`).
+message. A killed process cannot write one either, for example if memory ran out. The child waits
+for the command's end. If the file then has traces, the timer ended it, otherwise a signal did; the
+child writes the reason and how to resume to stderr. Left out: commands that end themselves. They
+print their own message, and kill the child first (`siirl.interrupts.end_at_once`).
 """
 
 import os
@@ -30,8 +30,7 @@ DONE = b"done"
 def exit_report(
     sentence: str, killed: str, *, traces: Path, run_folder: Path | None, before: str | None
 ) -> Iterator[None]:
-    """If this process ends within the context, have the reason and how to resume written to
-    stderr.
+    """If this process ends within the context, write the reason and how to resume to stderr.
 
     Args:
         sentence: Reason if `traces` is not empty.

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5  # between checks of the ranks while they report nothing
-DEATH_KNOWN_S = 5.0  # Ray learns of a death at once, from a closed connection; a busy machine lags
+DEATH_KNOWN_S = 5.0  # Ray detects a death at once, by a closed connection; busy machines lag
 Make = Callable[..., Any]
-"""Makes the worker of a rank: called with `rank` and `init_method`."""
+"""Makes the worker of a rank; called with `rank` and `init_method`."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Replacement:
     make: Make
     """Makes the replacement worker."""
     died: Callable[[int], object]
-    """Called with the rank before that, to release its resources."""
+    """Called with the rank beforehand, to release its resources."""
     at_most: int = 3
-    """Replacements of a rank; after more deaths the cause is persistent."""
+    """Largest number of replacements of a rank; after more deaths the cause is persistent."""
 
 
 def run_local(make: Make) -> Iterator[Any]:
@@ -138,8 +138,8 @@ class _Replacements:
     Args:
         replacement: Ranks that are replaced.
         start: Starts another process for a rank; its stream.
-        has_room: Whether the cluster still has as many machines as the job; a replacement on a
-            machine that has left would wait for it forever.
+        has_room: Whether the cluster still has as many machines as the job needs; a replacement for
+            a machine that has left would wait forever.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class _Replacements:
         if self._deaths[rank] > replacement.at_most or not self._has_room():
             return None
         logger.warning(
-            "The process of rank %d died (%s): another takes its place.", rank, stated_cause(error)
+            "The process of rank %d died (%s) and is replaced.", rank, stated_cause(error)
         )
         replacement.died(rank)
         return self._start(rank)
@@ -199,8 +199,8 @@ def _merge(
 
 
 def _explain_by_a_death(running: list[Any], streams: list[Any], vitals: Vitals) -> None:
-    """Raise the error for a rank that has died, if one has: a collective of the others fails with
-    the connection to it, and that error may arrive first.
+    """Raise the error of a dead rank, if there is one: the other ranks' collectives fail when they
+    lose the connection to it, and their error may arrive first.
     """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -219,8 +219,8 @@ def _explain_by_a_death(running: list[Any], streams: list[Any], vitals: Vitals) 
 
 
 def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
-    """Error for a rank whose process has ended, by itself or with a process that it was connected
-    to.
+    """Error of a rank whose process has ended, by itself or together with a process that it was
+    connected to.
     """
     vitals.explain()
     return RunFailed(f"The process of rank {rank} died: {stated_cause(error)}.")
@@ -229,8 +229,8 @@ def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
 def _actor_class(rank_class: type, layout: ClusterLayout) -> Any:
     import ray
 
-    # Reserve no CPU: a laptop has fewer cores than the job has processes, and simulators and ranks
-    # take turns.
+    # Reserve no CPU: a laptop has fewer cores than the job has processes; simulators and ranks take
+    # turns.
     return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(rank_class)
 
 

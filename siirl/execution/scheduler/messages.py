@@ -1,6 +1,6 @@
 """Messages between the command and its ranks on Ray: activity, stop and stack-trace requests.
 
-They use the key-value store of Ray's head, so they need no further process or port. A rank sends
+They use the key-value store of Ray's head, so they need no additional process or port. A rank sends
 from a separate thread while it computes. Each side polls every `EVERY_S`.
 """
 
@@ -37,7 +37,7 @@ def _read(key: str) -> str | None:
 
 
 class RankReporter:
-    """A rank's end: a thread that reports its activity and receives the command's requests."""
+    """The rank's side: a thread that reports its activity and receives the command's requests."""
 
     def __init__(self, post: str, rank: int) -> None:
         self._post, self._rank = post, rank
@@ -62,7 +62,7 @@ class RankReporter:
 
 
 class Supervision:
-    """The command's end: forwards stop requests, and raises if the ranks hang or Ray has died.
+    """The command's side: forwards stop requests, and raises if the ranks hang or Ray has died.
 
     Args:
         vitals: Checks of the cluster.
@@ -98,7 +98,7 @@ class Supervision:
         except RpcError as error:
             self.vitals.explain()
             raise RunFailed(
-                f"Ray's head does not answer any more, and the ranks are lost: {error}"
+                f"Ray's head no longer answers, and the ranks are lost: {error}"
             ) from error
         verdict = self._judge.look(
             {rank: Snapshot(**json.loads(words)) for rank, words in said if words is not None}

@@ -1,7 +1,7 @@
 """Places ranks on machines of a Ray cluster: equally many on each, rank 0 on the command's machine.
 
-Otherwise Ray places actors that request no CPU anywhere: both ranks of a job for two machines ran
-on one. All machines are reserved together or not at all, so two jobs never wait for each other with
+By default Ray places actors that request no CPU anywhere: both ranks of a two-machine job ran on
+one. All machines are reserved together or not at all, so two jobs never wait for each other with
 half of the GPUs each.
 """
 
@@ -21,8 +21,8 @@ SOMETHING: Mapping[str, float] = {"memory": 1}  # byte
 A_SHARE = 0.001  # of the resource `node:ADDRESS`, one per machine: selects the machine
 TELL_AFTER_S = 10
 
-# A dead raylet does not come back. A GCS may be restarted if an administrator has given it
-# persistent storage; Ray's workers wait a minute for that, and then Ray's C++ ends them.
+# A dead raylet does not come back. A GCS may be restarted if it has persistent storage; Ray's
+# workers wait a minute for that, and then Ray's C++ ends them.
 RAYLET_PATIENCE_S, GCS_PATIENCE_S = 2.0, 30.0
 
 
@@ -84,8 +84,7 @@ class Placement:
         if not self._group.wait(TELL_AFTER_S):
             wanted = f"{layout.gpus_per_node} free GPUs" if layout.gpus_per_node else "free memory"
             logger.warning(
-                "Waiting for %d machine(s) with %s each, which others hold (`ray status` shows "
-                "it).",
+                "Waiting for %d machine(s) with %s each; others use them now (see `ray status`).",
                 layout.nodes,
                 wanted,
             )
@@ -126,9 +125,8 @@ def require_machines(layout: ClusterLayout, there: Sequence[ClusterMachine]) -> 
         )
         raise ConfigError(
             f"trainer.nnodes={layout.nodes} with trainer.n_gpus_per_node={layout.ranks_per_node} "
-            f"asks for {layout.nodes} machine(s){each}, "
-            f"and the Ray cluster has {fitting} (its GPUs: {has}): change one of the two, or add "
-            "machines to the cluster."
+            f"asks for {layout.nodes} machine(s){each}, but the Ray cluster has {fitting} (its "
+            f"GPUs: {has}): change one of the two keys, or add machines to the cluster."
         )
 
 
@@ -156,9 +154,7 @@ def is_this_machine_alive() -> bool:
 
 
 def servers_of_cluster() -> list[Server]:
-    """The connected cluster's GCS, and the raylet of this machine, through which this process is
-    connected.
-    """
+    """The connected cluster's GCS, and the raylet that connects this process to it."""
     import ray
 
     here = ray.get_runtime_context()

@@ -20,13 +20,14 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 PRIVATE_FOLDER = "SIIRL_PRIVATE_FOLDER"
-"""Environment variable of a run's processes: the folder of its Ray, also for other private files.
+"""Environment variable of a run's processes: the folder of its Ray, also used for other private
+files.
 """
 
 PREFIX = "siirl-ray-"
 # each of Ray's processes opens this folder to all users (0777); the folder around it stays private
 SESSION = "r"
-# Longest path of a socket (unix(7)), less Ray's names in the folder and the names of the two
+# Longest path of a socket (unix(7)), minus the names that Ray appends and the names of the two
 # folders.
 LONGEST_PLACE = (
     107
@@ -36,13 +37,13 @@ LONGEST_PLACE = (
 
 
 def private_environment() -> dict[str, str]:
-    """Environment variables of a private Ray, which it reads when it is imported."""
+    """Environment variables of a private Ray; Ray reads them at import."""
     return {
-        # Ray's switch for "one machine only", named after the systems where that is the default:
-        # listen at 127.0.0.1.
+        # Ray's switch to listen at 127.0.0.1 only, named after the systems where that is the
+        # default.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # The autoscaler serves its metrics without asking for the token. No port has this number,
-        # and Ray continues without it.
+        # The autoscaler serves its metrics without asking for the token. This is not a valid port,
+        # so Ray continues without serving them.
         "AUTOSCALER_METRIC_PORT": "-1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -58,7 +59,7 @@ def private_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # Files that a dying process still writes are left to the next start.
+        # Files that a dying process still writes are deleted at the next start.
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
@@ -72,10 +73,9 @@ def keep_token_private() -> None:
     if mode & 0o077:
         token.chmod(0o600)
         logger.warning(
-            "%s had mode %o, so that other users of this machine could read Ray's token; it has "
-            "600 now. Replace the token if that matters: delete the file, `umask 077; ray "
-            "get-auth-token --generate`, and "
-            "start the cluster again.",
+            "%s had mode %o: other users of this machine could read Ray's token. It now has mode "
+            "600. Replace the token if that matters: delete the file, `umask 077; ray "
+            "get-auth-token --generate`, and start the cluster again.",
             token,
             mode,
         )
@@ -95,13 +95,13 @@ def _new_locked(place: Path) -> tuple[Path, int]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
             return folder, lock
-        os.close(lock)  # another start considered it abandoned before it was locked
+        os.close(lock)  # another process took it for abandoned before it was locked
 
 
 def _delete_abandoned(place: Path) -> None:
     """Delete this user's folders whose process has ended: their lock is free."""
     for folder in place.glob(f"{PREFIX}????????"):
-        with suppress(OSError):  # another user's, or another start deletes it
+        with suppress(OSError):  # another user's, or being deleted by another process
             if folder.lstat().st_uid != os.getuid():
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,7 +1,7 @@
-"""Describes process groups (ranks, name, backend), from which every process builds its groups.
+"""Describes process groups (ranks, name, backend); every process builds its groups from them.
 
-Ranks that run the same graph are data-parallel, so each graph is one group, and the group of a node
-is that of its rank's graph. Groups have a fixed order, because all ranks must call
+Ranks that run the same graph are data-parallel, so each graph has one group, and a node's group is
+that of its rank's graph. Groups have a fixed order, because all ranks must call
 `torch.distributed.new_group` in the same order.
 """
 
@@ -42,8 +42,8 @@ class ProcessGroupManager:
         if sorted(rank_taskgraph_mapping) != list(range(total_workers)):
             assigned = sorted(rank_taskgraph_mapping)
             raise ConfigError(
-                f"Graphs are assigned to the ranks {assigned}; each of 0 to {total_workers - 1} "
-                "needs one."
+                f"Graphs are assigned to the ranks {assigned}; each rank from 0 to "
+                f"{total_workers - 1} needs one graph."
             )
         backend = choose_backend(
             total_workers, device_type=device_type, threshold=backend_threshold

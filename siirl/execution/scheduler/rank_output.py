@@ -1,8 +1,8 @@
-"""Prints what the processes of a run on Ray write, in place of Ray.
+"""Prints the output of a run's Ray processes, in place of Ray.
 
 Ray would begin each line with `(_Rank pid=4711)`, and explain how it counts repeated lines. Here
-rank 0's lines are as it wrote them, other processes' begin with their name, and a line that several
-processes write is printed once.
+rank 0's lines are unchanged, lines of other processes begin with their name, and a line that
+several processes write is printed once.
 """
 
 import functools
@@ -19,13 +19,13 @@ from siirl.params.printable import printable
 from siirl.params.terminal_lines import fitted
 
 RAYS_PRINTER, OWN_PRINTER = "ray_print_logs", "siirl"
-REMEMBERED_LINES = 1000  # which process wrote them first; bounds the memory of a long run
+REMEMBERED_LINES = 1000  # for these the first writer is known; bounds the memory of a long run
 FIRST_RANK = "rank 0"
 
 
 @contextmanager
 def printed() -> Iterator[None]:
-    """Print what the processes of the connected cluster write, until the context ends."""
+    """Print the output of the connected cluster's processes until the context ends."""
     dispatcher.remove_handler(RAYS_PRINTER)
     dispatcher.add_handler(OWN_PRINTER, functools.partial(show, lines=Lines()))
     try:
@@ -64,7 +64,7 @@ class Lines:
 
 
 def _own_lines(data: Mapping[str, Any]) -> Iterator[str]:
-    """Lines without Ray's marks; of its autoscaler, which writes a log, the events."""
+    """Lines without Ray's markers; from the autoscaler, which writes a log, only the events."""
     event, message = (
         ray_constants.LOG_PREFIX_EVENT_SUMMARY,
         ray_constants.LOG_PREFIX_INFO_MESSAGE,

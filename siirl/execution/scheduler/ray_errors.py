@@ -12,7 +12,7 @@ CAUSES = {
     "its worker process has died": "it was killed, or it crashed",
     "its node has died": "its machine left the cluster",
 }
-"""Ray's causes that name nothing of the run, in words of it."""
+"""Ray's generic causes, in terms of the run."""
 
 
 def stated_cause(error: BaseException) -> str:

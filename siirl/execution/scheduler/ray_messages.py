@@ -1,8 +1,8 @@
 """Keeps Ray's own messages, and the trace of a failure on Ray, in a file of the run folder.
 
 When a process dies, Ray's raylet sends a paragraph on possible causes, which Ray prints to the
-terminal. The command prints one sentence instead (`siirl.execution.scheduler.launch`), and the
-file that has the rest. Left out: lines that the run's processes write
+terminal. The command prints one sentence instead (`siirl.execution.scheduler.launch`), and the name
+of the file with the rest. Left out: lines that the run's processes write
 (`siirl.execution.scheduler.rank_output`).
 """
 
@@ -55,7 +55,7 @@ def append(file: Path | None, text: str) -> None:
 
 
 def note(file: Path | None) -> str:
-    """Sentence that names the file; empty if it has nothing."""
+    """Sentence that names the file; empty if the file is empty."""
     if file is None or not file.is_file():
         return ""
     return f"Ray's messages and the traces of its processes are in {file}"

@@ -1,4 +1,6 @@
-"""Connects the command to Ray, or starts one, and leaves or ends it again, whatever happens."""
+"""Connects the command to a Ray cluster or starts a private one; always leaves or ends it
+afterwards.
+"""
 
 import functools
 import importlib
@@ -30,15 +32,15 @@ from siirl.interrupts import Interrupted, end_at_once
 logger = logging.getLogger(__name__)
 
 # Environment variables that Ray reads when it is imported; the user's own values take precedence.
-# Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait
+# Ray starts workers at niceness 15; but simulators and ranks are the job itself and should not wait
 # for other processes.
 AS_A_JOB = {
     "RAY_worker_niceness": "0",
-    # The launcher reads each rank's error; Ray would print those of ranks that it need not read,
-    # because another has failed first, with their traces.
+    # The launcher reads each rank's error. Ray would also print, with traces, errors that the
+    # launcher does not read because another rank failed first.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
-# A server at the address that is not Ray is given up after 20 seconds instead of minutes.
+# If another server than Ray is at the address, give up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
 # Ray gives its own processes 30 seconds to start (a constant in ray/_private/node.py of 2.60),
@@ -46,7 +48,7 @@ WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
 TIMED_OUT, STARTS = "timed out during startup", 3
 FAILED = 1
 MESSAGES_FILE = "ray.txt"  # in a run folder
-SHUTDOWN_S = 20.0  # takes one or two on an idle machine
+SHUTDOWN_S = 20.0  # one or two seconds on an idle machine
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class ClusterSettings:
     """Placement of the workers."""
 
     address: str | None
-    """HOST:PORT of a running Ray cluster, which outlives the run; None: a private one on this
+    """HOST:PORT of a running Ray cluster, which outlives the run; None: start a private one on this
     machine, which ends with the run.
     """
     env_vars: Mapping[str, str]
@@ -90,7 +92,7 @@ def prepare_environment(settings: ClusterSettings) -> None:
 
 
 def read_environment_again() -> None:
-    """Let Ray read its environment variables again if a user's module has imported it already.
+    """Make Ray read its environment variables again if a user's module has already imported it.
 
     Ray 2.60 reads them when it is imported: an earlier import would leave it without the run's
     token, and listening on all interfaces.
@@ -111,7 +113,7 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
     try:
         with _own_signal_handlers():
             started = _init(settings, folder, starts=1 if settings.address else STARTS)
-    except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
+    except SystemExit as error:  # Ray's reaction to a SIGTERM while it starts
         raise Interrupted(signal.SIGTERM) from error
     except Exception as error:  # raised when Ray's own processes do not start in time
         raise _no_session(settings, error) from error
@@ -136,8 +138,8 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
 
 
 def _shut_down(started: set[int]) -> None:
-    """Leave Ray, or end the one with the processes `started`. Ray 2.60 waits without limit for the
-    raylet's answer: see `_end_silent_ray`.
+    """Leave Ray, or end the Ray whose processes were `started`. Ray 2.60 waits without limit for
+    the raylet's answer: see `_end_silent_ray`.
     """
     import ray
 
@@ -153,7 +155,7 @@ def _shut_down(started: set[int]) -> None:
 def _end_silent_ray(started: set[int]) -> None:
     """Kill the Ray that this process `started`, so that `ray.shutdown` returns.
 
-    Another's cluster keeps running; this process ends without leaving it.
+    An existing cluster keeps running; this process ends without leaving it.
     """
     if not started:
         end_at_once(
@@ -199,8 +201,8 @@ def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set
 
 
 def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, Any]:
-    """Environment of each process of the job. Processes of a running cluster begin in a separate
-    folder, not the command's.
+    """Environment of each process of the job. Processes of a running cluster start in a separate
+    folder, not in the command's.
     """
     if folder is not None:
         return {"env_vars": {**settings.env_vars, PRIVATE_FOLDER: str(folder)}}
@@ -222,7 +224,7 @@ def change_to_command_folder() -> None:
 
 
 def _children() -> set[int]:
-    """Numbers of this process's own children."""
+    """Process ids of this process's own children."""
     found: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
@@ -231,7 +233,9 @@ def _children() -> set[int]:
 
 
 def credentials() -> dict[str, str]:
-    """Environment in which Ray 2.60 presents its token; a cluster without one accepts it too."""
+    """Environment in which Ray 2.60 presents its token; a cluster without a token also accepts
+    it.
+    """
     return {"RAY_AUTH_MODE": "token"} if (Path.home() / ".ray" / "auth_token").is_file() else {}
 
 
@@ -242,9 +246,8 @@ def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
             "try again, or cluster=local."
         )
     return ConfigError(
-        f"cluster.address={settings.address}: {error}. Start a cluster of this Ray and Python "
-        "there (ray start --head), or leave "
-        "cluster.address out to run on this machine."
+        f"cluster.address={settings.address}: {error}. Start a cluster with this Ray and Python "
+        "there (ray start --head), or leave cluster.address out to run on this machine."
     )
 
 
@@ -252,8 +255,8 @@ def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
 def _own_process_groups() -> Iterator[None]:
     """Start each process of Ray in its own process group; Ray 2.60 has no option for it.
 
-    A signal to the command's group then reaches the command alone, which saves its weights before
-    it ends Ray: `timeout`, `scancel` and service managers send SIGTERM to a whole group.
+    A signal to the command's group then reaches only the command, which saves its weights before it
+    ends Ray: `timeout`, `scancel` and service managers send SIGTERM to a whole group.
     """
     services: Any = importlib.import_module("ray._private.services")
     popen = services.ConsolePopen
@@ -268,8 +271,9 @@ def _own_process_groups() -> Iterator[None]:
 def _own_signal_handlers() -> Iterator[None]:
     """Restore this process's handler of SIGTERM, which ray.init replaces.
 
-    Also block signals while Ray starts its processes, which inherit the mask: a closing terminal
-    must not end them before the run has saved its weights. Ray itself protects them from Ctrl-C.
+    Signals are also blocked while Ray starts its processes, which inherit the mask: a closing
+    terminal must not end them before the run has saved its weights. Ray itself protects them from
+    Ctrl-C.
     """
     handler = signal.getsignal(signal.SIGTERM)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})

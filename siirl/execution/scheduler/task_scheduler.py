@@ -52,7 +52,7 @@ class TaskScheduler:
                 every part gets a rank; otherwise its ranks run it whole.
             apportion_strategy: "even", or "param_aware": in proportion to the models' parameters,
                 at least one rank each.
-            consider_node_cohesion: Prefer machines that run the graph already.
+            consider_node_cohesion: Prefer machines that already run the graph.
             consider_node_load: Prefer machines that run less.
 
         Raises:
@@ -116,8 +116,8 @@ class TaskScheduler:
         if len(parts) > self.num_workers:
             names = ", ".join(part.graph_id for part in parts)
             raise ConfigError(
-                f"{len(parts)} graphs run side by side ({names}), but there are {self.num_workers} "
-                f"ranks (trainer.nnodes={self.num_physical_nodes} x "
+                f"{len(parts)} graphs run in parallel ({names}), but there are only "
+                f"{self.num_workers} ranks (trainer.nnodes={self.num_physical_nodes} x "
                 f"trainer.n_gpus_per_node={self.gpus_per_node}). Give at least one to each."
             )
 
@@ -182,7 +182,7 @@ def ranks_of_groups(
     num_workers: int,
     strategy: str,
 ) -> dict[str, int]:
-    """Ranks of each resource group: as given, and the rest by `apportion` among the others.
+    """Ranks of each resource group: as given; `apportion` divides the rest among the other groups.
 
     Args:
         parts: Graph of each group.
@@ -200,7 +200,7 @@ def ranks_of_groups(
         least = num_workers - rest + len(open_groups)
         raise ConfigError(
             f"dag.groups={as_text(given)} needs {'at least ' if open_groups else ''}{least} ranks, "
-            f"and trainer.nnodes x trainer.n_gpus_per_node = {num_workers}: change one of them."
+            f"but trainer.nnodes x trainer.n_gpus_per_node = {num_workers}: change one of them."
         )
     sizes = [estimate_graph_model_params(parts[group]) for group in open_groups]
     shares = apportion(sizes, rest, strategy) if open_groups else []
@@ -208,8 +208,8 @@ def ranks_of_groups(
 
 
 def fill_in_sizes(graph: TaskGraph, *, parameters: Mapping[int, int]) -> None:
-    """Fill in the parameter count, by agent group, of every node that runs a model and does not
-    state it.
+    """Fill in parameter counts, by agent group, for every node that runs a model and does not state
+    one.
     """
     for node in graph.nodes.values():
         if _runs_a_model(node):

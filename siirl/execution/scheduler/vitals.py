@@ -1,9 +1,9 @@
 """Checks whether the processes of a Ray cluster are alive, without asking Ray.
 
-Ray reports their death late or not at all. A driver whose GCS died computes on for a minute, and
-Ray's C++ then ends it before Python can print a message. The death of a raylet is reported after a
-quarter of a minute, if the driver's own actors have not died before. A dead process no longer
-listens, which a connection attempt detects at once.
+Ray reports their death late or not at all. A driver whose GCS died keeps computing for a minute;
+Ray's C++ then ends it before Python can print a message. The death of a raylet is reported after 15
+seconds, unless the driver's own actors die earlier. A dead process no longer listens, so a
+connection attempt detects its death at once.
 """
 
 import socket
@@ -53,8 +53,8 @@ class Vitals:
             self._look()
 
     def explain(self) -> None:
-        """Check until all servers answer, or one has been silent for its `patience_s`. For an error
-        of Ray that a dead server may explain.
+        """Check until all servers answer, or one has been silent for its `patience_s`. Used after a
+        Ray error that a dead server may explain.
 
         Raises:
             RunFailed: A server is dead.
@@ -75,7 +75,7 @@ class Vitals:
             if self._looked_at - since >= server.patience_s:
                 self.lost = True
                 raise RunFailed(
-                    f"{server.name} ({server.host}:{server.port}) died, and a run on Ray cannot "
+                    f"{server.name} ({server.host}:{server.port}) died; a run on Ray cannot "
                     f"continue without it ({silence})."
                 )
 

@@ -1,10 +1,10 @@
-"""Detects that a run hangs from the reports of its ranks, in a process or thread that does no other
+"""Detects a hanging run from the reports of its ranks, in a process or thread that does no other
 work.
 
 A rank that computes must make progress within the limit. A rank that waits for others may wait as
 long as any of them makes progress, because another rank's rollout can be much longer. Time is
-measured here, from one change of a rank's report to the next; so clocks of other machines do not
-matter, and a rank that is stopped or cannot report counts as one without progress.
+measured here, from one change of a rank's report to the next. Clocks of other machines therefore do
+not matter, and a rank that is stopped or cannot report counts as one without progress.
 """
 
 import faulthandler
@@ -23,7 +23,7 @@ from siirl.occupation import OCCUPATION, Snapshot
 
 FAILED = 1
 LOOK_EVERY_S = 1.0
-SILENT_S = 10.0  # a rank on a busy machine reports every second or two
+SILENT_S = 10.0  # on a busy machine, a rank reports every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
 KILLED = "Its process died: it was killed, or it crashed."
@@ -35,7 +35,7 @@ class Judge:
     """Checks the reports of the ranks.
 
     Args:
-        ranks: Number of ranks; one that never reported is judged as well.
+        ranks: Number of ranks; a rank that never reported is judged too.
         limit_s: Longest time without progress of a rank; None: no limit.
         clock: Monotonic clock in seconds.
     """
@@ -49,7 +49,7 @@ class Judge:
         self._spoke = {rank: (-1, clock()) for rank in range(ranks)}
 
     def look(self, said: Mapping[int, Snapshot]) -> str | None:
-        """Why the run hangs, or None.
+        """Reason why the run hangs, or None.
 
         Args:
             said: The newest report of each rank that has sent one.

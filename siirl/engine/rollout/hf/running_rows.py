@@ -37,7 +37,7 @@ class RunningRows:
         self.positions = np.zeros(0, np.int64)
         """Position of that token."""
         self.shifts = np.zeros(0, np.int64)
-        """Difference to its rotary position, which is lower after pictures."""
+        """How much lower its rotary position is, because of pictures before it."""
         self.counts = np.zeros(0, np.int64)
         """Tokens generated so far."""
         self.limits = np.zeros(0, np.int64)

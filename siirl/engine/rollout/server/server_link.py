@@ -22,7 +22,7 @@ from envs.server_address import authorization
 
 Result = TypeVar("Result")
 
-RECONNECT_S = 20.0  # a proxy restarts within it; a restarted vLLM has lost the weights in any case
+RECONNECT_S = 20.0  # covers a proxy's restart; a restarted vLLM has lost the weights anyway
 BETWEEN_ATTEMPTS_S = 0.2
 CONTROL_BYTES = 1 << 20  # of answers without texts
 QUOTED_CHARACTERS = 300  # of an error that the server explains

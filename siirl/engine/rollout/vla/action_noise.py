@@ -1,10 +1,11 @@
-"""Random numbers that choose the actions of an episode, correlated over time on request.
+"""Random numbers that choose the actions of an episode; they may be correlated over time.
 
-Independent noise averages out over an episode: rollouts from one start state end alike, and a group
-whose rewards are equal teaches nothing. Noise that persists over several actions moves the arm
-somewhere else (Eberhard et al. 2023, openreview hQ9V5QN27eS; for PPO Hollenstein et al. 2024, arXiv
-2312.11091). Each action keeps its distribution given its observation, and log-probs and ratios use
-only that. As in those papers, they ignore the dependence between successive actions.
+Independent noise averages out over an episode: rollouts from one start state end in similar states,
+and a group with equal rewards gives no gradient. Noise that persists over several actions moves the
+arm to other places (Eberhard et al. 2023, openreview hQ9V5QN27eS; for PPO Hollenstein et al. 2024,
+arXiv 2312.11091). Each action keeps its distribution given its observation, and log-probs and
+ratios use only that distribution. As in those papers, they ignore the dependence between successive
+actions.
 """
 
 # K action of a chunk, A action dimension, J number that chooses one dimension of an action
@@ -28,7 +29,7 @@ class ActionNoise:
     `z_{t+1} = r z_t + sqrt(1 - r^2) e_t` over the actions t of the episode.
 
     Args:
-        request: Of the episode: seed, correlation r, and `greedy`, which draws no numbers.
+        request: Gives the episode's seed, correlation r, and `greedy`, which draws no numbers.
         policy: Defines how many numbers choose a chunk.
     """
 

@@ -2,8 +2,8 @@
 
 By default the engine holds the trained module itself, so one rank has a single copy of the weights.
 The engine has no generator: each request brings the uniform numbers of its own episode, and the
-policy's distribution samples at them. So an episode does not depend on the other episodes of its
-batch.
+policy's distribution samples at them. An episode therefore does not depend on the other episodes of
+its batch.
 """
 
 # N request, T token of a chunk, U uniform number
@@ -34,16 +34,16 @@ class EmbodiedEngine:
 
     Args:
         policy: The policy.
-        temperature: Of the distribution, for sampling and for the log-probs.
+        temperature: Temperature of the distribution, for sampling and for the log-probs.
         top_p: Draw from the smallest set of tokens with this probability; log-probs remain those of
             the whole distribution.
         lockstep: Deterministic mode: answer only when every episode that can be running is waiting,
             sorted by uid and padded to `batch_rows` rows, so that floating-point results do not
             depend on timing.
-        batch_rows: Most observations in one forward pass.
+        batch_rows: Largest number of observations in one forward pass.
         compute_dtype: Type of the forward pass, the same as in training; None: the weights' type.
-            Weights of that type already (`siirl.engine.training.weight_sync.acting_copy`) compute
-            as FSDP2 does: on inputs of that type, without autocast.
+            Weights that already have that type (`siirl.engine.training.weight_sync.acting_copy`)
+            compute as FSDP2 does: on inputs of that type, without autocast.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class EmbodiedEngine:
         self.counts = EngineCounts()
 
     def rest(self) -> None:
-        """See `RolloutEngine`; nothing, because the policy is the trained module."""
+        """See `RolloutEngine`; does nothing, because the policy is the trained module."""
 
     def close(self) -> None:
-        """See `RolloutEngine`; nothing."""
+        """See `RolloutEngine`; does nothing."""
 
     def expect(self, *, episodes: int, at_once: int) -> None:
         """Announce `episodes` more episodes, of which `at_once` can run at the same time.
@@ -128,7 +128,7 @@ class EmbodiedEngine:
             try:
                 responses = self._forward([request for request, _ in part])
             except Exception as error:
-                # the waiting episodes must see it, or they would wait forever
+                # waiting episodes must get the error, or they would wait forever
                 for _, future in batch[start:]:
                     if not future.done():
                         future.set_exception(error)
@@ -138,7 +138,7 @@ class EmbodiedEngine:
                     future.set_result(response)
 
     def _fewest_rows(self) -> int:
-        """Requests that a forward pass waits for."""
+        """Number of requests that a forward pass waits for."""
         # No deadlock: every running episode sends another request or ends.
         running = min(self.unfinished, self.at_once)
         return running if self.lockstep else round(running * FEWEST_SHARE)

@@ -68,7 +68,7 @@ class EmbodiedRollout(Rollout):
             compute_dtype=compute_dtype,
         )
         self.segments: SegmentWorkflow | None = None
-        """Runs the segments of training, if it does not run whole episodes."""
+        """Runs the segments of training; None if training uses whole episodes."""
         self.recorder_stream = {RECORDER_STREAM: settings.recorder}
         workflow = EmbodiedWorkflow(
             pool=pool, policy=policy, streams=self.recorder_stream, blind=settings.blind
@@ -91,7 +91,7 @@ class EmbodiedRollout(Rollout):
     ) -> tuple[RolloutResult, dict[str, float]]:
         """See `Rollout.generate`; with `embed` and an encoder, rows get a `video_embedding`.
 
-        Segments that are under way give their environments to the episodes of other workflows.
+        Running segments give their environments to the episodes of other workflows.
         """
         if self.segments is not None and workflow is not self.segments:
             self.loop.run_until_complete(self.segments.park())
@@ -131,7 +131,7 @@ class EmbodiedRollout(Rollout):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread, which leaves the other cores to the simulators.
+    """Run PyTorch on one thread, leaving the other cores to the simulators.
 
     Embedding and training use all threads, because the simulators are idle then.
     """

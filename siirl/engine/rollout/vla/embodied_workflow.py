@@ -29,7 +29,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
     Args:
         pool: Simulators; an episode holds one slot of it.
         policy: Tokenizes the instruction and decodes actions; the engine runs its forward pass.
-        streams: Frame streams to request; the recorder's only for episodes with `record`.
+        streams: Frame streams to request; the recorder's stream only for episodes with `record`.
         blind: Zero every image, as a control without visual input.
     """
 
@@ -46,7 +46,8 @@ class EmbodiedWorkflow(RolloutWorkflow):
         self.streams = dict(streams)
         self.blind = blind
         self.marks_versions = False
-        """Whether rows get the column `policy_versions`: new weights may come within an episode."""
+        """Whether rows get the column `policy_versions`, because new weights may arrive within an
+        episode."""
 
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> Trajectory:
         """Run one episode; raises SimulationFailed if the pool could not simulate it."""
@@ -80,13 +81,13 @@ class EmbodiedWorkflow(RolloutWorkflow):
             row=recorder.row(data, info, truncated=truncated),
             instruction=observation.get(INSTRUCTION, ""),
             frames=frames,
-            # with the seed, all that siirl.replay needs
+            # siirl.replay needs only this and the seed
             record={"actions": executed, "options": dict(data.options)} if filmed else {},
             changed_instruction=recorder.changed_instruction,
         )
 
     def recorder(self) -> "RowRecorder":
-        """Of a row that begins."""
+        """A recorder for a new row."""
         return RowRecorder(
             self.policy,
             marks_versions=self.marks_versions,
@@ -133,7 +134,7 @@ class RowRecorder:
         self._instruction = ""
 
     def read(self, request: ActRequest, instruction: str) -> None:
-        """Note the instruction of the observation at which the next chunk begins."""
+        """Record the instruction of the observation at which the next chunk begins."""
         if not self.chunks:
             self._instruction = instruction
         elif self.instruction_changes:

@@ -1,10 +1,10 @@
 """Segments: a fixed number of decisions in each environment between two updates.
 
-An episode that runs at the end of a segment continues in the next one with the new weights; after
-one that ends, the next episode starts in the same segment. A segment gives one training row for
-each part of an episode in it. A row has the state behind its last decision, whose value estimates
-the rewards to come. The episode was cut or truncated there, unless it terminated (Schulman et al.
-2017, arXiv 1707.06347, section 5).
+An episode that is running at the end of a segment continues in the next one with the new weights.
+When an episode ends, the next one starts in the same segment. A segment yields one training row for
+each part of an episode in it. A row has the state behind its last decision; that state's value
+estimates the rewards to come. The episode was cut or truncated there, unless it terminated
+(Schulman et al. 2017, arXiv 1707.06347, section 5).
 
 A running episode is kept as seed and actions. `park` gives its environment to other episodes, and
 a checkpoint stores no more; the next segment replays it.
@@ -34,7 +34,7 @@ from siirl.env_server.slot import Slot
 from siirl.errors import SimulationFailed
 
 EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
-"""Entries of the record of a row whose episode ended with it."""
+"""Entries of a row's record if its episode ended with the row."""
 REQUEST_FIELDS = ("task", "task_id", "trial_id", "seed", "options")
 """Fields of the request that began an episode, which its later rows repeat."""
 
@@ -97,7 +97,7 @@ class _Lent:
 
 
 class SegmentWorkflow(RolloutWorkflow):
-    """Runs segments; `arun_episode` runs the one that a request asks for.
+    """Runs segments; `arun_episode` runs the segment of a request.
 
     Args:
         episodes: Tokenizes observations and actions; its pool has the environments.
@@ -117,7 +117,7 @@ class SegmentWorkflow(RolloutWorkflow):
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> list[Trajectory]:
         """Run a segment; raises SimulationFailed if the pool could not simulate it.
 
-        The episode that failed is dropped; the next segment begins another.
+        The failed episode is dropped; the next segment begins another.
         """
         environment = data.group_id % self.environments
         try:
@@ -145,7 +145,7 @@ class SegmentWorkflow(RolloutWorkflow):
         }
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Episodes under way, by environment."""
+        """Running episodes, by environment."""
         return {
             environment: episode.state() for environment, episode in sorted(self._running.items())
         }
@@ -232,9 +232,9 @@ class SegmentWorkflow(RolloutWorkflow):
             differs = "it ended"
         if differs is not None:
             raise SimulationFailed(
-                f"The episode with seed {episode.begun_by['seed']} did not continue from its "
-                f"state after {episode.steps} steps: {differs}. Seed and actions do not determine "
-                "an episode of this environment: make it deterministic, or leave "
+                f"The episode with seed {episode.begun_by['seed']} did not resume in its state "
+                f"after {episode.steps} steps: {differs}. Seed and actions do not determine an "
+                "episode of this environment: make it deterministic, or leave "
                 "actor_rollout_ref.rollout.n_steps out."
             )
         episode.observation = observation

@@ -19,7 +19,7 @@ from siirl.models.weight_rows import Rows
 class AsyncVLLMEngine(VLLMBase):
     """vLLM in a separate process, driven by an event loop in a separate thread.
 
-    The thread allows sending weights when the loop of the episodes is not running.
+    The thread allows sending weights while the episodes' loop is not running.
     """
 
     def _start(self, settings: dict[str, Any]) -> None:

@@ -2,11 +2,11 @@
 
 `VLLMEngine` runs vLLM in this process, on the event loop of the episodes. `AsyncVLLMEngine`
 (`async_vllm_engine`, rollout.mode=async) runs it in a separate process, which generates while this
-one does other work. Both get the weights of the trained module in memory: the first tensor by
+process does other work. Both get the weights of the trained module in memory: the first tensor by
 tensor, the second in buckets that both processes map. On a GPU vLLM sleeps between rollouts, so
-that training has the memory of its weights, keys and values; vLLM's CPU build does not support
+that training can use the memory of its weights, keys and values; vLLM's CPU build does not support
 that. Log-probs are those of the whole distribution under the temperature, as in training: vLLM's
-own temperature stays 1, and the logits are divided before
+own temperature stays 1, and the logits are divided beforehand
 (`siirl.engine.rollout.vllm.vllm_worker`).
 
 vLLM is an extra (`make vllm`), imported only when an engine is made.
@@ -80,14 +80,14 @@ class VLLMBase(TextEngineBase, abc.ABC):
     """Base of both engines: starts vLLM, translates requests, loads weights.
 
     Args:
-        model: The trained module. Its current weights are the first, unless it has none yet (on
-            the meta device) or holds a shard: then the first `take_weights` brings them.
+        model: The trained module. vLLM starts with its current weights. If it has none yet (on the
+            meta device) or holds a shard, the first `take_weights` provides them.
         tokenizer: Provides the tokens that end a turn.
         temperature: Divides the logits, for sampling and for the log-probs.
         top_p: Draw from the smallest set of tokens with this probability; log-probs remain those of
             the whole distribution.
         top_k: Draw from this many most likely tokens; None: from all.
-        max_running: Most requests in one forward pass; others wait.
+        max_running: Largest number of requests in one forward pass; others wait.
         lockstep: Deterministic mode; see `Admission`.
         compute_dtype: Type of vLLM's weights and passes; None: the module's type.
         kv_cache_gib: Memory for keys and values.
@@ -183,7 +183,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
     def _probe(self) -> ChecksumPair:
         """Mean log-prob of a fixed text, by the trained module and by vLLM.
 
-        A sharded module runs on all ranks, which all take weights at the same time.
+        A sharded module runs on all ranks; all of them take weights at the same time.
         """
         ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
         expected = trained_log_prob(
@@ -226,7 +226,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
             self.asleep = True
 
     def wake(self) -> None:
-        """Take the memory again; keys and values are empty."""
+        """Allocate the memory again; keys and values are empty."""
         if self.asleep:
             self._wait(self.vllm.wake_up())
             self.asleep = False
@@ -300,7 +300,7 @@ class VLLMEngine(InProcessTextEngine, VLLMBase):
         from vllm import EngineArgs, LLMEngine
 
         if settings["enforce_eager"]:
-            # else parts of its sampler are still compiled, for ten seconds each
+            # otherwise parts of its sampler are still compiled, for ten seconds each
             torch.compiler.set_stance("force_eager")
         with start_errors(settings), guard_new_ports():
             self.vllm = LLMEngine.from_engine_args(

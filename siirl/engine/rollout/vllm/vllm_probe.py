@@ -1,4 +1,6 @@
-"""A fixed text and its log-probs by the trained module, to verify that vLLM has its weights."""
+"""A fixed text and its log-probs under the trained module, to verify that vLLM has the same
+weights.
+"""
 
 # S token of the probe, D hidden, V token of the vocabulary
 
@@ -52,7 +54,8 @@ def trained_log_prob(
 
 
 def loadable(model: LanguageModel, weights: Iterable[Rows], dtype: torch.dtype) -> Iterator[Rows]:
-    """The weights that vLLM loads, some rows at a time: adapters merged, tied once, in `dtype`.
+    """The weights that vLLM loads, some rows at a time: adapters merged, tied weights once, in
+    `dtype`.
 
     Args:
         model: The trained module.
@@ -66,7 +69,7 @@ def loadable(model: LanguageModel, weights: Iterable[Rows], dtype: torch.dtype) 
 
 
 def has_weights(model: LanguageModel) -> bool:
-    """Whether the module holds whole weights: none on the meta device, none sharded."""
+    """Whether the module holds whole weights: none are on the meta device or sharded."""
     return not any(weight.is_meta or isinstance(weight, DTensor) for weight in model.parameters())
 
 

@@ -15,7 +15,7 @@ from siirl.errors import RunFailed
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 
 EXTENSION = "siirl.engine.rollout.vllm.vllm_worker.WorkerExtension"
-# Read by vLLM and torch at import. Without them vLLM binds threads to cores in use, logs, and sends
+# Read by vLLM and torch at import. Without them vLLM binds threads to busy cores, logs, and sends
 # usage statistics.
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -34,12 +34,12 @@ PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 Measured: 5e-7 in float32 and 6e-3 in bfloat16.
 """
 GIB = 1 << 30
-BATCHED_TOKENS = 2048  # of a pass, vLLM's default for a CPU; more if one text may be longer
-# Share of a GPU that must be free when vLLM starts, 92 % by default. Training holds its weights
-# there by then; the memory of vLLM itself is stated (kv_cache_gib), and planned with
+BATCHED_TOKENS = 2048  # of a pass: vLLM's default for a CPU; more if one text may be longer
+# Share of a GPU that must be free when vLLM starts, 92 % by default. Training already holds its
+# weights there. vLLM's own memory is set by kv_cache_gib and part of the plan
 # (siirl.preflight.rank_memory).
 LEAST_FREE_SHARE = 0.01
-# vLLM's code for: the model's length, or the length that fits into the key-value memory
+# vLLM's code for the model's length, or the length that fits into the key-value memory
 WHAT_FITS = -1
 
 
@@ -51,8 +51,8 @@ def text_length(*, model_length: int, longest_text: int | None) -> int:
 
     Args:
         model_length: `LanguageModel.max_length`.
-        longest_text: Tokens of the longest prompt and its continuation together; None: unknown,
-            and the model's length is used.
+        longest_text: Tokens of the longest prompt and its continuation together; None: unknown; the
+            model's length is used.
     """
     if longest_text is None:
         return model_length
@@ -75,14 +75,14 @@ def engine_settings(
     vLLM starts with dummy weights, because the trained ones arrive in memory.
 
     Compiling for a CPU takes minutes and gains little. On a CPU each prompt is prefilled in one
-    pass: for a chunked prefill vLLM 0.32 rewinds the request's generator, which CPU generators do
+    pass: a chunked prefill of vLLM 0.32 rewinds the request's generator, which CPU generators do
     not support. A pass must then hold the longest text, and a token of every running request.
 
     Args:
         dtype: Type of weights and passes.
         model_length: See `text_length`.
         longest_text: See `text_length`.
-        max_running: Most requests in one pass.
+        max_running: Largest number of requests in one pass.
         kv_cache_gib: Memory for keys and values.
         num_gpus: GPUs of one engine.
         on_cpu: Whether the engine computes on a CPU.
@@ -107,7 +107,7 @@ def engine_settings(
         **device,
         "tensor_parallel_size": num_gpus,
         "logprobs_mode": "raw_logprobs",
-        "generation_config": "vllm",  # the folder's would change the sampling of every request
+        "generation_config": "vllm",  # the folder's file would change the sampling of every request
         "worker_extension_cls": EXTENSION,
         "load_format": "dummy",
         "enable_sleep_mode": sleeps,
@@ -123,8 +123,8 @@ def process_state_restored() -> Iterator[None]:
     set_num_threads = torch.set_num_threads
     default_dtype = torch.get_default_dtype()
     numbers = np.random.get_state()
-    # vLLM 0.32 inspects attributes of all objects in every module, and fails at llvmlite's library,
-    # which has an attribute of any name.
+    # vLLM 0.32 inspects attributes of all objects in every module, and fails on llvmlite's library,
+    # which has attributes of every name.
     hidden = {
         name: sys.modules.pop(name)
         for name in list(sys.modules)

@@ -26,7 +26,7 @@ class WorkerExtension:
     siirl_digest: RunningChecksum
     siirl_places: WeightPlaces | None = None
     siirl_own_scale: float | None = None
-    """Factor of the logits that the model itself has."""
+    """The model's own factor of the logits."""
 
     def siirl_shut_ports(self) -> None:
         """Shut the ports of this process, a worker of vLLM: those of gloo and of torch's stores."""
@@ -47,7 +47,7 @@ class WorkerExtension:
         processor.scale = self.siirl_own_scale * factor
 
     def siirl_begin_weights(self) -> None:
-        """Prepare for new weights, of which `siirl_take_bucket` brings some at a time."""
+        """Prepare for new weights; `siirl_take_bucket` then loads some at a time."""
         runner = self.model_runner
         self.siirl_buffers = MappedBuffers()
         self.siirl_digest = RunningChecksum()

@@ -1,14 +1,14 @@
 """Writes rows of new weights straight into the parameters of vLLM's model.
 
-vLLM's loaders take whole tensors and know which part of which parameter each is. A loader is called
-once with a tensor on the meta device, and the copies that it would make are recorded. Rows then go
-there as they arrive, so that no tensor exists twice.
+vLLM's loaders take whole tensors and know their places in the parameters. Each loader is called
+once with a tensor on the meta device, and the copies that it would make are recorded. Rows are then
+copied to these places as they arrive, so that no tensor exists twice.
 
 On a CPU vLLM packs the matrix of a linear layer and drops the original. Such a layer is unpacked
-when its first row arrives and packed again with its last: one layer exists twice.
+when its first row arrives and packed again after its last, so at most one layer exists twice.
 
-Models whose weights vLLM changes after loading in another way (quantised, or with experts or latent
-attention) are reloaded by vLLM itself, from whole tensors.
+If vLLM changes weights in another way after loading (quantised models, experts, latent attention),
+it reloads the model itself, from whole tensors.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from siirl.models.weight_rows import Assembly, Rows
 
 UNCHANGED = (None, "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
-"""vLLM's methods of layers that keep weights as they were loaded, but for packing on a CPU."""
+"""vLLM's layer methods that keep weights as loaded, except for packing on a CPU."""
 
 
 class WeightPlaces(Protocol):
@@ -38,7 +38,7 @@ class WeightPlaces(Protocol):
 
 
 def weight_places(model: Any, model_config: Any) -> WeightPlaces:
-    """How new weights are written into vLLM's `model`."""
+    """The destination of new weights for vLLM's `model`."""
     changed = any(
         _method(part) not in UNCHANGED or hasattr(part, "kv_b_proj") for part in model.modules()
     )
@@ -104,7 +104,7 @@ class InPlace:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.lasting: dict[str, list[Place]] = {}
-        """Places in parameters that are never packed: they stay from sync to sync."""
+        """Places in parameters that are never packed; they are kept between syncs."""
 
     def begin(self) -> None:
         """See `WeightPlaces`."""
@@ -123,7 +123,7 @@ class InPlace:
                 self.model.load_weights([(rows.name, whole)])
             return
         if rows.last:
-            del self.places[rows.name]  # it would hold an unpacked layer
+            del self.places[rows.name]  # it would keep an unpacked layer alive
         for place in places:
             self.packed.written(place.target, place.write(rows))
 
@@ -132,7 +132,7 @@ class InPlace:
         self.packed.finish()
 
     def _places(self, rows: Rows) -> list[Place] | None:
-        """Where a weight goes; None if its loader does more than copy parts of it."""
+        """Places of a weight; None if its loader does more than copy parts of it."""
         weight = torch.empty(rows.shape, dtype=rows.values.dtype, device="meta")
         with _Copies() as copies:
             self.model.load_weights([(rows.name, weight)])
@@ -189,7 +189,7 @@ class PackedLayers:
 
     def __init__(self, model: Any) -> None:
         self._layers: dict[int, Any] = {}
-        """By the memory of their matrix: on the meta device, or unpacked."""
+        """Layers by the memory of their matrix, on the meta device or unpacked."""
         self._missing: dict[int, int] = {}
         """Entries that an unpacked matrix still lacks, by its memory."""
         self._beside = []
@@ -208,7 +208,7 @@ class PackedLayers:
         return _memory(target) in self._layers
 
     def opened(self, target: torch.Tensor) -> torch.Tensor:
-        """The part of a parameter, with memory: its layer is unpacked."""
+        """The part of a parameter, with memory; unpacks its layer if necessary."""
         if not target.is_meta:
             return target
         from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
@@ -221,7 +221,9 @@ class PackedLayers:
         return layer.weight.data.as_strided(target.shape, target.stride(), target.storage_offset())
 
     def written(self, target: torch.Tensor, entries: int) -> None:
-        """Count what was written to a part of a parameter; pack its layer after the last entry."""
+        """Count the entries written to a part of a parameter; pack its layer after the last
+        entry.
+        """
         memory = _memory(target)
         if memory in self._missing:
             self._missing[memory] -= entries
